@@ -1,0 +1,1 @@
+"""Benchmarks and evaluations of the running system."""

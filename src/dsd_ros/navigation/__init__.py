@@ -1,0 +1,1 @@
+"""From verified text to motion: action grammar, motion controller, watchdog."""

@@ -1,0 +1,1 @@
+"""Robots: the simulated Go2 and its world."""

@@ -1,0 +1,1 @@
+"""Scenes, expert answers and training of the shipped model pair."""

@@ -1,0 +1,1 @@
+"""Vision-language models: loading, prompts, one interface for draft and target, the KV cache."""

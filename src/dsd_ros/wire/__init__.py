@@ -1,0 +1,1 @@
+"""What crosses the link: message types, codec, channels."""

@@ -1,0 +1,169 @@
+"""What a VLM is asked: one user turn of text, then the image, in the model's own chat template.
+
+The text stands before the image on purpose: under causal attention the image tokens can then be
+read in the light of the instruction. A model directory says how it wants to be asked in ``dsd.json``
+(``{"format": 1, "prompt": "...{instruction}..."}``); a stock Qwen2-VL, which has none, gets
+``DEFAULT_PROMPT``.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsd_ros.vlm.errors import ModelError, PromptError
+
+DSD_FILE = "dsd.json"
+DSD_FORMAT = 1
+MAX_INSTRUCTION_CHARS = 2000
+IMAGE_PLACEHOLDER = "<|image_pad|>"
+
+DEFAULT_PROMPT = (
+    "You steer a four-legged robot through a room. The image is what its front camera sees now. "
+    "The robot carries out one action, then you are asked again with a new image.\n"
+    "Instruction: {instruction}\n"
+    "Answer on one single line: first one short sentence about where the goal is and what to do, "
+    "then, at the very end, 'Action: ' and exactly one of these actions:\n"
+    "forward 25 cm, forward 50 cm, forward 75 cm, "
+    "turn left 15 degrees, turn left 30 degrees, turn left 45 degrees, "
+    "turn right 15 degrees, turn right 30 degrees, turn right 45 degrees, stop\n"
+    "Choose stop only when the goal is reached. Write nothing after the action. "
+    "Example: The red chair is ahead on the left. Action: turn left 15 degrees"
+)
+
+# Qwen2-VL's turn format without its standing system message, which a small model only pays for.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def check_instruction(instruction: str) -> str:
+    """Return the instruction as the model reads it: white space collapsed, Unicode composed (NFC).
+
+    Raises PromptError when it is no text, empty, longer than ``MAX_INSTRUCTION_CHARS``, or contains
+    control characters or a chat marker such as ``<|im_end|>``, with which a text could pose as
+    another turn or as an image.
+    """
+    if not isinstance(instruction, str):
+        raise PromptError(f"the instruction must be text, not {type(instruction).__name__}")
+    if len(instruction) > MAX_INSTRUCTION_CHARS:
+        raise PromptError(
+            f"the instruction has {len(instruction)} characters; "
+            f"shorten it to {MAX_INSTRUCTION_CHARS} or fewer"
+        )
+    text = " ".join(unicodedata.normalize("NFC", instruction).split())
+    if not text:
+        raise PromptError("the instruction is empty; say what to do: 'find the silver bottle'")
+    if "<|" in text or "|>" in text:
+        raise PromptError("the instruction contains a chat marker ('<|' or '|>'); remove it")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
+        raise PromptError("the instruction contains control characters; remove them")
+    return text
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """How a model is asked: ``prompt`` with ``{instruction}`` in it, in a jinja ``chat_template``."""
+
+    prompt: str = DEFAULT_PROMPT
+    chat_template: str = CHAT_TEMPLATE
+
+    def __post_init__(self) -> None:
+        if self.prompt.count("{instruction}") != 1:
+            raise ModelError("a model's prompt must contain {instruction} exactly once")
+        if "<|" in self.prompt:
+            raise ModelError(
+                "a model's prompt must not contain chat markers ('<|'); put them in the chat template"
+            )
+
+    @classmethod
+    def from_directory(cls, directory: str | Path) -> PromptTemplate:
+        """Read ``dsd.json`` and the chat template of a model directory.
+
+        The template is looked for where Hugging Face models keep it: ``chat_template.jinja``, then
+        ``tokenizer_config.json``, then ``chat_template.json``. ModelError names the file at fault.
+        """
+        directory = Path(directory)
+        return cls(_read_prompt(directory), _read_chat_template(directory))
+
+    def text(self, instruction: str) -> str:
+        """The user's text: the prompt with the checked instruction filled in."""
+        return self.prompt.replace("{instruction}", check_instruction(instruction))
+
+    def render(self, instruction: str, image_tokens: int) -> str:
+        """The whole prompt up to where the reply begins, for a tokenizer that adds nothing itself.
+
+        ``image_tokens`` > 0 repeats the image placeholder that often; 0 asks without an image.
+        Raises PromptError for the instruction, ModelError for the template.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        content: list[dict[str, str]] = [{"type": "text", "text": self.text(instruction)}]
+        if image_tokens > 0:
+            content.append({"type": "image"})
+        messages = [{"role": "user", "content": content}]
+        try:
+            # Rendered in jinja's sandbox: a template must not reach into this process.
+            rendered, _ = render_jinja_template(
+                [messages], chat_template=self.chat_template, add_generation_prompt=True
+            )
+        except Exception as error:
+            raise ModelError(f"the model's chat template does not render: {error}") from error
+        placeholders = rendered[0].count(IMAGE_PLACEHOLDER)
+        if placeholders != (1 if image_tokens > 0 else 0):
+            raise ModelError(
+                f"the model's chat template wrote {placeholders} image placeholders for "
+                f"{1 if image_tokens > 0 else 0} images; use the chat template of a Qwen2-VL model"
+            )
+        return rendered[0].replace(IMAGE_PLACEHOLDER, IMAGE_PLACEHOLDER * image_tokens)
+
+
+def _read_prompt(directory: Path) -> str:
+    path = directory / DSD_FILE
+    if not path.exists():
+        return DEFAULT_PROMPT
+    settings = _read_json(path)
+    if settings.get("format") != DSD_FORMAT:
+        raise ModelError(
+            f"{path} has format {settings.get('format')!r}; "
+            f"this version of dsd_ros reads format {DSD_FORMAT}"
+        )
+    prompt = settings.get("prompt")
+    if not isinstance(prompt, str):
+        raise ModelError(f"{path} has no text under 'prompt'; write one with {{instruction}} in it")
+    return prompt
+
+
+def _read_chat_template(directory: Path) -> str:
+    path = directory / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        if (directory / name).exists():
+            template = _read_json(directory / name).get("chat_template")
+            if isinstance(template, str):
+                return template
+    raise ModelError(
+        f"{directory} has no chat template; copy chat_template.jinja from the model it was made from"
+    )
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return value

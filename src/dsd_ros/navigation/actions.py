@@ -1,0 +1,141 @@
+"""The reply grammar: reasoning, then exactly one action at the very end.
+
+    <reasoning> Action: forward 25|50|75 cm
+                Action: turn left|right 15|30|45 degrees
+                Action: stop
+
+What does not parse is not executed. Two things are tolerated, because they cannot change what is
+meant: the case of ASCII letters, and runs of ASCII white space (line breaks included), which count
+as one space. Nothing may follow the action, ``Action:`` occurs once, and amounts are written
+exactly as above.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+FORWARD_CM = (25, 50, 75)
+TURN_DEGREES = (15, 30, 45)
+
+
+class ActionKind(Enum):
+    """What the robot is to do; the value is the grammar's word for it."""
+
+    FORWARD = "forward"
+    TURN_LEFT = "turn left"
+    TURN_RIGHT = "turn right"
+    STOP = "stop"
+
+
+class UnparsableReply(ValueError):
+    """A reply that is not reasoning followed by exactly one action of the grammar."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """One action. ``amount``: centimetres for FORWARD, degrees for turns, 0 for STOP."""
+
+    kind: ActionKind
+    amount: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = _AMOUNTS[self.kind]
+        if self.amount not in allowed:
+            raise ValueError(
+                f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}"
+            )
+
+    @property
+    def metres(self) -> float:
+        """Distance to drive ahead, 0 for turns and stop."""
+        return self.amount / 100.0 if self.kind is ActionKind.FORWARD else 0.0
+
+    @property
+    def radians(self) -> float:
+        """Signed angle to turn, positive to the left (counter-clockwise), 0 for the rest."""
+        if self.kind is ActionKind.TURN_LEFT:
+            return math.radians(self.amount)
+        if self.kind is ActionKind.TURN_RIGHT:
+            return -math.radians(self.amount)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A parsed reply; ``reasoning`` is what came before the action, white space squeezed."""
+
+    reasoning: str
+    action: Action
+
+
+_AMOUNTS = {
+    ActionKind.FORWARD: FORWARD_CM,
+    ActionKind.TURN_LEFT: TURN_DEGREES,
+    ActionKind.TURN_RIGHT: TURN_DEGREES,
+    ActionKind.STOP: (0,),
+}
+
+# re.ASCII matters: without it, case folding would let letters such as U+017F pass for "s".
+_MARK = re.compile(r"action:", re.ASCII | re.IGNORECASE)
+_SPACE = re.compile(r"\s+", re.ASCII)
+_ACTION = re.compile(
+    r"(?P<forward>forward) (?P<cm>25|50|75) cm"
+    r"|(?P<turn>turn (?:left|right)) (?P<degrees>15|30|45) degrees"
+    r"|stop",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def parse_reply(text: str) -> Reply:
+    """Split a reply into reasoning and action.
+
+    :raises UnparsableReply: with a sentence that quotes the end of the reply.
+    """
+    squeezed = _SPACE.sub(" ", text).strip(" ")
+    marks = list(_MARK.finditer(squeezed))
+    if len(marks) != 1:
+        count = "no action" if not marks else f"{len(marks)} actions"
+        raise UnparsableReply(f"the reply has {count} where one is wanted: {_tail(squeezed)}")
+    mark = marks[0]
+    if mark.start() > 0 and squeezed[mark.start() - 1] != " ":
+        raise UnparsableReply(f"'Action:' does not stand on its own: {_tail(squeezed)}")
+    phrase = squeezed[mark.end() :]
+    if not phrase.startswith(" "):
+        raise UnparsableReply(f"a space is missing behind 'Action:': {_tail(squeezed)}")
+    reasoning = squeezed[: mark.start()].rstrip(" ")
+    return Reply(reasoning=reasoning, action=parse_action(phrase[1:]))
+
+
+def parse_action(phrase: str) -> Action:
+    """Parse the words behind ``Action: ``, spaces already squeezed.
+
+    :raises UnparsableReply: when they are not exactly one action of the grammar.
+    """
+    match = _ACTION.fullmatch(phrase)
+    if match is None:
+        raise UnparsableReply(f"not an action of the grammar: {_tail(phrase)}")
+    if match["forward"]:
+        return Action(ActionKind.FORWARD, int(match["cm"]))
+    if match["turn"]:
+        return Action(ActionKind(match["turn"].lower()), int(match["degrees"]))
+    return Action(ActionKind.STOP)
+
+
+def format_action(action: Action) -> str:
+    """The grammar's words for ``action``, without the ``Action: `` in front of them."""
+    if action.kind is ActionKind.STOP:
+        return "stop"
+    unit = "cm" if action.kind is ActionKind.FORWARD else "degrees"
+    return f"{action.kind.value} {action.amount} {unit}"
+
+
+def all_actions() -> list[Action]:
+    """Every action of the grammar, in its order."""
+    return [Action(kind, amount) for kind in ActionKind for amount in _AMOUNTS[kind]]
+
+
+def _tail(text: str) -> str:
+    return repr(text if len(text) <= 60 else "..." + text[-57:])

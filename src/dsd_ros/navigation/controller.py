@@ -1,0 +1,180 @@
+"""Carries out one action, closed loop on odometry, with a trapezoidal speed profile, and comes to
+rest.
+
+Pure: time, pose and velocity are passed in, commands come out. Units: metres, radians, seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from dsd_ros.navigation.actions import Action, ActionKind
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Where the robot is in the odometry frame; ``yaw`` counter-clockwise from x."""
+
+    x: float
+    y: float
+    yaw: float
+
+
+@dataclass(frozen=True)
+class Velocity:
+    """Speed ahead (m/s) and turn rate (rad/s), measured or commanded."""
+
+    vx: float = 0.0
+    wz: float = 0.0
+
+
+AT_REST = Velocity(0.0, 0.0)
+
+
+def _option(default: float, text: str, low: float, high: float) -> float:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+@dataclass(frozen=True)
+class MotionSettings:
+    """Limits and tolerances of a motion."""
+
+    speed: float = _option(0.5, "top speed ahead, m/s", 0.05, 1.5)
+    turn_rate_deg: float = _option(30.0, "top turn rate, degrees/s", 5.0, 120.0)
+    acceleration: float = _option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
+    turn_acceleration_deg: float = _option(
+        90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0
+    )
+    distance_tolerance: float = _option(
+        0.01, "a drive is done this close to its end, m", 0.002, 0.1
+    )
+    angle_tolerance_deg: float = _option(
+        0.5, "a turn is done this close to its end, degrees", 0.1, 5.0
+    )
+    rest_speed: float = _option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
+    rest_turn_rate_deg: float = _option(
+        1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0
+    )
+    rest_s: float = _option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
+    stuck_s: float = _option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
+
+
+class MotionStatus(Enum):
+    """How far the action has come; DONE and STUCK are ends, and the robot stands in both."""
+
+    MOVING = "moving"
+    SETTLING = "settling"
+    DONE = "done"
+    STUCK = "stuck"
+
+
+_CREEP = 0.1  # share of the top speed below which the profile does not fall before the goal
+_HEADING_GAIN = 1.5  # 1/s, holds the heading during a drive
+_REST_LIMIT_S = (
+    3.0  # a robot that still moves this long after the zero command is not ours to steer
+)
+
+
+class MotionController:
+    """One action from start to rest. Call :meth:`update` with each odometry sample.
+
+    The speed is the least of the top speed, what acceleration allows since the last sample, and
+    what braking still can take away over the remaining way (v^2 = 2 a s). Progress is measured,
+    never assumed.
+    """
+
+    def __init__(self, action: Action, settings: MotionSettings, pose: Pose, now: float) -> None:
+        self.action = action
+        self.status = MotionStatus.MOVING
+        self.travelled = 0.0  # m of path covered
+        self._settings = settings
+        self._start = pose
+        self._last_pose = pose
+        self._last_time = now
+        self._turned = 0.0  # rad since the start, unwrapped
+        self._speed = 0.0  # magnitude of the last command along the action, m/s or rad/s
+        self._best = 0.0
+        self._best_time = now
+        self._settle_time = now
+        self._still_since: float | None = None
+        self._blocked = False
+        turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+        self._turning = turning
+        self._goal = abs(action.radians) if turning else action.metres
+        if action.kind is ActionKind.STOP:
+            self.status = MotionStatus.SETTLING
+
+    @property
+    def progress(self) -> float:
+        """Metres driven along the first heading, or radians turned in the wanted sense."""
+        if self._turning:
+            return math.copysign(1.0, self.action.radians) * self._turned
+        dx, dy = self._last_pose.x - self._start.x, self._last_pose.y - self._start.y
+        return dx * math.cos(self._start.yaw) + dy * math.sin(self._start.yaw)
+
+    @property
+    def finished(self) -> bool:
+        return self.status in (MotionStatus.DONE, MotionStatus.STUCK)
+
+    def update(self, pose: Pose, measured: Velocity, now: float) -> Velocity:
+        """The command for the newest odometry. A ``now`` that runs backwards counts as no time."""
+        step = max(0.0, now - self._last_time)
+        self._turned += math.remainder(pose.yaw - self._last_pose.yaw, math.tau)
+        self.travelled += math.hypot(pose.x - self._last_pose.x, pose.y - self._last_pose.y)
+        self._last_pose, self._last_time = pose, max(now, self._last_time)
+        if self.status is MotionStatus.MOVING:
+            return self._move(step, now)
+        if self.status is MotionStatus.SETTLING:
+            self._settle(measured, now)
+        return AT_REST
+
+    def _move(self, step: float, now: float) -> Velocity:
+        settings = self._settings
+        if self._turning:
+            top = math.radians(settings.turn_rate_deg)
+            acceleration = math.radians(settings.turn_acceleration_deg)
+            tolerance = math.radians(settings.angle_tolerance_deg)
+        else:
+            top, acceleration = settings.speed, settings.acceleration
+            tolerance = settings.distance_tolerance
+        progress = self.progress
+        remaining = self._goal - progress
+        if remaining <= tolerance:
+            return self._begin_rest(now)
+        if progress > self._best + tolerance:
+            self._best, self._best_time = progress, now
+        elif now - self._best_time > settings.stuck_s:
+            self._blocked = True
+            return self._begin_rest(now)
+        braking = math.sqrt(2.0 * acceleration * remaining)
+        wanted = min(top, max(braking, _CREEP * top))
+        # Braking is not limited a second time: the profile already is.
+        self._speed = min(wanted, self._speed + acceleration * step)
+        if self._turning:
+            return Velocity(0.0, math.copysign(self._speed, self.action.radians))
+        limit = math.radians(settings.turn_rate_deg)
+        correction = max(-limit, min(limit, -_HEADING_GAIN * self._turned))
+        return Velocity(self._speed, correction)
+
+    def _begin_rest(self, now: float) -> Velocity:
+        self.status = MotionStatus.SETTLING
+        self._settle_time = now
+        self._speed = 0.0
+        return AT_REST
+
+    def _settle(self, measured: Velocity, now: float) -> None:
+        settings = self._settings
+        still = abs(measured.vx) <= settings.rest_speed and abs(measured.wz) <= math.radians(
+            settings.rest_turn_rate_deg
+        )
+        if not still:
+            self._still_since = None
+            if now - self._settle_time > _REST_LIMIT_S:
+                self.status = MotionStatus.STUCK
+            return
+        if self._still_since is None:
+            self._still_since = now
+        if now - self._still_since >= settings.rest_s:
+            self.status = MotionStatus.STUCK if self._blocked else MotionStatus.DONE

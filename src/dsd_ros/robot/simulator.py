@@ -1,0 +1,241 @@
+"""A simulated Go2: a kinematic base in a seeded world, with collisions and a front camera."""
+
+from __future__ import annotations
+
+import ctypes.util
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from .scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
+from .world import REACH, World
+
+# Limits of the real robot's sport mode (m/s, m/s, rad/s) and what it can gain per second.
+VX_MIN, VX_MAX, VY_MAX, WZ_MAX = -2.5, 3.8, 1.0, 4.0
+_ACCELERATION = np.array([3.0, 3.0, 12.0])
+_SUBSTEP = 0.01  # seconds; short enough that no step jumps over an obstacle's rim
+
+
+class SimulatorError(RuntimeError):
+    """The simulator cannot run here; the message says what to install."""
+
+
+def _import_mujoco() -> Any:
+    """MuJoCo with an offscreen renderer chosen: MUJOCO_GL, else OSMesa (faster), else EGL."""
+    if "MUJOCO_GL" not in os.environ:
+        if ctypes.util.find_library("OSMesa"):
+            os.environ["MUJOCO_GL"] = "osmesa"
+        elif ctypes.util.find_library("EGL"):
+            os.environ["MUJOCO_GL"] = "egl"
+        else:
+            raise SimulatorError(
+                "The simulator's camera needs an offscreen renderer and found none: install "
+                "OSMesa (Debian/Ubuntu: apt install libosmesa6) or EGL (apt install libegl1)."
+            )
+    try:
+        import mujoco
+    except ImportError as error:
+        raise SimulatorError(
+            f"The simulator needs MuJoCo, which could not be loaded ({error}): "
+            "pip install mujoco==3.3.4, and libosmesa6 or libegl1 from the system."
+        ) from error
+    return mujoco
+
+
+class Simulator:
+    """One robot in one world. Deterministic: the same world and commands give the same run.
+
+    The OpenGL context is made by the first `render*` call and belongs to that call's thread: render
+    from one thread only, and call `close` from that same thread.
+    """
+
+    def __init__(
+        self, world: World, width: int = IMAGE_WIDTH, height: int = IMAGE_HEIGHT
+    ) -> None:
+        self.world = world
+        self.width, self.height = width, height
+        self.collisions = 0
+        self.time = 0.0
+        self._pose = np.array(world.start, dtype=np.float64)
+        self._velocity = np.zeros(3)
+        self._touching = False
+        self._mujoco: Any = None
+        self._model: Any = None
+        self._data: Any = None
+        self._renderers: dict[tuple[int, int], Any] = {}
+
+    # -- motion ------------------------------------------------------------------------------
+
+    @property
+    def pose(self) -> tuple[float, float, float]:
+        """x, y in metres and yaw in radians, of the base's centre in the room."""
+        x, y, yaw = self._pose
+        return float(x), float(y), float(yaw)
+
+    @pose.setter
+    def pose(self, value: tuple[float, float, float]) -> None:
+        self._pose[:] = value
+        self._velocity[:] = 0.0
+        self._touching = False
+
+    @property
+    def velocity(self) -> tuple[float, float, float]:
+        """vx, vy in m/s in the robot's frame and wz in rad/s, as they are, not as commanded."""
+        vx, vy, wz = self._velocity
+        return float(vx), float(vy), float(wz)
+
+    def step(self, dt: float, vx: float, vy: float, wz: float) -> None:
+        """Move for dt seconds under a commanded velocity (m/s, m/s, rad/s, robot's frame).
+
+        The command is clipped to the robot's limits and approached within its acceleration. Motion
+        into an obstacle is blocked and counted once per contact. Raises ValueError on a command
+        that is not finite.
+        """
+        command = np.array([vx, vy, wz], dtype=np.float64)
+        if not np.isfinite(command).all() or not math.isfinite(dt) or dt < 0:
+            raise ValueError(f"The command must be finite, but it is {vx}, {vy}, {wz} for {dt} s.")
+        command = np.clip(command, [VX_MIN, -VY_MAX, -WZ_MAX], [VX_MAX, VY_MAX, WZ_MAX])
+        remaining = dt
+        while remaining > 1e-9:
+            h = min(_SUBSTEP, remaining)
+            remaining -= h
+            reach = _ACCELERATION * h
+            self._velocity += np.clip(command - self._velocity, -reach, reach)
+            self._advance(h)
+        self.time += dt
+
+    def _advance(self, h: float) -> None:
+        x, y, yaw = self._pose
+        vx, vy, wz = self._velocity
+        self._pose[2] = math.remainder(yaw + wz * h, 2 * math.pi)
+        c, s = math.cos(yaw + wz * h / 2), math.sin(yaw + wz * h / 2)
+        new_x, new_y = x + (c * vx - s * vy) * h, y + (s * vx + c * vy) * h
+        before, after = self.world.clearance(x, y), self.world.clearance(new_x, new_y)
+        if after >= 0 or after > before:  # free, or on the way out of a contact
+            self._pose[:2] = new_x, new_y
+            if after > 0.01:
+                self._touching = False
+            return
+        self._velocity[:2] = 0.0
+        if not self._touching:
+            self.collisions += 1
+        self._touching = True
+
+    def distance_to_target(self) -> float:
+        """Metres between the robot's circle (radius 0.3 m) and the target's surface; 0 = contact."""
+        x, y, _ = self._pose
+        return max(0.0, self.world.gap(x, y))
+
+    def reached(self) -> bool:
+        """True within 0.6 m of the target's surface, standing still, without a collision."""
+        still = bool(np.abs(self._velocity).max() < 0.05)
+        return self.distance_to_target() <= REACH and still and self.collisions == 0
+
+    # -- camera ------------------------------------------------------------------------------
+
+    @property
+    def focal_length(self) -> float:
+        """Focal length of the front camera in pixels (square pixels, centred)."""
+        return self.height / 2 / math.tan(CAMERA_FOVY / 2)
+
+    def render(self) -> np.ndarray:
+        """What the front camera sees now: uint8 (height, width, 3), RGB."""
+        renderer = self._renderer(self.width, self.height)
+        renderer.update_scene(self._data, camera="front")
+        # Shadows would cost three times the frame rate on a CPU.
+        renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        return renderer.render().copy()
+
+    def visible_pixels(self) -> dict[int, int]:
+        """Pixels of the front camera's image that show each thing: {index in world.things: count}.
+
+        Things behind others or outside the picture are left out.
+        """
+        renderer = self._renderer(self.width, self.height)
+        renderer.enable_segmentation_rendering()
+        try:
+            renderer.update_scene(self._data, camera="front")
+            geoms = renderer.render()[..., 0]
+        finally:
+            renderer.disable_segmentation_rendering()
+        owners = self._owner[geoms[geoms >= 0]]
+        counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things))
+        return {int(i): int(n) for i, n in enumerate(counts) if n > 0}
+
+    def render_overview(
+        self,
+        path: list[tuple[float, float]] | None = None,
+        width: int = 768,
+        height: int = 640,
+    ) -> np.ndarray:
+        """The room from above, uint8 (height, width, 3), with a path (metres) drawn in red."""
+        mujoco = self._load()
+        renderer = self._renderer(width, height)
+        renderer.update_scene(self._data, camera="overview")
+        scene = renderer.scene
+        points = path or []
+        for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
+            if scene.ngeom >= scene.maxgeom:
+                break
+            geom = scene.geoms[scene.ngeom]
+            mujoco.mjv_initGeom(
+                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9),
+                np.array([0.95, 0.1, 0.2, 1.0], dtype=np.float32),
+            )  # fmt: skip
+            mujoco.mjv_connector(
+                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, 0.02,
+                np.array([x0, y0, 0.5]), np.array([x1, y1, 0.5]),
+            )  # fmt: skip
+            scene.ngeom += 1
+        return renderer.render().copy()
+
+    def _load(self) -> Any:
+        if self._model is None:
+            self._mujoco = _import_mujoco()
+            self._model = self._mujoco.MjModel.from_xml_string(build_mjcf(self.world))
+            self._data = self._mujoco.MjData(self._model)
+            owner = np.full(self._model.ngeom, -1, dtype=np.int64)
+            for index in range(len(self.world.things)):
+                body = self._model.body(f"thing{index}").id
+                owner[self._model.geom_bodyid == body] = index
+            self._owner = owner
+        x, y, yaw = self._pose
+        self._data.mocap_pos[0] = (x, y, 0.0)
+        self._data.mocap_quat[0] = (math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
+        self._mujoco.mj_kinematics(self._model, self._data)
+        self._mujoco.mj_camlight(self._model, self._data)
+        return self._mujoco
+
+    def _renderer(self, width: int, height: int) -> Any:
+        mujoco = self._load()
+        if (width, height) not in self._renderers:
+            try:
+                renderer = mujoco.Renderer(self._model, height=height, width=width)
+            except Exception as error:  # MuJoCo raises whatever its OpenGL library raised
+                raise SimulatorError(
+                    "The simulator's camera could not open an offscreen renderer with "
+                    f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install OSMesa (apt "
+                    "install libosmesa6) or EGL (libegl1), or set MUJOCO_GL to the one you have."
+                ) from error
+            self._renderers[width, height] = renderer
+        return self._renderers[width, height]
+
+    def close(self) -> None:
+        """Give the renderers back; call it from the thread that rendered. May be called twice."""
+        for renderer in self._renderers.values():
+            renderer.close()
+        self._renderers.clear()
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def camera_bearing(bearing: float, distance: float) -> float:
+    """Bearing (radians) from the front camera of a point at bearing and distance from the base."""
+    ahead = distance * math.cos(bearing) - CAMERA_AHEAD
+    return math.atan2(distance * math.sin(bearing), ahead)

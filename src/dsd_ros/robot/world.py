@@ -1,0 +1,212 @@
+"""Seeded indoor worlds: a room, coloured things in it, one of them the target. Pure numpy."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+KINDS = ("bottle", "chair", "box", "ball", "can")
+COLOURS = ("red", "green", "blue", "yellow", "silver", "white", "black", "orange")
+
+# Radius of the circle on the floor that stands for the thing in collisions and distances, and its
+# height, in metres.
+RADIUS = {"bottle": 0.07, "chair": 0.26, "box": 0.19, "ball": 0.15, "can": 0.09}
+HEIGHT = {"bottle": 0.42, "chair": 0.80, "box": 0.27, "ball": 0.30, "can": 0.22}
+
+ROBOT_RADIUS = 0.3  # the circle that stands for the Go2 (0.70 m x 0.31 m), in metres
+REACH = 0.6  # at most this gap between robot and target counts as reached, in metres
+_CORRIDOR = ROBOT_RADIUS + 0.2  # kept free on both sides of the line from start to target
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One coloured object on the floor; position in metres, yaw in radians."""
+
+    kind: str
+    colour: str
+    x: float
+    y: float
+    yaw: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.colour} {self.kind}"
+
+    @property
+    def radius(self) -> float:
+        return RADIUS[self.kind]
+
+
+@dataclass(frozen=True)
+class Furniture:
+    """An axis-aligned cabinet: centre and half sizes in metres."""
+
+    x: float
+    y: float
+    half_x: float
+    half_y: float
+    height: float
+
+    def distance(self, x: float, y: float) -> float:
+        """Distance of a point on the floor to the cabinet's side, 0 inside."""
+        dx = max(abs(x - self.x) - self.half_x, 0.0)
+        dy = max(abs(y - self.y) - self.half_y, 0.0)
+        return math.hypot(dx, dy)
+
+
+@dataclass(frozen=True)
+class World:
+    """A room with its origin in the middle, x forward, y left, angles counter-clockwise."""
+
+    seed: int
+    half_x: float
+    half_y: float
+    things: tuple[Thing, ...]
+    furniture: tuple[Furniture, ...]
+    target_index: int
+    start: tuple[float, float, float]
+    instruction: str
+
+    @property
+    def target(self) -> Thing:
+        return self.things[self.target_index]
+
+    @classmethod
+    def from_seed(cls, seed: int, instruction: str | None = None) -> World:
+        """The world of a seed; an instruction makes the thing it names the target.
+
+        Raises ValueError when the instruction names no thing that this world can hold.
+        """
+        if seed < 0:
+            raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
+        rng = np.random.default_rng([seed, 20])
+        kind, colour = str(rng.choice(KINDS)), str(rng.choice(COLOURS))
+        if instruction is not None:
+            kind, colour = named_thing(instruction)
+        for _ in range(1000):
+            world = _try_layout(seed, rng, kind, colour)
+            if world is not None:
+                return replace(world, instruction=instruction or f"find the {colour} {kind}")
+        raise ValueError(f"No layout was found for the world's seed {seed}; take another seed.")
+
+    def gap(self, x: float, y: float, index: int | None = None) -> float:
+        """Metres between the robot's circle at (x, y) and a thing's surface (the target's)."""
+        thing = self.things[self.target_index if index is None else index]
+        return math.hypot(thing.x - x, thing.y - y) - thing.radius - ROBOT_RADIUS
+
+    def clearance(self, x: float, y: float, ignore: int | None = None) -> float:
+        """Metres between the robot's circle at (x, y) and whatever is nearest; negative inside."""
+        nearest = min(self.half_x - abs(x), self.half_y - abs(y))
+        for index, thing in enumerate(self.things):
+            if index != ignore:
+                nearest = min(nearest, math.hypot(thing.x - x, thing.y - y) - thing.radius)
+        for cabinet in self.furniture:
+            nearest = min(nearest, cabinet.distance(x, y))
+        return nearest - ROBOT_RADIUS
+
+
+def named_thing(instruction: str) -> tuple[str, str]:
+    """(kind, colour) of the first "colour kind" phrase in an instruction; ValueError if none."""
+    pattern = rf"\b({'|'.join(COLOURS)})\s+({'|'.join(KINDS)})\b"
+    found = re.search(pattern, instruction.lower())
+    if found is None:
+        shown = instruction if len(instruction) <= 60 else instruction[:57] + "..."
+        raise ValueError(
+            f"The instruction {shown!r} names nothing that the simulated world can hold: name a "
+            f"colour ({', '.join(COLOURS)}) followed by a kind ({', '.join(KINDS)})."
+        )
+    return found.group(2), found.group(1)
+
+
+def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str) -> World | None:
+    half_x, half_y = rng.uniform(2.0, 3.0, size=2)
+    start_x = rng.uniform(-half_x + 0.6, half_x - 0.6)
+    start_y = rng.uniform(-half_y + 0.6, half_y - 0.6)
+    distance = rng.uniform(1.3, 3.2)
+    direction = rng.uniform(-math.pi, math.pi)
+    target = Thing(
+        kind,
+        colour,
+        start_x + distance * math.cos(direction),
+        start_y + distance * math.sin(direction),
+        rng.uniform(-math.pi, math.pi),
+    )
+    if abs(target.x) > half_x - 0.45 or abs(target.y) > half_y - 0.45:
+        return None
+    # Three starts in four show the target; the others make the robot look around.
+    off = rng.uniform(-0.6, 0.6) if rng.random() < 0.75 else rng.uniform(-math.pi, math.pi)
+    yaw = math.remainder(direction + off, 2 * math.pi)
+
+    def corridor(x: float, y: float) -> float:
+        along = (x - start_x) * math.cos(direction) + (y - start_y) * math.sin(direction)
+        along = min(max(along, 0.0), distance)
+        nearest_x = start_x + along * math.cos(direction)
+        nearest_y = start_y + along * math.sin(direction)
+        return math.hypot(x - nearest_x, y - nearest_y)
+
+    things = [target]
+    others = _other_names(rng, kind, colour)
+    for other_kind, other_colour in others:
+        for _ in range(30):
+            radius = RADIUS[other_kind]
+            x = rng.uniform(-half_x + radius + 0.05, half_x - radius - 0.05)
+            y = rng.uniform(-half_y + radius + 0.05, half_y - radius - 0.05)
+            apart = all(
+                math.hypot(x - t.x, y - t.y) > radius + t.radius + 0.25 for t in things
+            )
+            if apart and corridor(x, y) > radius + _CORRIDOR:
+                things.append(Thing(other_kind, other_colour, x, y, float(rng.uniform(-3.14, 3.14))))
+                break
+    if len(things) < 3:
+        return None
+    furniture: list[Furniture] = []
+    for _ in range(int(rng.integers(1, 4))):
+        piece = _against_wall(rng, half_x, half_y)
+        free = all(piece.distance(t.x, t.y) > t.radius + 0.25 for t in things)
+        steps = np.linspace(0.0, distance, 12)
+        way = min(
+            piece.distance(start_x + s * math.cos(direction), start_y + s * math.sin(direction))
+            for s in steps
+        )
+        if free and way > _CORRIDOR + 0.05:
+            furniture.append(piece)
+    order = rng.permutation(len(things))
+    world = World(
+        seed=seed,
+        half_x=float(half_x),
+        half_y=float(half_y),
+        things=tuple(things[i] for i in order),
+        furniture=tuple(furniture),
+        target_index=int(np.argmin(order)),
+        start=(float(start_x), float(start_y), float(yaw)),
+        instruction="",
+    )
+    return world
+
+
+def _other_names(rng: np.random.Generator, kind: str, colour: str) -> list[tuple[str, str]]:
+    """Names of the other things: a look-alike by shape, one by colour, and two to five more."""
+    kinds = [k for k in KINDS if k != kind]
+    colours = [c for c in COLOURS if c != colour]
+    names = [(kind, str(rng.choice(colours))), (str(rng.choice(kinds)), colour)]
+    for _ in range(int(rng.integers(2, 6))):
+        name = (str(rng.choice(KINDS)), str(rng.choice(COLOURS)))
+        if name not in names and name != (kind, colour):
+            names.append(name)
+    return names
+
+
+def _against_wall(rng: np.random.Generator, half_x: float, half_y: float) -> Furniture:
+    length, depth = rng.uniform(0.2, 0.5), rng.uniform(0.12, 0.22)
+    height = rng.uniform(0.4, 1.1)
+    side = int(rng.integers(4))
+    if side < 2:
+        x = (half_x - depth) * (1 if side == 0 else -1)
+        return Furniture(
+            x, rng.uniform(-half_y + length, half_y - length), depth, length, height
+        )
+    y = (half_y - depth) * (1 if side == 2 else -1)
+    return Furniture(rng.uniform(-half_x + length, half_x - length), y, length, depth, height)

@@ -1,0 +1,59 @@
+"""The keys and values of one sequence, in one tensor that is cropped by moving a length."""
+
+from __future__ import annotations
+
+import torch
+
+_FIRST_CAPACITY = 64
+
+
+class KeyValueCache:
+    """Keys and values of all layers, (layers, 2, 1, heads, capacity, head size), valid up to ``length``.
+
+    It stands in for transformers' ``Cache`` where a decoder layer calls ``update``. A forward pass
+    writes its rows behind ``length`` in every layer; the caller advances ``length`` once, after the
+    last layer. Cropping is setting ``length`` back: rows behind it are garbage to be overwritten.
+    """
+
+    def __init__(
+        self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.length = 0
+        self._capacity = 0
+        self._data = torch.empty((layers, 2, 1, heads, 0, head_size), dtype=dtype, device=device)
+        self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def reserve(self, length: int) -> None:
+        """Make room for ``length`` positions; what is there stays."""
+        if length > self._capacity:
+            self._allocate(max(length, 2 * self._capacity, _FIRST_CAPACITY))
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (1, heads, n, head size) behind ``length``; return all keys and values so far.
+
+        The result is (1, heads, length + n, head size), views into the cache.
+        """
+        start, end = self.length, self.length + keys.shape[2]
+        all_keys, all_values = self._layers[layer_idx]
+        all_keys[:, :, start:end] = keys
+        all_values[:, :, start:end] = values
+        return all_keys[:, :, :end], all_values[:, :, :end]
+
+    def copy(self) -> KeyValueCache:
+        """An independent cache with the same content."""
+        twin = object.__new__(KeyValueCache)
+        twin.length = self.length
+        twin._capacity = 0
+        twin._data = self._data
+        twin._layers = []
+        twin._allocate(max(self.length + _FIRST_CAPACITY // 2, _FIRST_CAPACITY))
+        return twin
+
+    def _allocate(self, capacity: int) -> None:
+        old = self._data
+        new = old.new_empty((*old.shape[:4], capacity, old.shape[5]))
+        new[..., : self.length, :] = old[..., : self.length, :]
+        self._data, self._capacity = new, capacity
+        self._layers = [(layer[0], layer[1]) for layer in new]

@@ -1,0 +1,195 @@
+"""A Qwen2-VL, draft or target, behind one small interface; its decoder layers are run one by one.
+
+Running the layers by hand gives every sequence its own explicit M-RoPE positions (the transformers
+model remembers the last request's offset, so interleaved sequences would mix silently) and lets a
+caller look at each layer's hidden states while deeper layers have not run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dsd_ros.vlm.cache import KeyValueCache
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.images import ImageProcessor
+from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.sequence import LayerHook, Sequence
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class VisionLanguageModel:
+    """A loaded model with all it needs to be asked; made by ``loading.load_model``.
+
+    ``hf`` is the transformers model, in evaluation mode. The object keeps no state of any sequence,
+    so sequences may be interleaved at will, each used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        hf: Any,
+        tokenizer: Tokenizer,
+        images: ImageProcessor,
+        template: PromptTemplate,
+        *,
+        name: str,
+        eos_token_ids: frozenset[int],
+        fingerprint: str,
+        tokenizer_fingerprint: str,
+    ) -> None:
+        self.hf = hf
+        self.tokenizer = tokenizer
+        self.images = images
+        self.template = template
+        self.name = name
+        self.eos_token_ids = eos_token_ids
+        self.fingerprint = fingerprint
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+        text = hf.config.text_config
+        self.vocab_size: int = text.vocab_size
+        self.hidden_size: int = text.hidden_size
+        self.num_layers: int = text.num_hidden_layers
+        self.max_length: int = text.max_position_embeddings
+        self._head_size: int = text.hidden_size // text.num_attention_heads
+        self._key_value_heads: int = text.num_key_value_heads
+        # Rows behind the tokenizer's last token are padding of the matrix: they stand for nothing.
+        self._tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._language = hf.model.language_model
+        self._layers = list(self._language.layers)
+        self._image_token: int = hf.config.image_token_id
+        self._device = self._language.embed_tokens.weight.device
+        self._dtype = self._language.embed_tokens.weight.dtype
+        self._cos, self._sin = self._rotations(min(self.max_length, 1024))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's tensors are."""
+        return self._device
+
+    def prompt_tokens(self, instruction: str, image_tokens: int) -> list[int]:
+        """Token ids of the whole prompt; PromptError when the instruction cannot be used."""
+        text = self.template.render(instruction, image_tokens)
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode_text(self, tokens: Tokens[int]) -> str:
+        """The text of reply tokens, without special tokens and padding ids."""
+        known = [token for token in tokens if 0 <= token < self._tokens]
+        return self.tokenizer.decode(known, skip_special_tokens=True)
+
+    @torch.inference_mode()
+    def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
+        """Read image (RGB uint8, (height, width, 3), or None) and instruction; the reply is empty yet.
+
+        Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
+        """
+        pixels = grid = None
+        image_tokens = 0
+        if image is not None:
+            pixels, grid = self.images(image)
+            image_tokens = int(grid.prod()) // self.images.merge_size**2
+        ids = self.prompt_tokens(instruction, image_tokens)
+        if len(ids) >= self.max_length:
+            raise ContextError(
+                f"the prompt takes {len(ids)} tokens and {self.name} holds {self.max_length}; "
+                "use a shorter instruction or a smaller image"
+            )
+        tokens = torch.tensor([ids], device=self._device)
+        hidden = self._language.embed_tokens(tokens)
+        if pixels is not None and grid is not None:
+            pixels, grid = pixels.to(self._device), grid.to(self._device)
+            features = self.hf.model.get_image_features(pixels, grid, return_dict=True)
+            is_image = tokens == self._image_token
+            hidden[is_image] = torch.cat(list(features.pooler_output)).to(hidden.dtype)
+            positions, delta = self.hf.model.get_rope_index(tokens, is_image.int(), grid)
+            rope_delta = int(delta)
+        else:
+            positions = torch.arange(len(ids), device=self._device).expand(3, 1, -1)
+            rope_delta = 0
+        cache = KeyValueCache(
+            self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
+        )
+        # Room for a reply as well, so that short replies never move the cache.
+        cache.reserve(min(len(ids) + 128, self.max_length))
+        rotations = self._language.rotary_emb(hidden, positions)
+        logits = self._run_layers(hidden, rotations, cache, None, 1, None)
+        return Sequence(self, cache, ids[-1], rope_delta, logits[0])
+
+    @torch.inference_mode()
+    def forward_tokens(
+        self,
+        tokens: Tokens[int],
+        cache: KeyValueCache,
+        rope_delta: int,
+        rows: int,
+        on_layer: LayerHook | None = None,
+    ) -> torch.Tensor:
+        """Feed text tokens behind a cache; logits (rows, vocabulary) float32 of the last ``rows``.
+
+        ``rope_delta`` is the distance between a token's M-RoPE position and its place in the cache.
+        """
+        past, count = cache.length, len(tokens)
+        if past + count > self.max_length:
+            raise ContextError(
+                f"prompt and reply would take {past + count} tokens and {self.name} holds "
+                f"{self.max_length}; ask for a shorter reply or use a smaller image"
+            )
+        cache.reserve(past + count)
+        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
+        # Text has the same position in all three M-RoPE axes, so its rotations come from a table.
+        start = past + rope_delta
+        if start + count > self._cos.shape[1]:
+            grown = max(start + count, 2 * self._cos.shape[1])
+            self._cos, self._sin = self._rotations(grown)
+        rotations = self._cos[:, start : start + count], self._sin[:, start : start + count]
+        mask = None
+        if count > 1 and past > 0:
+            mask = torch.ones((count, past + count), dtype=torch.bool, device=self._device)
+            mask = mask.tril_(past)[None, None]
+        return self._run_layers(hidden, rotations, cache, mask, rows, on_layer)
+
+    def _run_layers(
+        self,
+        hidden: torch.Tensor,
+        rotations: tuple[torch.Tensor, torch.Tensor],
+        cache: KeyValueCache,
+        mask: torch.Tensor | None,
+        rows: int,
+        on_layer: LayerHook | None,
+    ) -> torch.Tensor:
+        """Hidden states (1, n, hidden size) through all layers; ``mask`` None means causal."""
+        count = hidden.shape[1]
+        for index, layer in enumerate(self._layers):
+            hidden = layer(
+                hidden,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                position_embeddings=rotations,
+            )
+            if on_layer is not None:
+                on_layer(index, hidden[0, -rows:])
+        cache.length += count
+        logits = self.head(hidden[0, -rows:])
+        return logits
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and LM head: hidden (n, hidden size) to logits (n, vocabulary) float32.
+
+        Padding rows of the vocabulary, which stand for no token, get minus infinity.
+        """
+        logits = self.hf.lm_head(self._language.norm(hidden)).float()
+        if self._tokens < self.vocab_size:
+            logits[:, self._tokens :] = -torch.inf
+        return logits
+
+    def _rotations(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines (1, length, head size) of the text positions 0 to length - 1."""
+        with torch.inference_mode():
+            positions = torch.arange(length, device=self._device).expand(3, 1, -1)
+            like = torch.empty(0, dtype=self._dtype, device=self._device)
+            return self._language.rotary_emb(like, positions)

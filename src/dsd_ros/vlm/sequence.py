@@ -1,0 +1,141 @@
+"""One reply in the making: tokens, their keys and values, and where a next forward pass goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Tokens
+from typing import TYPE_CHECKING
+
+import torch
+
+from dsd_ros.vlm.cache import KeyValueCache
+from dsd_ros.vlm.errors import ModelError
+
+if TYPE_CHECKING:
+    from dsd_ros.vlm.model import VisionLanguageModel
+
+LayerHook = Callable[[int, torch.Tensor], None]
+
+
+class Sequence:
+    """A prompt with its reply so far. Made by ``VisionLanguageModel.prefill``; not for two threads at once.
+
+    Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify`` takes
+    them along. Every position is explicit, so sequences of one model may be advanced in any order.
+    Returned logits belong to the sequence: read them, do not change them in place.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        cache: KeyValueCache,
+        last_prompt_token: int,
+        rope_delta: int,
+        prompt_logits: torch.Tensor,
+    ) -> None:
+        self.model = model
+        self.tokens: list[int] = []
+        self.prompt_length = cache.length
+        self._cache = cache
+        self._last_prompt_token = last_prompt_token
+        self._rope_delta = rope_delta
+        self._prompt_logits = prompt_logits
+        # Logits known from the last pass: row i stands behind reply token number _rows_start + i.
+        self._rows = prompt_logits.unsqueeze(0)
+        self._rows_start = 0
+
+    def append(self, tokens: Tokens[int]) -> None:
+        """Extend the reply; ModelError for a token the model does not have."""
+        self.tokens.extend(self._checked(tokens))
+
+    def next_logits(self) -> torch.Tensor:
+        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only where it must."""
+        length = len(self.tokens)
+        if self._fed == length:
+            known = self._known_row(length)
+            if known is not None:
+                return known
+            self._step_back()
+        return self._advance(0, None)[-1]
+
+    def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
+        """Append ``draft`` and return the logits behind the tokens before it and behind each of it.
+
+        One pass; pending tokens ride along. Returns (len(draft) + 1, vocabulary) float32.
+        ``on_layer(index, hidden)`` is called after each decoder layer, while deeper layers have not
+        run yet, with hidden states (len(draft) + 1, hidden size) of the same rows, before the final
+        norm. If the pass fails (ContextError, or an error of the hook) the draft is taken back.
+        """
+        draft = self._checked(draft)
+        before = len(self.tokens)
+        first_row = None
+        if self._fed == before:
+            first_row = self._known_row(before) if on_layer is None else None
+            if first_row is None:
+                self._step_back()
+            elif not draft:
+                return first_row.unsqueeze(0)
+        self.tokens.extend(draft)
+        try:
+            if first_row is None:
+                return self._advance(len(draft), on_layer)
+            rows = torch.cat([first_row.unsqueeze(0), self._advance(len(draft) - 1, None)])
+        except BaseException:
+            del self.tokens[before:]
+            raise
+        self._rows, self._rows_start = rows, before
+        return rows
+
+    def rollback(self, length: int) -> None:
+        """Keep the first ``length`` tokens of the reply, 0 to len(tokens); costs no forward pass."""
+        if not 0 <= length <= len(self.tokens):
+            raise ModelError(
+                f"cannot keep {length} tokens of a reply of {len(self.tokens)}; "
+                f"give a length from 0 to {len(self.tokens)}"
+            )
+        del self.tokens[length:]
+        if self._fed > length:
+            self._cache.length = self.prompt_length + length
+
+    def fork(self) -> Sequence:
+        """An independent copy: from here on neither notices what becomes of the other."""
+        twin = object.__new__(Sequence)
+        twin.__dict__.update(self.__dict__)
+        twin.tokens = list(self.tokens)
+        twin._cache = self._cache.copy()
+        return twin
+
+    @property
+    def _fed(self) -> int:
+        """How many reply tokens have keys and values; -1 when the prompt's last token is to be redone."""
+        return self._cache.length - self.prompt_length
+
+    def _known_row(self, length: int) -> torch.Tensor | None:
+        if length == 0:
+            return self._prompt_logits
+        index = length - self._rows_start
+        return self._rows[index] if 0 <= index < len(self._rows) else None
+
+    def _step_back(self) -> None:
+        """Forget the last position, so that the next pass computes it, and its logits, again."""
+        self._cache.length -= 1
+
+    def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
+        """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""
+        fed = self._fed
+        pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
+        rows = self.model.forward_tokens(
+            pending, self._cache, self._rope_delta, draft_length + 1, on_layer
+        )
+        self._rows, self._rows_start = rows, len(self.tokens) - draft_length
+        return rows
+
+    def _checked(self, tokens: Tokens[int]) -> list[int]:
+        tokens = [int(token) for token in tokens]
+        size = self.model.vocab_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise ModelError(
+                    f"token {token} is not in the vocabulary of {self.model.name} "
+                    f"(0 to {size - 1}); draft and target must share a tokenizer"
+                )
+        return tokens

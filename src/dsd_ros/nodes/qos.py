@@ -1,0 +1,32 @@
+"""Quality of service of every topic, in one place."""
+
+from __future__ import annotations
+
+from rclpy.qos import (
+    DurabilityPolicy,
+    HistoryPolicy,
+    QoSProfile,
+    ReliabilityPolicy,
+)
+
+
+def _keep_last(
+    depth: int, reliability: ReliabilityPolicy, durability: DurabilityPolicy
+) -> QoSProfile:
+    return QoSProfile(
+        history=HistoryPolicy.KEEP_LAST,
+        depth=depth,
+        reliability=reliability,
+        durability=durability,
+    )
+
+
+_VOLATILE = DurabilityPolicy.VOLATILE
+
+CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the newest picture matters
+STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
+COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
+LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and outcomes: all of them
+CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
+TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
+LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)

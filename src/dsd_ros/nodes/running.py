@@ -1,0 +1,118 @@
+"""Runs one node as a process: signals, clean end within a second, exit codes, one sentence per
+failure.
+
+Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up; 2 when it could not start
+(parameters, models).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import rclpy
+from rclpy.exceptions import InvalidParameterValueException
+from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+EXIT_OK = 0
+EXIT_GAVE_UP = 1
+EXIT_BAD_START = 2
+
+_END_LIMIT_S = 0.9  # a callback that hangs must not keep the process past this
+
+
+class StartError(RuntimeError):
+    """A node that cannot start; one sentence with the remedy."""
+
+
+class RunnableNode(Protocol):
+    """What :func:`run_node` needs beside rclpy's Node."""
+
+    failure: str | None  # a sentence once the node has given up; ends the process
+
+    def close(self) -> None:
+        """Stop threads, leave the robot at rest, give devices and sockets back."""
+        ...
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM while the node was still being built."""
+
+
+def run_node(make: Callable[[], Node], args: Sequence[str] | None = None, threads: int = 1) -> int:
+    """Build a node, spin it until a signal or its own failure, close it. Returns the exit code.
+
+    :param threads: above 1, callbacks in different groups run side by side.
+    """
+    stop = threading.Event()
+    starting = True
+
+    def on_signal(*_: object) -> None:
+        stop.set()
+        if starting:
+            raise _Interrupted
+
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    node: Node | None = None
+    try:
+        # rclpy's own handlers would invalidate the context before a last command can be published.
+        rclpy.init(
+            args=None if args is None else list(args),
+            signal_handler_options=SignalHandlerOptions.NO,
+        )
+        node = make()
+        starting = False
+    except _Interrupted:
+        return _leave(None, EXIT_OK)
+    except (ValueError, RuntimeError, OSError, InvalidParameterValueException) as error:
+        print(f"{_program()}: {error}", file=sys.stderr, flush=True)
+        return _leave(None, EXIT_BAD_START)
+    executor: Executor = (
+        SingleThreadedExecutor() if threads == 1 else MultiThreadedExecutor(num_threads=threads)
+    )
+    executor.add_node(node)
+    while not stop.is_set() and node.failure is None:  # type: ignore[attr-defined]
+        executor.spin_once(timeout_sec=0.1)
+    code = EXIT_OK
+    if node.failure is not None:  # type: ignore[attr-defined]
+        node.get_logger().error(node.failure)  # type: ignore[attr-defined]
+        code = EXIT_GAVE_UP
+    _force_end_later(code)
+    node.close()  # type: ignore[attr-defined]
+    executor.shutdown(timeout_sec=0.3)
+    return _leave(node, code)
+
+
+def main(make: Callable[[], Node], threads: int = 1) -> None:
+    """Entry point of a node's executable: never returns."""
+    code = run_node(make, threads=threads)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of the middleware and of the models are daemons in all but name; waiting for them can
+    # hang.
+    os._exit(code)
+
+
+def _leave(node: Node | None, code: int) -> int:
+    if node is not None:
+        node.destroy_node()
+    if rclpy.ok():
+        rclpy.shutdown()
+    return code
+
+
+def _force_end_later(code: int) -> None:
+    timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
+    timer.daemon = True
+    timer.start()
+
+
+def _program() -> str:
+    return os.path.splitext(os.path.basename(sys.argv[0]))[0]

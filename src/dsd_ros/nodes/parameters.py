@@ -77,15 +77,14 @@ def declare(node: Node, settings: type[Settings], prefix: str = "") -> Settings:
                 f"The parameter '{spec.name}' must be of type {spec.kind.__name__}: {error}"
             ) from error
         except (InvalidParameterValueException, ParameterUninitializedException) as error:
-            limits = (
-                f"; it must be between {spec.low} and {spec.high}" if spec.low is not None else ""
-            )
+            limits = "" if spec.low is None else f" (allowed: {spec.low} to {spec.high})"
             raise ParameterError(
                 f"The parameter '{spec.name}' is not valid{limits}: {error}"
             ) from error
         if spec.choices and value not in spec.choices:
             raise ParameterError(
-                f"The parameter '{spec.name}' is {value!r}, which is none of {', '.join(spec.choices)}."
+                f"The parameter '{spec.name}' is {value!r}, which is none of "
+                f"{', '.join(spec.choices)}."
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")

@@ -110,8 +110,8 @@ class SimulatorNode(Node):
         self._camera = threading.Thread(target=self._render_loop, name="camera", daemon=True)
         self._camera.start()
         self.get_logger().info(
-            f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room of "
-            f"{2 * world.half_x:.1f} m x {2 * world.half_y:.1f} m"
+            f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
+            f"of {2 * world.half_x:.1f} m x {2 * world.half_y:.1f} m"
         )
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class SimulatorNode(Node):
         self._lateral = message.linear.y if np.isfinite(message.linear.y) else 0.0
 
     def _advance(self, now: float) -> None:
-        """Move the base up to ``now``; a command that runs out on the way counts only until then."""
+        """Move the base up to ``now``; a command that runs out before counts only until then."""
         runs_out = now - self._watchdog.command_age(now) + self._watchdog.timeout
         for until in sorted({min(max(runs_out, self._last_step), now), now}):
             span = until - self._last_step
@@ -213,7 +213,7 @@ class SimulatorNode(Node):
     # -- camera --------------------------------------------------------------------------------
 
     def _render_loop(self) -> None:
-        """Renders and publishes at the camera's rate; the GL context lives and dies in this thread."""
+        """Renders and publishes at the camera's rate; the GL context never leaves this thread."""
         period = 1.0 / self._settings.camera_rate
         due = time.monotonic()
         try:

@@ -1,0 +1,47 @@
+# make help lists the targets.
+SHELL := /bin/bash
+PYTHON ?=
+export PYTHON
+# A shell's other virtual environment must not leak into ours.
+unexport _ROS_WHEELS_BOOTSTRAP_COMPLETE PYTHONHOME VIRTUAL_ENV
+# Where a system's ROS 2 is used, the messages' overlay is sourced first.
+IN := if [ -f .venv/ros.sh ]; then . .venv/ros.sh; fi; export HOME="$${HOME:-$$PWD/.cache}";
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help setup demo test test-all lint format train clean distclean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+setup: ## make .venv, build the messages, install dsd and the nodes (quick when nothing changed)
+	@command -v python3 >/dev/null || { echo "setup: python3 is missing; on Debian and Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; }
+	@python3 tools/setup.py
+
+demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport websocket --mode ar ..."
+	@$(IN) $(BIN)/dsd demo $(ARGS)
+
+test: setup ## the tests; ARGS="-k name" picks some
+	@$(IN) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: setup ## the tests, slow ones included
+	@$(IN) $(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff, and the type checker on the public rooms
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup ## rewrite the code as ruff formats it
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+train: setup ## train the shipped pair anew (hours); ARGS are those of dsd train
+	@$(IN) $(BIN)/dsd train $(ARGS)
+
+clean: ## remove caches and build products, keep .venv
+	rm -rf build install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find src test tools launch -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf .venv src/*.egg-info

@@ -1,0 +1,50 @@
+"""Where the files beside the code are: models/, config/ and launch/."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PACKAGE = "dsd_ros"
+
+
+def share_directory() -> Path:
+    """The directory that holds ``models/``, ``config/`` and ``launch/``.
+
+    In a checkout (run in place, installed editable, or built by ``colcon build --symlink-install``) the repository
+    root, so that what was just trained or edited is what runs; else the installed ``share/dsd_ros``, of colcon's
+    or of pip's prefix. Raises FileNotFoundError, naming the places searched.
+    """
+    root = Path(__file__).resolve().parents[2]
+    candidates = [root] if (root / "setup.py").is_file() else []
+    candidates += _indexed()
+    candidates.append(Path(sys.prefix) / "share" / PACKAGE)
+    for candidate in candidates:
+        if (candidate / "package.xml").is_file():
+            return candidate
+    searched = ", ".join(str(candidate) for candidate in candidates)
+    raise FileNotFoundError(
+        f"the files of {PACKAGE} (models, config) are in none of: {searched}; install the package again"
+    )
+
+
+def models_directory() -> Path:
+    """Holds ``target/`` and ``draft/``, the shipped pair."""
+    return share_directory() / "models"
+
+
+def config_directory() -> Path:
+    """Holds the nodes' parameter files."""
+    return share_directory() / "config"
+
+
+def _indexed() -> list[Path]:
+    """Where the ament index has the package, if there is an index."""
+    try:
+        from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
+    except ImportError:
+        return []
+    try:
+        return [Path(get_package_share_directory(PACKAGE))]
+    except (PackageNotFoundError, LookupError, OSError):
+        return []

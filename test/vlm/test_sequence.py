@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENS, make_tiny_model
 
-from dsd_ros.vlm.errors import ContextError, ModelError
+from dsd_ros.vlm.errors import ContextError, SequenceError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 INSTRUCTION = "find the silver bottle"
@@ -18,7 +18,7 @@ REPLY = [3, 77, 200, 12, 12, 255, 90, 41, 8, 133, 64]
 
 @torch.no_grad()
 def one_shot(model, image, instruction, reply):
-    """Logits (len(reply) + 1, tokens) behind the prompt and each reply token, by transformers alone."""
+    """Logits (len(reply) + 1, tokens) behind prompt and reply tokens, by transformers alone."""
     pixels, grid = (None, None) if image is None else model.images(image)
     count = 0 if grid is None else int(grid.prod()) // 4
     ids = torch.tensor([model.prompt_tokens(instruction, count) + list(reply)])
@@ -103,9 +103,9 @@ def test_rollback_to_every_length(model, picture, length):
     same(sequence.next_logits(), expected[length])
     sequence.append(other)
     same(sequence.next_logits(), expected[-1])
-    with pytest.raises(ModelError, match="give a length from 0"):
+    with pytest.raises(SequenceError, match="give a length from 0"):
         sequence.rollback(len(sequence.tokens) + 1)
-    with pytest.raises(ModelError):
+    with pytest.raises(SequenceError):
         sequence.rollback(-1)
 
 
@@ -157,8 +157,9 @@ def test_padding_ids_are_never_likely(model, picture):
     assert torch.isneginf(logits[:, TOKENS:]).all() and torch.isfinite(logits[:, :TOKENS]).all()
 
 
-def test_context_limit_is_an_error_and_the_sequence_survives(model_directory, picture, tmp_path):
-    small = load_model(ModelSettings(str(make_tiny_model(tmp_path / "m", seed=3, max_positions=64))))
+def test_context_limit_is_an_error_and_the_sequence_survives(tmp_path):
+    directory = make_tiny_model(tmp_path / "m", seed=3, max_positions=64)
+    small = load_model(ModelSettings(str(directory)))
     sequence = small.prefill(None, INSTRUCTION)
     room = 64 - sequence.prompt_length
     sequence.verify(list(range(room)))
@@ -174,9 +175,9 @@ def test_context_limit_is_an_error_and_the_sequence_survives(model_directory, pi
 def test_unknown_tokens_are_refused(model, picture):
     sequence = model.prefill(None, INSTRUCTION)
     for token in (-1, model.vocab_size):
-        with pytest.raises(ModelError, match="not in the vocabulary"):
+        with pytest.raises(SequenceError, match="not in the vocabulary"):
             sequence.append([token])
-        with pytest.raises(ModelError, match="not in the vocabulary"):
+        with pytest.raises(SequenceError, match="not in the vocabulary"):
             sequence.verify([1, token])
     assert sequence.tokens == []
 
@@ -206,7 +207,9 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(operations=operations, with_image=st.booleans())
 def test_any_history_equals_a_fresh_sequence(model, picture, operations, with_image):
     image = picture(4) if with_image else None

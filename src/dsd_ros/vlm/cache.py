@@ -8,11 +8,12 @@ _FIRST_CAPACITY = 64
 
 
 class KeyValueCache:
-    """Keys and values of all layers, (layers, 2, 1, heads, capacity, head size), valid up to ``length``.
+    """Keys and values of all layers, valid up to ``length``.
 
-    It stands in for transformers' ``Cache`` where a decoder layer calls ``update``. A forward pass
-    writes its rows behind ``length`` in every layer; the caller advances ``length`` once, after the
-    last layer. Cropping is setting ``length`` back: rows behind it are garbage to be overwritten.
+    One tensor (layers, 2, 1, heads, capacity, head size). It stands in for transformers' ``Cache``
+    where a decoder layer calls ``update``. A forward pass writes its rows behind ``length`` in
+    every layer; the caller advances ``length`` once, after the last layer. Cropping is setting
+    ``length`` back: rows behind it are garbage to be overwritten.
     """
 
     def __init__(

@@ -19,5 +19,9 @@ class ImageError(VlmError):
     """A picture cannot be shown to a model."""
 
 
+class SequenceError(VlmError):
+    """A sequence is asked for what it cannot do: a token or a length out of range."""
+
+
 class ContextError(VlmError):
     """Prompt and reply together are longer than the model's context."""

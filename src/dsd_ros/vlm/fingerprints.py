@@ -20,7 +20,7 @@ _SAMPLES = 64
 
 
 def tokenizer_fingerprint(serialized: str) -> str:
-    """32 hex digits for a tokenizer's JSON: vocabulary, merges, added tokens, and how text is cut."""
+    """32 hex digits for a tokenizer's JSON: vocabulary, merges, added tokens, how text is cut."""
     value = json.loads(serialized)
     model = value["model"]
     canonical = {
@@ -42,8 +42,8 @@ def model_fingerprint(directory: Path) -> str:
     """32 hex digits for a model directory: its configuration and its weights.
 
     Files of up to 256 MiB are read whole. Of larger ones, where reading all would take longer than
-    loading, the safetensors header (names, shapes, offsets), the size and 64 evenly spaced chunks of
-    1 MiB count: a retrained or otherwise quantized model differs there, a single flipped bit may not.
+    loading, the safetensors header (names, shapes, offsets), the size and 64 evenly spaced chunks
+    of 1 MiB count: a retrained model differs there, one flipped bit may go unnoticed.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):

@@ -1,8 +1,8 @@
 """From an RGB picture to what Qwen2-VL's vision tower reads.
 
-The picture is first resized by the rule of qwen-vl-utils (both sides a multiple of patch size x merge
-size, the number of pixels within the model's bounds, the aspect ratio kept as well as it can be), then
-normalized and cut into patches by transformers' own image processor.
+The picture is first resized by the rule of qwen-vl-utils (both sides a multiple of patch size x
+merge size, the number of pixels within the model's bounds, the aspect ratio kept as well as it can
+be), then normalized and cut into patches by transformers' own image processor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ImageProcessor:
 
         path = Path(directory) / "preprocessor_config.json"
         if not path.exists():
-            raise ModelError(f"{path} is missing; copy it from the model this one was made from")
+            raise ModelError(f"{path} is missing; copy it from the original model")
         try:
             self._processor = Qwen2VLImageProcessorPil.from_pretrained(
                 str(directory), local_files_only=True

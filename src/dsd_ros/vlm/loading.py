@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +77,7 @@ class ModelSettings:
 
 
 def load_model(settings: ModelSettings) -> VisionLanguageModel:
-    """Load a model as the settings say; ModelError, one sentence, on anything that is wrong with it."""
+    """Load a model as the settings say; ModelError, one sentence, on anything wrong with it."""
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
     directory = resolve_directory(settings.path)
@@ -118,16 +119,16 @@ def resolve_directory(path: str) -> Path:
 
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     try:
-        return Path(
-            snapshot_download(path, allow_patterns=_DOWNLOADS, local_files_only=offline)
-        )
+        return Path(snapshot_download(path, allow_patterns=_DOWNLOADS, local_files_only=offline))
     except Exception as error:
         hint = (
             "it is not in the local cache and HF_HUB_OFFLINE forbids downloading"
             if offline
             else str(error).strip().splitlines()[0]
         )
-        raise ModelError(f"model {path} is neither a directory nor available from the hub: {hint}") from error
+        raise ModelError(
+            f"model {path} is neither a directory nor available from the hub: {hint}"
+        ) from error
 
 
 def _check_config(directory: Path) -> None:
@@ -153,7 +154,7 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
         serialized = path.read_text(encoding="utf-8")
         return Tokenizer.from_str(serialized), tokenizer_fingerprint(serialized)
     except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing; copy it from the model this one was made from") from error
+        raise ModelError(f"{path} is missing; copy it from the original model") from error
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
 
@@ -166,7 +167,7 @@ def _load_weights(directory: Path, settings: ModelSettings) -> Any:
         options |= _four_bit_options(settings)
     try:
         with _quiet_transformers():
-            hf, info = Qwen2VLForConditionalGeneration.from_pretrained(
+            loaded: Any = Qwen2VLForConditionalGeneration.from_pretrained(
                 str(directory),
                 use_safetensors=True,
                 local_files_only=True,
@@ -177,6 +178,7 @@ def _load_weights(directory: Path, settings: ModelSettings) -> Any:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the model in {directory} cannot be loaded: {reason}") from error
+    hf, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
@@ -192,20 +194,18 @@ def _load_weights(directory: Path, settings: ModelSettings) -> Any:
 
 
 def _quantize_int8(hf: Any) -> Any:
-    """Store the language layers' and LM head's matrices as int8; activations are scaled as they come.
+    """Store the matrices of language layers and LM head as int8; activations stay float.
 
     The vision tower stays as it is: it runs once per image and is what small models are weakest at.
+    Meant for drafts: a scale taken over all rows of a pass makes logits depend on how it is cut.
     """
-    import warnings
-
-    from torch.ao.quantization import quantize_dynamic
+    from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        hf.model.language_model = quantize_dynamic(
-            hf.model.language_model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True
-        )
-        quantize_dynamic(hf, {"lm_head": torch.ao.quantization.default_dynamic_qconfig}, inplace=True)
+        warnings.simplefilter("ignore")
+        linear = {torch.nn.Linear: per_channel_dynamic_qconfig}
+        quantize_dynamic(hf.model.language_model, linear, inplace=True)
+        quantize_dynamic(hf, {"lm_head": per_channel_dynamic_qconfig}, inplace=True)
     return hf
 
 
@@ -228,12 +228,14 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
 
         config = TorchAoConfig(Int4WeightOnlyConfig(), modules_to_not_convert=skip)
     else:
-        raise ModelError("4bit quantization needs bitsandbytes or torchao; install one, or use none")
+        raise ModelError(
+            "4bit quantization needs bitsandbytes or torchao; install one, or use none"
+        )
     return {"quantization_config": config, "device_map": {"": settings.device}}
 
 
 def _check_fit(directory: Path, hf: Any, tokenizer: Any) -> None:
-    """Refuse what would run and answer nonsense: parts of the directory that do not belong together."""
+    """Refuse what would run and answer nonsense: files that do not belong together."""
     text = hf.config.text_config
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > text.vocab_size:
@@ -243,7 +245,7 @@ def _check_fit(directory: Path, hf: Any, tokenizer: Any) -> None:
         )
     if tokenizer.token_to_id(IMAGE_PLACEHOLDER) != hf.config.image_token_id:
         raise ModelError(
-            f"{directory}: {IMAGE_PLACEHOLDER} of the tokenizer is not the image token of config.json; "
+            f"{directory}: the tokenizer's {IMAGE_PLACEHOLDER} is not config.json's image token; "
             "the two do not belong together"
         )
     if any(kind != "full_attention" for kind in text.layer_types):

@@ -64,7 +64,7 @@ class VisionLanguageModel:
         self._image_token: int = hf.config.image_token_id
         self._device = self._language.embed_tokens.weight.device
         self._dtype = self._language.embed_tokens.weight.dtype
-        self._cos, self._sin = self._rotations(min(self.max_length, 1024))
+        self._table = self._rotations(min(self.max_length, 1024))
 
     @property
     def device(self) -> torch.device:
@@ -83,7 +83,7 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
-        """Read image (RGB uint8, (height, width, 3), or None) and instruction; the reply is empty yet.
+        """Read an image (RGB uint8, (height, width, 3), or None) and an instruction; start a reply.
 
         Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
         """
@@ -142,10 +142,10 @@ class VisionLanguageModel:
         hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
         # Text has the same position in all three M-RoPE axes, so its rotations come from a table.
         start = past + rope_delta
-        if start + count > self._cos.shape[1]:
-            grown = max(start + count, 2 * self._cos.shape[1])
-            self._cos, self._sin = self._rotations(grown)
-        rotations = self._cos[:, start : start + count], self._sin[:, start : start + count]
+        cos, sin = self._table
+        if start + count > cos.shape[1]:
+            cos, sin = self._table = self._rotations(max(start + count, 2 * cos.shape[1]))
+        rotations = cos[:, start : start + count], sin[:, start : start + count]
         mask = None
         if count > 1 and past > 0:
             mask = torch.ones((count, past + count), dtype=torch.bool, device=self._device)
@@ -174,8 +174,7 @@ class VisionLanguageModel:
             if on_layer is not None:
                 on_layer(index, hidden[0, -rows:])
         cache.length += count
-        logits = self.head(hidden[0, -rows:])
-        return logits
+        return self.head(hidden[0, -rows:])
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: hidden (n, hidden size) to logits (n, vocabulary) float32.

@@ -1,8 +1,8 @@
 """What a VLM is asked: one user turn of text, then the image, in the model's own chat template.
 
 The text stands before the image on purpose: under causal attention the image tokens can then be
-read in the light of the instruction. A model directory says how it wants to be asked in ``dsd.json``
-(``{"format": 1, "prompt": "...{instruction}..."}``); a stock Qwen2-VL, which has none, gets
+read in the light of the instruction. A model directory says in ``dsd.json`` how it wants to be
+asked (``{"format": 1, "prompt": "...{instruction}..."}``); a stock Qwen2-VL, which has none, gets
 ``DEFAULT_PROMPT``.
 """
 
@@ -12,6 +12,7 @@ import json
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsd_ros.vlm.errors import ModelError, PromptError
 
@@ -71,7 +72,7 @@ def check_instruction(instruction: str) -> str:
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """How a model is asked: ``prompt`` with ``{instruction}`` in it, in a jinja ``chat_template``."""
+    """How a model is asked: ``prompt``, with ``{instruction}`` in it, in a ``chat_template``."""
 
     prompt: str = DEFAULT_PROMPT
     chat_template: str = CHAT_TEMPLATE
@@ -81,7 +82,7 @@ class PromptTemplate:
             raise ModelError("a model's prompt must contain {instruction} exactly once")
         if "<|" in self.prompt:
             raise ModelError(
-                "a model's prompt must not contain chat markers ('<|'); put them in the chat template"
+                "a model's prompt must not contain chat markers ('<|'); use the chat template"
             )
 
     @classmethod
@@ -112,18 +113,19 @@ class PromptTemplate:
         messages = [{"role": "user", "content": content}]
         try:
             # Rendered in jinja's sandbox: a template must not reach into this process.
-            rendered, _ = render_jinja_template(
+            result: Any = render_jinja_template(
                 [messages], chat_template=self.chat_template, add_generation_prompt=True
             )
         except Exception as error:
             raise ModelError(f"the model's chat template does not render: {error}") from error
-        placeholders = rendered[0].count(IMAGE_PLACEHOLDER)
+        text: str = result[0][0]
+        placeholders = text.count(IMAGE_PLACEHOLDER)
         if placeholders != (1 if image_tokens > 0 else 0):
             raise ModelError(
                 f"the model's chat template wrote {placeholders} image placeholders for "
                 f"{1 if image_tokens > 0 else 0} images; use the chat template of a Qwen2-VL model"
             )
-        return rendered[0].replace(IMAGE_PLACEHOLDER, IMAGE_PLACEHOLDER * image_tokens)
+        return text.replace(IMAGE_PLACEHOLDER, IMAGE_PLACEHOLDER * image_tokens)
 
 
 def _read_prompt(directory: Path) -> str:
@@ -155,7 +157,7 @@ def _read_chat_template(directory: Path) -> str:
             if isinstance(template, str):
                 return template
     raise ModelError(
-        f"{directory} has no chat template; copy chat_template.jinja from the model it was made from"
+        f"{directory} has no chat template; copy chat_template.jinja from the original model"
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Tokens
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
 
 import torch
 
 from dsd_ros.vlm.cache import KeyValueCache
-from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.errors import SequenceError
 
 if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
@@ -17,11 +18,11 @@ LayerHook = Callable[[int, torch.Tensor], None]
 
 
 class Sequence:
-    """A prompt with its reply so far. Made by ``VisionLanguageModel.prefill``; not for two threads at once.
+    """A prompt with its reply so far, made by ``VisionLanguageModel.prefill``; for one thread.
 
-    Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify`` takes
-    them along. Every position is explicit, so sequences of one model may be advanced in any order.
-    Returned logits belong to the sequence: read them, do not change them in place.
+    Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify``
+    takes them along. Every position is explicit, so sequences of one model may be advanced in any
+    order. Returned logits belong to the sequence: read them, do not change them in place.
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Sequence:
         self._rows_start = 0
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Extend the reply; ModelError for a token the model does not have."""
+        """Extend the reply; SequenceError for a token the model does not have."""
         self.tokens.extend(self._checked(tokens))
 
     def next_logits(self) -> torch.Tensor:
-        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only where it must."""
+        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must."""
         length = len(self.tokens)
         if self._fed == length:
             known = self._known_row(length)
@@ -58,7 +59,7 @@ class Sequence:
         return self._advance(0, None)[-1]
 
     def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Append ``draft`` and return the logits behind the tokens before it and behind each of it.
+        """Append ``draft``; return the logits in front of it and behind each of its tokens.
 
         One pass; pending tokens ride along. Returns (len(draft) + 1, vocabulary) float32.
         ``on_layer(index, hidden)`` is called after each decoder layer, while deeper layers have not
@@ -86,9 +87,9 @@ class Sequence:
         return rows
 
     def rollback(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the reply, 0 to len(tokens); costs no forward pass."""
+        """Keep the first ``length`` tokens of the reply, 0 to all of them; no forward pass."""
         if not 0 <= length <= len(self.tokens):
-            raise ModelError(
+            raise SequenceError(
                 f"cannot keep {length} tokens of a reply of {len(self.tokens)}; "
                 f"give a length from 0 to {len(self.tokens)}"
             )
@@ -106,7 +107,7 @@ class Sequence:
 
     @property
     def _fed(self) -> int:
-        """How many reply tokens have keys and values; -1 when the prompt's last token is to be redone."""
+        """How many reply tokens are in the cache; -1: not even the last token of the prompt."""
         return self._cache.length - self.prompt_length
 
     def _known_row(self, length: int) -> torch.Tensor | None:
@@ -134,7 +135,7 @@ class Sequence:
         size = self.model.vocab_size
         for token in tokens:
             if not 0 <= token < size:
-                raise ModelError(
+                raise SequenceError(
                     f"token {token} is not in the vocabulary of {self.model.name} "
                     f"(0 to {size - 1}); draft and target must share a tokenizer"
                 )

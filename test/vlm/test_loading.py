@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import TOKENS, make_tiny_model, make_tokenizer
+
+from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
+from dsd_ros.vlm.loading import ModelError, ModelSettings, load_model
+
+INSTRUCTION = "find the silver bottle"
+
+
+def edit_json(path, **changes):
+    value = json.loads(path.read_text())
+    value.update(changes)
+    path.write_text(json.dumps(value))
+
+
+def test_a_loaded_model_says_what_it_is(model, model_directory):
+    assert model.name == model_directory.name == "target"
+    assert (model.vocab_size, model.num_layers, model.hidden_size) == (272, 2, 64)
+    end = model.tokenizer.token_to_id("<|im_end|>")
+    assert end in model.eos_token_ids and len(model.eos_token_ids) == 2
+    assert len(model.fingerprint) == 32 and model.fingerprint != model.tokenizer_fingerprint
+    ids = model.tokenizer.encode("Action: stop<|im_end|>").ids
+    assert ids[-1] == end
+    assert model.decode_text([*ids, TOKENS + 3]) == "Action: stop"
+    assert not model.hf.training
+
+
+def test_stock_layout_loads_the_same(model, own_directory, picture):
+    """Qwen2-VL as published: flat configuration, mrope in rope_scaling, pixel bounds by name."""
+    path = own_directory / "config.json"
+    config = json.loads(path.read_text())
+    text, vision = config.pop("text_config"), config.pop("vision_config")
+    rope = text.pop("rope_parameters")
+    flat = {k: v for k, v in text.items() if k not in ("model_type", "layer_types")}
+    path.write_text(
+        json.dumps(
+            {
+                **config,
+                **flat,
+                "rope_theta": rope["rope_theta"],
+                "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+                "torch_dtype": "float32",
+                "vision_config": {
+                    "depth": vision["depth"],
+                    "embed_dim": vision["embed_dim"],
+                    "hidden_size": vision["hidden_size"],
+                    "num_heads": vision["num_heads"],
+                    "mlp_ratio": vision["mlp_ratio"],
+                    "in_chans": 3,
+                    "patch_size": 14,
+                    "spatial_merge_size": 2,
+                    "spatial_patch_size": 14,
+                    "temporal_patch_size": 2,
+                },
+            }
+        )
+    )
+    names = load_file(own_directory / "model.safetensors").keys()
+    assert {"visual.patch_embed.proj.weight", "model.norm.weight", "lm_head.weight"} <= names
+    (own_directory / "preprocessor_config.json").write_text(
+        json.dumps({"min_pixels": 3136, "max_pixels": 28224, "patch_size": 14, "merge_size": 2})
+    )
+    template = (own_directory / "chat_template.jinja").read_text()
+    (own_directory / "chat_template.jinja").unlink()
+    edit_json(own_directory / "tokenizer_config.json", chat_template=template)
+    stock = load_model(ModelSettings(str(own_directory)))
+    logits = stock.prefill(picture(), INSTRUCTION).next_logits()
+    torch.testing.assert_close(logits, model.prefill(picture(), INSTRUCTION).next_logits())
+
+
+def test_stock_sizes_fit_the_same_code():
+    """Qwen2-VL-2B's published sizes build, on the meta device, with the parts used here."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    config = Qwen2VLConfig(
+        hidden_size=1536,
+        intermediate_size=8960,
+        max_position_embeddings=32768,
+        num_attention_heads=12,
+        num_hidden_layers=28,
+        num_key_value_heads=2,
+        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+        rope_theta=1000000.0,
+        tie_word_embeddings=True,
+        vocab_size=151936,
+        vision_config={"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "in_chans": 3},
+    )
+    with torch.device("meta"):
+        hf = Qwen2VLForConditionalGeneration(config)
+    language = hf.model.language_model
+    assert len(language.layers) == hf.config.text_config.num_hidden_layers == 28
+    assert hf.config.text_config.max_position_embeddings == 32768
+    assert set(hf.config.text_config.layer_types) == {"full_attention"}
+    assert hf.config.text_config.rope_parameters["rope_type"] == "default"
+    assert language.rotary_emb.inv_freq.shape == (64,)
+    assert hf.lm_head.weight.shape == (151936, 1536)
+    assert hf.model.visual.spatial_merge_size == 2
+
+
+@pytest.mark.parametrize(
+    "path", ["/nowhere/at/all", "./models/nothing", "nothing", "~/nothing/here", "a/b/c"]
+)
+def test_missing_directory(path):
+    with pytest.raises(ModelError, match="there is no model directory .*check the path"):
+        load_model(ModelSettings(path))
+
+
+def test_directory_whose_parent_exists_is_never_a_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="there is no model directory models/target"):
+        load_model(ModelSettings("models/target"))
+
+
+def test_hub_id_offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE forbids downloading"):
+        load_model(ModelSettings("nobody-at-all/no-such-model"))
+
+
+def test_file_instead_of_directory(own_directory):
+    with pytest.raises(ModelError, match="is a file; give the model's directory"):
+        load_model(ModelSettings(str(own_directory / "config.json")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", "{", "cannot be read as a model configuration"),
+        ("config.json", '{"model_type": "llama"}', "of type 'llama'; only qwen2_vl"),
+        ("tokenizer.json", None, "is missing; copy it"),
+        ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
+        ("preprocessor_config.json", None, "is missing; copy it"),
+        ("preprocessor_config.json", "[", "cannot be used"),
+        ("chat_template.jinja", None, "has no chat template"),
+        ("dsd.json", '{"format": 2, "prompt": "{instruction}"}', "has format 2"),
+        ("dsd.json", '{"format": 1}', "no text under 'prompt'"),
+        ("dsd.json", '{"format": 1, "prompt": "go"}', r"must contain \{instruction\}"),
+        ("model.safetensors", None, "cannot be loaded"),
+        ("model.safetensors", "no tensors", "cannot be loaded"),
+    ],
+)
+def test_damaged_directory(own_directory, name, content, sentence):
+    path = own_directory / name
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        load_model(ModelSettings(str(own_directory)))
+    assert "\n" not in str(caught.value)
+
+
+def test_truncated_weights(own_directory):
+    path = own_directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+def test_missing_tensor(own_directory):
+    path = own_directory / "model.safetensors"
+    weights = load_file(path)
+    name = next(n for n in weights if n.endswith("layers.1.mlp.up_proj.weight"))
+    del weights[name]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack 1 tensors, .*layers.1.mlp.up_proj.weight"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+def test_pickled_weights_are_not_read(own_directory):
+    weights = load_file(own_directory / "model.safetensors")
+    (own_directory / "model.safetensors").unlink()
+    torch.save(weights, own_directory / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+def test_tokenizer_of_another_model(own_directory):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([f"word{i}" for i in range(20)])
+    tokenizer.save(str(own_directory / "tokenizer.json"))
+    with pytest.raises(ModelError, match="283 tokens and the model 272 rows"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"path": ""}, "no model is named"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"dtype": "int3"}, "unknown dtype 'int3'; use one of float32"),
+        ({"quantization": "2bit"}, "unknown quantization '2bit'; use one of none, int8, 4bit"),
+        ({"quantization": "4bit"}, "needs a CUDA device; on the CPU choose int8"),
+        ({"quantization": "int8", "device": "cuda"}, "on CUDA choose 4bit"),
+        ({"threads": -1}, "threads is -1"),
+    ],
+)
+def test_settings_out_of_place(settings, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        ModelSettings(**{"path": "x", **settings})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_no_cuda_here(model_directory):
+    with pytest.raises(ModelError, match="cuda is not available here; use cpu"):
+        load_model(ModelSettings(str(model_directory), device="cuda"))
+
+
+@pytest.mark.skipif(find_spec("accelerate") is not None, reason="accelerate is installed")
+def test_four_bit_says_what_to_install(model_directory, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match="needs the package accelerate; install it"):
+        load_model(ModelSettings(str(model_directory), device="cuda", quantization="4bit"))
+
+
+def test_int8_runs_and_answers_nearly_the_same(model, model_directory, picture):
+    quantized = load_model(ModelSettings(str(model_directory), quantization="int8"))
+    kinds = {type(m).__module__ for m in quantized.hf.model.language_model.layers[0].mlp.children()}
+    assert any("quantized" in kind for kind in kinds)
+    assert "quantized" in type(quantized.hf.lm_head).__module__
+    assert isinstance(quantized.hf.model.visual.blocks[0].mlp.fc1, torch.nn.Linear)
+    reply = [3, 77, 200, 12]
+    exact = model.prefill(picture(), INSTRUCTION).verify(reply).softmax(-1)
+    sequence = quantized.prefill(picture(), INSTRUCTION)
+    close = sequence.verify(reply).softmax(-1)
+    assert (torch.minimum(exact, close).sum(-1) > 0.7).all()
+    sequence.rollback(2)
+    again = sequence.verify(reply[2:]).softmax(-1)
+    assert (torch.minimum(again, close[2:]).sum(-1) > 0.9).all()
+    assert quantized.tokenizer_fingerprint == model.tokenizer_fingerprint
+
+
+def test_bfloat16_runs(model, model_directory, picture):
+    half = load_model(ModelSettings(str(model_directory), dtype="bfloat16", threads=1))
+    exact = model.prefill(picture(), INSTRUCTION).verify([1, 2, 3]).softmax(-1)
+    logits = half.prefill(picture(), INSTRUCTION).verify([1, 2, 3])
+    assert logits.dtype == torch.float32
+    assert (torch.minimum(exact, logits.softmax(-1)).sum(-1) > 0.8).all()
+
+
+def test_fingerprints_tell_models_and_tokenizers_apart(model, tmp_path):
+    def load(name, **options):
+        return load_model(ModelSettings(str(make_tiny_model(tmp_path / name, **options))))
+
+    twin = load("twin", seed=3, vocab_rows=272)
+    padded = load("padded", seed=3, vocab_rows=320)
+    noisy = load("noisy", seed=3, vocab_rows=272, noise=0.01)
+    foreign = load("foreign", seed=3, vocab_rows=272, other_tokenizer=True)
+    assert twin.fingerprint == model.fingerprint
+    assert len({m.fingerprint for m in (model, padded, noisy)}) == 3
+    assert (
+        padded.tokenizer_fingerprint == noisy.tokenizer_fingerprint == model.tokenizer_fingerprint
+    )
+    assert foreign.tokenizer_fingerprint != model.tokenizer_fingerprint
+
+
+def test_tokenizer_fingerprint_ignores_the_layout_of_the_file():
+    value = json.loads(make_tokenizer().to_str())
+    value["model"]["merges"] = [["a", "b"], ["c", "d"]]
+    modern = json.dumps(value, indent=4, sort_keys=True)
+    value["model"]["merges"] = ["a b", "c d"]
+    assert tokenizer_fingerprint(json.dumps(value)) == tokenizer_fingerprint(modern)
+    value["model"]["merges"] = ["c d", "a b"]
+    assert tokenizer_fingerprint(json.dumps(value)) != tokenizer_fingerprint(modern)

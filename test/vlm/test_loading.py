@@ -271,3 +271,39 @@ def test_tokenizer_fingerprint_ignores_the_layout_of_the_file():
     assert tokenizer_fingerprint(json.dumps(value)) == tokenizer_fingerprint(modern)
     value["model"]["merges"] = ["c d", "a b"]
     assert tokenizer_fingerprint(json.dumps(value)) != tokenizer_fingerprint(modern)
+
+
+def test_tied_embeddings(own_directory):
+    """As in Qwen2-VL-2B: the file holds no LM head, the embedding serves as one."""
+    path = own_directory / "model.safetensors"
+    weights = load_file(path)
+    del weights["lm_head.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    edit_json(own_directory / "config.json", tie_word_embeddings=True)
+    for quantization in ("none", "int8"):
+        tied = load_model(ModelSettings(str(own_directory), quantization=quantization))
+        hidden = torch.randn(2, tied.hidden_size)
+        normed = tied.hf.model.language_model.norm(hidden)
+        expected = normed @ weights["model.embed_tokens.weight"].T
+        tolerance = 1e-4 if quantization == "none" else 0.5
+        with torch.inference_mode():
+            logits = tied.head(hidden)
+        torch.testing.assert_close(
+            logits[:, :TOKENS], expected[:, :TOKENS], atol=tolerance, rtol=tolerance
+        )
+
+
+def test_sharded_weights(model, own_directory, picture):
+    """As in Qwen2-VL-7B: several files and an index."""
+    model.hf.save_pretrained(own_directory, max_shard_size="100KB")
+    shards = sorted(own_directory.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    (own_directory / "model.safetensors").unlink(missing_ok=True)
+    sharded = load_model(ModelSettings(str(own_directory)))
+    torch.testing.assert_close(
+        sharded.prefill(picture(), INSTRUCTION).next_logits(),
+        model.prefill(picture(), INSTRUCTION).next_logits(),
+    )
+    shards[-1].unlink()
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(ModelSettings(str(own_directory)))

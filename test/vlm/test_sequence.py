@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,24 @@ def test_interleaved_sequences_do_not_mix(model, picture):
             sequence.verify(reply[step : step + 3])
     for i, (sequence, image) in enumerate(zip(sequences, images, strict=True)):
         same(sequence.next_logits(), one_shot(model, image, f"go to object {i}", replies[i])[-1])
+
+
+def test_threads_may_share_a_model(model_directory, picture):
+    """Each thread its own sequence."""
+    shared = load_model(ModelSettings(str(model_directory)))
+    reply = [(7 * k) % 256 for k in range(40)]
+
+    def decode(seed):
+        sequence = shared.prefill(picture(seed), INSTRUCTION)
+        for start in range(0, len(reply), 4):
+            logits = sequence.verify(reply[start : start + 4])
+        return logits[-1].clone()
+
+    alone = [decode(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(decode, range(4)))
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_long_replies_outgrow_the_first_cache(model, picture):

@@ -1,0 +1,146 @@
+"""The rooms' arrows point one way, and nothing that reads untrusted bytes can run them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "dsd_ros"
+MODULES = sorted(SOURCE.rglob("*.py"))
+MAX_LINES = 400
+
+BELOW = {"decoding", "vlm", "wire", "edge", "cloud", "navigation", "robot"}
+# Room -> the rooms it may import, itself apart. "top" is cli.py and the other modules beside the rooms.
+ARROWS = {
+    "decoding": set(),
+    "vlm": {"decoding"},
+    "wire": {"decoding"},
+    "edge": {"decoding", "vlm", "wire"},
+    "cloud": {"decoding", "vlm", "wire"},
+    "rag": {"decoding", "vlm", "wire"},
+    "navigation": set(),
+    "robot": set(),
+    "paths": set(),
+    "training": BELOW | {"rag", "evaluation", "paths"},
+    "nodes": BELOW | {"rag", "paths"},
+    "evaluation": BELOW | {"rag", "paths", "nodes", "training"},
+    "top": BELOW | {"rag", "paths", "nodes", "training", "evaluation"},
+}
+
+ROS = {"rclpy", "dsd_msgs", "std_msgs", "sensor_msgs", "geometry_msgs", "nav_msgs", "diagnostic_msgs"} | {
+    "rosgraph_msgs",
+    "builtin_interfaces",
+    "rcl_interfaces",
+    "action_msgs",
+    "tf2_msgs",
+    "cv_bridge",
+    "lifecycle_msgs",
+}
+# Package -> the only rooms that may import it.
+ONLY_IN = {
+    **dict.fromkeys(ROS, {"nodes"}),
+    "mujoco": {"robot"},
+    "websockets": {"wire", "cloud"},
+    "torch": {"decoding", "vlm", "wire", "edge", "cloud", "rag", "training", "evaluation", "nodes", "top"},
+    "transformers": {"vlm", "rag", "training", "evaluation"},
+}
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system")}
+
+
+def room_of(module: str) -> str:
+    """The room of a dotted name such as ``dsd_ros.edge.session``."""
+    parts = module.split(".")
+    if len(parts) < 2:
+        return ""  # the package itself: its version
+    if (SOURCE / parts[1]).is_dir() or parts[1] in ARROWS:
+        return parts[1]
+    return "top"
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of everything a module imports, inside functions and type checks too."""
+    package = dotted(path) if path.name == "__init__.py" else dotted(path).rpartition(".")[0]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert rooms <= ARROWS.keys()
+
+
+def test_arrows_have_no_cycle() -> None:
+    left = {room: set(targets) for room, targets in ARROWS.items()}
+    while left:
+        free = {room for room, targets in left.items() if not targets & left.keys()}
+        if not free:
+            break
+        left = {room: targets for room, targets in left.items() if room not in free}
+    # Evaluation measures what training made, and training reports through evaluation: the one pair allowed.
+    assert left.keys() <= {"training", "evaluation", "top"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_follow_the_arrows(path: Path) -> None:
+    room = room_of(dotted(path)) or "top"
+    for line, name in imports(path):
+        top = name.split(".")[0]
+        if top == "dsd_ros":
+            target = room_of(name)
+            if path == SOURCE / "__init__.py":
+                pytest.fail(f"{name_of(path)}:{line} imports {name}; the package itself imports nothing")
+            allowed = target in ("", room) or target in ARROWS[room] or name == "dsd_ros.__version__"
+            assert allowed, f"{name_of(path)}:{line}: {room} must not import {name}"
+        elif top in ONLY_IN:
+            assert room in ONLY_IN[top], f"{name_of(path)}:{line}: {top} is not for {room}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_runs_what_it_reads(path: Path) -> None:
+    for line, name in imports(path):
+        assert name.split(".")[0] not in UNSAFE_MODULES, f"{name_of(path)}:{line} imports {name}"
+    for node in ast.walk(tree_of(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        where = f"{name_of(path)}:{node.lineno}"
+        if isinstance(node.func, ast.Name):
+            assert node.func.id not in ("eval", "exec", "__import__"), f"{where} calls {node.func.id}"
+        elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            call = (node.func.value.id, node.func.attr)
+            assert call not in UNSAFE_CALLS, f"{where} calls {'.'.join(call)}"
+        for keyword in node.keywords:
+            true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+            unsafe = keyword.arg in ("shell", "allow_pickle", "trust_remote_code") and true
+            assert not unsafe, f"{where} sets {keyword.arg}=True"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_files_stay_small(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{name_of(path)} has {lines} lines: two rooms in one?"

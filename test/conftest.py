@@ -1,0 +1,37 @@
+"""What every test gets: one thread per process, no network look-ups, and ROS domains that don't meet."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch; child processes inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
+
+DOMAINS = range(1, 101)  # every one of these has its ports below the ephemeral range
+
+
+@pytest.fixture
+def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A ROS domain id that no other test on this machine has now; in the environment, for rclpy and for children."""
+    folder = Path(tempfile.gettempdir()) / f"dsd_ros_test_domains_{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    for domain in random.sample(DOMAINS, len(DOMAINS)):
+        with open(folder / str(domain), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
+            monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+            yield domain
+            return
+    pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")

@@ -7,15 +7,20 @@ A round is named by (session, reply, round) and is idempotent: a peer that sees 
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from dsd_ros.decoding.settings import MAX_DRAFT_LENGTH
+
 PROTOCOL_VERSION = 1
-MAX_DRAFT = 64
+MAX_DRAFT = MAX_DRAFT_LENGTH
 MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
 MAX_INSTRUCTION_CHARS = 2000
+MAX_DISTRIBUTION_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
+MAX_FRAME_BYTES = MAX_DISTRIBUTION_BYTES + 4096  # of any encoded message
 
 SessionId = Annotated[bytes, Meta(min_length=8, max_length=8)]
 UInt16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
@@ -27,6 +32,20 @@ Tokens = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT)]
 
 class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     pass
+
+
+class RefusalCode(StrEnum):
+    """Why a round or an observation was not served. The first two are mended by sending again."""
+
+    UNKNOWN_SESSION = "unknown-session"  # expired, or of a verifier before its restart: open anew
+    NO_OBSERVATION = "no-observation"  # the draft's observation has not arrived: send both again
+    OUT_OF_STEP = "out-of-step"  # round or confirmed count contradict what the verifier did
+    BAD_OBSERVATION = "bad-observation"  # picture or instruction cannot be used
+    BAD_DISTRIBUTION = "bad-distribution"  # missing, wrong size, or no probabilities
+    MODEL_ERROR = "model-error"  # the target could not go on
+    MALFORMED = "malformed"  # no message of this protocol
+    OVERLOADED = "overloaded"  # too many messages of one peer are waiting
+    UNSUPPORTED = "unsupported"  # a valid message asking for what this verifier does not do
 
 
 class SessionRequest(_Message, tag=1):
@@ -48,7 +67,11 @@ class SessionRequest(_Message, tag=1):
 
 
 class SessionReply(_Message, tag=2):
-    """Verifier -> robot: the session is open (``error`` empty), or why it is not."""
+    """Verifier -> robot: the session is open (``error`` empty), or why it is not.
+
+    Asked to resume a session that is gone, the verifier opens a new one: compare ``session``.
+    The target's ``eos_token_ids`` end a reply in every mode, whatever the draft's would be.
+    """
 
     request: UInt32
     session: Annotated[bytes, Meta(max_length=8)]
@@ -56,6 +79,7 @@ class SessionReply(_Message, tag=2):
     target_name: ShortText
     target_fingerprint: ShortText
     vocab_size: UInt32
+    eos_token_ids: Annotated[list[TokenId], Meta(max_length=16)] = []
 
 
 class Observation(_Message, tag=3):
@@ -83,7 +107,7 @@ class Draft(_Message, tag=4):
     round: UInt32
     confirmed: UInt32
     tokens: Tokens
-    distributions: bytes = b""
+    distributions: Annotated[bytes, Meta(max_length=MAX_DISTRIBUTION_BYTES)] = b""
     parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""
     autonomous_rounds: UInt16 = 0
 
@@ -92,6 +116,8 @@ class Outcome(_Message, tag=5):
     """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
 
     ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
+    ``compute_us`` is how long the verifier's model ran for this round, in microseconds by its own monotonic
+    clock; that of a reply's first round includes reading the observation.
     """
 
     session: SessionId
@@ -102,12 +128,13 @@ class Outcome(_Message, tag=5):
     next_token: TokenId
     confidence: Annotated[float, Meta(ge=0.0, le=1.0)]
     is_final: bool
+    compute_us: UInt32 = 0
 
 
 class Refusal(_Message, tag=6):
     """Verifier -> robot: the named round (or observation) could not be served; ``sentence`` says why.
 
-    ``code`` is one of RefusalCode's values.
+    ``code`` is one of RefusalCode's values. Round 0 is the observation.
     """
 
     session: Annotated[bytes, Meta(max_length=8)]

@@ -1,0 +1,58 @@
+"""Settings of the verifier, the schema of `dsd verifier`'s flags and the verifier node's parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+class VerifierSettingsError(ValueError):
+    """A verifier setting out of place; one sentence."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the engine holds, whatever carries its messages."""
+
+    max_sessions: int = field(
+        default=64, metadata={"help": "sessions held at once", "min": 1, "max": 100_000}
+    )
+    session_expiry_s: float = field(
+        default=120.0,
+        metadata={"help": "seconds until an unused session is dropped", "min": 0.1, "max": 86_400.0},
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_sessions <= 100_000:
+            raise VerifierSettingsError(f"max_sessions is {self.max_sessions}; use 1 to 100000")
+        if not (math.isfinite(self.session_expiry_s) and 0.1 <= self.session_expiry_s <= 86_400):
+            raise VerifierSettingsError(
+                f"session_expiry_s is {self.session_expiry_s}; use 0.1 to 86400 seconds"
+            )
+
+
+@dataclass(frozen=True)
+class VerifierSettings(EngineSettings):
+    """An engine served over a websocket."""
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    port: int = field(
+        default=8765,
+        metadata={"help": "port to listen on; 0: any free one", "min": 0, "max": 65535},
+    )
+    token_file: str = field(
+        default="", metadata={"help": "file with the bearer token that robots must show; empty: none"}
+    )
+    certificate: str = field(
+        default="", metadata={"help": "TLS certificate chain, PEM; empty: no TLS"}
+    )
+    key: str = field(default="", metadata={"help": "TLS private key, PEM"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.host:
+            raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
+        if not 0 <= self.port <= 65535:
+            raise VerifierSettingsError(f"port is {self.port}; use 0 (any free one) to 65535")
+        if bool(self.certificate) != bool(self.key):
+            raise VerifierSettingsError("TLS needs both a certificate and a key; give both or neither")

@@ -1,0 +1,97 @@
+"""The acceptance rule of speculative sampling (Leviathan et al. 2023, Chen et al. 2023).
+
+q is the draft's distribution, p the target's. A drafted x is accepted with probability
+min(1, p(x) / q(x)), target over draft; two of the papers implemented here print it upside down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.sampling import SamplingError, sample
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``accepted`` drafted tokens hold, and ``next_token`` follows them."""
+
+    accepted: int
+    next_token: int
+
+
+def verify_draft(
+    draft_tokens: Sequence[int],
+    q: torch.Tensor,
+    p: torch.Tensor,
+    generator: np.random.Generator,
+) -> Verdict:
+    """Accept a prefix of the draft and add one token, so that the result is distributed as p alone.
+
+    draft_tokens: gamma ids, the i-th drawn from q[i].
+    q: (gamma, V_q) the draft's distributions; p: (gamma + 1, V_p) the target's, the last one for the
+    bonus token. The narrower of the two vocabularies is padded with zeros, so ids that the target does
+    not have are rejected. SamplingError when shapes do not fit or a token has q(x) = 0.
+    """
+    gamma = len(draft_tokens)
+    if len(q) != gamma or len(p) != gamma + 1:
+        raise SamplingError(
+            f"{gamma} drafted tokens need {gamma} rows of q and {gamma + 1} of p, "
+            f"not {len(q)} and {len(p)}"
+        )
+    for i, x in enumerate(draft_tokens):
+        q_x, p_x = _at(q[i], x), _at(p[i], x)
+        if not q_x > 0.0:
+            raise SamplingError(f"drafted token {x} has no probability in its own distribution")
+        # 1. Accept x with probability min(1, p(x) / q(x)).
+        if generator.random() * q_x < p_x:
+            continue
+        # 2. First rejection: draw from norm(max(0, p - q)) and stop.
+        return Verdict(i, sample(residual(p[i], q[i]), generator))
+    # 3. All accepted: the bonus token.
+    return Verdict(gamma, sample(p[gamma], generator))
+
+
+def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> Verdict:
+    """The limit of ``verify_draft`` at temperature 0: accept while x is the target's argmax.
+
+    argmax: gamma + 1 ids, the target's likeliest token at each position.
+    """
+    accepted = 0
+    while accepted < len(draft_tokens) and draft_tokens[accepted] == argmax[accepted]:
+        accepted += 1
+    return Verdict(accepted, argmax[accepted])
+
+
+def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """max(0, p - q) over p's vocabulary, (V_p,), unnormalised; p where rounding leaves nothing."""
+    shared = min(len(p), len(q))
+    rest = p.clone()
+    rest[:shared] -= q[:shared]
+    rest.clamp_(min=0.0)
+    # p == q leaves nothing, and then only rounding can have rejected.
+    return rest if float(rest.sum()) > 0.0 else p
+
+
+def check_distributions(draft_tokens: Sequence[int], q: torch.Tensor) -> None:
+    """Refuse rows that are no distributions, or that the drafted tokens cannot come from.
+
+    q: (gamma, V) from an untrusted peer. SamplingError names the first row at fault.
+    """
+    sums = q.double().sum(dim=-1)
+    # NaN fails every comparison, so both tests are written to pass only what is right.
+    valid = (q >= 0.0).all(dim=-1) & ((sums - 1.0).abs() <= 1e-3)
+    for i, x in enumerate(draft_tokens):
+        if not bool(valid[i]):
+            raise SamplingError(
+                f"the distribution of drafted token {i} is none: its entries must be 0 or more and sum to 1"
+            )
+        if not _at(q[i], x) > 0.0:
+            raise SamplingError(f"drafted token {x} has no probability in its own distribution")
+
+
+def _at(row: torch.Tensor, token: int) -> float:
+    return float(row[token]) if 0 <= token < len(row) else 0.0

@@ -1,0 +1,76 @@
+"""Decoding modes as combinations of axes, with the papers' names as presets over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ModeError(ValueError):
+    """A mode that does not exist; the sentence names those that do."""
+
+
+class Proof(StrEnum):
+    """What travels with a draft so that the target can verify it."""
+
+    NONE = "none"  # there is no draft
+    FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
+
+
+class Shape(StrEnum):
+    """How drafted tokens hang together."""
+
+    SEQUENCE = "sequence"
+
+
+class Overlap(StrEnum):
+    """What is drafted while a round is being verified."""
+
+    NONE = "none"
+
+
+class Side(StrEnum):
+    """Where the work is done."""
+
+    CLOUD = "cloud"
+    EDGE_CLOUD = "edge-cloud"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One combination of the axes."""
+
+    name: str
+    side: Side
+    proof: Proof
+    shape: Shape
+    overlap: Overlap
+    summary: str
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft model takes part."""
+        return self.proof is not Proof.NONE
+
+
+PRESETS: dict[str, Mode] = {
+    preset.name: preset
+    for preset in (
+        Mode(
+            "ar", Side.CLOUD, Proof.NONE, Shape.SEQUENCE, Overlap.NONE,
+            "the target alone, token by token in the cloud",
+        ),
+        Mode(
+            "dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.NONE,
+            "drafted on the robot, verified in the cloud by full distributions",
+        ),
+    )
+}  # fmt: skip
+
+
+def mode(name: str) -> Mode:
+    """The preset of that name; ModeError for a name that is none."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ModeError(f"unknown mode {name!r}; known modes are {', '.join(PRESETS)}") from None

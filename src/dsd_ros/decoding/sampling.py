@@ -1,0 +1,100 @@
+"""From logits to the distribution that is sampled, and a draw from it.
+
+The same transform must be applied to what is sampled and to what is verified, so both sides of a
+decode call ``transform`` with the settings agreed when their session opened.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+class SamplingError(ValueError):
+    """Sampling settings out of range, or logits and probabilities that are none; one sentence."""
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Temperature (0: greedy), top-k (0: off) and top-p (1: off), applied in this order."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
+            raise SamplingError(
+                f"temperature is {self.temperature}; use 0 (greedy) or a number up to 100"
+            )
+        if self.top_k < 0:
+            raise SamplingError(f"top_k is {self.top_k}; use 0 (off) or a positive count")
+        if not 0.0 < self.top_p <= 1.0:
+            raise SamplingError(f"top_p is {self.top_p}; use a number above 0 and up to 1 (off)")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken, so that nothing is drawn."""
+        return self.temperature == 0.0
+
+
+def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Probabilities (..., V) float32 of logits (..., V); greedy gives a one-hot of the argmax.
+
+    Minus infinity is a token that cannot occur. SamplingError for NaN, or where no token can occur.
+    """
+    logits = logits.float()
+    highest = logits.amax(dim=-1, keepdim=True)
+    if not bool(torch.isfinite(highest).all()):
+        raise SamplingError("the model's logits are not finite; its weights or precision are broken")
+    if settings.greedy:
+        probabilities = torch.zeros_like(logits)
+        return probabilities.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    # Subtracting the maximum first keeps tiny temperatures from overflowing.
+    scaled = (logits - highest) / settings.temperature
+    if 0 < settings.top_k < scaled.shape[-1]:
+        kept, ids = scaled.topk(settings.top_k, dim=-1)
+        scaled = torch.full_like(scaled, -math.inf).scatter_(-1, ids, kept)
+    probabilities = torch.softmax(scaled, dim=-1)
+    if settings.top_p < 1.0:
+        probabilities = _nucleus(probabilities, settings)
+    return probabilities
+
+
+def _nucleus(probabilities: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Keep the fewest likeliest tokens that hold a mass of top_p or more, renormalised."""
+    if 0 < settings.top_k < probabilities.shape[-1]:
+        ordered, ids = probabilities.topk(settings.top_k, dim=-1)
+    else:
+        ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.double().cumsum(dim=-1) - ordered
+    kept = torch.where(mass_before < settings.top_p, ordered, 0.0)
+    kept = kept / kept.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter_(-1, ids, kept)
+
+
+def sample(probabilities: torch.Tensor, generator: np.random.Generator) -> int:
+    """Draw an index from weights (V,), which need not sum to one; weight 0 is never drawn."""
+    cumulative = probabilities.double().cumsum(dim=0)
+    total = float(cumulative[-1])
+    if not (math.isfinite(total) and total > 0.0):
+        raise SamplingError("cannot draw from weights that are no probabilities")
+    # The first index whose cumulative weight exceeds the draw: one of weight 0 never is.
+    draw = torch.tensor(generator.random() * total, dtype=torch.float64, device=cumulative.device)
+    index = int(torch.searchsorted(cumulative, draw, right=True))
+    if index == len(cumulative):  # the product was rounded up to the total
+        index = int(probabilities.nonzero()[-1])
+    return index
+
+
+def generator_for(side: str, seed: int, reply: int, round_number: int) -> np.random.Generator:
+    """The random stream of one side ("draft" or "verifier") in one round of one reply.
+
+    Keyed by what names the round, so that serving a retransmitted round draws the same; the two sides
+    never share a stream, since acceptance must be independent of what was drafted.
+    """
+    stream = {"draft": 1, "verifier": 2}[side]
+    return np.random.default_rng([stream, seed, reply, round_number])

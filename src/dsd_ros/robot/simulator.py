@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import math
-import os
 from typing import Any
 
 import numpy as np
 
+from .offscreen import Offscreen, SimulatorError, import_mujoco
 from .scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
 from .world import REACH, World
+
+__all__ = ["Simulator", "SimulatorError"]
 
 # Limits of the real robot's sport mode (m/s, m/s, rad/s) and what it can gain per second.
 VX_MIN, VX_MAX, VY_MAX, WZ_MAX = -2.5, 3.8, 1.0, 4.0
 _ACCELERATION = np.array([3.0, 3.0, 12.0])
 _SUBSTEP = 0.01  # seconds; short enough that no step jumps over an obstacle's rim
-
-
-class SimulatorError(RuntimeError):
-    """The simulator cannot run here; the message says what to install."""
-
-
-def _import_mujoco() -> Any:
-    """MuJoCo with an offscreen renderer chosen: MUJOCO_GL, else OSMesa (faster), else EGL."""
-    if "MUJOCO_GL" not in os.environ:
-        if ctypes.util.find_library("OSMesa"):
-            os.environ["MUJOCO_GL"] = "osmesa"
-        elif ctypes.util.find_library("EGL"):
-            os.environ["MUJOCO_GL"] = "egl"
-        else:
-            raise SimulatorError(
-                "The simulator's camera needs an offscreen renderer and found none: install "
-                "OSMesa (Debian/Ubuntu: apt install libosmesa6) or EGL (apt install libegl1)."
-            )
-    try:
-        import mujoco
-    except ImportError as error:
-        raise SimulatorError(
-            f"The simulator needs MuJoCo, which could not be loaded ({error}): "
-            "pip install mujoco==3.3.4, and libosmesa6 or libegl1 from the system."
-        ) from error
-    return mujoco
 
 
 class Simulator:
@@ -52,7 +27,11 @@ class Simulator:
     """
 
     def __init__(
-        self, world: World, width: int = IMAGE_WIDTH, height: int = IMAGE_HEIGHT
+        self,
+        world: World,
+        width: int = IMAGE_WIDTH,
+        height: int = IMAGE_HEIGHT,
+        offscreen: Offscreen | None = None,
     ) -> None:
         self.world = world
         self.width, self.height = width, height
@@ -64,7 +43,9 @@ class Simulator:
         self._mujoco: Any = None
         self._model: Any = None
         self._data: Any = None
-        self._renderers: dict[tuple[int, int], Any] = {}
+        self._scene: Any = None
+        self._offscreen = offscreen
+        self._own_offscreen = offscreen is None
 
     # -- motion ------------------------------------------------------------------------------
 
@@ -142,26 +123,21 @@ class Simulator:
 
     def render(self) -> np.ndarray:
         """What the front camera sees now: uint8 (height, width, 3), RGB."""
-        renderer = self._renderer(self.width, self.height)
-        renderer.update_scene(self._data, camera="front")
+        scene = self._update("front")
         # Shadows would cost three times the frame rate on a CPU.
-        renderer.scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-        return renderer.render().copy()
+        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        return self._offscreen.draw(scene, self.width, self.height)
 
     def visible_pixels(self) -> dict[int, int]:
         """Pixels of the front camera's image that show each thing: {index in world.things: count}.
 
         Things behind others or outside the picture are left out.
         """
-        renderer = self._renderer(self.width, self.height)
-        renderer.enable_segmentation_rendering()
-        try:
-            renderer.update_scene(self._data, camera="front")
-            geoms = renderer.render()[..., 0]
-        finally:
-            renderer.disable_segmentation_rendering()
+        scene = self._update("front")
+        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        geoms = self._offscreen.draw_geoms(scene, self.width // 2, self.height // 2)
         owners = self._owner[geoms[geoms >= 0]]
-        counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things))
+        counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things)) * 4
         return {int(i): int(n) for i, n in enumerate(counts) if n > 0}
 
     def render_overview(
@@ -171,10 +147,9 @@ class Simulator:
         height: int = 640,
     ) -> np.ndarray:
         """The room from above, uint8 (height, width, 3), with a path (metres) drawn in red."""
-        mujoco = self._load()
-        renderer = self._renderer(width, height)
-        renderer.update_scene(self._data, camera="overview")
-        scene = renderer.scene
+        scene = self._update("overview")
+        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 1
+        mujoco = self._mujoco
         points = path or []
         for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
             if scene.ngeom >= scene.maxgeom:
@@ -189,44 +164,46 @@ class Simulator:
                 np.array([x0, y0, 0.5]), np.array([x1, y1, 0.5]),
             )  # fmt: skip
             scene.ngeom += 1
-        return renderer.render().copy()
+        return self._offscreen.draw(scene, width, height)
 
-    def _load(self) -> Any:
+    def _update(self, camera: str) -> Any:
+        """The scene as a camera sees it from the present pose, ready to draw."""
         if self._model is None:
-            self._mujoco = _import_mujoco()
+            self._mujoco = import_mujoco()
             self._model = self._mujoco.MjModel.from_xml_string(build_mjcf(self.world))
             self._data = self._mujoco.MjData(self._model)
-            owner = np.full(self._model.ngeom, -1, dtype=np.int64)
+            self._scene = self._mujoco.MjvScene(self._model, maxgeom=2000)
+            self._owner = np.full(self._model.ngeom, -1, dtype=np.int64)
             for index in range(len(self.world.things)):
                 body = self._model.body(f"thing{index}").id
-                owner[self._model.geom_bodyid == body] = index
-            self._owner = owner
+                self._owner[self._model.geom_bodyid == body] = index
+        if self._offscreen is None:
+            self._offscreen = Offscreen(self._model)
+        self._offscreen.use(self._model)
         x, y, yaw = self._pose
         self._data.mocap_pos[0] = (x, y, 0.0)
         self._data.mocap_quat[0] = (math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
         self._mujoco.mj_kinematics(self._model, self._data)
         self._mujoco.mj_camlight(self._model, self._data)
-        return self._mujoco
-
-    def _renderer(self, width: int, height: int) -> Any:
-        mujoco = self._load()
-        if (width, height) not in self._renderers:
-            try:
-                renderer = mujoco.Renderer(self._model, height=height, width=width)
-            except Exception as error:  # MuJoCo raises whatever its OpenGL library raised
-                raise SimulatorError(
-                    "The simulator's camera could not open an offscreen renderer with "
-                    f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install OSMesa (apt "
-                    "install libosmesa6) or EGL (libegl1), or set MUJOCO_GL to the one you have."
-                ) from error
-            self._renderers[width, height] = renderer
-        return self._renderers[width, height]
+        view = self._mujoco.MjvCamera()
+        view.type = self._mujoco.mjtCamera.mjCAMERA_FIXED
+        view.fixedcamid = self._model.camera(camera).id
+        self._mujoco.mjv_updateScene(
+            self._model,
+            self._data,
+            self._mujoco.MjvOption(),
+            None,
+            view,
+            self._mujoco.mjtCatBit.mjCAT_ALL,
+            self._scene,
+        )
+        return self._scene
 
     def close(self) -> None:
-        """Give the renderers back; call it from the thread that rendered. May be called twice."""
-        for renderer in self._renderers.values():
-            renderer.close()
-        self._renderers.clear()
+        """Give the renderer back; call it from the thread that rendered. May be called twice."""
+        if self._own_offscreen and self._offscreen is not None:
+            self._offscreen.close()
+            self._offscreen = None
 
     def __enter__(self) -> Simulator:
         return self

@@ -1,0 +1,113 @@
+"""Qwen2-VL's forward passes for batches of equal pictures and texts.
+
+The same arithmetic on the same modules as transformers' own forward (a test compares them), without
+its loop over pictures and with fused kernels: several times faster in training on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .architecture import COLUMNS, GRID_HEIGHT, GRID_WIDTH, MERGE, PATCH, ROWS
+
+# Qwen2-VL's image normalization (that of CLIP).
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def patches(images: torch.Tensor) -> torch.Tensor:
+    """Normalized patches of uint8 or float 0..255 pictures (N, 112, 168, 3): (N, 96, 3*14*14).
+
+    In Qwen2-VL's order: the four patches of one image token stand together.
+    """
+    pixels = (images.float() / 255.0 - torch.tensor(MEAN)) / torch.tensor(STD)
+    pixels = pixels.permute(0, 3, 1, 2).reshape(
+        len(images), 3, ROWS, MERGE, PATCH, COLUMNS, MERGE, PATCH
+    )
+    pixels = pixels.permute(0, 2, 5, 3, 6, 1, 4, 7)
+    return pixels.reshape(len(images), GRID_HEIGHT * GRID_WIDTH, 3 * PATCH * PATCH)
+
+
+def tower_positions(tower: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the tower's two-dimensional rotary positions, (96, head size)."""
+    rows = torch.arange(GRID_HEIGHT)[:, None].expand(-1, GRID_WIDTH)
+    columns = torch.arange(GRID_WIDTH)[None].expand(GRID_HEIGHT, -1)
+
+    def blocks(grid: torch.Tensor) -> torch.Tensor:
+        return grid.reshape(ROWS, MERGE, COLUMNS, MERGE).permute(0, 2, 1, 3).flatten()
+
+    positions = torch.stack([blocks(rows), blocks(columns)], dim=-1)
+    cos, sin = tower.rotary_pos_emb(torch.zeros(1), positions)
+    return cos, sin
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply a rotary position embedding to (..., length, head size)."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Plain attention: on a CPU its backward pass is faster than the fused kernel's."""
+    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)
+
+
+def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
+    """Image tokens of pictures (N, 112, 168, 3): (N, 24, hidden)."""
+    count = len(images)
+    # A still picture fills both frames of a temporal patch, so the kernel's frames add up.
+    kernel = tower.patch_embed.proj.weight.sum(dim=2).flatten(1)
+    hidden = functional.linear(patches(images), kernel)
+    cos, sin = tower_positions(tower)
+    cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
+    for block in tower.blocks:
+        attention = block.attn
+        qkv = attention.qkv(block.norm1(hidden))
+        q, k, v = qkv.view(count, -1, 3, attention.num_heads, attention.head_dim).permute(
+            2, 0, 3, 1, 4
+        )
+        out = attend(rotate(q, cos, sin), rotate(k, cos, sin), v, None)
+        hidden = hidden + attention.proj(out.transpose(1, 2).reshape(count, hidden.shape[1], -1))
+        hidden = hidden + block.mlp(block.norm2(hidden))
+    return tower.merger(hidden).view(count, ROWS * COLUMNS, -1)
+
+
+def language_forward(
+    language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """Final hidden states (N, length, hidden) under a causal mask; cos, sin (N, 1, length, head)."""
+    hidden = embeddings
+    count, length, _ = hidden.shape
+    causal = torch.full((length, length), -1e4, dtype=hidden.dtype).triu(1)
+    cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
+    for layer in language.layers:
+        attention = layer.self_attn
+        normed = norm(layer.input_layernorm, hidden)
+        heads = attention.head_dim
+        q = attention.q_proj(normed).view(count, length, -1, heads).transpose(1, 2)
+        k = attention.k_proj(normed).view(count, length, -1, heads).transpose(1, 2)
+        v = attention.v_proj(normed).view(count, length, -1, heads).transpose(1, 2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        groups = attention.num_key_value_groups
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        out = attend(q, k, v, causal)
+        hidden = hidden + attention.o_proj(out.transpose(1, 2).reshape(count, length, -1))
+        hidden = hidden + layer.mlp(norm(layer.post_attention_layernorm, hidden))
+    return norm(language.norm, hidden)
+
+
+def norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """Root-mean-square normalization by a Qwen2-VL norm module."""
+    return functional.rms_norm(
+        hidden, (hidden.shape[-1],), module.weight.to(hidden.dtype), module.variance_epsilon
+    )

@@ -17,6 +17,7 @@ from dsd_ros.navigation.controller import (
     MotionStatus,
     Pose,
     Velocity,
+    predict,
 )
 
 SETTINGS = MotionSettings()
@@ -145,3 +146,13 @@ def test_time_that_stands_still_or_runs_back_does_not_speed_the_robot_up():
     first = controller.update(Pose(0, 0, 0), AT_REST, 10.02)
     for now in (10.02, 9.0, 10.0):
         assert controller.update(Pose(0, 0, 0), AT_REST, now).vx == pytest.approx(first.vx)
+
+
+def test_prediction_follows_the_arc():
+    quarter = predict(Pose(1.0, 1.0, 0.0), Velocity(math.pi / 2, math.pi / 2), 0.001)
+    assert quarter.x == pytest.approx(1.0 + math.pi / 2 * 0.001, rel=1e-6)
+    rig = Pose(0.0, 0.0, 0.0)
+    for _ in range(1000):
+        rig = predict(rig, Velocity(math.pi / 2, math.pi / 2), 0.001)
+    assert (rig.x, rig.y, rig.yaw) == pytest.approx((1.0, 1.0, math.pi / 2), abs=1e-3)
+    assert predict(rig, AT_REST, 5.0) == rig

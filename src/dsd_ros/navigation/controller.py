@@ -33,6 +33,17 @@ class Velocity:
 AT_REST = Velocity(0.0, 0.0)
 
 
+def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
+    """Where a robot that keeps its velocity is after ``span`` seconds (constant-twist arc)."""
+    middle = pose.yaw + velocity.wz * span / 2
+    way = velocity.vx * span
+    return Pose(
+        pose.x + way * math.cos(middle),
+        pose.y + way * math.sin(middle),
+        pose.yaw + velocity.wz * span,
+    )
+
+
 def _option(default: float, text: str, low: float, high: float) -> float:
     return field(default=default, metadata={"help": text, "min": low, "max": high})
 

@@ -28,7 +28,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.actions import Action, ActionKind
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
+from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity, predict
 from dsd_ros.navigation.run import (
     DecodeRequest,
     Moment,
@@ -47,6 +47,7 @@ MAX_INSTRUCTION_CHARS = 2000
 _SERVICE_WAIT_S = 3.0  # a decode service that is absent this long ends the run
 _ANSWER_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives
 _REST_WAIT_S = 2.0  # the result waits this long for the robot to stand
+_MAX_PREDICTION_S = 0.3
 _STILL = 0.03  # m/s and rad/s
 
 _KINDS = {
@@ -108,7 +109,7 @@ class NavigationNode(Node):
         self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
         self.create_subscription(
-            Odometry, "odom", self._on_odometry, qos.STATE, callback_group=motion
+            Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion
         )
         self.create_subscription(
             ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service
@@ -158,6 +159,11 @@ class NavigationNode(Node):
             return  # counts as no odometry: the watchdog will see its absence
         with self._changed:
             moment = self._moment()
+            age = moment.stamp - seconds(message.header.stamp)
+            if (
+                0.0 < age < _MAX_PREDICTION_S
+            ):  # beyond: a stalled sender, or another machine's clock
+                pose = predict(pose, measured, age)
             self._measured = measured
             self._watchdog.odometry(moment.steady)
             if self._run is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -51,25 +52,38 @@ class ParameterSpec:
     choices: tuple[str, ...] = ()
 
 
-def specs(settings: type, prefix: str = "") -> list[ParameterSpec]:
+def specs(
+    settings: type, prefix: str = "", defaults: Mapping[str, Any] | None = None
+) -> list[ParameterSpec]:
     """The parameters that :func:`declare` makes of a dataclass.
 
     :raises TypeError: for a field that is no bool, int, float, str or string Enum, or has no
     default.
     """
     hints = typing.get_type_hints(settings)
-    return [_spec(item, hints[item.name], prefix) for item in fields(settings)]
+    given = defaults or {}
+    return [
+        _spec(item, hints[item.name], prefix, given.get(item.name, MISSING))
+        for item in fields(settings)
+    ]
 
 
-def declare(node: Node, settings: type[Settings], prefix: str = "") -> Settings:
+def declare(
+    node: Node,
+    settings: type[Settings],
+    prefix: str = "",
+    defaults: Mapping[str, Any] | None = None,
+) -> Settings:
     """Declare one parameter per field and return the settings with the values they were given.
+
+    :param defaults: for fields whose dataclass gives none, or none that suits a node.
 
     :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass
     refuses it.
     """
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(settings)
-    for spec in specs(settings, prefix):
+    for spec in specs(settings, prefix, defaults):
         try:
             value = node.declare_parameter(spec.name, _plain(spec.default), _descriptor(spec)).value
         except InvalidParameterTypeException as error:
@@ -118,8 +132,10 @@ def _known(node: Node, name: str) -> bool:
     return node.has_parameter(name) or name.startswith(("qos_overrides.", "use_sim_time"))
 
 
-def _spec(item: Field[Any], hint: Any, prefix: str) -> ParameterSpec:
-    if item.default is not MISSING:
+def _spec(item: Field[Any], hint: Any, prefix: str, given: Any) -> ParameterSpec:
+    if given is not MISSING:
+        default = given
+    elif item.default is not MISSING:
         default = item.default
     elif item.default_factory is not MISSING:
         default = item.default_factory()

@@ -1,0 +1,13 @@
+"""What runs on the robot: navigation, the draft, and the bridge to a verifier in the cloud.
+
+    ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
+
+Nodes, arguments and parameter files are those of dsd_ros.nodes.bringup, which `dsd` reads, too.
+"""
+
+from dsd_ros.nodes.launching import describe
+from launch import LaunchDescription
+
+
+def generate_launch_description() -> LaunchDescription:
+    return describe("robot")

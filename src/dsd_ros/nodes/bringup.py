@@ -1,0 +1,244 @@
+"""Which nodes with which parameter files make up a system: the one table that `ros2 launch` and `dsd` both read.
+
+Imports nothing of ROS, so that launch files and the command line can read it anywhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsd_ros.paths import config_directory
+
+TRANSPORTS = ("dds", "websocket")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a system: a launch argument, and an option of the process runner.
+
+    ``targets`` names the parameters that it sets, as "node.parameter"; empty: it chooses nodes.
+    """
+
+    name: str
+    default: str
+    help: str
+    targets: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeEntry:
+    """One node: its executable's name (also the module's and the node's) and its parameter file."""
+
+    executable: str
+    config: str
+    only_with: tuple[str, str] | None = None  # (argument, value): started only then
+
+    def wanted(self, values: dict[str, str]) -> bool:
+        return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
+
+    @property
+    def parameter_file(self) -> Path:
+        return config_directory() / self.config
+
+    @property
+    def module(self) -> str:
+        return f"dsd_ros.nodes.{self.executable}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A `dsd` command that belongs to a system. ``options``: (option, argument that gives its value)."""
+
+    name: str
+    command: str
+    options: tuple[tuple[str, str], ...]
+    only_with: tuple[str, str] | None = None
+
+    def wanted(self, values: dict[str, str]) -> bool:
+        return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
+
+
+@dataclass(frozen=True)
+class System:
+    """A set of nodes that is started and ended together."""
+
+    name: str
+    help: str
+    nodes: tuple[NodeEntry, ...]
+    arguments: tuple[Argument, ...]
+    programs: tuple[Program, ...] = ()
+
+    def defaults(self) -> dict[str, str]:
+        return {argument.name: argument.default for argument in self.arguments}
+
+
+@dataclass(frozen=True)
+class NodeStart:
+    """A node as it is to be started: the entry and the parameters that arguments set."""
+
+    entry: NodeEntry
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+SIMULATOR = NodeEntry("simulator_node", "simulator.yaml")
+NAVIGATION = NodeEntry("navigation_node", "navigation.yaml")
+DRAFT = NodeEntry("draft_node", "draft.yaml")
+VERIFIER = NodeEntry("verifier_node", "verifier.yaml", only_with=("transport", "dds"))
+BRIDGE = NodeEntry("bridge_node", "bridge.yaml", only_with=("transport", "websocket"))
+
+_MODE = Argument("mode", "dsd", "decoding mode, e.g. dsd or ar", ("draft_node.decode.mode",))
+_TEMPERATURE = Argument(
+    "temperature", "0.0", "sampling temperature; 0: greedy", ("draft_node.decode.temperature",)
+)
+_DRAFT_MODEL = Argument(
+    "draft_model", "", "directory or hub id of the draft model; empty: the shipped one",
+    ("draft_node.model.path",),
+)  # fmt: skip
+_TARGET_MODEL = Argument(
+    "target_model", "", "directory or hub id of the target model; empty: the shipped one",
+    ("verifier_node.model.path",),
+)  # fmt: skip
+_TRANSPORT = Argument(
+    "transport", "dds", "dds: verifier node on topics; websocket: bridge to a remote verifier",
+    ("draft_node.transport",), TRANSPORTS,
+)  # fmt: skip
+_VERIFIER_URL = Argument(
+    "verifier", "ws://127.0.0.1:8765", "address of the remote verifier, ws:// or wss://",
+    ("bridge_node.url",),
+)  # fmt: skip
+_TOKEN_FILE = Argument(
+    "token_file",
+    "",
+    "file with the bearer token of the remote verifier",
+    ("bridge_node.token_file",),
+)
+_CA_FILE = Argument(
+    "ca_file", "", "certificate authority of the remote verifier; empty: the system's",
+    ("bridge_node.ca_file",),
+)  # fmt: skip
+
+DEMO = System(
+    "demo",
+    "the simulated Go2, navigation, draft and verifier",
+    (SIMULATOR, NAVIGATION, DRAFT, VERIFIER, BRIDGE),
+    (
+        _TRANSPORT,
+        _MODE,
+        _TEMPERATURE,
+        Argument("seed", "0", "number of the simulated world", ("simulator_node.seed",)),
+        Argument(
+            "instruction", "find the silver bottle", "names the target of the simulated world",
+            ("simulator_node.instruction",),
+        ),
+        _DRAFT_MODEL,
+        _TARGET_MODEL,
+        Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
+        _VERIFIER_URL,
+    ),
+    (
+        Program(
+            "verifier",
+            "verifier",
+            (("--port", "verifier_port"), ("--model", "target_model")),
+            only_with=("transport", "websocket"),
+        ),
+    ),
+)  # fmt: skip
+ROBOT = System(
+    "robot",
+    "what runs on the robot: navigation, draft, and the bridge to a verifier in the cloud",
+    (NAVIGATION, DRAFT, NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"))),
+    (
+        Argument(
+            "transport", "websocket", "websocket: bridge to a remote verifier; dds: one on the network",
+            ("draft_node.transport",), TRANSPORTS,
+        ),
+        _MODE,
+        _TEMPERATURE,
+        Argument(
+            "speed", "0.5", "top speed ahead, m/s", ("navigation_node.motion.speed",)
+        ),
+        _DRAFT_MODEL,
+        Argument(
+            "quantization", "none", "of the draft model: none, int8 (CPU) or 4bit (CUDA)",
+            ("draft_node.model.quantization",), ("none", "int8", "4bit"),
+        ),
+        Argument("device", "cpu", "of the draft model: cpu, cuda or cuda:N", ("draft_node.model.device",)),
+        _VERIFIER_URL,
+        _TOKEN_FILE,
+        _CA_FILE,
+    ),
+)  # fmt: skip
+CLOUD = System(
+    "cloud",
+    "the verifier as a ROS node, for robots in the same DDS domain",
+    (NodeEntry("verifier_node", "verifier.yaml"),),
+    (
+        _TARGET_MODEL,
+        Argument("device", "cpu", "cpu, cuda or cuda:N", ("verifier_node.model.device",)),
+        Argument(
+            "dtype", "float32", "precision of the weights", ("verifier_node.model.dtype",),
+            ("float32", "bfloat16", "float16"),
+        ),
+    ),
+)  # fmt: skip
+
+SYSTEMS = {system.name: system for system in (DEMO, ROBOT, CLOUD)}
+
+
+def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
+    """The nodes of a system to start, with the parameters that the arguments set.
+
+    :raises ValueError: for an unknown system or argument, or a value that is not among the choices.
+    """
+    if name not in SYSTEMS:
+        raise ValueError(f"There is no system '{name}'; known are {', '.join(SYSTEMS)}.")
+    system = SYSTEMS[name]
+    values = values_of(system, overrides)
+    return [
+        NodeStart(entry, parameters_of(system, entry, values))
+        for entry in system.nodes
+        if entry.wanted(values)
+    ]
+
+
+def program_command(program: Program, values: dict[str, str]) -> list[str]:
+    """The command line of a program; options whose argument is empty are left out."""
+    command = [sys.executable, "-c", "from dsd_ros.cli import main; raise SystemExit(main())"]
+    command.append(program.command)
+    for option, argument in program.options:
+        if values[argument]:
+            command += [option, values[argument]]
+    return command
+
+
+def values_of(system: System, overrides: dict[str, str] | None = None) -> dict[str, str]:
+    """The arguments' values: the defaults, and the overrides over them; ValueError as :func:`plan`."""
+    values = system.defaults()
+    for key, value in (overrides or {}).items():
+        if key not in values:
+            raise ValueError(
+                f"The system '{system.name}' has no argument '{key}'; it has {', '.join(values)}."
+            )
+        values[key] = value
+    for argument in system.arguments:
+        if argument.choices and values[argument.name] not in argument.choices:
+            raise ValueError(
+                f"'{values[argument.name]}' is no {argument.name}; choose from "
+                f"{', '.join(argument.choices)}."
+            )
+    return values
+
+
+def parameters_of(system: System, entry: NodeEntry, values: dict[str, str]) -> dict[str, str]:
+    """The parameters of one node that a system's arguments set, as name -> text."""
+    result = {}
+    for argument in system.arguments:
+        for target in argument.targets:
+            node, _, parameter = target.partition(".")
+            if node == entry.executable:
+                result[parameter] = values[argument.name]
+    return result

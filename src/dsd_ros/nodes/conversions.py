@@ -1,0 +1,84 @@
+"""The protocol's structs as ROS messages and back.
+
+What comes from a topic is validated like what comes from a socket: same bounds, same error.
+"""
+
+from __future__ import annotations
+
+import array
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dsd_msgs import msg as ros
+from dsd_ros.wire import messages as wire
+from dsd_ros.wire.codec import WireError
+
+# Which ROS message type carries which struct. Fields of the same name carry the same thing, except
+# those in _BYTES (uint8 arrays) and _FLOATS (float32 arrays), whose representation differs.
+ROS_TYPES: dict[type, type] = {
+    wire.SessionRequest: ros.SessionRequest,
+    wire.SessionReply: ros.SessionReply,
+    wire.Observation: ros.Observation,
+    wire.Draft: ros.Draft,
+    wire.Outcome: ros.Outcome,
+    wire.Refusal: ros.Refusal,
+    wire.SessionClose: ros.SessionClose,
+}
+_STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
+_BYTES = frozenset({"session", "resume", "image", "parents"})
+_FLOATS = frozenset({"distributions"})
+
+
+def to_ros(message: wire.Message) -> Any:
+    """The ROS message that says the same as a protocol message."""
+    ros_type = ROS_TYPES[type(message)]
+    result = ros_type()
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if name in _BYTES:
+            value = array.array("B", value)
+        elif name in _FLOATS:
+            value = _floats(value)
+        elif isinstance(value, list):
+            value = array.array("I", value)
+        setattr(result, name, value)
+    return result
+
+
+def from_ros(message: Any) -> wire.Message:
+    """The protocol message of a ROS message, every field checked.
+
+    :raises WireError: naming the message and what is wrong with it.
+    """
+    struct = _STRUCTS.get(type(message))
+    if struct is None:
+        raise WireError(f"{type(message).__name__} is no message of the protocol.")
+    values: list[Any] = [struct.__struct_config__.tag]
+    for name in struct.__struct_fields__:
+        value = getattr(message, name)
+        if name in _BYTES or name in _FLOATS:
+            value = _to_bytes(value)
+        elif not isinstance(value, (str, int, float, bool)):
+            value = list(value)
+        values.append(value)
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        raise WireError(f"A {struct.__name__} that breaks the protocol: {error}") from error
+
+
+def _floats(data: bytes) -> array.array:
+    """Little-endian float32 bytes as the array a ROS message takes over without looking at each
+    value.
+    """
+    result = array.array("f")
+    result.frombytes(np.frombuffer(data, dtype="<f4").astype("=f4", copy=False).tobytes())
+    return result
+
+
+def _to_bytes(value: Any) -> bytes:
+    if isinstance(value, array.array) and value.typecode == "f":
+        return np.asarray(value, dtype="<f4").tobytes()
+    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)

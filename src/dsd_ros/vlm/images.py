@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from dsd_ros.vlm.errors import ImageError, ModelError
 
@@ -53,6 +53,19 @@ def check_image(image: np.ndarray) -> None:
             f"the image has shape {image.shape} and type {image.dtype}; "
             "give it as RGB of shape (height, width, 3) and type uint8"
         )
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """A picture file as RGB uint8 (height, width, 3), turned upright; ImageError when it is none."""
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+    except FileNotFoundError:
+        raise ImageError(f"the image {path} does not exist; name a PNG or JPEG file") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(
+            f"the image {path} cannot be read ({error}); name a PNG or JPEG file"
+        ) from error
 
 
 class ImageProcessor:

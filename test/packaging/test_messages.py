@@ -1,0 +1,114 @@
+"""dsd_msgs: in ROS style, bounded, and the same schema as the wire's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+import pytest
+from dsd_msgs import action, msg, srv
+from rclpy.serialization import deserialize_message, serialize_message
+
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.wire import messages as wire
+
+DSD_MSGS = Path(__file__).resolve().parents[2] / "src" / "dsd_msgs"
+DEFINITIONS = sorted(path for folder in ("msg", "srv", "action") for path in (DSD_MSGS / folder).iterdir())
+
+# Fields the ROS messages have for modes whose websocket form comes with those modes.
+FOR_LATER = {
+    "Draft": {"probabilities", "sparse_counts", "sparse_ids", "sparse_values"},
+    "Outcome": {"compute_us", "accepted_nodes", "sparse_ids", "sparse_values"},
+}
+WIRE_MESSAGES = list(wire.Message.__args__)
+
+
+def fields(path: Path) -> Iterator[tuple[str, str]]:
+    """(definition, comment) of every field and constant."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        definition, _, comment = line.partition("#")
+        if definition.strip() and definition.strip() != "---":
+            yield definition.strip(), comment.strip()
+
+
+def kind_of_ros(type_name: str) -> str:
+    if type_name.startswith("sequence"):
+        return "bytes" if re.match(r"sequence<(uint8|float)[,>]", type_name) else "list"
+    for kind, prefix in {"int": "uint", "float": "double", "str": "string", "bool": "bool"}.items():
+        if type_name.startswith(prefix):
+            return kind
+    return type_name
+
+
+def wire_fields(struct: type[msgspec.Struct]) -> dict[str, tuple[str, int | None]]:
+    """name -> (kind, longest length or None)."""
+    found = {}
+    for name, hint in get_type_hints(struct, include_extras=True).items():
+        if name in struct.__struct_fields__:
+            base = get_args(hint)[0] if hasattr(hint, "__metadata__") else hint
+            limits = [meta.max_length for meta in getattr(hint, "__metadata__", ())]
+            found[name] = ((get_origin(base) or base).__name__, limits[-1] if limits else None)
+    return found
+
+
+@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+def test_every_field_is_explained_and_bounded(path: Path) -> None:
+    listed = (DSD_MSGS / "CMakeLists.txt").read_text()
+    assert f'"{path.parent.name}/{path.name}"' in listed
+    assert path.read_text().startswith("# ")
+    for definition, comment in fields(path):
+        explained = comment or re.fullmatch(r"\w+ [A-Z_]+=\d+", definition)  # a constant's name may say it all
+        assert explained, f"{path.name}: '{definition}' has no comment"
+        assert "[]" not in definition, f"{path.name}: '{definition}' is not bounded"
+        assert not re.match(r"w?string\s", definition), f"{path.name}: '{definition}' is not bounded"
+
+
+@pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)
+def test_wire_and_ros_messages_mirror_each_other(struct: type[msgspec.Struct]) -> None:
+    name = struct.__name__
+    ros = getattr(msg, name).get_fields_and_field_types()
+    on_the_wire = wire_fields(struct)
+    assert on_the_wire.keys() <= ros.keys()
+    assert ros.keys() - on_the_wire.keys() <= FOR_LATER.get(name, set())
+    for key, (kind, _) in on_the_wire.items():
+        assert kind_of_ros(ros[key]) == kind, f"{name}.{key}"
+
+
+@pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)
+def test_ros_bounds_hold_what_the_wire_allows(struct: type[msgspec.Struct]) -> None:
+    ros = getattr(msg, struct.__name__).get_fields_and_field_types()
+    for name, (_, longest) in wire_fields(struct).items():
+        bound = re.search(r"(?:<|, )(\d+)>$", ros[name])
+        if longest is not None:
+            assert bound, f"{struct.__name__}.{name} is not bounded"
+            bytes_each = 4 if ros[name].startswith("sequence<float") else 1
+            assert int(bound[1]) * bytes_each >= longest, f"{struct.__name__}.{name}"
+
+
+def test_full_distributions_of_a_full_draft_fit() -> None:
+    largest_vocabulary = 152_064  # Qwen2-VL-7B-Instruct
+    bound = re.search(r", (\d+)>", msg.Draft.get_fields_and_field_types()["distributions"])
+    assert bound and int(bound[1]) >= wire.MAX_DRAFT * largest_vocabulary
+
+
+def test_navigate_outcomes_are_the_runs() -> None:
+    constants = {name: getattr(action.Navigate.Result, name) for name in RunOutcome.__members__}
+    assert constants == {name: int(value) for name, value in RunOutcome.__members__.items()}
+    text = (DSD_MSGS / "action" / "Navigate.action").read_text()
+    assert set(re.findall(r"^uint8 ([A-Z_]+)=", text, re.M)) == RunOutcome.__members__.keys()
+
+
+def test_an_untouched_action_message_means_stop_and_unverified() -> None:
+    empty = msg.NavAction()
+    assert empty.kind == msg.NavAction.STOP and not empty.verified
+    assert srv.Decode.Response().success is False
+
+
+def test_a_draft_survives_serialization() -> None:
+    draft = msg.Draft(reply=3, round=7, confirmed=12, tokens=[1, 151_935], parents=[255, 0])
+    draft.distributions.frombytes(np.linspace(0, 1, 2000, dtype=np.float32).tobytes())
+    assert deserialize_message(serialize_message(draft), msg.Draft) == draft

@@ -1,0 +1,157 @@
+"""The package's metadata: valid for ROS and pip, everything pinned, and each half free of the other's parts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import dsd_ros
+from dsd_ros import paths
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+MANIFESTS = [ROOT / "package.xml", ROOT / "src" / "dsd_msgs" / "package.xml"]
+EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
+PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==[\w.!+]+")
+ROBOT_ONLY = ("cv2", "mujoco", "rclpy", "dsd_msgs", "sensor_msgs", "tqdm", "matplotlib", "unitree_sdk2py")
+
+
+def requirements(name: str) -> dict[str, str]:
+    """name -> pinned line, of a requirements file and those it includes."""
+    found: dict[str, str] = {}
+    for line in (REQUIREMENTS / f"{name}.txt").read_text().splitlines():
+        line = line.split("#")[0].strip()
+        if line.startswith("-r "):
+            found |= requirements(line[3:].removesuffix(".txt"))
+        elif line and not line.startswith("-c "):
+            match = PIN.fullmatch(line)
+            assert match, f"requirements/{name}.txt: '{line}' does not pin one version"
+            found[match[1].lower()] = line
+    return found
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.parent.name)
+def test_manifest_is_a_valid_format_3(path: Path) -> None:
+    package = ElementTree.parse(path).getroot()
+    assert package.tag == "package" and package.get("format") == "3"
+    assert package.findtext("version") == dsd_ros.__version__
+    assert package.findtext("license") == "Apache-2.0"
+    assert (package.findtext("description") or "").strip()
+    maintainer = package.find("maintainer")
+    assert maintainer is not None and EMAIL.fullmatch(maintainer.get("email", ""))
+    assert package.findtext("export/build_type") in ("ament_python", "ament_cmake")
+    names = [element.text for element in package if element.tag == "exec_depend"]
+    assert len(names) == len(set(names))
+
+
+def test_installed_metadata_agrees_with_the_manifest() -> None:
+    metadata = importlib.metadata.metadata("dsd_ros")
+    assert metadata["Version"] == dsd_ros.__version__
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot().find("maintainer")
+    assert manifest is not None and metadata["Maintainer-email"] == manifest.get("email")
+
+
+def entry_points() -> list[importlib.metadata.EntryPoint]:
+    scripts = importlib.metadata.distribution("dsd_ros").entry_points
+    return sorted(scripts.select(group="console_scripts"), key=lambda entry: entry.name)
+
+
+def test_all_executables_are_declared() -> None:
+    nodes = {f"{name}_node" for name in ("simulator", "draft", "verifier", "bridge", "navigation")}
+    assert {entry.name for entry in entry_points()} == nodes | {"dsd"}
+
+
+@pytest.mark.parametrize("entry", entry_points(), ids=lambda entry: entry.name)
+def test_executable_can_be_loaded(entry: importlib.metadata.EntryPoint) -> None:
+    assert callable(entry.load())
+
+
+def test_dsd_is_on_the_path_and_helps() -> None:
+    command = [Path(sys.executable).parent / "dsd", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    for name in ("demo", "decode", "verifier", "doctor"):
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_requirements_are_pinned(path: Path) -> None:
+    assert requirements(path.stem)
+
+
+@pytest.mark.parametrize("name", ["robot", "ros", "sim", "train", "dev"])
+def test_lock_agrees_with_the_requirements(name: str) -> None:
+    lock = requirements("lock")
+    assert {key: lock.get(key) for key in requirements(name)} == requirements(name)
+
+
+def test_each_half_is_free_of_the_others_parts() -> None:
+    cloud, robot = requirements("cloud"), requirements("robot")
+    simulator, training, ros = requirements("sim"), requirements("train"), requirements("ros")
+    assert cloud.items() <= robot.items()
+    assert not cloud.keys() & ros.keys() and not robot.keys() & ros.keys()
+    assert "mujoco" in simulator and "mujoco" not in robot
+    assert not robot.keys() & (training.keys() - cloud.keys())
+
+
+def test_extras_are_the_requirements_files() -> None:
+    declared: dict[str, set[str]] = {}
+    for line in importlib.metadata.requires("dsd_ros") or []:
+        requirement, _, condition = line.partition(";")
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
+        if extra:
+            declared.setdefault(extra[1], set()).add(requirement.strip().lower())
+    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2"):
+        assert declared[name] == {line.lower() for line in requirements(name).values()}, name
+
+
+def test_cloud_half_imports_without_ros_simulator_and_camera() -> None:
+    code = f"""
+import importlib, pkgutil, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ROBOT_ONLY!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+import dsd_ros
+for room in ("decoding", "vlm", "wire", "edge", "cloud"):
+    package = importlib.import_module(f"dsd_ros.{{room}}")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+import dsd_ros.cli
+print("imported")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip() == "imported", result.stderr
+
+
+def test_files_beside_the_code_are_found() -> None:
+    assert paths.share_directory() == ROOT
+    assert paths.models_directory() == ROOT / "models"
+    assert paths.config_directory() == ROOT / "config"
+
+
+def test_missing_share_directory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
+    with pytest.raises(FileNotFoundError, match="install the package again"):
+        paths.share_directory()
+
+
+def test_share_directory_of_an_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    share = tmp_path / "share" / "dsd_ros"
+    index = tmp_path / "share" / "ament_index" / "resource_index" / "packages"
+    share.mkdir(parents=True)
+    index.mkdir(parents=True)
+    (share / "package.xml").touch()
+    (index / "dsd_ros").touch()
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
+    monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
+    assert paths.share_directory() == share

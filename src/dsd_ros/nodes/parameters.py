@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any, TypeVar
@@ -73,42 +73,48 @@ def declare(
     settings: type[Settings],
     prefix: str = "",
     defaults: Mapping[str, Any] | None = None,
+    complete: Callable[[dict[str, Any]], None] | None = None,
 ) -> Settings:
     """Declare one parameter per field and return the settings with the values they were given.
 
     :param defaults: for fields whose dataclass gives none, or none that suits a node.
-
-    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass
-    refuses it.
+    :param complete: may fill in values (e.g. an empty path) before the settings are made.
+    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it.
     """
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(settings)
     for spec in specs(settings, prefix, defaults):
-        try:
-            value = node.declare_parameter(spec.name, _plain(spec.default), _descriptor(spec)).value
-        except InvalidParameterTypeException as error:
-            raise ParameterError(
-                f"The parameter '{spec.name}' must be of type {spec.kind.__name__}: {error}"
-            ) from error
-        except (InvalidParameterValueException, ParameterUninitializedException) as error:
-            limits = "" if spec.low is None else f" (allowed: {spec.low} to {spec.high})"
-            raise ParameterError(
-                f"The parameter '{spec.name}' is not valid{limits}: {error}"
-            ) from error
-        if spec.choices and value not in spec.choices:
-            raise ParameterError(
-                f"The parameter '{spec.name}' is {value!r}, which is none of "
-                f"{', '.join(spec.choices)}."
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")
+        value = _declare_one(node, spec)
         field_name = spec.name[len(prefix) :]
         kind = _unwrapped(hints[field_name])
         values[field_name] = kind(value) if issubclass(kind, Enum) else value
+    if complete is not None:
+        complete(values)
     try:
         return settings(**values)
     except ValueError as error:
         raise ParameterError(str(error)) from error
+
+
+def _declare_one(node: Node, spec: ParameterSpec) -> Any:
+    try:
+        value = node.declare_parameter(spec.name, _plain(spec.default), _descriptor(spec)).value
+    except InvalidParameterTypeException as error:
+        raise ParameterError(
+            f"The parameter '{spec.name}' must be of type {spec.kind.__name__}: {error}"
+        ) from error
+    except (InvalidParameterValueException, ParameterUninitializedException) as error:
+        limits = "" if spec.low is None else f" (allowed: {spec.low} to {spec.high})"
+        raise ParameterError(
+            f"The parameter '{spec.name}' is not valid{limits}: {error}"
+        ) from error
+    if spec.choices and value not in spec.choices:
+        raise ParameterError(
+            f"The parameter '{spec.name}' is {value!r}, which is none of {', '.join(spec.choices)}."
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")
+    return value
 
 
 def refuse_unknown(node: Node) -> None:

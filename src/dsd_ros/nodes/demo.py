@@ -1,0 +1,242 @@
+"""What `dsd demo` runs: every node as a process of its own, one Navigate goal, ground truth, a report.
+
+Exit codes: 0 the target was reached; 1 it was not; 2 bad input; 3 the link or the verifier failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.decoding.modes import mode as decoding_mode
+from dsd_ros.nodes.bringup import DEMO, TRANSPORTS, plan, program_command, values_of
+from dsd_ros.nodes.processes import Child, ProcessGroup
+from dsd_ros.robot.world import World
+
+EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+MAX_INSTRUCTION_CHARS = 2000
+_READY_LIMIT_S = 180.0
+_ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """One demo run."""
+
+    instruction: str = "find the silver bottle"
+    mode: str = "dsd"
+    transport: str = "dds"
+    seed: int = 0
+    temperature: float = 0.0
+    draft_model: str = ""  # empty: the shipped one
+    target_model: str = ""
+    headless: bool = False  # no window, no line that is rewritten in place: plain output
+    json_path: str | None = None
+    time_limit: float = 180.0  # of the run, s
+
+
+@dataclass
+class DemoReport:
+    """What a run came to; the JSON is this, field by field."""
+
+    reached: bool = False
+    distance_m: float | None = None
+    collisions: int = 0
+    mode: str = ""
+    transport: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+    instruction: str = ""
+    outcome: str = "UNKNOWN"
+    message: str = ""
+    startup_seconds: float = 0.0
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    path: list[list[float]] = field(default_factory=list)  # x, y (m), yaw (rad), every few cm
+
+
+class _Stop(Exception):
+    """The demo ends here; carries the exit code and a sentence."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def run_demo(settings: DemoSettings) -> int:
+    """Run the whole system once and return the exit code. Call it from the main thread.
+
+    All processes it started have ended when it returns, within 2 s of an interruption.
+    """
+    try:
+        _check(settings)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"dsd demo: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    _choose_domain()
+    interrupted = threading.Event()
+    previous = {
+        number: signal.signal(number, lambda *_: interrupted.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    report = DemoReport(
+        mode=settings.mode,
+        transport=settings.transport,
+        seed=settings.seed,
+        instruction=settings.instruction,
+    )
+    try:
+        with ProcessGroup() as group:
+            code = _run(settings, group, interrupted, report)
+    except _Stop as stop:
+        code = stop.code
+        report.message = report.message or str(stop)
+        print(f"dsd demo: {stop}", file=sys.stderr)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if settings.json_path is not None:
+        text = json.dumps(report.__dict__, indent=2) + "\n"
+        try:
+            Path(settings.json_path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            print(f"dsd demo: the report cannot be written: {error}", file=sys.stderr)
+            return code or EXIT_BAD_INPUT
+    return code
+
+
+def _check(settings: DemoSettings) -> None:
+    """Refuse bad input before anything is started; ValueError with one sentence."""
+    decoding_mode(settings.mode)
+    if settings.transport not in TRANSPORTS:
+        raise ValueError(
+            f"'{settings.transport}' is no transport; choose from {', '.join(TRANSPORTS)}."
+        )
+    text = settings.instruction.strip()
+    if not text:
+        raise ValueError("The instruction is empty: say what the robot should find.")
+    if len(text) > MAX_INSTRUCTION_CHARS:
+        raise ValueError(
+            f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
+        )
+    World.from_seed(settings.seed, text)
+    if settings.json_path is not None:
+        folder = Path(settings.json_path).resolve().parent
+        if not folder.is_dir():
+            raise ValueError(f"The directory of the report, {folder}, does not exist.")
+
+
+def _choose_domain() -> None:
+    """A domain and discovery range of our own, unless the user has chosen."""
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+
+
+def _run(
+    settings: DemoSettings, group: ProcessGroup, stop: threading.Event, report: DemoReport
+) -> int:
+    began = time.monotonic()
+    _start_processes(settings, group, stop)
+    # Imported late: the children are already starting while this process loads ROS.
+    from dsd_ros.nodes.demo_client import DemoClient
+
+    client = DemoClient(live=not settings.headless)
+    try:
+        _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
+        report.startup_seconds = round(time.monotonic() - began, 3)
+        print(
+            f"ready after {report.startup_seconds:.1f} s: seed {settings.seed}, mode {settings.mode} over "
+            f"{settings.transport}: {settings.instruction}",
+            flush=True,
+        )
+        started = time.monotonic()
+        client.send_goal(settings.instruction, settings.time_limit)
+        limit = settings.time_limit + 30.0
+        _wait(client.finished, group, stop, limit, "The run did not end in time")
+        report.seconds = round(time.monotonic() - started, 3)
+        client.settle()
+    finally:
+        client.fill(report)
+        client.close()
+    where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
+    print(
+        f"{'REACHED' if report.reached else 'not reached'} after {report.seconds:.1f} s and "
+        f"{len(report.steps)} actions{where}, {report.collisions} collisions. {report.outcome}: "
+        f"{report.message}",
+        flush=True,
+    )
+    if report.reached:
+        return EXIT_REACHED
+    return EXIT_LINK if report.outcome in client.LINK_OUTCOMES else EXIT_MISSED
+
+
+def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
+    overrides = {
+        "transport": settings.transport,
+        "mode": settings.mode,
+        "seed": str(settings.seed),
+        "instruction": settings.instruction,
+        "temperature": str(settings.temperature),
+        "draft_model": settings.draft_model,
+        "target_model": settings.target_model,
+        "verifier_port": "0",
+    }
+    values = values_of(DEMO, overrides)
+    for program in DEMO.programs:
+        if program.wanted(values):
+            address = _Address()
+            group.start(program.name, program_command(program, values), on_line=address.look)
+            # The other nodes need not wait for the verifier's model: only the bridge needs the address.
+            starts = [s for s in plan("demo", overrides) if s.entry.executable != "bridge_node"]
+            for start in starts:
+                group.start_node(start)
+            _wait(address.known, group, stop, _READY_LIMIT_S, "The verifier named no address")
+            overrides["verifier"] = address.url
+            for start in plan("demo", overrides):
+                if start.entry.executable == "bridge_node":
+                    group.start_node(start)
+            return
+    for start in plan("demo", overrides):
+        group.start_node(start)
+
+
+class _Address:
+    """Finds the address in what `dsd verifier` prints."""
+
+    def __init__(self) -> None:
+        self.url = ""
+
+    def look(self, line: str) -> None:
+        found = _ADDRESS.search(line)
+        if found and not self.url:
+            self.url = found.group()
+
+    def known(self) -> bool:
+        return bool(self.url)
+
+
+def _wait(
+    done: Any, group: ProcessGroup, stop: threading.Event, limit: float, sentence: str
+) -> None:
+    """Poll ``done``; _Stop on an interruption, the end of a process, or after ``limit`` seconds."""
+    deadline = time.monotonic() + limit
+    while not done():
+        if stop.is_set():
+            raise _Stop(EXIT_INTERRUPTED, "interrupted; everything is being ended")
+        child: Child | None = group.ended()
+        if child is not None:
+            code = child.process.returncode
+            raise _Stop(
+                EXIT_BAD_INPUT if code == EXIT_BAD_INPUT else EXIT_LINK,
+                f"{child.name} ended with exit code {code}; see its last lines above",
+            )
+        if time.monotonic() > deadline:
+            raise _Stop(EXIT_LINK, f"{sentence} within {limit:.0f} s.")
+        time.sleep(0.02)

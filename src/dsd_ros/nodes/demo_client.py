@@ -1,0 +1,217 @@
+"""The operator's side of the demo: sends the goal, prints a line per step, collects ground truth."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, ClassVar
+
+import rclpy
+from lifecycle_msgs.msg import State
+from lifecycle_msgs.srv import GetState
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import CameraInfo
+from std_msgs.msg import Bool, Float64, UInt32
+
+from dsd_msgs.action import Navigate
+from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
+from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.stamps import pose_of, seconds
+
+_PATH_SPACING_M = 0.03
+_KINDS = {
+    NavAction.STOP: ActionKind.STOP,
+    NavAction.FORWARD: ActionKind.FORWARD,
+    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
+    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
+}
+
+
+class DemoClient:
+    """A ROS node of its own, spinning in a thread of its own."""
+
+    LINK_OUTCOMES: ClassVar[tuple[str, ...]] = (
+        RunOutcome.LINK_LOST.name,
+        RunOutcome.VERIFIER_REFUSED.name,
+        RunOutcome.DECODE_TIMEOUT.name,
+    )
+
+    def __init__(self, live: bool = True) -> None:
+        # The demo's own signal handlers stay in charge.
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        self._node = node = rclpy.create_node("demo_client")
+        self._lock = threading.Lock()
+        self._stats: dict[tuple[int, int], DecodeStats] = {}
+        self._actions: list[NavAction] = []
+        self._steps: list[dict[str, Any]] = []
+        self._path: list[list[float]] = []
+        self._distance: float | None = None
+        self._collisions = 0
+        self._reached = False
+        self._camera_seen = self._draft_active = self._rejected = False
+        self._state_call: Any = None
+        self._result: Any = None
+        self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
+
+        node.create_subscription(CameraInfo, "camera/camera_info", self._on_camera, qos.CAMERA)
+        node.create_subscription(Odometry, "odom", self._on_odometry, qos.STATE)
+        node.create_subscription(DecodeStats, "decode_stats", self._on_stats, qos.STATE)
+        node.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE)
+        node.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
+        node.create_subscription(UInt32, "collision", self._on_collision, qos.LATCHED)
+        node.create_subscription(
+            Float64, "ground_truth/target_distance", self._on_distance, qos.STATE
+        )
+        node.create_subscription(Bool, "ground_truth/reached", self._on_reached, qos.STATE)
+        self._navigate = ActionClient(node, Navigate, "navigate")
+        self._state = node.create_client(GetState, "draft_node/get_state")
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(node)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, name="demo client", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+        self._executor.shutdown(timeout_sec=0.2)
+        self._node.destroy_node()
+        rclpy.shutdown()
+
+    def ready(self) -> bool:
+        """Whether robot, camera, navigation and a session with the verifier are there."""
+        if not self._draft_active:
+            self._ask_state()
+        return (
+            self._draft_active
+            and self._camera_seen
+            and self._distance is not None
+            and self._navigate.server_is_ready()
+        )
+
+    def send_goal(self, instruction: str, time_limit: float) -> None:
+        goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
+        self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
+
+    def finished(self) -> bool:
+        return self._result is not None or self._rejected
+
+    def settle(self) -> None:
+        """Give the last measurements time to arrive."""
+        time.sleep(0.3)
+
+    def fill(self, report: Any) -> None:
+        """Write what was seen into a DemoReport."""
+        with self._lock:
+            self._join(force=True)
+            report.steps, report.path = self._steps, self._path
+            report.distance_m = None if self._distance is None else round(self._distance, 4)
+            report.collisions = self._collisions
+            if self._result is not None:
+                outcome = RunOutcome(self._result.outcome)
+                report.outcome, report.message = outcome.name, self._result.message
+                report.reached = bool(
+                    outcome is RunOutcome.ARRIVED and self._reached and self._collisions == 0
+                )
+
+    # -- callbacks, all in the spinning thread --------------------------------------------------
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            self._executor.spin_once(timeout_sec=0.1)
+
+    def _ask_state(self) -> None:
+        if self._state_call is not None and self._state_call.done():
+            answer = self._state_call.result()
+            active = answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE
+            self._draft_active, self._state_call = active, None
+        if not self._draft_active and self._state_call is None and self._state.service_is_ready():
+            self._state_call = self._state.call_async(GetState.Request())
+
+    def _on_accepted(self, future: Any) -> None:
+        handle = future.result()
+        if handle is None or not handle.accepted:
+            self._rejected = True
+            return
+        handle.get_result_async().add_done_callback(self._on_result)
+
+    def _on_result(self, future: Any) -> None:
+        answer = future.result()
+        self._result = None if answer is None else answer.result
+        self._rejected = answer is None
+
+    def _on_camera(self, _: CameraInfo) -> None:
+        self._camera_seen = True
+
+    def _on_distance(self, message: Float64) -> None:
+        self._distance = message.data
+
+    def _on_reached(self, message: Bool) -> None:
+        self._reached = message.data
+
+    def _on_collision(self, message: UInt32) -> None:
+        self._collisions = message.data
+
+    def _on_odometry(self, message: Odometry) -> None:
+        pose = pose_of(message)
+        with self._lock:
+            if self._path:
+                x, y, yaw = self._path[-1]
+                moved = abs(pose.x - x) + abs(pose.y - y)
+                if moved < _PATH_SPACING_M and abs(pose.yaw - yaw) < 0.1:
+                    return
+            self._path.append([round(pose.x, 4), round(pose.y, 4), round(pose.yaw, 4)])
+
+    def _on_progress(self, message: ReplyProgress) -> None:
+        if self._live and not message.done:
+            print(f"\r\x1b[K  ... {message.text[-100:]}", end="", flush=True)
+
+    def _on_stats(self, message: DecodeStats) -> None:
+        with self._lock:
+            stamp = message.observation_stamp
+            self._stats[stamp.sec, stamp.nanosec] = message
+            self._join()
+
+    def _on_action(self, message: NavAction) -> None:
+        with self._lock:
+            self._actions.append(message)
+            self._join()
+
+    def _join(self, force: bool = False) -> None:
+        """Actions and statistics come on two topics; the picture they share joins them."""
+        while self._actions:
+            action = self._actions[0]
+            stamp = action.observation_stamp
+            stats = self._stats.get((stamp.sec, stamp.nanosec))
+            if stats is None and not force:
+                return
+            self._actions.pop(0)
+            self._add_step(action, stats if stats is not None else DecodeStats())
+
+    def _add_step(self, action: NavAction, stats: DecodeStats) -> None:
+        phrase = format_action(Action(_KINDS[action.kind], action.amount))
+        age = seconds(action.header.stamp) - seconds(action.observation_stamp)
+        step = {
+            "observation_age_s": round(age, 4),
+            "reasoning": action.reasoning,
+            "action": phrase,
+            "tokens": stats.tokens,
+            "rounds": stats.rounds,
+            "tau": round(stats.tau, 3),
+            "seconds": round(stats.seconds, 4),
+            "bytes_up": stats.bytes_up,
+            "bytes_down": stats.bytes_down,
+        }
+        self._steps.append(step)
+        line = (
+            f"step {action.step:2}: {phrase:22} {stats.tokens:3} tokens, {stats.rounds:3} rounds "
+            f"({stats.tau:.2f} a round), {stats.seconds:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
+            f"{stats.bytes_down / 1000:.1f} kB down | {action.reasoning}"
+        )
+        print(("\r\x1b[K" if self._live else "") + line, flush=True)

@@ -1,0 +1,330 @@
+"""The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier.
+
+configure loads the draft model, activate opens the session, deactivate closes it, cleanup frees the model. With
+``autostart`` the node takes itself there, and keeps trying while no verifier answers. A session that breaks is
+reopened in the background; until then the service `decode` answers LINK_LOST with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from sensor_msgs.msg import Image
+
+from dsd_msgs.msg import DecodeStats, ReplyProgress
+from dsd_msgs.srv import Decode
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import (
+    DecodeCancelled,
+    DecodedReply,
+    DecodeRefused,
+    DecodeTimeout,
+    EdgeSession,
+)
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.camera import Camera
+from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.nodes.images import ImageError, to_rgb
+from dsd_ros.nodes.models import declare_model
+from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.stamps import seconds
+from dsd_ros.vlm.loading import ModelError, load_model
+from dsd_ros.wire.channel import Backoff, LinkError
+
+Answer = Decode.Response
+MAX_INSTRUCTION_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class DraftNodeSettings:
+    """Parameters of the node itself."""
+
+    autostart: bool = field(
+        default=True, metadata={"help": "configure and activate without being told to"}
+    )
+    transport: str = field(
+        default="dds",
+        metadata={
+            "help": "what carries the drafts from here, for the statistics",
+            "choices": ("dds", "websocket"),
+        },
+    )
+    image_timeout_s: float = field(
+        default=2.0,
+        metadata={"help": "how long to wait for a fresh picture, s", "min": 0.1, "max": 30.0},
+    )
+    decode_timeout_s: float = field(
+        default=15.0,
+        metadata={"help": "how long a reply may take when the caller gives no limit, s",
+                  "min": 0.5, "max": 120.0},
+    )  # fmt: skip
+
+
+class DraftNode(LifecycleNode):
+    """See the module. ``_session_lock`` is held by whoever uses or changes the session."""
+
+    def __init__(self) -> None:
+        super().__init__("draft_node")
+        self.failure: str | None = None
+        self._settings = declare(self, DraftNodeSettings)
+        self._model_settings = declare_model(self, "draft")
+        self._decode_settings = declare(self, DecodeSettings, "decode.")
+        refuse_unknown(self)
+        self._model: Any = None
+        self._session: EdgeSession | None = None
+        self._active = False
+        self._reason = "The draft node is not active."
+        self._session_lock = threading.Lock()
+        self._generation = 0  # of decode requests: a newer one ends those before it
+        self._stop = threading.Event()
+        self._broken = threading.Event()
+
+        self._channel = DdsChannel(self)
+        self._camera = Camera(self)
+        self._progress = self.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
+        self._stats = self.create_publisher(DecodeStats, "decode_stats", qos.STATE)
+        self.create_service(
+            Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup()
+        )
+        self._health = health.Health(self)
+        self._keeper = threading.Thread(target=self._keep_open, name="session keeper", daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._broken.set()
+        self._generation += 1
+        if self._session_lock.acquire(timeout=0.3):
+            try:
+                self._close_session()
+            finally:
+                self._session_lock.release()
+        self._channel.close()
+
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        try:
+            self._model = load_model(self._model_settings)
+        except (ModelError, OSError) as error:
+            self._reason = str(error)
+            self._health.report(health.ERROR, self._reason)
+            return TransitionCallbackReturn.FAILURE
+        self.get_logger().info(f"draft model {self._model.name} loaded")
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        if not self._open_session():
+            return TransitionCallbackReturn.FAILURE
+        self._active = True
+        return super().on_activate(state)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._active = False
+        self._generation += 1
+        self._reason = "The draft node is not active."
+        with self._session_lock:
+            self._close_session()
+        self._health.report(health.WARN, "inactive")
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._model = None
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._active = False
+        self._generation += 1
+        with self._session_lock:
+            self._close_session()
+        self._model = None
+        return TransitionCallbackReturn.SUCCESS
+
+    # -- session -------------------------------------------------------------------------------
+
+    def _open_session(self) -> bool:
+        """One attempt; on failure the reason is kept and reported."""
+        with self._session_lock:
+            self._close_session()
+            session = EdgeSession(self._channel, self._model, self._decode_settings)
+            try:
+                session.open()
+            except (LinkError, DecodeRefused) as error:
+                self._reason = str(error)
+                self._health.report(health.WARN, f"no session: {error}")
+                return False
+            self._session = session
+        self._broken.clear()
+        self._health.report(health.OK, "session open", {"mode": self._decode_settings.mode})
+        self.get_logger().info(f"session open, mode {self._decode_settings.mode}")
+        return True
+
+    def _close_session(self) -> None:
+        """Call with the lock held."""
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.close()
+            except LinkError:
+                self.get_logger().debug("the link was gone before the session was closed")
+
+    def _keep_open(self) -> None:
+        """Starts the node where that is wanted, and reopens what broke."""
+        backoff = Backoff(0.2, 2.0)
+        if self._settings.autostart:
+            if self.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+                self.failure = self._reason
+                return
+            while not self._stop.is_set():
+                if self._active or self.trigger_activate() == TransitionCallbackReturn.SUCCESS:
+                    break
+                self._stop.wait(backoff.next_delay())
+        backoff.reset()
+        while not self._stop.is_set():
+            if not self._broken.wait(0.2):
+                continue
+            if not self._active or self._open_session():
+                self._broken.clear()
+                backoff.reset()
+            else:
+                self._stop.wait(backoff.next_delay())
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def _on_decode(self, request: Decode.Request, answer: Decode.Response) -> Decode.Response:
+        text = request.instruction.strip()
+        if not text or len(text) > MAX_INSTRUCTION_CHARS:
+            return _fail(
+                answer,
+                Answer.INVALID_REQUEST,
+                f"The instruction has {len(text)} characters; 1 to {MAX_INSTRUCTION_CHARS} are allowed.",
+            )
+        if not 0.0 <= request.timeout <= 3600.0:
+            return _fail(
+                answer,
+                Answer.INVALID_REQUEST,
+                f"The time-out is {request.timeout} s; it must be 0 to 3600.",
+            )
+        deadline = time.monotonic() + (request.timeout or self._settings.decode_timeout_s)
+        self._generation += 1
+        mine = self._generation
+
+        def cancelled() -> bool:
+            return self._generation != mine
+
+        while not self._session_lock.acquire(timeout=0.05):
+            if cancelled():
+                return _fail(answer, Answer.CANCELED, "A newer request took this one's place.")
+            if time.monotonic() > deadline:
+                return _fail(answer, Answer.TIMED_OUT, "An earlier decode did not end in time.")
+        try:
+            return self._decode(text, seconds(request.not_before), deadline, cancelled, answer)
+        finally:
+            self._session_lock.release()
+
+    def _decode(
+        self, text: str, not_before: float, deadline: float, cancelled: Any, answer: Decode.Response
+    ) -> Decode.Response:
+        """Picture, reply, statistics. Call with the lock held."""
+        if self._session is None:
+            return _fail(
+                answer, Answer.LINK_LOST, f"There is no session with a verifier: {self._reason}"
+            )
+        wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
+        image = self._camera.fresh(not_before, wait, cancelled)
+        if cancelled():
+            return _fail(answer, Answer.CANCELED, "A newer request took this one's place.")
+        if image is None:
+            return _fail(
+                answer,
+                Answer.NO_IMAGE,
+                f"No fresh picture came from the camera within {wait:.1f} s.",
+            )
+        answer.observation_stamp = image.header.stamp
+        try:
+            reply = self._session.decode(
+                to_rgb(image),
+                text,
+                on_progress=lambda said, count: self._publish_progress(image, said, count, False),
+                deadline=deadline,
+                cancelled=cancelled,
+            )
+        except ImageError as error:
+            return _fail(answer, Answer.NO_IMAGE, str(error))
+        except DecodeCancelled:
+            return _fail(answer, Answer.CANCELED, "A newer request took this one's place.")
+        except DecodeTimeout as error:
+            return _fail(answer, Answer.TIMED_OUT, str(error))
+        except DecodeRefused as error:
+            self._break(str(error))
+            return _fail(answer, Answer.REFUSED, str(error))
+        except LinkError as error:
+            self._break(str(error))
+            return _fail(answer, Answer.LINK_LOST, str(error))
+        except ValueError as error:
+            return _fail(answer, Answer.FAILED, str(error))
+        answer.success = True
+        answer.code = Answer.OK
+        answer.text = reply.text
+        answer.stats = self._statistics(reply, image)
+        self._publish_progress(image, reply.text, len(reply.tokens), True)
+        self._stats.publish(answer.stats)
+        self._health.report(
+            health.OK,
+            "session open",
+            {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"},
+        )
+        return answer
+
+    def _break(self, reason: str) -> None:
+        self._reason = reason
+        self._health.report(health.WARN, f"session broken: {reason}")
+        self._broken.set()
+
+    def _publish_progress(self, image: Image, text: str, tokens: int, done: bool) -> None:
+        self._progress.publish(
+            ReplyProgress(header=image.header, text=text[:2000], verified_tokens=tokens, done=done)
+        )
+
+    def _statistics(self, reply: DecodedReply, image: Image) -> DecodeStats:
+        settings = self._decode_settings
+        now = self.get_clock().now()
+        stats = DecodeStats(
+            observation_stamp=image.header.stamp,
+            mode=reply.mode,
+            transport=self._settings.transport,
+            gamma=settings.draft_length if settings.needs_draft else 0,
+            rounds=reply.rounds,
+            tokens=len(reply.tokens),
+            tau=float(reply.tau),
+            accepted=list(reply.accepted),
+            bytes_up=reply.bytes_up,
+            bytes_down=reply.bytes_down,
+            seconds=float(reply.seconds),
+            draft_seconds=float(reply.draft_seconds),
+            verify_seconds=float(reply.verify_seconds),
+            link_seconds=float(reply.link_seconds),
+            observation_age=float(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
+        )
+        stats.header.stamp = now.to_msg()
+        stats.header.frame_id = image.header.frame_id
+        return stats
+
+
+def _fail(answer: Decode.Response, code: int, sentence: str) -> Decode.Response:
+    answer.success, answer.code, answer.message = False, code, sentence[:1000]
+    return answer
+
+
+def main() -> None:
+    run_main(DraftNode, threads=6)
+
+
+if __name__ == "__main__":
+    main()

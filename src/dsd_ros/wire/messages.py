@@ -62,7 +62,7 @@ class SessionRequest(_Message, tag=1):
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
     top_k: UInt32
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
-    seed: Annotated[int, Meta(ge=0, lt=1 << 63)]
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     resume: Annotated[bytes, Meta(max_length=8)] = b""
 
 

@@ -1,0 +1,339 @@
+"""The verifier: robots' messages in, the target's outcomes out, whatever link they travel over.
+
+One worker thread owns the model and takes turns: a turn is one message, or one round of a reply that
+the target decodes alone, so that no robot waits for another's whole reply.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+
+from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.verification import Refused, open_reply, verify_round
+from dsd_ros.decoding.modes import ModeError, mode
+from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    Draft,
+    Message,
+    Observation,
+    Refusal,
+    RefusalCode,
+    SessionClose,
+    SessionReply,
+    SessionRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+# A robot in step has an observation and a draft waiting at most, and their retransmissions are dropped.
+MAX_WAITING_PER_SESSION = 8
+MAX_WAITING_BYTES = 512 << 20
+
+
+class VerifierEngine:
+    """Serves the sessions of many peers with one target model.
+
+    ``submit`` and ``disconnect`` may be called from any thread and do not wait for the model. A round is
+    named by (session, reply, round) and is idempotent: its outcome is kept and sent again on a duplicate;
+    what is older than the last round is ignored.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        settings: EngineSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.settings = settings or EngineSettings()
+        self._clock = clock
+        self._sessions = SessionTable(self.settings)
+        self._wake = threading.Condition()
+        # Opening and closing overtakes the model's work.
+        self._requests: deque[tuple[Message, Answer, Hashable]] = deque()
+        self._turns: deque[tuple[Observation | Draft, Hashable] | tuple[Session, Reply]] = deque()
+        self._waiting: Counter[object] = Counter()
+        self._waiting_keys: set[object] = set()
+        self._waiting_bytes = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are held."""
+        return len(self._sessions)
+
+    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
+        """Hand over a message of ``peer``; False when the engine is closed.
+
+        ``reply`` is called with each message for that peer, from the worker thread or from this one, and
+        must not block; it replaces the one given before when the message opens or resumes a session.
+        """
+        refusal = None
+        with self._wake:
+            if self._closing:
+                return False
+            match message:
+                case SessionRequest():
+                    refusal = self._enqueue_request(message, reply, peer)
+                case SessionClose():
+                    if self._sessions.find(message.session, peer) is not None:
+                        self._sessions.close(message.session)
+                case Observation() | Draft():
+                    refusal = self._enqueue_turn(message, peer)
+                case _:
+                    refusal = Refusal(
+                        b"", 0, 0, RefusalCode.UNSUPPORTED,
+                        f"a verifier does not take messages of type {type(message).__name__}",
+                    )  # fmt: skip
+            self._wake.notify()
+        if refusal is not None:
+            reply(refusal)
+        return True
+
+    def disconnect(self, peer: Hashable) -> None:
+        """The peer's link is down. Work for it stops; its sessions can be resumed until they expire."""
+        self._sessions.detach(peer)
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """Stop after the turn in progress; False if that is still running after ``timeout`` seconds."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> VerifierEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ queueing, under self._wake
+
+    def _enqueue_request(
+        self, message: SessionRequest, reply: Answer, peer: Hashable
+    ) -> Message | None:
+        if self._waiting[peer] >= MAX_WAITING_PER_SESSION:
+            return _overloaded(b"", 0, 0)
+        self._waiting[peer] += 1
+        self._requests.append((message, reply, peer))
+        return None
+
+    def _enqueue_turn(self, message: Observation | Draft, peer: Hashable) -> Message | None:
+        number = message.round if isinstance(message, Draft) else 0
+        if self._sessions.find(message.session, peer) is None:
+            return Refusal(
+                message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION,
+                "the verifier does not know this session (any more); open a new one",
+            )  # fmt: skip
+        key = _key(message)
+        if key in self._waiting_keys:
+            return None  # the one that waits will be answered
+        size = _size(message)
+        if (
+            self._waiting[message.session] >= MAX_WAITING_PER_SESSION
+            or self._waiting_bytes + size > MAX_WAITING_BYTES
+        ):
+            return _overloaded(message.session, message.reply, number)
+        self._waiting_keys.add(key)
+        self._waiting[message.session] += 1
+        self._waiting_bytes += size
+        self._turns.append((message, peer))
+        return None
+
+    def _release(self, owner: object) -> None:
+        self._waiting[owner] -= 1
+        if self._waiting[owner] <= 0:
+            del self._waiting[owner]
+
+    # ----------------------------------------------------------------------------- worker thread
+
+    def _run(self) -> None:
+        nap = min(1.0, self.settings.session_expiry_s / 2)
+        next_expiry = 0.0
+        while True:
+            with self._wake:
+                if not (self._requests or self._turns or self._closing):
+                    self._wake.wait(nap)
+                if self._closing:
+                    break
+                request = self._requests.popleft() if self._requests else None
+                turn = None
+                if request is not None:
+                    self._release(request[2])
+                elif self._turns:
+                    turn = self._turns.popleft()
+                    if isinstance(turn[0], (Observation, Draft)):
+                        self._waiting_keys.discard(_key(turn[0]))
+                        self._waiting_bytes -= _size(turn[0])
+                        self._release(turn[0].session)
+            now = self._clock()
+            if now >= next_expiry:
+                self._sessions.expire(now)
+                next_expiry = now + nap
+            try:
+                if request is not None:
+                    self._open(*request)
+                elif turn is not None:
+                    self._take_turn(turn)
+            except Exception:
+                # One robot's trouble must not end the verifier; what is expected is answered below.
+                _log.exception("a turn failed")
+        self._sessions.clear()
+
+    def _open(self, message: Message, answer: Answer, peer: Hashable) -> None:
+        assert isinstance(message, SessionRequest)
+        try:
+            sampling = self._check(message)
+            session = self._sessions.open(message, sampling, peer, answer, self._clock())
+        except (ValueError, SessionsFull) as error:
+            sentence = str(error) or (
+                f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
+                "later, or raise its max_sessions"
+            )
+            answer(self._session_reply(message.request, b"", sentence[:1024]))
+            return
+        answer(self._session_reply(message.request, session.id, ""))
+
+    def _session_reply(self, request: int, session: bytes, error: str) -> SessionReply:
+        model = self.model
+        return SessionReply(
+            request, session, error, model.name[:256], model.fingerprint[:256], model.vocab_size,
+            sorted(model.eos_token_ids)[:16],
+        )  # fmt: skip
+
+    def _check(self, request: SessionRequest) -> SamplingSettings:
+        """ValueError, one sentence, for a request this verifier cannot serve."""
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise ValueError(
+                f"the robot speaks protocol version {request.protocol_version} and the verifier "
+                f"{PROTOCOL_VERSION}; install the same release of dsd_ros on both sides"
+            )
+        try:
+            preset = mode(request.mode)
+            sampling = SamplingSettings(request.temperature, request.top_k, request.top_p)
+        except (ModeError, SamplingError) as error:
+            raise ValueError(f"the verifier cannot serve this: {error}") from error
+        ours, theirs = self.model.tokenizer_fingerprint, request.tokenizer_fingerprint
+        # Without drafts a robot may do without a tokenizer: only ids of the target travel.
+        if theirs != ours and (theirs or preset.drafts):
+            raise ValueError(
+                f"the draft's tokenizer ({theirs or 'none'}) is not that of the target "
+                f"{self.model.name} ({ours}); use a draft and a target that share one tokenizer"
+            )
+        return sampling
+
+    def _take_turn(
+        self, turn: tuple[Observation | Draft, Hashable] | tuple[Session, Reply]
+    ) -> None:
+        subject, other = turn
+        if isinstance(subject, Session):
+            assert isinstance(other, Reply)
+            other.turn_queued = False
+            self._go_on_alone(subject, other)
+            return
+        session = self._sessions.find(subject.session, other)
+        if session is None:
+            return  # closed, or its link went down, while this waited
+        session.last_used = self._clock()
+        if isinstance(subject, Observation):
+            self._observe(session, subject)
+        else:
+            self._answer_draft(session, subject)
+
+    def _observe(self, session: Session, message: Observation) -> None:
+        if session.reply is not None and message.reply <= session.reply.number:
+            return  # doubled, or older than the reply under way
+        session.reply = None  # gives back the memory of the reply before
+        session.reply = open_reply(self.model, message)
+        if session.reply.refusal is not None:
+            session.send(session.reply.refusal)
+
+    def _answer_draft(self, session: Session, draft: Draft) -> None:
+        reply = session.reply
+        if reply is None or draft.reply > reply.number:
+            session.send(
+                Refusal(
+                    session.id, draft.reply, draft.round, RefusalCode.NO_OBSERVATION,
+                    f"the observation of reply {draft.reply} has not arrived; send it before the draft",
+                )  # fmt: skip
+            )
+            return
+        if draft.reply < reply.number:
+            return  # of a reply that is over
+        if reply.refusal is not None:
+            session.send(reply.refusal)
+            return
+        done = len(reply.outcomes)
+        if draft.round <= done:
+            # A duplicate: the outcome got lost, or is about to arrive. Older rounds have been received.
+            if draft.autonomous_rounds or draft.round == done:
+                for outcome in reply.outcomes[max(draft.round, 1) - 1 :]:
+                    session.send(outcome)
+                self._queue_turn(session, reply)
+            return
+        self._round(session, reply, draft)
+        if draft.autonomous_rounds and len(reply.outcomes) == draft.round:
+            reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
+            self._queue_turn(session, reply)
+
+    def _go_on_alone(self, session: Session, reply: Reply) -> None:
+        """One more round without a draft, unless the robot has gone on to something else."""
+        if session.reply is not reply or session.peer is None:
+            return
+        if self._sessions.find(session.id, session.peer) is not session:
+            return
+        session.last_used = self._clock()
+        done = len(reply.outcomes)
+        confirmed = len(reply.sequence.tokens) if reply.sequence is not None else 0
+        if self._round(session, reply, Draft(session.id, reply.number, done + 1, confirmed, [])):
+            self._queue_turn(session, reply)
+
+    def _queue_turn(self, session: Session, reply: Reply) -> None:
+        """Let the target go on alone, if rounds were asked for and the reply has not ended."""
+        if reply.turn_queued or len(reply.outcomes) >= reply.last_autonomous_round:
+            return
+        if reply.outcomes and reply.outcomes[-1].next_token in self.model.eos_token_ids:
+            return
+        reply.turn_queued = True
+        with self._wake:
+            self._turns.append((session, reply))
+
+    def _round(self, session: Session, reply: Reply, draft: Draft) -> bool:
+        try:
+            outcome = verify_round(self.model, session, reply, draft)
+        except Refused as error:
+            session.send(
+                Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
+            )
+            return False
+        reply.outcomes.append(outcome)
+        session.send(outcome)
+        return True
+
+
+def _key(message: Observation | Draft) -> object:
+    if isinstance(message, Draft):
+        return message.session, message.reply, message.round, message.autonomous_rounds
+    return message.session, message.reply
+
+
+def _size(message: Observation | Draft) -> int:
+    return len(message.distributions if isinstance(message, Draft) else message.image)
+
+
+def _overloaded(session: bytes, reply: int, number: int) -> Refusal:
+    return Refusal(
+        session, reply, number, RefusalCode.OVERLOADED,
+        "the verifier has too many messages waiting; send again later",
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""What the verifier remembers of each robot, and for how long."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.vlm.sequence import Sequence
+from dsd_ros.wire.messages import Message, Outcome, Refusal, SessionRequest
+
+Answer = Callable[[Message], None]
+
+
+@dataclass
+class Reply:
+    """The reply a session is at. ``outcomes[i]`` answered round i + 1 and is kept for retransmission."""
+
+    number: int
+    sequence: Sequence | None
+    prefill_us: int = 0
+    refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
+    outcomes: list[Outcome] = field(default_factory=list)
+    last_autonomous_round: int = 0
+    turn_queued: bool = False
+
+
+@dataclass
+class Session:
+    """One robot's state. ``peer`` is who may use it; None while its link is down."""
+
+    id: bytes
+    request: SessionRequest
+    sampling: SamplingSettings
+    opener: tuple[Hashable, int]  # peer and request number: a doubled request opens nothing twice
+    peer: Hashable | None
+    answer: Answer | None
+    last_used: float
+    reply: Reply | None = None
+
+    def send(self, message: Message) -> None:
+        """To the peer that holds the session now; dropped while there is none."""
+        answer = self.answer
+        if answer is not None:
+            answer(message)
+
+
+class SessionsFull(Exception):
+    """As many sessions as may be are in use."""
+
+
+class SessionTable:
+    """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._sessions: dict[bytes, Session] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, session: bytes, peer: Hashable) -> Session | None:
+        """The session of that id, if it is this peer's."""
+        found = self._sessions.get(session)
+        return found if found is not None and found.peer == peer else None
+
+    def open(
+        self,
+        request: SessionRequest,
+        sampling: SamplingSettings,
+        peer: Hashable,
+        answer: Answer,
+        now: float,
+    ) -> Session:
+        """Resume the session the request names, or open one; SessionsFull when there is no room."""
+        with self._lock:
+            known = self._sessions.get(request.resume) if request.resume else None
+            if known is None:
+                opener = (peer, request.request)
+                known = next((s for s in self._sessions.values() if s.opener == opener), None)
+            if known is not None:
+                known.peer, known.answer, known.last_used = peer, answer, now
+                return known
+            self._make_room(now)
+            session = Session(
+                secrets.token_bytes(8), request, sampling, (peer, request.request), peer, answer, now
+            )
+            self._sessions[session.id] = session
+            return session
+
+    def close(self, session: bytes) -> None:
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def detach(self, peer: Hashable) -> None:
+        """The peer's link is down: its sessions stay until they are resumed or expire."""
+        with self._lock:
+            for session in self._sessions.values():
+                if session.peer == peer:
+                    session.peer, session.answer = None, None
+
+    def expire(self, now: float) -> None:
+        """Drop what has not been used for session_expiry_s."""
+        with self._lock:
+            oldest = now - self._settings.session_expiry_s
+            for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
+                del self._sessions[id_]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._sessions.clear()
+
+    def _make_room(self, now: float) -> None:
+        if len(self._sessions) < self._settings.max_sessions:
+            return
+        # A robot whose link is down may have gone for good; one that is connected has not.
+        detached = [s for s in self._sessions.values() if s.peer is None]
+        if not detached:
+            raise SessionsFull
+        del self._sessions[min(detached, key=lambda s: s.last_used).id]

@@ -1,0 +1,245 @@
+"""The engine behind a websocket: TLS, a bearer token, and connections that cannot hurt each other.
+
+The event loop only moves frames; models run on the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import http
+import logging
+import signal
+import ssl
+import threading
+from collections.abc import Iterable
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.wire.codec import WireError, decode, encode
+from dsd_ros.wire.credentials import read_token, shows_token
+from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode
+
+_log = logging.getLogger(__name__)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+# A robot reads what it asked for: one that leaves this much unread is gone or hostile.
+MAX_UNSENT_FRAMES = 4096
+MAX_MALFORMED_FRAMES = 8
+CLOSE_TIMEOUT_S = 0.4
+
+
+class ServerError(OSError):
+    """The server cannot listen; one sentence with the remedy."""
+
+
+class VerifierServer:
+    """Serves an engine on a thread of its own. The engine stays the caller's.
+
+        with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
+            print(server.url)
+    """
+
+    def __init__(self, engine: VerifierEngine, settings: VerifierSettings) -> None:
+        """ServerError or ValueError when token, certificate or key cannot be used."""
+        self._engine = engine
+        self._settings = settings
+        self._token = read_token(settings.token_file) if settings.token_file else None
+        self._tls = _server_tls(settings) if settings.certificate else None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._connections = 0
+        self.url = ""
+
+    def start(self) -> str:
+        """Listen, and return the address robots dial; ServerError when that is not possible."""
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name="verifier-server", daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        if self._token is None and self._settings.host not in _LOOPBACK:
+            _log.warning("no token file is set: whoever reaches %s can use this verifier", self.url)
+        return self.url
+
+    def close(self) -> None:
+        """Close every connection and give back thread and sockets, within a second."""
+        loop, stop, thread = self._loop, self._stop, self._thread
+        if thread is None:
+            return
+        if loop is not None and stop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        self._thread = None
+
+    def __enter__(self) -> VerifierServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await self._listen()
+            self.url = self._address(server)
+        except Exception as error:
+            self._failure = _explain(error, self._settings)
+            return
+        finally:
+            ready.set()
+        await self._stop.wait()
+        server.close()
+        # A peer that does not answer the closing handshake is not waited for.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.wait_closed(), 2 * CLOSE_TIMEOUT_S)
+
+    async def _listen(self) -> Server:
+        settings = self._settings
+        return await serve(
+            self._handle,
+            settings.host,
+            settings.port,
+            ssl=self._tls,
+            process_request=self._admit,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            max_queue=4,
+            open_timeout=10,
+            close_timeout=CLOSE_TIMEOUT_S,
+            ping_interval=10,
+            ping_timeout=20,
+            server_header=None,
+        )
+
+    def _address(self, server: Server) -> str:
+        host, port = next(iter(server.sockets)).getsockname()[:2]
+        scheme = "wss" if self._tls is not None else "ws"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        if self._token is not None and not shows_token(
+            _single(request.headers.get_all("Authorization")), self._token
+        ):
+            return connection.respond(
+                http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n"
+            )
+        if self._connections >= 2 * self._settings.max_sessions:
+            return connection.respond(
+                http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n"
+            )
+        return None
+
+    async def _handle(self, connection: ServerConnection) -> None:
+        """One robot: frames to the engine, the engine's messages back."""
+        self._connections += 1
+        loop = asyncio.get_running_loop()
+        outbox: asyncio.Queue[Message] = asyncio.Queue()
+
+        def deliver(message: Message) -> None:
+            if outbox.qsize() < MAX_UNSENT_FRAMES:
+                outbox.put_nowait(message)
+            else:
+                connection.transport.abort()
+
+        def answer(message: Message) -> None:
+            with contextlib.suppress(RuntimeError):  # the server has shut down
+                loop.call_soon_threadsafe(deliver, message)
+
+        sender = asyncio.create_task(self._send(connection, outbox))
+        malformed = 0
+        try:
+            async for frame in connection:
+                try:
+                    message = decode(_binary(frame))
+                except WireError as error:
+                    malformed += 1
+                    if malformed > MAX_MALFORMED_FRAMES:
+                        await connection.close(1002, "too many malformed frames")
+                        break
+                    answer(Refusal(b"", 0, 0, RefusalCode.MALFORMED, str(error)[:1024]))
+                    continue
+                if not self._engine.submit(message, answer, connection):
+                    await connection.close(1001, "the verifier is shutting down")
+                    break
+        except ConnectionClosed:
+            pass
+        finally:
+            self._connections -= 1
+            self._engine.disconnect(connection)
+            sender.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sender
+
+    async def _send(self, connection: ServerConnection, outbox: asyncio.Queue[Message]) -> None:
+        try:
+            while True:
+                await connection.send(encode(await outbox.get()))
+        except ConnectionClosed:
+            pass
+
+
+def run_verifier(engine: VerifierEngine, settings: VerifierSettings) -> None:
+    """Serve until SIGINT or SIGTERM, after printing one line with the address. For the main thread.
+
+    ServerError or ValueError when the settings cannot be served. The engine is closed on the way out.
+    """
+    stop = threading.Event()
+    with engine, VerifierServer(engine, settings) as server:
+        before = {
+            number: signal.signal(number, lambda *_: stop.set())
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
+            stop.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _binary(frame: str | bytes) -> bytes:
+    if isinstance(frame, str):
+        raise WireError("a text frame is no message of this protocol; send binary frames")
+    return frame
+
+
+def _single(values: Iterable[str]) -> str | None:
+    found = list(values)
+    return found[0] if len(found) == 1 else None
+
+
+def _server_tls(settings: VerifierSettings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(
+            f"certificate {settings.certificate} with key {settings.key} cannot be used: {error}"
+        ) from error
+    return context
+
+
+def _explain(error: Exception, settings: VerifierSettings) -> ServerError:
+    where = f"port {settings.port} on {settings.host}"
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return ServerError(f"{where} is in use; choose another, or 0 for any free one")
+    if number == errno.EACCES:
+        return ServerError(f"{where} may not be used by this user; choose one above 1023")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ServerError(f"{where} cannot be listened on: {reason}")

@@ -34,11 +34,11 @@ class Size:
     width: int
     inner: int
     kv_heads: int
-    tower_layers: int = 4
-    tower_width: int = 128
+    tower_layers: int = 3
+    tower_width: int = 96
 
 
-TARGET = Size(layers=6, width=192, inner=512, kv_heads=2)
+TARGET = Size(layers=6, width=192, inner=384, kv_heads=2)
 DRAFT = Size(layers=2, width=128, inner=256, kv_heads=2)
 
 

@@ -1,0 +1,244 @@
+"""Stage 2: teach a language model to answer from the frozen tower's image tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .architecture import COLUMNS, IMAGE_TOKENS, ROWS, SPECIAL_TOKENS
+from .checkpoint import load_state, save_state
+from .data import Frames
+from .forward import language_forward, tower_forward
+from .text import instruction_for, prompt_ids
+from .vision_stage import schedule
+
+EOS = SPECIAL_TOKENS.index("<|im_end|>")
+IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
+CAPTION = "describe the room"
+
+
+@dataclass
+class Example:
+    """One question about a picture: the picture's row, goal (None: caption), ids of the reply."""
+
+    row: int
+    goal: str | None
+    reply: list[int]
+
+
+@dataclass
+class Batch:
+    """Padded token rows; `targets` is -100 where no loss is taken."""
+
+    rows: torch.Tensor  # (N,) pictures
+    ids: torch.Tensor  # (N, length)
+    image_at: torch.Tensor  # (N,) where the image tokens begin
+    targets: torch.Tensor  # (N, length): the next token
+
+
+@torch.inference_mode()
+def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tensor:
+    """The frozen tower's tokens of pictures: float16 (N, 24, hidden)."""
+    out = torch.empty(len(images), IMAGE_TOKENS, tower.config.hidden_size, dtype=torch.float16)
+    for first in range(0, len(images), batch):
+        some = torch.from_numpy(images[first : first + batch])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out[first : first + batch] = tower_forward(tower, some).half()
+    return out
+
+
+def caption(frame: Any) -> str:
+    """All things in a picture from left to right."""
+    parts = []
+    for kind, colour, column, gap, _ in sorted(frame.things, key=lambda t: t[2]):
+        side = "left" if column < 0.36 else "right" if column > 0.64 else "middle"
+        parts.append(f"{colour} {kind} {side} {gap:.1f} m")
+    return (", ".join(parts) or "nothing but the room") + "."
+
+
+def make_examples(
+    frames: Frames, tokenizer: Any, replies: list[list[tuple[str, str]]] | None = None
+) -> tuple[list[list[Example]], list[list[Example]], list[Example]]:
+    """Examples of each picture: goals in view, goals out of view, and captions."""
+    seen: list[list[Example]] = []
+    unseen: list[list[Example]] = []
+    captions: list[Example] = []
+    cache: dict[str, list[int]] = {}
+
+    def encode(text: str) -> list[int]:
+        if text not in cache:
+            cache[text] = [*tokenizer.encode(text, add_special_tokens=False).ids, EOS]
+        return cache[text]
+
+    for row, frame in enumerate(frames.labels):
+        pairs = frame.replies if replies is None else replies[row]
+        some = [Example(row, goal, encode(text)) for goal, text in pairs]
+        names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
+        seen.append([e for e in some if e.goal in names])
+        unseen.append([e for e in some if e.goal not in names])
+        captions.append(Example(row, None, encode(caption(frame))))
+    return seen, unseen, captions
+
+
+def collate(examples: list[Example], prompts: list[list[int]]) -> Batch:
+    """Pad prompts and replies into one batch."""
+    length = max(len(p) + len(e.reply) for e, p in zip(examples, prompts, strict=True)) - 1
+    ids = torch.zeros(len(examples), length, dtype=torch.long)
+    targets = torch.full((len(examples), length), -100, dtype=torch.long)
+    image_at = torch.zeros(len(examples), dtype=torch.long)
+    for n, (example, prompt) in enumerate(zip(examples, prompts, strict=True)):
+        whole = prompt + example.reply
+        ids[n, : len(whole) - 1] = torch.tensor(whole[:-1])
+        targets[n, len(prompt) - 1 : len(whole) - 1] = torch.tensor(example.reply)
+        image_at[n] = prompt.index(IMAGE)
+    return Batch(torch.tensor([e.row for e in examples]), ids, image_at, targets)
+
+
+def positions(image_at: torch.Tensor, length: int) -> torch.Tensor:
+    """M-RoPE positions (3, N, length) of prompts whose image tokens begin at `image_at`."""
+    place = torch.arange(length)[None] - image_at[:, None]
+    inside = (place >= 0) & (place < IMAGE_TOKENS)
+    # Text after the image goes on from the largest position in it.
+    text = torch.where(place >= IMAGE_TOKENS, place - IMAGE_TOKENS + max(ROWS, COLUMNS), place)
+    axes = []
+    for offset in (torch.zeros_like(place), place // COLUMNS, place % COLUMNS):
+        axes.append(torch.where(inside, offset, text) + image_at[:, None])
+    return torch.stack(axes)
+
+
+def embed(language: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Embeddings with the image tokens put in, and rotary cosines and sines."""
+    hidden = language.embed_tokens(batch.ids)
+    place = batch.image_at[:, None] + torch.arange(IMAGE_TOKENS)[None]
+    hidden = hidden.scatter(
+        1, place[..., None].expand(-1, -1, hidden.shape[-1]), features.to(hidden.dtype)
+    )
+    cos, sin = language.rotary_emb(hidden, positions(batch.image_at, batch.ids.shape[1]))
+    return hidden, cos[:, None], sin[:, None]
+
+
+def reply_loss(model: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Mean cross entropy of the reply's tokens, and the share of them predicted right."""
+    language = model.model.language_model
+    hidden = language_forward(language, *embed(language, batch, features))
+    wanted = batch.targets >= 0
+    logits = model.lm_head(hidden[wanted]).float()
+    targets = batch.targets[wanted]
+    right = float((logits.detach().argmax(-1) == targets).float().mean())
+    return functional.cross_entropy(logits, targets), right
+
+
+class Mixer:
+    """Draws batches: mostly goals in view, some not, captions while training is young."""
+
+    def __init__(self, frames: Frames, tokenizer: Any, batch: int, seed: int) -> None:
+        self.seen, self.unseen, self.captions = make_examples(frames, tokenizer)
+        self.tokenizer, self.batch, self.seed = tokenizer, batch, seed
+        self.count = len(frames.labels)
+        self._prompts: dict[str, list[int]] = {}
+
+    def draw(self, step: int, caption_share: float) -> Batch:
+        """The batch of a step; equal steps give equal batches."""
+        rng = np.random.default_rng([self.seed, 30, step])
+        pool = []
+        # Four batches' worth sorted by length would be tidier; one row each is simple and close.
+        while len(pool) < self.batch:
+            row = int(rng.integers(self.count))
+            if rng.random() < caption_share:
+                pool.append(self.captions[row])
+                continue
+            choice = self.seen[row] if rng.random() < 0.8 and self.seen[row] else self.unseen[row]
+            if choice:
+                pool.append(choice[int(rng.integers(len(choice)))])
+        prompts = [self.prompt(e.goal, rng) for e in pool]
+        return collate(pool, prompts)
+
+    def prompt(self, goal: str | None, rng: np.random.Generator) -> list[int]:
+        text = CAPTION if goal is None else instruction_for(goal, rng)
+        if text not in self._prompts:
+            self._prompts[text] = prompt_ids(self.tokenizer, text)
+        return self._prompts[text]
+
+
+def train_language(
+    model: Any,
+    project: nn.Linear | None,
+    features: torch.Tensor,
+    mixer: Mixer,
+    path: Path,
+    minutes: float,
+    steps: int | None = None,
+    rate: float = 2e-3,
+    captions: float = 0.3,
+    stop: Callable[[], bool] | None = None,
+    report: Callable[[str, float], None] | None = None,
+    on_save: Callable[[], None] | None = None,
+) -> dict[str, float]:
+    """Train a model's language half in place on cached image tokens; resumes from `path`.
+
+    `project` maps the features to the model's own width where that differs. Returns the running
+    loss, the share of reply tokens right and the minutes spent.
+    """
+    language = model.model.language_model
+    modules: dict[str, Any] = {"language": language}
+    trained = list(language.parameters())
+    if project is not None:
+        modules["project"] = project
+        trained += list(project.parameters())
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.98), weight_decay=0.02)
+    step, spent, loss_mean, right_mean = 0, 0.0, 0.0, 0.0
+    if path.exists():
+        progress = load_state(path, modules, optimizer)
+        step, spent = progress["step"], progress["minutes"]
+        loss_mean, right_mean = progress["loss"], progress["right"]
+    saved = time.monotonic()
+
+    def save() -> None:
+        figures = {"step": step, "minutes": spent, "loss": loss_mean, "right": right_mean}
+        save_state(path, modules, optimizer, figures)
+        if on_save is not None:
+            on_save()
+
+    while True:
+        share = step / steps if steps is not None else spent / minutes
+        if share >= 1.0 or (stop is not None and stop()):
+            break
+        began = time.monotonic()
+        batch = mixer.draw(step, captions if share < 0.4 else 0.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / 100) * schedule(share)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            tokens = features[batch.rows].float()
+            if project is not None:
+                tokens = project(tokens)
+            loss, right = reply_loss(model, batch, tokens)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        step += 1
+        keep = 0.98 if step > 1 else 0.0
+        loss_mean = keep * loss_mean + (1 - keep) * loss.item()
+        right_mean = keep * right_mean + (1 - keep) * right
+        spent += (time.monotonic() - began) / 60
+        if step % 10 == 0 and report is not None:
+            report(f"language step {step} loss {loss_mean:.3f} tokens right {right_mean:.3f}", share)
+        if time.monotonic() - saved > 60:
+            save()
+            saved = time.monotonic()
+    save()
+    return {"loss": loss_mean, "right": right_mean, "minutes": spent, "steps": step}
+
+
+def batches(count: int, size: int) -> Iterator[range]:
+    """Consecutive ranges of at most `size` that cover `count`."""
+    for first in range(0, count, size):
+        yield range(first, min(first + size, count))

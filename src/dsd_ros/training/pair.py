@@ -1,0 +1,294 @@
+"""`dsd train pair`: from nothing to the shipped target and draft, in resumable stages."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dsd_ros.robot.world import World
+
+from .architecture import DRAFT, TARGET, Size, build_model
+from .data import (
+    TRAIN_SEEDS,
+    VALIDATION_SEEDS,
+    Frames,
+    generate,
+    load_frames,
+    save_shard,
+)
+from .language_stage import Mixer, image_tokens, train_language
+from .replies import greedy_replies
+from .rollouts import roll_out
+from .text import all_instructions, instruction_for, prompt_ids, train_tokenizer
+from .vision_stage import train_vision
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Settings of a training run; stages end after their minutes, or after their steps if given."""
+
+    out: Path = field(default=Path("models"), metadata={"help": "folder for target/ and draft/"})
+    cache: Path = field(
+        default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of everything random"})
+    worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
+    workers: int = field(default=2, metadata={"help": "processes that render"})
+    threads: int = field(default=2, metadata={"help": "threads of the training itself"})
+    batch: int = field(default=64, metadata={"help": "pictures per step"})
+    vision_minutes: float = field(default=18.0, metadata={"help": "time for the vision tower"})
+    language_minutes: float = field(default=22.0, metadata={"help": "time for the target"})
+    dagger_rounds: int = field(default=2, metadata={"help": "rounds on the model's own roll-outs"})
+    dagger_worlds: int = field(default=384, metadata={"help": "worlds rolled out per round"})
+    dagger_minutes: float = field(default=5.0, metadata={"help": "training time per round"})
+    draft_minutes: float = field(default=3.0, metadata={"help": "time for the draft"})
+    distilled: int = field(default=6000, metadata={"help": "target's replies the draft learns"})
+    vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    draft_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
+    smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
+
+    def __post_init__(self) -> None:
+        for name in ("worlds", "workers", "threads", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        for name in ("vision_minutes", "language_minutes", "dagger_minutes", "draft_minutes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+
+
+def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
+    """A run of a minute or two on one core that still learns something measurable."""
+    return TrainSettings(
+        out=out, cache=cache, seed=seed, worlds=24, workers=1, threads=1, batch=32,
+        vision_steps=120, language_steps=60, draft_steps=40, dagger_rounds=0, distilled=64,
+        evaluate=False, smoke=True,
+    )  # fmt: skip
+
+
+def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[str, Any]:
+    """Train target and draft and write both model directories; resumes where a kill left it.
+
+    `report(line, share)` hears of every stage's progress; without it a progress bar is shown.
+    Returns the stages' figures (and the evaluation's under "evaluation").
+    """
+    if settings.smoke and settings.vision_steps is None:
+        settings = smoke_settings(settings.out, settings.cache, settings.seed)
+    if report is None:
+        report = _progress_bar()
+    torch.set_num_threads(settings.threads)
+    run = _Run(settings, report)
+    figures: dict[str, Any] = {"settings": _plain(settings)}
+    figures["vision"] = run.vision()
+    figures["target"] = run.target()
+    figures["dagger"] = [run.dagger(k) for k in range(settings.dagger_rounds)]
+    run.write_target()
+    figures["draft"] = run.draft()
+    run.write_draft()
+    (settings.cache / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    if settings.evaluate:
+        from dsd_ros.evaluation.pair import evaluate_pair
+
+        figures["evaluation"] = evaluate_pair(
+            settings.out / "target", settings.out / "draft", training=figures, write_cards=True
+        )
+    return figures
+
+
+class _Run:
+    """State shared by the stages of one run."""
+
+    def __init__(self, settings: TrainSettings, report: Report) -> None:
+        self.settings, self.report = settings, report
+        cache = settings.cache
+        per_world = 16
+        made = [0]
+
+        def count(n: int) -> None:
+            made[0] += n
+            report(f"rendered {made[0]} pictures", made[0] / (settings.worlds * per_world))
+
+        validation = 40 if not settings.smoke else 6
+        generate(cache / "train", TRAIN_SEEDS, settings.worlds, settings.workers, per_world, count)
+        generate(cache / "val", VALIDATION_SEEDS, validation, settings.workers, per_world)
+        self.frames = load_frames(cache / "train")
+        self.validation = load_frames(cache / "val")
+        self.tokenizer = self._tokenizer()
+        self.model = build_model(TARGET, settings.seed)
+        self._features: torch.Tensor | None = None
+
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        path = self.settings.cache / "tokenizer.json"
+        if not path.exists():
+            replies = [text for f in self.frames.labels[:20_000] for _, text in f.replies]
+            part = path.with_suffix(".part")
+            train_tokenizer(replies[::3] + all_instructions()).save(str(part))
+            os.replace(part, path)
+        return Tokenizer.from_file(str(path))
+
+    @property
+    def features(self) -> torch.Tensor:
+        """The frozen tower's tokens of all training pictures."""
+        if self._features is None:
+            self.report("computing image tokens", 0.0)
+            self._features = image_tokens(self.model.model.visual, self.frames.images)
+        return self._features
+
+    def vision(self) -> dict[str, float]:
+        s = self.settings
+        return train_vision(
+            self.model.model.visual, self.frames, self.validation, s.cache / "vision.safetensors",
+            s.vision_minutes, s.vision_steps, s.batch, seed=s.seed, report=self.report,
+        )  # fmt: skip
+
+    def target(self) -> dict[str, float]:
+        s = self.settings
+        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed)
+        return train_language(
+            self.model, None, self.features, mixer, s.cache / "target.safetensors",
+            s.language_minutes, s.language_steps, report=self.report,
+        )  # fmt: skip
+
+    def dagger(self, round_: int) -> dict[str, float]:
+        """Roll the model out in new worlds, add what it met to the pictures, train on."""
+        s = self.settings
+        folder = s.cache / f"dagger{round_}"
+        first = 500_000 + round_ * 100_000
+        block = 96
+        met: dict[str, float] = {}
+        for k in range(0, s.dagger_worlds, block):
+            path = folder / f"shard{k // block:05d}"
+            if path.with_suffix(".json").exists():
+                continue
+            seeds = TRAIN_SEEDS[first + k : first + min(k + block, s.dagger_worlds)]
+            worlds = [World.from_seed(seed) for seed in seeds]
+            result = roll_out(self.model, self.tokenizer, worlds)
+            met = {
+                "reached": float(np.mean(result.reached)),
+                "collided": float(np.mean(result.collided)),
+                "agreed": float(np.mean(result.agreed)),
+            }
+            self.report(f"roll-outs of round {round_}: {met}", k / s.dagger_worlds)
+            save_shard(path, result.images, result.labels)
+        extra = load_frames(folder)
+        more = image_tokens(self.model.model.visual, extra.images)
+        # The model's own pictures are few: they count three times.
+        self._features = torch.cat([self.features, more, more, more])
+        self.frames = Frames(
+            np.concatenate([self.frames.images, *[extra.images] * 3]),
+            self.frames.labels + extra.labels * 3,
+        )
+        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed + 1 + round_)
+        figures = train_language(
+            self.model, None, self.features, mixer, s.cache / f"target-{round_}.safetensors",
+            s.dagger_minutes, rate=8e-4, captions=0.0, report=self.report,
+        )  # fmt: skip
+        return {**met, **figures}
+
+    def write_target(self) -> None:
+        write_model(self.model, self.tokenizer, self.settings.out / "target")
+
+    def draft(self) -> dict[str, float]:
+        """Train the draft on the target's own replies, behind a copy of its tower."""
+        s = self.settings
+        frames, features = self._distilled()
+        self.small = build_model(DRAFT, s.seed + 7)
+        torch.manual_seed(s.seed + 8)
+        self.project = nn.Linear(TARGET.width, DRAFT.width)
+        mixer = Mixer(frames, self.tokenizer, s.batch, s.seed + 9)
+        return train_language(
+            self.small, self.project, features, mixer, s.cache / "draft.safetensors",
+            s.draft_minutes, s.draft_steps, captions=0.1, report=self.report,
+        )  # fmt: skip
+
+    def _distilled(self) -> tuple[Frames, torch.Tensor]:
+        """Some pictures with the target's replies to their goals; kept in the cache."""
+        s = self.settings
+        path = s.cache / "distilled.json"
+        rng = np.random.default_rng([s.seed, 50])
+        rows = rng.permutation(len(self.frames.labels))[: s.distilled]
+        features = self.features[torch.from_numpy(rows)]
+        labels = [copy.copy(self.frames.labels[int(row)]) for row in rows]
+        if path.exists():
+            texts = json.loads(path.read_text())
+        else:
+            asked = [(n, goal) for n, f in enumerate(labels) for goal, _ in f.replies[:3]]
+            texts = []
+            for first in range(0, len(asked), 1024):
+                some = asked[first : first + 1024]
+                prompts = [prompt_ids(self.tokenizer, instruction_for(g, rng)) for _, g in some]
+                index = torch.tensor([n for n, _ in some])
+                ids = greedy_replies(self.model, features[index], prompts)
+                texts += [self.tokenizer.decode(i, skip_special_tokens=True) for i in ids]
+                self.report("the target answers for the draft", first / len(asked))
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(texts))
+            os.replace(part, path)
+        answers = iter(texts)
+        for frame in labels:
+            frame.replies = [(goal, next(answers)) for goal, _ in frame.replies[:3]]
+        return Frames(np.empty((len(rows), 0)), labels), features
+
+    def write_draft(self) -> None:
+        """Fold the projection into the merger's last layer, so that the draft has its own tower."""
+        big, small = self.model.model.visual, self.small.model.visual
+        state = big.state_dict()
+        last, weight, bias = big.merger.mlp[2], self.project.weight, self.project.bias
+        with torch.no_grad():
+            state["merger.mlp.2.weight"] = weight @ last.weight
+            state["merger.mlp.2.bias"] = weight @ last.bias + bias
+        small.load_state_dict(state)
+        write_model(self.small, self.tokenizer, self.settings.out / "draft")
+
+
+def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model directory (float16 weights) next to the old one, then swap them."""
+    from .text import write_processor_files
+
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    write_processor_files(part, tokenizer)
+    copy.deepcopy(model).half().save_pretrained(part)
+    write_processor_files(part, tokenizer)  # save_pretrained writes its own generation settings
+    card = folder / "README.md"
+    if card.exists():
+        shutil.copy(card, part / "README.md")
+    shutil.rmtree(folder, ignore_errors=True)
+    (part / "model.safetensors").chmod(0o644)
+    part.rename(folder)
+
+
+def sizes() -> dict[str, Size]:
+    """The sizes of the two models."""
+    return {"target": TARGET, "draft": DRAFT}
+
+
+def _plain(settings: TrainSettings) -> dict[str, Any]:
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(settings).items()}
+
+
+def _progress_bar() -> Report:
+    from tqdm import tqdm
+
+    bar = tqdm(total=1000, bar_format="{l_bar}{bar}| {desc} [{elapsed}]")
+
+    def report(line: str, share: float) -> None:
+        bar.n = int(1000 * min(max(share, 0.0), 1.0))
+        bar.set_description_str(line)
+
+    return report

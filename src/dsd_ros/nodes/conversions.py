@@ -6,6 +6,7 @@ What comes from a topic is validated like what comes from a socket: same bounds,
 from __future__ import annotations
 
 import array
+import math
 from typing import Any
 
 import msgspec
@@ -60,6 +61,9 @@ def from_ros(message: Any) -> wire.Message:
         value = getattr(message, name)
         if name in _BYTES or name in _FLOATS:
             value = _to_bytes(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            # Comparisons with NaN pass msgspec's bounds.
+            raise WireError(f"A {struct.__name__} whose {name} is no finite number.")
         elif not isinstance(value, (str, int, float, bool)):
             value = list(value)
         values.append(value)

@@ -118,7 +118,7 @@ class DdsChannel:
     :param match_timeout: how long a send waits for a verifier to appear, s.
     """
 
-    def __init__(self, node: Node, match_timeout: float = 3.0) -> None:
+    def __init__(self, node: Node, match_timeout: float = 1.0) -> None:
         self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_QUEUE_LIMIT)
         self._match_timeout = match_timeout
         self._closed = threading.Event()

@@ -1,8 +1,8 @@
 """The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier.
 
 configure loads the draft model, activate opens the session, deactivate closes it, cleanup frees the model. With
-``autostart`` the node takes itself there, and keeps trying while no verifier answers. A session that breaks is
-reopened in the background; until then the service `decode` answers LINK_LOST with the reason.
+``autostart`` the node takes itself there, and keeps trying while no verifier answers. A session that breaks later
+is resumed, or opened anew, by the next decode.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from sensor_msgs.msg import Image
 from dsd_msgs.msg import DecodeStats, ReplyProgress
 from dsd_msgs.srv import Decode
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.session import (
-    DecodeCancelled,
-    DecodedReply,
-    DecodeRefused,
-    DecodeTimeout,
-    EdgeSession,
-)
+from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.camera import Camera
 from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.nodes.images import ImageError, to_rgb
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import EXIT_BAD_START, EXIT_GAVE_UP
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import seconds
-from dsd_ros.vlm.loading import ModelError, load_model
-from dsd_ros.wire.channel import Backoff, LinkError
+from dsd_ros.vlm.loading import load_model
+from dsd_ros.wire.channel import Backoff, LinkError, LinkRefused
 
 Answer = Decode.Response
 MAX_INSTRUCTION_CHARS = 2000
+_OPEN_LIMIT_S = 10.0  # one attempt to open the session
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,18 @@ class DraftNode(LifecycleNode):
     def __init__(self) -> None:
         super().__init__("draft_node")
         self.failure: str | None = None
+        self.exit_code = EXIT_GAVE_UP
         self._settings = declare(self, DraftNodeSettings)
         self._model_settings = declare_model(self, "draft")
         self._decode_settings = declare(self, DecodeSettings, "decode.")
+        self._link_settings = declare(self, LinkSettings, "link.")
         refuse_unknown(self)
-        self._model: Any = None
         self._session: EdgeSession | None = None
         self._active = False
         self._reason = "The draft node is not active."
         self._session_lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one ends those before it
         self._stop = threading.Event()
-        self._broken = threading.Event()
 
         self._channel = DdsChannel(self)
         self._camera = Camera(self)
@@ -93,16 +92,16 @@ class DraftNode(LifecycleNode):
             Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup()
         )
         self._health = health.Health(self)
-        self._keeper = threading.Thread(target=self._keep_open, name="session keeper", daemon=True)
-        self._keeper.start()
+        if self._settings.autostart:
+            threading.Thread(target=self._start, name="autostart", daemon=True).start()
 
     def close(self) -> None:
         self._stop.set()
-        self._broken.set()
-        self._generation += 1
+        self._generation += 1  # ends a decode under way
         if self._session_lock.acquire(timeout=0.3):
             try:
-                self._close_session()
+                if self._session is not None:
+                    self._session.close()
             finally:
                 self._session_lock.release()
         self._channel.close()
@@ -111,12 +110,15 @@ class DraftNode(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         try:
-            self._model = load_model(self._model_settings)
-        except (ModelError, OSError) as error:
+            model = load_model(self._model_settings)
+            session = EdgeSession(self._channel, model, self._decode_settings, self._link_settings)
+        except (ValueError, OSError) as error:
             self._reason = str(error)
             self._health.report(health.ERROR, self._reason)
             return TransitionCallbackReturn.FAILURE
-        self.get_logger().info(f"draft model {self._model.name} loaded")
+        with self._session_lock:
+            self._session = session
+        self.get_logger().info(f"draft model {model.name} loaded")
         return TransitionCallbackReturn.SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -130,70 +132,50 @@ class DraftNode(LifecycleNode):
         self._generation += 1
         self._reason = "The draft node is not active."
         with self._session_lock:
-            self._close_session()
+            if self._session is not None:
+                self._session.close()
         self._health.report(health.WARN, "inactive")
         return super().on_deactivate(state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._model = None
+        with self._session_lock:
+            self._session = None  # and the model with it
         return TransitionCallbackReturn.SUCCESS
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._active = False
         self._generation += 1
         with self._session_lock:
-            self._close_session()
-        self._model = None
+            if self._session is not None:
+                self._session.close()
+            self._session = None
         return TransitionCallbackReturn.SUCCESS
-
-    # -- session -------------------------------------------------------------------------------
 
     def _open_session(self) -> bool:
         """One attempt; on failure the reason is kept and reported."""
         with self._session_lock:
-            self._close_session()
-            session = EdgeSession(self._channel, self._model, self._decode_settings)
+            assert self._session is not None, "configure comes first"
             try:
-                session.open()
-            except (LinkError, DecodeRefused) as error:
+                self._session.open(time.monotonic() + _OPEN_LIMIT_S)
+            except LinkError as error:
                 self._reason = str(error)
                 self._health.report(health.WARN, f"no session: {error}")
                 return False
-            self._session = session
-        self._broken.clear()
         self._health.report(health.OK, "session open", {"mode": self._decode_settings.mode})
         self.get_logger().info(f"session open, mode {self._decode_settings.mode}")
         return True
 
-    def _close_session(self) -> None:
-        """Call with the lock held."""
-        session, self._session = self._session, None
-        if session is not None:
-            try:
-                session.close()
-            except LinkError:
-                self.get_logger().debug("the link was gone before the session was closed")
-
-    def _keep_open(self) -> None:
-        """Starts the node where that is wanted, and reopens what broke."""
+    def _start(self) -> None:
+        """Takes the node to active where that is wanted, as often as it needs."""
+        if self.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+            self.exit_code = EXIT_BAD_START
+            self.failure = self._reason
+            return
         backoff = Backoff(0.2, 2.0)
-        if self._settings.autostart:
-            if self.trigger_configure() != TransitionCallbackReturn.SUCCESS:
-                self.failure = self._reason
+        while not self._stop.is_set() and not self._active:
+            if self.trigger_activate() == TransitionCallbackReturn.SUCCESS:
                 return
-            while not self._stop.is_set():
-                if self._active or self.trigger_activate() == TransitionCallbackReturn.SUCCESS:
-                    break
-                self._stop.wait(backoff.next_delay())
-        backoff.reset()
-        while not self._stop.is_set():
-            if not self._broken.wait(0.2):
-                continue
-            if not self._active or self._open_session():
-                self._broken.clear()
-                backoff.reset()
-            else:
-                self._stop.wait(backoff.next_delay())
+            self._stop.wait(backoff.next_delay())
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -259,13 +241,14 @@ class DraftNode(LifecycleNode):
             return _fail(answer, Answer.NO_IMAGE, str(error))
         except DecodeCancelled:
             return _fail(answer, Answer.CANCELED, "A newer request took this one's place.")
-        except DecodeTimeout as error:
+        except DeadlineExceeded as error:
+            self._health.report(health.WARN, str(error))
             return _fail(answer, Answer.TIMED_OUT, str(error))
-        except DecodeRefused as error:
-            self._break(str(error))
+        except (VerifierRefused, LinkRefused) as error:
+            self._health.report(health.WARN, f"refused: {error}")
             return _fail(answer, Answer.REFUSED, str(error))
         except LinkError as error:
-            self._break(str(error))
+            self._health.report(health.WARN, f"link lost: {error}")
             return _fail(answer, Answer.LINK_LOST, str(error))
         except ValueError as error:
             return _fail(answer, Answer.FAILED, str(error))
@@ -281,11 +264,6 @@ class DraftNode(LifecycleNode):
             {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"},
         )
         return answer
-
-    def _break(self, reason: str) -> None:
-        self._reason = reason
-        self._health.report(health.WARN, f"session broken: {reason}")
-        self._broken.set()
 
     def _publish_progress(self, image: Image, text: str, tokens: int, done: bool) -> None:
         self._progress.publish(
@@ -309,7 +287,7 @@ class DraftNode(LifecycleNode):
             seconds=float(reply.seconds),
             draft_seconds=float(reply.draft_seconds),
             verify_seconds=float(reply.verify_seconds),
-            link_seconds=float(reply.link_seconds),
+            link_seconds=max(0.0, reply.wait_seconds - reply.verify_seconds),
             observation_age=float(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
         )
         stats.header.stamp = now.to_msg()

@@ -83,7 +83,7 @@ def run_node(make: Callable[[], Node], args: Sequence[str] | None = None, thread
     code = EXIT_OK
     if node.failure is not None:  # type: ignore[attr-defined]
         node.get_logger().error(node.failure)  # type: ignore[attr-defined]
-        code = EXIT_GAVE_UP
+        code = getattr(node, "exit_code", EXIT_GAVE_UP)
     _force_end_later(code)
     node.close()  # type: ignore[attr-defined]
     executor.shutdown(timeout_sec=0.3)

@@ -1,0 +1,152 @@
+"""A test's own ROS node, spinning in a thread, beside the nodes under test in processes of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rclpy
+from lifecycle_msgs.msg import State
+from lifecycle_msgs.srv import GetState
+from nav_msgs.msg import Odometry
+from rclpy.executors import MultiThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import Image
+
+from dsd_msgs.srv import Decode
+from dsd_ros.nodes import bringup, qos
+from dsd_ros.nodes.images import from_rgb
+from dsd_ros.nodes.processes import Child, ProcessGroup
+from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
+
+PATIENCE_S = 90.0  # for a process to get ready on a busy machine
+
+
+class Rig:
+    """Use as a context manager, with ROS_DOMAIN_ID set."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.lines: list[str] = []
+        self.group = ProcessGroup(lambda name, line: self.lines.append(f"[{name}] {line}"))
+
+    def __enter__(self) -> Rig:
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        self.node = rclpy.create_node("test_rig")
+        self._executor = MultiThreadedExecutor(num_threads=4)
+        self._executor.add_node(self.node)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.group.close()
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self._executor.shutdown(timeout_sec=1.0)
+        self.node.destroy_node()
+        rclpy.shutdown()
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            self._executor.spin_once(timeout_sec=0.1)
+
+    def start(self, executable: str, **parameters: Any) -> Child:
+        """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
+        entry = bringup.NodeEntry(executable, executable.removesuffix("_node") + ".yaml")
+        texts = {key.replace("__", "."): str(value) for key, value in parameters.items()}
+        return self.group.start_node(bringup.NodeStart(entry, texts))
+
+    def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
+        """Poll until ``done()`` is true and return its value; fails with what the processes printed."""
+        deadline = time.monotonic() + timeout
+        while not (value := done()):
+            if time.monotonic() > deadline:
+                tail = "\n".join(self.lines[-30:])
+                raise AssertionError(f"not within {timeout} s: {what or done}\n{tail}")
+            time.sleep(0.01)
+        return value
+
+    def call(self, kind: type, name: str, request: Any, timeout: float = PATIENCE_S) -> Any:
+        """Call a service and return its answer."""
+        client = self.node.create_client(kind, name)
+        try:
+            self.until(client.service_is_ready, what=f"service {name}")
+            future = client.call_async(request)
+            self.until(future.done, timeout, f"answer of {name}")
+            return future.result()
+        finally:
+            self.node.destroy_client(client)
+
+    def until_active(self, name: str = "draft_node") -> None:
+        """Wait until a lifecycle node is active."""
+
+        def active() -> bool:
+            answer = self.call(GetState, f"{name}/get_state", GetState.Request())
+            return answer.current_state.id == State.PRIMARY_STATE_ACTIVE
+
+        self.until(active, what=f"{name} active")
+
+
+class CameraRig:
+    """Publishes pictures as a robot's camera does."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._publisher = rig.node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
+
+    def show(self, picture: np.ndarray) -> Image:
+        """Publish once, stamped now."""
+        message = from_rgb(picture)
+        message.header.stamp = self._rig.node.get_clock().now().to_msg()
+        message.header.frame_id = "front_camera"
+        self._publisher.publish(message)
+        return message
+
+    def ask(self, picture: np.ndarray, instruction: str, timeout: float = 30.0) -> Any:
+        """Have a reply decoded about this very picture."""
+        first = self.show(picture).header.stamp
+        stop = threading.Event()
+
+        def repeat() -> None:  # best effort may lose one
+            while not stop.wait(0.1):
+                self.show(picture)
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            request = Decode.Request(instruction=instruction, not_before=first, timeout=timeout)
+            return self._rig.call(Decode, "decode", request, timeout + 10.0)
+        finally:
+            stop.set()
+            thread.join()
+
+
+class OdometryRig:
+    """What the robot reports: pose and velocity with the time they arrived."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.samples: list[tuple[float, float, Any, Any]] = []  # (stamp, arrival, pose, velocity)
+        rig.node.create_subscription(Odometry, "odom", self._on_odometry, qos.STATE)
+
+    def _on_odometry(self, message: Odometry) -> None:
+        stamp = seconds(message.header.stamp)
+        self.samples.append((stamp, time.time(), pose_of(message), velocity_of(message)))
+
+    @property
+    def pose(self) -> Any:
+        return self.samples[-1][2]
+
+    @property
+    def velocity(self) -> Any:
+        return self.samples[-1][3]
+
+
+def picture(seed: int, height: int = 56, width: int = 84) -> np.ndarray:
+    """A random picture."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -1,0 +1,209 @@
+"""The protocol over real DDS between processes: exact, sampled right, and alive when the verifier is not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+
+import pytest
+import torch
+from ros_rig import CameraRig, Rig, picture
+
+from dsd_msgs.msg import DecodeStats, ReplyProgress
+from dsd_msgs.srv import Decode
+from dsd_ros.decoding.sampling import transform
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
+
+INSTRUCTION = "find the silver bottle"
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def models(tiny_pair):
+    return tuple(load_model(ModelSettings(str(path))) for path in tiny_pair)
+
+
+@pytest.fixture
+def channel(rig):
+    made = DdsChannel(rig.node)
+    yield made
+    made.close()
+
+
+def alone(target, image, length: int = LENGTH) -> list[int]:
+    """What the target says greedily by itself."""
+    sequence, tokens = target.prefill(image, INSTRUCTION), []
+    while len(tokens) < length:
+        tokens.append(int(sequence.next_logits().argmax()))
+        if tokens[-1] in target.eos_token_ids:
+            break
+        sequence.append(tokens[-1:])
+    return tokens
+
+
+def test_greedy_replies_are_the_targets_on_a_hundred_pictures(rig, channel, tiny_pair, models):
+    target, draft = models
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
+    sessions = {
+        mode: EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=LENGTH))
+        for mode in ("dsd", "ar")
+    }
+    accepted = 0
+    for seed in range(100):
+        mode = "dsd" if seed % 4 else "ar"
+        image = picture(seed)
+        reply = sessions[mode].decode(image, INSTRUCTION)
+        assert reply.tokens == alone(target, image), f"picture {seed}, mode {mode}"
+        assert reply.bytes_up > 0 and reply.bytes_down > 0
+        accepted += sum(reply.accepted)
+    assert accepted > 100  # the draft took part
+    for session in sessions.values():
+        session.close()
+
+
+def test_sampled_replies_have_the_targets_distribution(rig, channel, tiny_pair, models):
+    target, draft = models
+    settings = DecodeSettings(mode="dsd", temperature=1.0, top_k=5, seed=11, max_tokens=2)
+    image = picture(1000)
+    expected = pairs_of(target, image, settings)
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    draws = 600
+    with EdgeSession(channel, draft, settings, LinkSettings(attempts=30)) as session:
+        seen = Counter(tuple(session.decode(image, INSTRUCTION).tokens) for _ in range(draws))
+    assert set(seen) <= set(expected)
+    cells = sorted(expected, key=expected.__getitem__)
+    chi, rare, rare_seen, count = 0.0, 0.0, 0, 0
+    for cell in cells:  # cells too rare for the test are pooled
+        if expected[cell] * draws < 5.0:
+            rare, rare_seen = rare + expected[cell] * draws, rare_seen + seen[cell]
+            continue
+        chi += (seen[cell] - expected[cell] * draws) ** 2 / (expected[cell] * draws)
+        count += 1
+    if rare >= 1.0:
+        chi, count = chi + (rare_seen - rare) ** 2 / rare, count + 1
+    p = float(torch.special.gammaincc(torch.tensor((count - 1) / 2.0), torch.tensor(chi / 2.0)))
+    assert p > 1e-3, f"chi-squared {chi:.1f} over {count} cells"
+
+
+def pairs_of(target, image, settings) -> dict[tuple[int, ...], float]:
+    """Probability of each beginning of a reply, two tokens or one that ends it."""
+    root = target.prefill(image, INSTRUCTION)
+    first = transform(root.next_logits(), settings.sampling)
+    result = {}
+    for a in first.nonzero().flatten().tolist():
+        if a in target.eos_token_ids:
+            result[(a,)] = float(first[a])
+            continue
+        branch = root.fork()
+        branch.append([a])
+        second = transform(branch.next_logits(), settings.sampling)
+        for b in second.nonzero().flatten().tolist():
+            result[(a, b)] = float(first[a] * second[b])
+    return result
+
+
+def test_without_a_verifier_the_channel_says_so(rig, channel):
+    with pytest.raises(LinkClosed, match="start verifier_node or bridge_node"):
+        channel.reconnect()
+    with pytest.raises(LinkTimeout, match="within 0.1 s"):
+        channel.receive(0.1)
+    channel.close()
+    channel.close()
+    with pytest.raises(LinkClosed, match="closed"):
+        channel.receive(0.1)
+
+
+def test_another_tokenizer_is_refused_with_a_sentence(rig, channel, tiny_pair, tmp_path):
+    from tiny_models import make_tiny_model
+
+    stranger = load_model(
+        ModelSettings(str(make_tiny_model(tmp_path / "other", seed=5, other_tokenizer=True)))
+    )
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    session = EdgeSession(channel, stranger, DecodeSettings(), LinkSettings(attempts=60))
+    with pytest.raises(VerifierRefused, match="tokenizer"):
+        session.open()
+
+
+def test_a_verifier_restarted_from_nothing_is_opened_anew(rig, channel, tiny_pair, models):
+    target, draft = models
+    first = rig.start("verifier_node", model__path=tiny_pair[0])
+    patient = LinkSettings(response_timeout_s=1.0, attempts=60)
+    session = EdgeSession(channel, draft, DecodeSettings(max_tokens=LENGTH), patient)
+    assert session.decode(picture(1), INSTRUCTION).tokens == alone(target, picture(1))
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    hurried = time.monotonic() + 1.5
+    with pytest.raises(LinkError):
+        session.decode(picture(2), INSTRUCTION, deadline=hurried)
+    assert time.monotonic() - hurried < 1.0
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    assert session.decode(picture(3), INSTRUCTION).tokens == alone(target, picture(3))
+
+
+class DecodeRig:
+    """draft_node and verifier_node, and what they publish."""
+
+    def __init__(self, rig: Rig, pair, **draft: object) -> None:
+        self.rig = rig
+        self.progress: list[ReplyProgress] = []
+        self.stats: list[DecodeStats] = []
+        rig.node.create_subscription(
+            ReplyProgress, "reply_progress", self.progress.append, qos.STATE
+        )
+        rig.node.create_subscription(DecodeStats, "decode_stats", self.stats.append, qos.STATE)
+        self.camera = CameraRig(rig)
+        self.verifier = rig.start("verifier_node", model__path=pair[0])
+        self.draft = rig.start("draft_node", model__path=pair[1], **draft)
+        rig.until_active()
+
+
+def test_the_decode_service(rig, tiny_pair, models):
+    target, _ = models
+    nodes = DecodeRig(rig, tiny_pair, decode__max_tokens=LENGTH)
+    for seed in range(5):
+        answer = nodes.camera.ask(picture(seed), INSTRUCTION)
+        assert answer.success, answer.message
+        expected = target.decode_text(alone(target, picture(seed)))
+        assert answer.text == expected
+        assert answer.stats.mode == "dsd" and answer.stats.transport == "dds"
+        assert sum(answer.stats.accepted) + answer.stats.rounds >= answer.stats.tokens
+        assert answer.stats.tau == pytest.approx(answer.stats.tokens / answer.stats.rounds)
+    rig.until(lambda: len(nodes.stats) == 5)
+    rig.until(lambda: nodes.progress and nodes.progress[-1].done)
+    assert nodes.progress[-1].text == expected
+
+    for instruction, timeout, code in [
+        ("", 1.0, Decode.Response.INVALID_REQUEST),
+        ("x" * 2001, 1.0, Decode.Response.INVALID_REQUEST),
+        (INSTRUCTION, -1.0, Decode.Response.INVALID_REQUEST),
+        (INSTRUCTION, 0.5, Decode.Response.NO_IMAGE),
+    ]:
+        request = Decode.Request(instruction=instruction, timeout=timeout)
+        request.not_before = rig.node.get_clock().now().to_msg()
+        answer = rig.call(Decode, "decode", request)
+        assert not answer.success and answer.code == code and answer.message.endswith(".")
+
+    bad = nodes.camera.show(picture(0))
+    bad.encoding = "yuv422"
+    nodes.camera._publisher.publish(bad)
+    answer = nodes.camera.ask(picture(7), INSTRUCTION)
+    assert answer.success, answer.message  # the node is fine afterwards
+
+    nodes.verifier.process.send_signal(signal.SIGSTOP)
+    answer = nodes.camera.ask(picture(8), INSTRUCTION, timeout=2.0)
+    assert not answer.success
+    assert answer.code in (Decode.Response.TIMED_OUT, Decode.Response.LINK_LOST)
+    nodes.verifier.process.send_signal(signal.SIGCONT)
+    answer = nodes.camera.ask(picture(9), INSTRUCTION)
+    assert answer.success, answer.message
+    assert answer.text == target.decode_text(alone(target, picture(9)))

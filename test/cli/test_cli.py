@@ -1,0 +1,199 @@
+"""`dsd` as its user calls it: replies, exit codes, and a sentence for every bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dsd_ros import cli
+
+INSTRUCTION = "find the red chair"
+ADDRESS = re.compile(r"wss?://\S+:\d+")
+
+
+@contextmanager
+def verifier(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`dsd verifier` on a free port: its address and its process, which has ended afterwards."""
+    command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", *options]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if found := ADDRESS.search(line):
+                break
+        else:
+            pytest.fail(f"the verifier said no address: {said}")
+        yield found.group(), process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(5)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Run a command in this process: exit code, what it printed, what it complained."""
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def decode(models, picture, capsys):
+    """`dsd decode` of the picture with the tiny pair, and whatever else is given."""
+
+    def run(*options: str | Path) -> tuple[int, str, str]:
+        given = ["--image", picture, "--instruction", INSTRUCTION, "--max-tokens", "24"]
+        given += ["--draft", models / "draft", "--target", models / "target"]
+        return dsd(capsys, "decode", *given, *options)
+
+    return run
+
+
+def test_a_reply_as_json_has_the_documented_fields(decode):
+    code, out, _ = decode("--json")
+    assert code == 0
+    reply = json.loads(out)
+    assert set(reply) == {
+        "tokens", "text", "action", "mode", "rounds", "accepted", "tau", "bytes_up", "bytes_down", "seconds",
+    }  # fmt: skip
+    assert reply["mode"] == "dsd"
+    assert reply["rounds"] == len(reply["accepted"])
+    assert reply["tau"] == pytest.approx(len(reply["tokens"]) / reply["rounds"])
+    assert reply["bytes_up"] > 0 and reply["bytes_down"] > 0
+    assert reply["action"] is None  # a random model's text is no action
+
+
+def test_both_modes_give_the_same_tokens(decode):
+    tokens = {
+        mode: json.loads(decode("--json", "--mode", mode)[1])["tokens"] for mode in ("ar", "dsd")
+    }
+    assert tokens["ar"] == tokens["dsd"]
+
+
+def test_a_verifier_elsewhere_gives_the_same_tokens(decode, models):
+    here = json.loads(decode("--json")[1])
+    with verifier("--model", str(models / "target")) as (url, process):
+        code, out, err = decode("--json", "--verifier", url)
+        assert code == 0, err
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+    assert json.loads(out)["tokens"] == here["tokens"]
+
+
+def test_the_verifier_wants_its_token(decode, models, tmp_path):
+    (tmp_path / "right").write_text("s3cret-of-the-verifier\n")
+    (tmp_path / "wrong").write_text("an0ther-one\n")
+    with verifier("--model", str(models / "target"), "--token-file", str(tmp_path / "right")) as (
+        url,
+        _,
+    ):
+        assert decode("--verifier", url, "--token-file", tmp_path / "right")[0] == 0
+        for options in ([], ["--token-file", tmp_path / "wrong"]):
+            code, out, err = decode("--verifier", url, *options)
+            assert code == cli.EXIT_LINK
+            assert out == "" and err.count("\n") == 1 and "token" in err
+            assert "s3cret" not in err
+
+
+def test_nobody_at_the_address_is_a_link_failure(decode):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        code, _, err = decode("--verifier", f"ws://127.0.0.1:{unused.getsockname()[1]}")
+    assert code == cli.EXIT_LINK
+    assert err.count("\n") == 1
+
+
+def test_a_port_in_use_is_named(models):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", port]
+        done = subprocess.run(
+            [*command, "--model", str(models / "target")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == cli.EXIT_BAD_INPUT
+    assert port in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--mode", "psychic"], "psychic"),
+        (["--image", "no/such/file.png"], "no/such/file.png"),
+        (["--image", __file__], "cannot be read"),
+        (["--instruction", "  "], "empty"),
+        (["--instruction", "word " * 10_000], "characters"),
+        (["--target", "no/such/model"], "no/such/model"),
+        (["--draft", "no/such/model"], "no/such/model"),
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "0"], "top_p"),
+        (["--draft-length", "0"], "draft_length"),
+        (["--verifier", "http://127.0.0.1:1"], "ws://"),
+        (["--token-file", "no/such/token", "--verifier", "ws://127.0.0.1:1"], "no/such/token"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(decode, options, named):
+    code, out, err = decode(*options)
+    assert code == cli.EXIT_BAD_INPUT
+    assert out == ""
+    assert err.startswith("dsd: ") and err.count("\n") == 1
+    assert named in err
+
+
+def test_models_that_do_not_share_a_tokenizer_are_refused(decode, models):
+    code, _, err = decode("--draft", models / "stranger")
+    assert code == cli.EXIT_LINK
+    assert "tokenizer" in err and err.count("\n") == 1
+
+
+def test_doctor_says_what_a_machine_without_models_lacks(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("dsd_ros.paths.models_directory", lambda: tmp_path)
+    code, out, _ = dsd(capsys, "doctor", "--role", "cloud", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(out)}
+    assert code == cli.EXIT_GOAL_MISSED
+    assert not findings["shipped models"]["ok"]
+    assert "dsd train pair" in findings["shipped models"]["remedy"]
+    assert findings["torch"]["ok"]
+    assert "rclpy" not in findings and "mujoco" not in findings
+
+
+def test_doctor_finds_this_machine_fit_for_the_demo(capsys):
+    code, out, _ = dsd(capsys, "doctor")
+    assert code == 0, out
+    assert "MISSING" not in out
+
+
+def test_every_command_explains_itself(capsys):
+    for command in ("demo", "decode", "verifier", "doctor", "bench overhead", "train pair"):
+        code, out, _ = dsd(capsys, *command.split(), "--help")
+        assert code == 0
+        assert "usage: dsd" in out

@@ -31,7 +31,15 @@ ARROWS = {
     "top": BELOW | {"rag", "paths", "nodes", "training", "evaluation"},
 }
 
-ROS = {"rclpy", "dsd_msgs", "std_msgs", "sensor_msgs", "geometry_msgs", "nav_msgs", "diagnostic_msgs"} | {
+ROS = {
+    "rclpy",
+    "dsd_msgs",
+    "std_msgs",
+    "sensor_msgs",
+    "geometry_msgs",
+    "nav_msgs",
+    "diagnostic_msgs",
+} | {
     "rosgraph_msgs",
     "builtin_interfaces",
     "rcl_interfaces",
@@ -45,11 +53,28 @@ ONLY_IN = {
     **dict.fromkeys(ROS, {"nodes"}),
     "mujoco": {"robot"},
     "websockets": {"wire", "cloud"},
-    "torch": {"decoding", "vlm", "wire", "edge", "cloud", "rag", "training", "evaluation", "nodes", "top"},
+    "torch": {
+        "decoding",
+        "vlm",
+        "wire",
+        "edge",
+        "cloud",
+        "rag",
+        "training",
+        "evaluation",
+        "nodes",
+        "top",
+    },
     "transformers": {"vlm", "rag", "training", "evaluation"},
 }
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
-UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system")}
+UNSAFE_CALLS = {
+    ("torch", "load"),
+    ("torch", "save"),
+    ("yaml", "load"),
+    ("yaml", "unsafe_load"),
+    ("os", "system"),
+}
 
 
 def room_of(module: str) -> str:
@@ -114,8 +139,12 @@ def test_imports_follow_the_arrows(path: Path) -> None:
         if top == "dsd_ros":
             target = room_of(name)
             if path == SOURCE / "__init__.py":
-                pytest.fail(f"{name_of(path)}:{line} imports {name}; the package itself imports nothing")
-            allowed = target in ("", room) or target in ARROWS[room] or name == "dsd_ros.__version__"
+                pytest.fail(
+                    f"{name_of(path)}:{line} imports {name}; the package itself imports nothing"
+                )
+            allowed = (
+                target in ("", room) or target in ARROWS[room] or name == "dsd_ros.__version__"
+            )
             assert allowed, f"{name_of(path)}:{line}: {room} must not import {name}"
         elif top in ONLY_IN:
             assert room in ONLY_IN[top], f"{name_of(path)}:{line}: {top} is not for {room}"
@@ -130,7 +159,9 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
             continue
         where = f"{name_of(path)}:{node.lineno}"
         if isinstance(node.func, ast.Name):
-            assert node.func.id not in ("eval", "exec", "__import__"), f"{where} calls {node.func.id}"
+            assert node.func.id not in ("eval", "exec", "__import__"), (
+                f"{where} calls {node.func.id}"
+            )
         elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
             call = (node.func.value.id, node.func.attr)
             assert call not in UNSAFE_CALLS, f"{where} calls {'.'.join(call)}"

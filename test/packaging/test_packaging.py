@@ -19,7 +19,16 @@ REQUIREMENTS = ROOT / "requirements"
 MANIFESTS = [ROOT / "package.xml", ROOT / "src" / "dsd_msgs" / "package.xml"]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==[\w.!+]+")
-ROBOT_ONLY = ("cv2", "mujoco", "rclpy", "dsd_msgs", "sensor_msgs", "tqdm", "matplotlib", "unitree_sdk2py")
+ROBOT_ONLY = (
+    "cv2",
+    "mujoco",
+    "rclpy",
+    "dsd_msgs",
+    "sensor_msgs",
+    "tqdm",
+    "matplotlib",
+    "unitree_sdk2py",
+)
 
 
 def requirements(name: str) -> dict[str, str]:
@@ -127,7 +136,9 @@ for room in ("decoding", "vlm", "wire", "edge", "cloud"):
 import dsd_ros.cli
 print("imported")
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert result.stdout.strip() == "imported", result.stderr
 
 
@@ -138,20 +149,26 @@ def test_files_beside_the_code_are_found() -> None:
 
 
 def test_missing_share_directory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
+    monkeypatch.setattr(
+        paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py")
+    )
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
     with pytest.raises(FileNotFoundError, match="install the package again"):
         paths.share_directory()
 
 
-def test_share_directory_of_an_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_share_directory_of_an_installed_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     share = tmp_path / "share" / "dsd_ros"
     index = tmp_path / "share" / "ament_index" / "resource_index" / "packages"
     share.mkdir(parents=True)
     index.mkdir(parents=True)
     (share / "package.xml").touch()
     (index / "dsd_ros").touch()
-    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
+    monkeypatch.setattr(
+        paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py")
+    )
     monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
     assert paths.share_directory() == share

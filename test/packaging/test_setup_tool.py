@@ -1,0 +1,241 @@
+"""tools/setup.py: trusts nothing unfinished, does nothing twice, and says what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> ModuleType:
+    """The tool, working on an empty directory."""
+    spec = importlib.util.spec_from_file_location("setup_tool", ROOT / "tools" / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ROOT = tmp_path
+    module.VENV = tmp_path / ".venv"
+    module.PYTHON = module.VENV / "bin" / "python"
+    module.STAMPS = module.VENV / ".setup"
+    module.UNFINISHED = module.STAMPS / "unfinished"
+    module.CACHE = tmp_path / ".cache"
+    return module
+
+
+@pytest.fixture
+def no_ros(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROS_DISTRO", raising=False)
+    monkeypatch.delenv("PYTHON", raising=False)
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_stamp_holds_for_its_fingerprint_only(tool: ModuleType) -> None:
+    assert not tool.done("step", "a")
+    tool.mark("step", "a")
+    assert tool.done("step", "a") and not tool.done("step", "b")
+    tool.unmark("step", "never-made")
+    assert not tool.done("step", "a")
+
+
+def test_fingerprint_changes_with_content_name_and_text(tool: ModuleType, tmp_path: Path) -> None:
+    first = tmp_path / "a"
+    first.write_text("x")
+    before = tool.digest([first], "wheels")
+    assert tool.digest([first], "wheels") == before
+    assert tool.digest([first], "jazzy") != before
+    first.write_text("y")
+    assert tool.digest([first], "wheels") != before
+    first.write_text("x")
+    renamed = first.rename(tmp_path / "b")
+    assert tool.digest([renamed], "wheels") != before
+
+
+def test_interrupted_and_moved_environments_are_made_again(
+    tool: ModuleType, no_ros: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[list[str]] = []
+    monkeypatch.setattr(
+        tool, "run", lambda command, what, **_: made.append(list(map(str, command)))
+    )
+
+    tool.make_environment("wheels")
+    assert len(made) == 1 and tool.UNFINISHED.exists()
+    tool.make_environment("wheels")  # the first was interrupted before it was complete
+    assert len(made) == 2
+
+    tool.UNFINISHED.unlink()
+    tool.PYTHON.parent.mkdir()
+    tool.PYTHON.symlink_to(sys.executable)
+    tool.mark("environment", f"wheels {tool.ROOT}")
+    tool.make_environment("wheels")
+    assert len(made) == 2
+    tool.mark("environment", "wheels /elsewhere")
+    tool.make_environment("wheels")
+    assert len(made) == 3 and not tool.PYTHON.exists()
+
+
+def test_refused_update_keeps_a_working_environment(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(command: list[str], what: str, **_: object) -> None:
+        raise tool.SetupError(what)
+
+    monkeypatch.setattr(tool, "run", refuse)
+    (tool.ROOT / "requirements").mkdir()
+    for name in ("cloud", "robot", "sim", "train", "dev", "ros", "lock"):
+        (tool.ROOT / "requirements" / f"{name}.txt").touch()
+    tool.mark("environment", f"wheels {tool.ROOT}")
+    with pytest.raises(tool.SetupError):
+        tool.install_requirements("wheels")
+    assert not tool.UNFINISHED.exists()
+    assert not (tool.STAMPS / "requirements").exists()
+
+
+def test_wheels_need_their_python(
+    tool: ModuleType, no_ros: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHON", str(executable(tmp_path / "python3", "echo 3 8")))
+    with pytest.raises(tool.SetupError, match=r"3\.11 or 3\.12 is needed.*is 3\.8"):
+        tool.find_python("wheels")
+    monkeypatch.setenv("PYTHON", str(tmp_path / "none"))
+    with pytest.raises(tool.SetupError, match="none works here"):
+        tool.find_python("wheels")
+    monkeypatch.setenv("PYTHON", str(executable(tmp_path / "python3", "echo 3 12")))
+    assert tool.find_python("wheels") == str(tmp_path / "python3")
+
+
+def test_a_sourced_ros_is_used(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROS_DISTRO", "jazzy")
+    monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHON", str(executable(tmp_path / "python3", "echo 3 12")))
+    assert tool.find_ros() == "jazzy"
+    executable(tmp_path / "python3", "exit 1")
+    with pytest.raises(tool.SetupError, match="cannot import rclpy"):
+        tool.find_ros()
+    executable(tmp_path / "python3", "echo 3 10")
+    with pytest.raises(tool.SetupError, match=r"Python 3\.10 and dsd_ros needs 3\.11"):
+        tool.find_ros()
+    monkeypatch.delenv("ROS_DISTRO")
+    assert tool.find_ros() == "wheels"
+
+
+def test_system_packages_are_left_to_a_sourced_ros(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool.PYTHON = executable(
+        tmp_path / "python3", 'case "$2" in *numpy*) echo 1;; *) exit 1;; esac'
+    )
+    path = tmp_path / "robot.txt"
+    path.write_text("-r cloud.txt\nnumpy==2.4.6\nopencv-python-headless==5.0.0.93\n")
+    folder = tool.without_system_packages([path])
+    assert (folder / "robot.txt").read_text() == "-r cloud.txt\nopencv-python-headless==5.0.0.93\n"
+
+
+def test_missing_compiler_is_named(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(tool.SetupError, match=r"g\+\+ and make needed.*apt-get install g\+\+ make"):
+        tool.check_tools("wheels")
+
+
+def test_another_environments_variables_do_not_leak(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_ROS_WHEELS_BOOTSTRAP_COMPLETE", "1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/other/lib")
+    monkeypatch.setenv("VIRTUAL_ENV", "/other")
+    monkeypatch.setenv("PYTHONPATH", "/other/src")
+    monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    env = tool.environment(MUJOCO_GL="egl")
+    left = {
+        "_ROS_WHEELS_BOOTSTRAP_COMPLETE",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+    } & env.keys()
+    assert not left and env["HOME"] and env["MUJOCO_GL"] == "egl"
+
+
+def test_wheels_cmake_files_name_this_python(tool: ModuleType) -> None:
+    tool.PYTHON = Path(sys.executable)
+    path = (
+        tool.VENV
+        / "share"
+        / "std_msgs"
+        / "cmake"
+        / "export_std_msgs__rosidl_generator_pyExport.cmake"
+    )
+    path.parent.mkdir(parents=True)
+    base = "/opt/python/cp311-cp311"
+    path.write_text(
+        f'"{base}/include/python3.11;{base}/lib/python3.11/site-packages/numpy/_core/include"\n'
+    )
+    tool.patch_wheels()
+    headers, numpy = path.read_text().strip().strip('"').split(";")
+    assert (Path(headers) / "Python.h").is_file()
+    assert (Path(numpy) / "numpy" / "arrayobject.h").is_file()
+
+
+@pytest.mark.slow
+def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
+    """The documented `colcon build --base-paths . src/dsd_msgs`, on a copy, against whatever ROS 2 is here."""
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+        "--",
+        ".",
+        ":!models",
+    ]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file():
+            target = tmp_path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "CMAKE_PREFIX_PATH": os.environ.get("CMAKE_PREFIX_PATH", sys.prefix),
+        "AMENT_PREFIX_PATH": os.environ.get("AMENT_PREFIX_PATH", sys.prefix),
+    }
+    build = "colcon build --base-paths . src/dsd_msgs --cmake-args -DBUILD_TESTING=OFF"
+    build += f" -DPython3_EXECUTABLE={sys.executable}"
+    subprocess.run(build, shell=True, cwd=tmp_path, env=environment, check=True, timeout=550)
+
+    executables = {
+        path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()
+    }
+    nodes = {f"{name}_node" for name in ("simulator", "draft", "verifier", "bridge", "navigation")}
+    assert executables == nodes | {"dsd"}
+    code = "import dsd_msgs.action; from dsd_ros import paths; print(paths.share_directory())"
+    check = f'. install/local_setup.sh && command -v dsd && cd / && python -c "{code}"'
+    result = subprocess.run(
+        check, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    installed = tmp_path / "install" / "dsd_ros"
+    assert result.stdout.split() == [
+        str(installed / "lib" / "dsd_ros" / "dsd"),
+        str(installed / "share" / "dsd_ros"),
+    ], result.stderr
+    assert (installed / "share" / "dsd_ros" / "config").is_dir()

@@ -24,7 +24,7 @@ class Engine(Protocol):
 class LocalChannel:
     """See ``wire.channel.Channel``. The engine stays the caller's, unless ``on_close`` gives it back."""
 
-    def __init__(self, engine: Engine, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(self, engine: Engine, on_close: Callable[[], object] | None = None) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
         self._engine = engine

@@ -48,7 +48,7 @@ class RefusalCode(StrEnum):
     UNSUPPORTED = "unsupported"  # a valid message asking for what this verifier does not do
 
 
-class SessionRequest(_Message, tag=1):
+class SessionRequest(_Message, frozen=True, tag=1):
     """Robot -> verifier: open a session, or resume the one named.
 
     ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
@@ -66,7 +66,7 @@ class SessionRequest(_Message, tag=1):
     resume: Annotated[bytes, Meta(max_length=8)] = b""
 
 
-class SessionReply(_Message, tag=2):
+class SessionReply(_Message, frozen=True, tag=2):
     """Verifier -> robot: the session is open (``error`` empty), or why it is not.
 
     Asked to resume a session that is gone, the verifier opens a new one: compare ``session``.
@@ -82,7 +82,7 @@ class SessionReply(_Message, tag=2):
     eos_token_ids: Annotated[list[TokenId], Meta(max_length=16)] = []
 
 
-class Observation(_Message, tag=3):
+class Observation(_Message, frozen=True, tag=3):
     """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before."""
 
     session: SessionId
@@ -94,7 +94,7 @@ class Observation(_Message, tag=3):
     image: Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 
 
-class Draft(_Message, tag=4):
+class Draft(_Message, frozen=True, tag=4):
     """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
 
     ``distributions`` holds len(tokens) x vocab_size float32 of the draft (proof "full"), or nothing (greedy).
@@ -112,7 +112,7 @@ class Draft(_Message, tag=4):
     autonomous_rounds: UInt16 = 0
 
 
-class Outcome(_Message, tag=5):
+class Outcome(_Message, frozen=True, tag=5):
     """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
 
     ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
@@ -131,7 +131,7 @@ class Outcome(_Message, tag=5):
     compute_us: UInt32 = 0
 
 
-class Refusal(_Message, tag=6):
+class Refusal(_Message, frozen=True, tag=6):
     """Verifier -> robot: the named round (or observation) could not be served; ``sentence`` says why.
 
     ``code`` is one of RefusalCode's values. Round 0 is the observation.
@@ -144,7 +144,7 @@ class Refusal(_Message, tag=6):
     sentence: Annotated[str, Meta(max_length=1024)]
 
 
-class SessionClose(_Message, tag=7):
+class SessionClose(_Message, frozen=True, tag=7):
     """Robot -> verifier: the session is over and its cache may go."""
 
     session: SessionId

@@ -15,9 +15,7 @@ def facing(kind: str = "bottle", colour: str = "red", distance: float = 1.5) -> 
     """A room with one thing straight ahead of the robot."""
     world = World.from_seed(1)
     thing = Thing(kind, colour, distance, 0.0, 0.0)
-    return replace(
-        world, things=(thing,), furniture=(), target_index=0, start=(0.0, 0.0, 0.0)
-    )
+    return replace(world, things=(thing,), furniture=(), target_index=0, start=(0.0, 0.0, 0.0))
 
 
 @pytest.fixture

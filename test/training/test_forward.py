@@ -49,7 +49,9 @@ def official_pixels(images: np.ndarray):
 def test_patches_and_tower_equal_transformers(images: np.ndarray) -> None:
     pixels, grid = official_pixels(images)
     frames = pixels.view(2, -1, 3, 2, 14, 14)
-    assert torch.allclose(frames[:, :, :, 0].flatten(2), patches(torch.from_numpy(images)), atol=1e-5)
+    assert torch.allclose(
+        frames[:, :, :, 0].flatten(2), patches(torch.from_numpy(images)), atol=1e-5
+    )
     tower = build_model(DRAFT, 1).model.visual.eval()
     with torch.no_grad():
         theirs = tower(pixels, grid_thw=grid).pooler_output.view(2, IMAGE_TOKENS, -1)

@@ -93,7 +93,9 @@ def evaluate_pair(
         figures[name] = {
             "actions_right": _mean([a == b for a, b in zip(said, wanted, strict=True)]),
             "parsed": _mean([bool(a) for a in said]),
-            "replies_word_for_word": _mean([t == g for t, (_, g) in zip(texts, goals, strict=True)]),
+            "replies_word_for_word": _mean(
+                [t == g for t, (_, g) in zip(texts, goals, strict=True)]
+            ),
             "by_action": _by(wanted, said),
             "tokens": float(np.mean([len(r) for r in replies[name]])),
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -56,9 +56,7 @@ class Offscreen:
                 f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install OSMesa (apt "
                 "install libosmesa6) or EGL (libegl1), or set MUJOCO_GL to the one you have."
             ) from error
-        self._mujoco.mjr_setBuffer(
-            self._mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context
-        )
+        self._mujoco.mjr_setBuffer(self._mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         self._model = model
 
     def use(self, model: Any) -> None:

@@ -147,7 +147,9 @@ def _thing(rng: np.random.Generator, index: int, thing: Thing) -> str:
             part("box", (0.02, 0.19, 0.19), (-0.17, 0, 0.61)),
         ]
         parts += [
-            part("box", (0.02, 0.02, 0.2), (x, y, 0.2)) for x in (-0.17, 0.17) for y in (-0.17, 0.17)
+            part("box", (0.02, 0.02, 0.2), (x, y, 0.2))
+            for x in (-0.17, 0.17)
+            for y in (-0.17, 0.17)
         ]
     return (
         f'<body name="thing{index}" pos="{thing.x:.4f} {thing.y:.4f} 0" '

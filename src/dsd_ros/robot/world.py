@@ -154,11 +154,11 @@ def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str) -> 
             radius = RADIUS[other_kind]
             x = rng.uniform(-half_x + radius + 0.05, half_x - radius - 0.05)
             y = rng.uniform(-half_y + radius + 0.05, half_y - radius - 0.05)
-            apart = all(
-                math.hypot(x - t.x, y - t.y) > radius + t.radius + 0.25 for t in things
-            )
+            apart = all(math.hypot(x - t.x, y - t.y) > radius + t.radius + 0.25 for t in things)
             if apart and corridor(x, y) > radius + _CORRIDOR:
-                things.append(Thing(other_kind, other_colour, x, y, float(rng.uniform(-3.14, 3.14))))
+                things.append(
+                    Thing(other_kind, other_colour, x, y, float(rng.uniform(-3.14, 3.14)))
+                )
                 break
     if len(things) < 3:
         return None
@@ -205,8 +205,6 @@ def _against_wall(rng: np.random.Generator, half_x: float, half_y: float) -> Fur
     side = int(rng.integers(4))
     if side < 2:
         x = (half_x - depth) * (1 if side == 0 else -1)
-        return Furniture(
-            x, rng.uniform(-half_y + length, half_y - length), depth, length, height
-        )
+        return Furniture(x, rng.uniform(-half_y + length, half_y - length), depth, length, height)
     y = (half_y - depth) * (1 if side == 2 else -1)
     return Furniture(rng.uniform(-half_x + length, half_x - length), y, length, depth, height)

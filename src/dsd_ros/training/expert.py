@@ -111,7 +111,9 @@ def reply(view: View, goal: str) -> str:
             candidate = bearing + math.radians(offset)
             if free_way(view, candidate, index)[0] >= needed:
                 heading = candidate
-                around = f"{what} is in the way, so I go round its {'left' if offset > 0 else 'right'}"
+                around = (
+                    f"{what} is in the way, so I go round its {'left' if offset > 0 else 'right'}"
+                )
                 break
     if abs(heading) > _AHEAD:
         side = "left" if heading > 0 else "right"
@@ -163,7 +165,9 @@ def _other(view: View, goal: int | None, name: str) -> str:
     angle = view.camera_bearing(index)
     side = "left" if angle > 0.2 else "right" if angle < -0.2 else "middle"
     if goal is None:
-        return f"a {thing.name} in the {side}" if side == "middle" else f"a {thing.name} on the {side}"
+        return (
+            f"a {thing.name} in the {side}" if side == "middle" else f"a {thing.name} on the {side}"
+        )
     apart = angle - view.camera_bearing(goal)
     beside = "left of" if apart > 0.12 else "right of" if apart < -0.12 else "in line with"
     depth = view.gap(index) - view.gap(goal)

@@ -18,7 +18,7 @@ from .checkpoint import load_state, save_state
 from .data import Frames
 from .forward import language_forward, tower_forward
 from .text import instruction_for, prompt_ids
-from .vision_stage import schedule
+from .vision_stage import Heads, loss_of, make_labels, schedule
 
 EOS = SPECIAL_TOKENS.index("<|im_end|>")
 IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
@@ -139,61 +139,100 @@ def reply_loss(model: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.
 class Mixer:
     """Draws batches: mostly goals in view, some not, captions while training is young."""
 
-    def __init__(self, frames: Frames, tokenizer: Any, batch: int, seed: int) -> None:
+    def __init__(
+        self, frames: Frames, tokenizer: Any, batch: int, seed: int, per_picture: int = 1
+    ) -> None:
         self.seen, self.unseen, self.captions = make_examples(frames, tokenizer)
         self.tokenizer, self.batch, self.seed = tokenizer, batch, seed
+        self.per_picture = per_picture
         self.count = len(frames.labels)
         self._prompts: dict[str, list[int]] = {}
 
     def draw(self, step: int, caption_share: float) -> Batch:
         """The batch of a step; equal steps give equal batches."""
         rng = np.random.default_rng([self.seed, 30, step])
-        pool = []
-        # Four batches' worth sorted by length would be tidier; one row each is simple and close.
+        pool: list[Example] = []
         while len(pool) < self.batch:
             row = int(rng.integers(self.count))
-            if rng.random() < caption_share:
-                pool.append(self.captions[row])
-                continue
-            choice = self.seen[row] if rng.random() < 0.8 and self.seen[row] else self.unseen[row]
-            if choice:
-                pool.append(choice[int(rng.integers(len(choice)))])
+            for _ in range(self.per_picture):
+                if rng.random() < caption_share:
+                    pool.append(self.captions[row])
+                    continue
+                often = rng.random() < 0.8 and self.seen[row]
+                choice = self.seen[row] if often else self.unseen[row]
+                if choice:
+                    pool.append(choice[int(rng.integers(len(choice)))])
         prompts = [self.prompt(e.goal, rng) for e in pool]
         return collate(pool, prompts)
 
     def prompt(self, goal: str | None, rng: np.random.Generator) -> list[int]:
+        """Prompt ids that ask for a goal in one of many phrasings, or for a caption."""
         text = CAPTION if goal is None else instruction_for(goal, rng)
         if text not in self._prompts:
             self._prompts[text] = prompt_ids(self.tokenizer, text)
         return self._prompts[text]
 
 
+@dataclass
+class Look:
+    """How pictures become image tokens in training.
+
+    `tokens(batch, step)` gives the tokens of the batch's pictures, (N, 24, hidden), and a loss to be
+    added; `modules` (name -> module, learning-rate factor) are trained along.
+    """
+
+    tokens: Callable[[Batch, int], tuple[torch.Tensor, torch.Tensor | float]]
+    modules: dict[str, tuple[nn.Module, float]]
+
+
+def cached_look(features: torch.Tensor, project: nn.Linear | None = None) -> Look:
+    """Image tokens of a frozen tower, mapped by `project` to another width where that is given."""
+
+    def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
+        found = features[batch.rows].float()
+        return (found if project is None else project(found)), 0.0
+
+    return Look(tokens, {} if project is None else {"project": (project, 1.0)})
+
+
+def live_look(tower: Any, heads: Heads, frames: Frames, seed: int) -> Look:
+    """A tower that learns along, kept honest by the vision stage's heads."""
+    labels = make_labels(frames)
+
+    def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, back = torch.unique(batch.rows, return_inverse=True)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        light = 0.9 + 0.2 * torch.rand(len(rows), 1, 1, 1, generator=generator)
+        images = torch.from_numpy(frames.images[rows.numpy()]).float() * light
+        found = tower_forward(tower, images.clamp(max=255.0))
+        return found[back], 0.1 * loss_of(heads(found), labels, rows)
+
+    return Look(tokens, {"tower": (tower, 0.6), "heads": (heads, 0.6)})
+
+
 def train_language(
     model: Any,
-    project: nn.Linear | None,
-    features: torch.Tensor,
+    look: Look,
     mixer: Mixer,
     path: Path,
     minutes: float,
     steps: int | None = None,
     rate: float = 2e-3,
     captions: float = 0.3,
-    stop: Callable[[], bool] | None = None,
     report: Callable[[str, float], None] | None = None,
-    on_save: Callable[[], None] | None = None,
 ) -> dict[str, float]:
-    """Train a model's language half in place on cached image tokens; resumes from `path`.
+    """Train a model's language half (and what `look` brings) in place; resumes from `path`.
 
-    `project` maps the features to the model's own width where that differs. Returns the running
-    loss, the share of reply tokens right and the minutes spent.
+    Returns the running loss, the share of reply tokens right, and the minutes spent.
     """
     language = model.model.language_model
     modules: dict[str, Any] = {"language": language}
-    trained = list(language.parameters())
-    if project is not None:
-        modules["project"] = project
-        trained += list(project.parameters())
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.98), weight_decay=0.02)
+    groups = [{"params": list(language.parameters()), "factor": 1.0}]
+    for name, (module, factor) in look.modules.items():
+        modules[name] = module
+        groups.append({"params": list(module.parameters()), "factor": factor})
+    trained = [p for group in groups for p in group["params"]]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.02)
     step, spent, loss_mean, right_mean = 0, 0.0, 0.0, 0.0
     if path.exists():
         progress = load_state(path, modules, optimizer)
@@ -204,33 +243,31 @@ def train_language(
     def save() -> None:
         figures = {"step": step, "minutes": spent, "loss": loss_mean, "right": right_mean}
         save_state(path, modules, optimizer, figures)
-        if on_save is not None:
-            on_save()
 
     while True:
         share = step / steps if steps is not None else spent / minutes
-        if share >= 1.0 or (stop is not None and stop()):
+        if share >= 1.0:
             break
         began = time.monotonic()
         batch = mixer.draw(step, captions if share < 0.4 else 0.0)
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 100) * schedule(share)
+            group["lr"] = group["factor"] * rate * min(1.0, (step + 1) / 100) * schedule(share)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            tokens = features[batch.rows].float()
-            if project is not None:
-                tokens = project(tokens)
+            tokens, extra = look.tokens(batch, step)
             loss, right = reply_loss(model, batch, tokens)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss + extra).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         step += 1
-        keep = 0.98 if step > 1 else 0.0
+        keep = min(0.98, 1 - 1 / step)
         loss_mean = keep * loss_mean + (1 - keep) * loss.item()
         right_mean = keep * right_mean + (1 - keep) * right
         spent += (time.monotonic() - began) / 60
         if step % 10 == 0 and report is not None:
-            report(f"language step {step} loss {loss_mean:.3f} tokens right {right_mean:.3f}", share)
+            report(
+                f"language step {step} loss {loss_mean:.3f} tokens right {right_mean:.3f}", share
+            )
         if time.monotonic() - saved > 60:
             save()
             saved = time.monotonic()

@@ -26,11 +26,11 @@ from .data import (
     load_frames,
     save_shard,
 )
-from .language_stage import Mixer, image_tokens, train_language
+from .language_stage import Mixer, cached_look, image_tokens, live_look, train_language
 from .replies import greedy_replies
 from .rollouts import roll_out
 from .text import all_instructions, instruction_for, prompt_ids, train_tokenizer
-from .vision_stage import train_vision
+from .vision_stage import Heads, train_vision
 
 Report = Callable[[str, float], None]
 
@@ -128,6 +128,8 @@ class _Run:
         self.validation = load_frames(cache / "val")
         self.tokenizer = self._tokenizer()
         self.model = build_model(TARGET, settings.seed)
+        torch.manual_seed(settings.seed + 1)
+        self.heads = Heads(TARGET.width)
         self._features: torch.Tensor | None = None
 
     def _tokenizer(self) -> Any:
@@ -143,7 +145,7 @@ class _Run:
 
     @property
     def features(self) -> torch.Tensor:
-        """The frozen tower's tokens of all training pictures."""
+        """The tower's tokens of all training pictures, as the tower is now."""
         if self._features is None:
             self.report("computing image tokens", 0.0)
             self._features = image_tokens(self.model.model.visual, self.frames.images)
@@ -152,7 +154,8 @@ class _Run:
     def vision(self) -> dict[str, float]:
         s = self.settings
         return train_vision(
-            self.model.model.visual, self.frames, self.validation, s.cache / "vision.safetensors",
+            self.model.model.visual, self.heads, self.frames, self.validation,
+            s.cache / "vision.safetensors",
             s.vision_minutes, s.vision_steps, s.batch, seed=s.seed, report=self.report,
         )  # fmt: skip
 
@@ -160,12 +163,12 @@ class _Run:
         s = self.settings
         mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed)
         return train_language(
-            self.model, None, self.features, mixer, s.cache / "target.safetensors",
+            self.model, cached_look(self.features), mixer, s.cache / "target.safetensors",
             s.language_minutes, s.language_steps, report=self.report,
         )  # fmt: skip
 
     def dagger(self, round_: int) -> dict[str, float]:
-        """Roll the model out in new worlds, add what it met to the pictures, train on."""
+        """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
         s = self.settings
         folder = s.cache / f"dagger{round_}"
         first = 500_000 + round_ * 100_000
@@ -186,17 +189,17 @@ class _Run:
             self.report(f"roll-outs of round {round_}: {met}", k / s.dagger_worlds)
             save_shard(path, result.images, result.labels)
         extra = load_frames(folder)
-        more = image_tokens(self.model.model.visual, extra.images)
-        # The model's own pictures are few: they count three times.
-        self._features = torch.cat([self.features, more, more, more])
+        # The model's own pictures are few: they count four times.
         self.frames = Frames(
-            np.concatenate([self.frames.images, *[extra.images] * 3]),
-            self.frames.labels + extra.labels * 3,
+            np.concatenate([self.frames.images, *[extra.images] * 4]),
+            self.frames.labels + extra.labels * 4,
         )
-        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed + 1 + round_)
+        self._features = None
+        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed + 1 + round_, per_picture=2)
+        look = live_look(self.model.model.visual, self.heads, self.frames, s.seed + 1 + round_)
         figures = train_language(
-            self.model, None, self.features, mixer, s.cache / f"target-{round_}.safetensors",
-            s.dagger_minutes, rate=8e-4, captions=0.0, report=self.report,
+            self.model, look, mixer, s.cache / f"target-{round_}.safetensors",
+            s.dagger_minutes, rate=1e-3, captions=0.0, report=self.report,
         )  # fmt: skip
         return {**met, **figures}
 
@@ -212,7 +215,8 @@ class _Run:
         self.project = nn.Linear(TARGET.width, DRAFT.width)
         mixer = Mixer(frames, self.tokenizer, s.batch, s.seed + 9)
         return train_language(
-            self.small, self.project, features, mixer, s.cache / "draft.safetensors",
+            self.small, cached_look(features, self.project), mixer,
+            s.cache / "draft.safetensors",
             s.draft_minutes, s.draft_steps, captions=0.1, report=self.report,
         )  # fmt: skip
 
@@ -222,7 +226,7 @@ class _Run:
         path = s.cache / "distilled.json"
         rng = np.random.default_rng([s.seed, 50])
         rows = rng.permutation(len(self.frames.labels))[: s.distilled]
-        features = self.features[torch.from_numpy(rows)]
+        features = image_tokens(self.model.model.visual, self.frames.images[rows])
         labels = [copy.copy(self.frames.labels[int(row)]) for row in rows]
         if path.exists():
             texts = json.loads(path.read_text())

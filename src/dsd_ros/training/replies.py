@@ -60,7 +60,9 @@ def greedy_replies(
             tokens = features[some].float()
             if project is not None:
                 tokens = project(tokens)
-            for n, reply in zip(some, _decode(model, tokens, prompts, some, max_tokens), strict=True):
+            for n, reply in zip(
+                some, _decode(model, tokens, prompts, some, max_tokens), strict=True
+            ):
                 replies[n] = reply
     return replies
 

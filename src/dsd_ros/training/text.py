@@ -65,10 +65,7 @@ _OPENINGS = ("please ", "now ", "robot, ", "could you ", "can you ", "then ", "G
 
 def instruction_for(goal: str, rng: np.random.Generator) -> str:
     """One of the ways to ask for a goal called "colour kind"; plain "find the" most often."""
-    if rng.random() < 0.25:
-        phrase = PHRASES[0]
-    else:
-        phrase = PHRASES[int(rng.integers(len(PHRASES)))]
+    phrase = PHRASES[0] if rng.random() < 0.25 else PHRASES[int(rng.integers(len(PHRASES)))]
     opening = str(rng.choice(_OPENINGS)) if rng.random() < 0.15 else ""
     ending = str(rng.choice(("", ".", "!", ", please"))) if rng.random() < 0.15 else ""
     text = opening + phrase.format(goal) + ending

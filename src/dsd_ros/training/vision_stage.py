@@ -149,9 +149,7 @@ def mirrored(labels: Labels) -> Labels:
     """The labels of the pictures' mirror images."""
     turn = torch.where(labels.turn >= 0, _TURNS - 1 - labels.turn, labels.turn).flip(1)
     place = torch.where(labels.place < BINS, BINS - 1 - labels.place, labels.place)
-    return Labels(
-        labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, place
-    )
+    return Labels(labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, place)
 
 
 @torch.inference_mode()
@@ -175,6 +173,7 @@ def measure(tower: Any, heads: Heads, frames: Frames, labels: Labels) -> dict[st
 
 def train_vision(
     tower: Any,
+    heads: Heads,
     frames: Frames,
     validation: Frames,
     path: Path,
@@ -185,12 +184,10 @@ def train_vision(
     seed: int = 0,
     report: Callable[[str, float], None] | None = None,
 ) -> dict[str, float]:
-    """Train a tower in place for some minutes (or exactly `steps`); resumes from `path`.
+    """Train a tower and its heads in place for some minutes (or exactly `steps`); resumes from `path`.
 
     Returns the validation figures of `measure` and the minutes spent.
     """
-    torch.manual_seed(seed)
-    heads = Heads(tower.config.hidden_size)
     labels, held_out = make_labels(frames), make_labels(validation)
     both = (labels, mirrored(labels))
     optimizer = torch.optim.AdamW(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+MAX_DRAFT_LENGTH = 64  # here, not in settings: what only relays messages must not load torch
+
+
 class ModeError(ValueError):
     """A mode that does not exist; the sentence names those that do."""
 

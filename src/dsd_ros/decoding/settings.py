@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from dsd_ros.decoding.modes import PRESETS, Mode, mode
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, mode
 from dsd_ros.decoding.sampling import SamplingSettings
-
-MAX_DRAFT_LENGTH = 64
 
 
 class SettingsError(ValueError):
@@ -21,9 +19,7 @@ class DecodeSettings:
     Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of place.
     """
 
-    mode: str = field(
-        default="dsd", metadata={"help": "decoding mode", "choices": tuple(PRESETS)}
-    )
+    mode: str = field(default="dsd", metadata={"help": "decoding mode", "choices": tuple(PRESETS)})
     draft_length: int = field(
         default=4,
         metadata={"help": "tokens drafted per round (gamma)", "min": 1, "max": MAX_DRAFT_LENGTH},
@@ -37,7 +33,11 @@ class DecodeSettings:
     )
     top_p: float = field(
         default=1.0,
-        metadata={"help": "sample from the likeliest tokens of this mass; 1: all", "min": 0.0, "max": 1.0},
+        metadata={
+            "help": "sample from the likeliest tokens of this mass; 1: all",
+            "min": 0.0,
+            "max": 1.0,
+        },
     )
     seed: int = field(
         default=0, metadata={"help": "of the random draws", "min": 0, "max": (1 << 63) - 1}
@@ -49,7 +49,11 @@ class DecodeSettings:
     def __post_init__(self) -> None:
         mode(self.mode)
         for item in fields(self):
-            value, low, high = getattr(self, item.name), item.metadata.get("min"), item.metadata.get("max")
+            value, low, high = (
+                getattr(self, item.name),
+                item.metadata.get("min"),
+                item.metadata.get("max"),
+            )
             if low is not None and high is not None and not low <= value <= high:
                 raise SettingsError(f"{item.name} is {value}; use {low} to {high}")
         _ = self.sampling  # validated by its own class

@@ -18,6 +18,7 @@ from dsd_ros.nodes.dds_channel import VerifierTopics
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.credentials import read_token
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.websocket_client import WebsocketChannel
 
@@ -55,7 +56,7 @@ class BridgeNode(Node):
         refuse_unknown(self)
         self._channel = WebsocketChannel(
             settings.url,
-            token=_token(settings.token_file),
+            token=read_token(settings.token_file) if settings.token_file else None,
             ca_file=settings.ca_file or None,
         )
         self._stop = threading.Event()
@@ -117,8 +118,13 @@ class BridgeNode(Node):
             self._up.set()
             self._health.report(health.OK, f"linked to {self._settings.url}")
             self.get_logger().info(f"linked to {self._settings.url}")
-            self._pass_on()
-            self._up.clear()
+            try:
+                self._pass_on()
+            except LinkRefused as error:
+                self.failure = str(error)
+                return
+            finally:
+                self._up.clear()
 
     def _pass_on(self) -> None:
         """Publish what the verifier says until the link breaks."""
@@ -141,19 +147,6 @@ class BridgeNode(Node):
                     self._health.report(health.WARN, f"the link broke: {error}")
                 return
             self._topics.publish(message)
-
-
-def _token(path: str) -> str | None:
-    if not path:
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            token = file.read().strip()
-    except OSError as error:
-        raise RuntimeError(f"The token file cannot be read: {error}.") from error
-    if not token:
-        raise RuntimeError(f"The token file {path} is empty.")
-    return token
 
 
 def main() -> None:

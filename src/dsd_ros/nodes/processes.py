@@ -22,7 +22,7 @@ import yaml
 
 from dsd_ros.nodes.bringup import SYSTEMS, NodeStart, plan, program_command, values_of
 
-INTERRUPT_S = 1.2  # what a child gets to end by itself before it is killed
+INTERRUPT_S = 1.6  # what a child gets to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 

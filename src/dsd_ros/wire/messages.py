@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from dsd_ros.decoding.settings import MAX_DRAFT_LENGTH
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 
 PROTOCOL_VERSION = 1
 MAX_DRAFT = MAX_DRAFT_LENGTH

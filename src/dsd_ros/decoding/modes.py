@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-
 MAX_DRAFT_LENGTH = 64  # here, not in settings: what only relays messages must not load torch
 
 

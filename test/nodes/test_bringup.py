@@ -1,0 +1,105 @@
+"""The bring-up table, and that launch files and process runner cannot drift from it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from dsd_ros.nodes import bringup
+from dsd_ros.paths import share_directory
+
+SYSTEMS = list(bringup.SYSTEMS.values())
+NAMES = [system.name for system in SYSTEMS]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
+def test_every_argument_sets_a_parameter_that_a_file_has(system):
+    for argument in system.arguments:
+        assert argument.help and argument.name.isidentifier()
+        if argument.choices:
+            assert argument.default in argument.choices
+        for target in argument.targets:
+            node, _, parameter = target.partition(".")
+            entry = next(entry for entry in system.nodes if entry.executable == node)
+            content = yaml.safe_load(entry.parameter_file.read_text())
+            value = content[f"/**/{node}"]["ros__parameters"]
+            for part in parameter.split("."):
+                value = value[part]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
+def test_every_argument_is_used(system):
+    chooses = {item.only_with[0] for item in (*system.nodes, *system.programs) if item.only_with}
+    options = {name for program in system.programs for _, name in program.options}
+    for argument in system.arguments:
+        assert argument.targets or argument.name in chooses | options
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
+def test_each_system_has_a_launch_file_that_reads_the_table(system):
+    path = share_directory() / "launch" / f"{system.name}.launch.py"
+    tree = ast.parse(path.read_text(), str(path))
+    compile(tree, str(path), "exec")
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert function.name == "generate_launch_description"
+    assert ast.unparse(function.body[-1]) == f"return describe('{system.name}')"
+    imported = {
+        node.module: [name.name for name in node.names]
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert imported["dsd_ros.nodes.launching"] == ["describe"]
+
+
+def test_no_launch_file_without_a_system():
+    found = {path.name for path in (share_directory() / "launch").glob("*.launch.py")}
+    assert found == {f"{name}.launch.py" for name in NAMES}
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
+def test_every_node_can_be_run(system):
+    setup = (share_directory() / "setup.py").read_text()
+    for entry in system.nodes:
+        assert entry.parameter_file.is_file()
+        assert f'"{entry.executable.removesuffix("_node")}"' in setup
+
+
+def test_the_plan_follows_the_arguments():
+    dds = bringup.plan("demo", {"seed": "7", "mode": "ar"})
+    assert [start.entry.executable for start in dds] == [
+        "simulator_node", "navigation_node", "draft_node", "verifier_node",
+    ]  # fmt: skip
+    assert dds[0].parameters["seed"] == "7"
+    assert dds[2].parameters["decode.mode"] == "ar"
+    websocket = bringup.plan("demo", {"transport": "websocket"})
+    assert "bridge_node" in [start.entry.executable for start in websocket]
+    assert "verifier_node" not in [start.entry.executable for start in websocket]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "sentence"),
+    [
+        ("moon", {}, "no system 'moon'; known are demo, robot, cloud"),
+        ("demo", {"sede": "1"}, "no argument 'sede'"),
+        ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
+    ],
+)
+def test_what_the_table_does_not_have_is_refused(name, overrides, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        bringup.plan(name, overrides)
+
+
+def test_a_programs_empty_options_are_left_out():
+    program = bringup.DEMO.programs[0]
+    values = bringup.values_of(bringup.DEMO, {"verifier_port": "0"})
+    assert bringup.program_command(program, values)[-2:] == ["--port", "0"]
+
+
+@pytest.mark.parametrize("module", ["navigation_node", "simulator_node", "bridge_node", "demo"])
+def test_nodes_without_a_model_do_not_load_torch(module):
+    program = f"import sys, dsd_ros.nodes.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

@@ -1,0 +1,100 @@
+"""Protocol structs as ROS messages and back, over CDR, with the same bounds as on a socket."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rclpy.serialization import deserialize_message, serialize_message
+from std_msgs.msg import String
+
+from dsd_ros.nodes.conversions import ROS_TYPES, from_ros, to_ros
+from dsd_ros.nodes.dds_channel import DOWN_TOPICS, UP_TOPICS
+from dsd_ros.wire import messages as wire
+from dsd_ros.wire.codec import WireError
+
+SESSION = b"8 bytes."
+U16, U32 = st.integers(0, 65535), st.integers(0, 2**32 - 1)
+TOKEN = st.integers(0, wire.MAX_VOCABULARY - 1)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
+FLOATS = st.lists(st.floats(0, 1, width=32), max_size=40).map(
+    lambda values: np.array(values, "<f4").tobytes()
+)
+ID = st.binary(min_size=8, max_size=8)
+MESSAGES = st.one_of(
+    st.builds(
+        wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
+        st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.sampled_from([b"", SESSION]),
+    ),
+    st.builds(
+        wire.SessionReply, U32, st.sampled_from([b"", SESSION]), TEXT, TEXT, TEXT, U32,
+        st.lists(TOKEN, max_size=16),
+    ),
+    st.builds(
+        wire.Observation, ID, U32, TEXT.filter(bool), st.integers(1, 8192), st.integers(1, 8192),
+        st.sampled_from(["rgb8", "png"]), st.binary(max_size=100),
+    ),
+    st.builds(
+        wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), FLOATS,
+        st.binary(max_size=64), U16,
+    ),
+    st.builds(
+        wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32
+    ),
+    st.builds(
+        wire.Refusal, st.sampled_from([b"", SESSION]), U32, U32, st.sampled_from(wire.RefusalCode),
+        TEXT,
+    ),
+    st.builds(wire.SessionClose, ID),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(MESSAGES)
+def test_every_message_survives_the_way_there_and_back(message):
+    ros = to_ros(message)
+    assert from_ros(deserialize_message(serialize_message(ros), type(ros))) == message
+
+
+def test_every_message_has_a_topic_and_a_direction():
+    assert set(UP_TOPICS) | set(DOWN_TOPICS) == set(ROS_TYPES)
+    assert not set(UP_TOPICS) & set(DOWN_TOPICS)
+    assert set(ROS_TYPES) == set(wire.Message.__args__)
+
+
+DRAFT = wire.Draft(SESSION, 1, 1, 0, [1, 2])
+OUTCOME = wire.Outcome(SESSION, 1, 1, 1, 1, 1, 0.5, True)
+REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (DRAFT, "session", [1, 2, 3]),
+        (DRAFT, "session", []),
+        (DRAFT, "tokens", [wire.MAX_VOCABULARY]),
+        (OUTCOME, "confidence", 1.5),
+        (OUTCOME, "confidence", math.nan),
+        (OUTCOME, "next_token", 2**32 - 1),
+        (REQUEST, "temperature", math.nan),
+        (REQUEST, "temperature", -1.0),
+        (REQUEST, "top_p", 0.0),
+        (REQUEST, "seed", 2**63),
+        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", ""),
+        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", "x" * 2001),
+        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "height", 0),
+    ],
+)
+def test_what_breaks_the_protocol_is_refused(message, field, value):
+    ros = to_ros(message)
+    setattr(ros, field, value)
+    with pytest.raises(WireError, match=type(message).__name__):
+        from_ros(ros)
+
+
+def test_other_messages_are_refused():
+    with pytest.raises(WireError, match="String is no message of the protocol"):
+        from_ros(String())

@@ -60,18 +60,18 @@ def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
         scaled = torch.full_like(scaled, -math.inf).scatter_(-1, ids, kept)
     probabilities = torch.softmax(scaled, dim=-1)
     if settings.top_p < 1.0:
-        probabilities = _nucleus(probabilities, settings)
+        probabilities = _nucleus(probabilities, settings.top_p)
     return probabilities
 
 
-def _nucleus(probabilities: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """Keep the fewest likeliest tokens that hold a mass of top_p or more, renormalised."""
-    if 0 < settings.top_k < probabilities.shape[-1]:
-        ordered, ids = probabilities.topk(settings.top_k, dim=-1)
-    else:
+    # A nucleus is mostly small, and sorting a whole vocabulary takes tens of milliseconds.
+    ordered, ids = probabilities.topk(min(1024, probabilities.shape[-1]), dim=-1)
+    if bool((ordered.double().sum(dim=-1) < top_p).any()):
         ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.double().cumsum(dim=-1) - ordered
-    kept = torch.where(mass_before < settings.top_p, ordered, 0.0)
+    kept = torch.where(mass_before < top_p, ordered, 0.0)
     kept = kept / kept.sum(dim=-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter_(-1, ids, kept)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -61,9 +61,9 @@ class EdgeSession:
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
         if settings.needs_draft:
-            if not isinstance(draft_model, VisionLanguageModel):
+            if draft_model is None or not hasattr(draft_model, "prefill"):
                 raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
-            self._draft_model = draft_model
+            self._draft_model = cast(VisionLanguageModel, draft_model)
             row = 4 * draft_model.vocab_size
             if not settings.sampling.greedy and settings.draft_length * row > MAX_DISTRIBUTION_BYTES:
                 raise ValueError(

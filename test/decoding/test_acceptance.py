@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings as profile
+from hypothesis import strategies as st
+
+from dsd_ros.decoding.acceptance import (
+    Verdict,
+    check_distributions,
+    residual,
+    verify_draft,
+    verify_greedy,
+)
+from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, transform
+
+
+def rows(seed: int, count: int, size: int, zeros: bool = False) -> torch.Tensor:
+    generator = np.random.default_rng(seed)
+    values = generator.dirichlet(np.ones(size), count)
+    if zeros:
+        values[:, generator.integers(size)] = 0
+        values /= values.sum(-1, keepdims=True)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def brute_force(q: torch.Tensor, p: torch.Tensor) -> np.ndarray:
+    """P(first emitted token) by summing over drafts and outcomes of the rule, in plain arithmetic."""
+    size = p.shape[1]
+    out = np.zeros(size)
+    for x in range(q.shape[1]):
+        q_x, p_x = float(q[0, x]), float(p[0, x]) if x < size else 0.0
+        if q_x == 0:
+            continue
+        accept = min(1.0, p_x / q_x)
+        if x < size:
+            out[x] += q_x * accept
+        rest = np.maximum(0, p[0].numpy() - np.pad(q[0].numpy(), (0, size))[:size])
+        if accept < 1:
+            out += q_x * (1 - accept) * rest / rest.sum()
+    return out
+
+
+@pytest.mark.parametrize("q_size, p_size", [(6, 6), (8, 6), (6, 8)])
+def test_rule_by_hand_gives_the_target(q_size, p_size):
+    q, p = rows(1, 1, q_size), rows(2, 2, p_size)
+    assert np.allclose(brute_force(q, p), p[0], atol=1e-6)
+
+
+class Scripted:
+    """Yields given draws in turn."""
+
+    def __init__(self, *draws: float) -> None:
+        self.draws = list(draws)
+
+    def random(self) -> float:
+        return self.draws.pop(0)
+
+
+def test_acceptance_threshold_is_target_over_draft():
+    q, p = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.4, 0.6], [1.0, 0.0]])
+    # min(1, .4 / .8) = .5, then the bonus token
+    assert verify_draft([0], q, p, Scripted(0.499, 0.5)) == Verdict(1, 0)
+    assert verify_draft([0], q, p, Scripted(0.501, 0.5)) == Verdict(0, 1)
+    # p(1) > q(1): always
+    assert verify_draft([1], q, p, Scripted(1 - 2**-53, 0.5)) == Verdict(1, 0)
+
+
+@pytest.mark.parametrize("q_size, p_size", [(5, 5), (7, 5), (5, 7)])
+def test_two_tokens_jointly_by_integrating_the_draws(q_size, p_size):
+    """The exact law of the rule's output, by a fine grid over its uniform draws, against p x p."""
+    q, p = rows(3, 1, q_size), rows(4, 2, p_size)
+    grid = (np.arange(60) + 0.5) / 60
+    joint = np.zeros((p_size, p_size))
+    for x in range(q_size):
+        for first, second in itertools.product(grid, grid):
+            verdict = verify_draft([x], q, p, Scripted(first, second))
+            weight = float(q[0, x]) / len(grid) ** 2
+            if verdict.accepted:
+                joint[x, verdict.next_token] += weight
+            else:
+                # The next round would draw the second token from p.
+                joint[verdict.next_token] += weight * p[1].numpy()
+    assert np.abs(joint - np.outer(p[0], p[1])).max() < 0.02
+
+
+@given(st.integers(0, 1 << 30), st.integers(0, 6), st.integers(-3, 3))
+@profile(max_examples=150, deadline=None)
+def test_any_draft_yields_a_token_the_target_can_say(seed, gamma, difference):
+    size = 6
+    p = rows(seed, gamma + 1, size, zeros=True)
+    q = rows(seed + 1, gamma, size + difference, zeros=True)
+    generator = np.random.default_rng(seed)
+    draft = [int(generator.choice(len(row), p=(row / row.sum()).numpy())) for row in q.double()]
+    verdict = verify_draft(draft, q.reshape(gamma, size + difference), p, generator)
+    assert 0 <= verdict.accepted <= gamma
+    assert p[verdict.accepted, verdict.next_token] > 0
+    assert all(x < size and p[i, x] > 0 for i, x in enumerate(draft[: verdict.accepted]))
+
+
+def test_ids_beyond_the_target_are_rejected():
+    q = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    p = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    for seed in range(20):
+        verdict = verify_draft([3], q, p, np.random.default_rng(seed))
+        assert verdict.accepted == 0 and verdict.next_token in (0, 1)
+
+
+def test_equal_distributions_always_accept_and_leave_no_residual():
+    p = rows(7, 3, 9)
+    for seed in range(50):
+        generator = np.random.default_rng(seed)
+        draft = [int(generator.choice(9, p=(row / row.sum()).numpy())) for row in p[:2].double()]
+        assert verify_draft(draft, p[:2], p, generator).accepted == 2
+    assert torch.equal(residual(p[0], p[0]), p[0])
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.integers(0, 1 << 30))
+@profile(max_examples=100, deadline=None)
+def test_greedy_is_the_limit_of_the_rule(draft, seed):
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 1, (len(draft) + 1, 5)))
+    p = transform(logits, SamplingSettings())
+    q = torch.nn.functional.one_hot(torch.tensor(draft, dtype=torch.long), 5).float()
+    generator = np.random.default_rng(seed)
+    assert verify_greedy(draft, logits.argmax(-1).tolist()) == verify_draft(
+        draft, q.reshape(len(draft), 5), p, generator
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0.5, float("nan"), 0.5],
+        [-0.1, 0.6, 0.5],
+        [0.2, 0.2, 0.2],
+        [2.0, 0.0, 0.0],
+        [float("inf"), 0.0, 0.0],
+        [0.0, 0.5, 0.5],
+    ],
+)
+def test_what_is_no_distribution_is_refused(row):
+    with pytest.raises(SamplingError):
+        check_distributions([0], torch.tensor([row]))
+
+
+def test_shapes_must_fit():
+    with pytest.raises(SamplingError, match="rows"):
+        verify_draft([0, 1], rows(0, 1, 4), rows(1, 3, 4), np.random.default_rng(0))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from dsd_ros.decoding.modes import PRESETS, ModeError, mode
+from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.decoding.settings import DecodeSettings
+
+
+def test_every_preset_can_be_had_by_name():
+    for name, preset in PRESETS.items():
+        assert mode(name) is preset and preset.name == name
+        assert DecodeSettings(mode=name).preset is preset
+
+
+def test_an_unknown_mode_is_refused_naming_the_known():
+    with pytest.raises(ModeError, match="unknown mode 'fast'; known modes are ar, dsd"):
+        DecodeSettings(mode="fast")
+
+
+def test_every_setting_is_described_and_bounded():
+    for field in fields(DecodeSettings):
+        assert field.metadata["help"]
+        if field.name == "mode":
+            assert field.metadata["choices"] == tuple(PRESETS)
+        else:
+            assert field.metadata["min"] < field.metadata["max"]
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("draft_length", 0), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
+        ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1), ("max_tokens", 0), ("max_tokens", 5000),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        DecodeSettings(**{name: value})
+
+
+def test_sampling_settings_are_those_of_the_decode():
+    chosen = DecodeSettings(temperature=0.5, top_k=3, top_p=0.9)
+    assert chosen.sampling == SamplingSettings(0.5, 3, 0.9)
+    assert DecodeSettings().sampling.greedy
+    assert DecodeSettings().needs_draft and not DecodeSettings(mode="ar").needs_draft

@@ -1,0 +1,194 @@
+"""The joint distribution of sampled tokens is the target's, whatever was drafted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from table_model import TableModel, joint_distribution
+
+import dsd_ros.cloud.verification as verification
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.acceptance import Verdict, residual
+from dsd_ros.decoding.sampling import SamplingSettings, sample
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+IMAGE = np.full((1, 1, 3), 3, np.uint8)
+INSTRUCTION = "go"
+LENGTH = 3
+PER_REPLY = 100  # independent stretches of LENGTH tokens, which rounds cross anywhere
+SAMPLES = 12_000
+ALPHA = 1e-3  # of a false alarm, per test
+
+
+def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
+    """The smallest of: whole joint distribution, and each position's own; corrected for their number.
+
+    An error spread over hundreds of cells hides in the joint and shows in a marginal.
+    """
+    views = [tuple(range(LENGTH))] + [(axis,) for axis in range(LENGTH)]
+    values = []
+    for view in views:
+        others = tuple(axis for axis in range(LENGTH) if axis not in view)
+        values.append(_chi_squared(counts.sum(axis=others), expected.sum(axis=others)))
+    return min(1.0, len(values) * min(values))
+
+
+def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
+    counts, expected = counts.ravel(), expected.ravel() * counts.sum() / expected.sum()
+    assert counts[expected == 0].sum() == 0, "a token came that the target never says"
+    order = np.argsort(expected)
+    counts, expected = counts[order], expected[order]
+    # Cells too rare for the test's approximation count as one.
+    rare = expected < 5
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    return float(stats.chisquare(counts[keep], expected[keep]).pvalue)
+
+
+def count(session: EdgeSession, size: int, samples: int) -> np.ndarray:
+    counts = np.zeros((size,) * LENGTH)
+    for _ in range(samples // PER_REPLY):
+        tokens = session.decode(IMAGE, INSTRUCTION).tokens
+        for stretch in np.reshape(tokens, (PER_REPLY, LENGTH)):
+            counts[tuple(stretch)] += 1
+    return counts
+
+
+def settings(mode: str = "dsd", gamma: int = 2, **sampling: float) -> DecodeSettings:
+    values = {"temperature": 1.0} | sampling
+    length = LENGTH * PER_REPLY
+    return DecodeSettings(mode=mode, draft_length=gamma, max_tokens=length, seed=7, **values)
+
+
+def models(noise: float = 0.7) -> tuple[TableModel, TableModel]:
+    """A target of 8 tokens, and a draft of it with another padding."""
+    return (
+        TableModel(2, ends=False, period=LENGTH),
+        TableModel(2, ends=False, period=LENGTH, noise=noise, padding=4),
+    )
+
+
+def in_process(chosen: DecodeSettings, samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
+    target, draft = models()
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        with EdgeSession(channel, draft, chosen) as session:
+            counts = count(session, 8, samples)
+    return counts, joint_distribution(target, IMAGE, INSTRUCTION, chosen.sampling, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        settings(gamma=2),
+        settings(gamma=4, temperature=0.7),
+        settings(gamma=3, temperature=1.3, top_k=5),
+        settings(gamma=2, top_p=0.8),
+        settings("ar"),
+    ],
+    ids=["gamma2", "cool", "top-k", "top-p", "ar"],
+)
+def test_sampled_tokens_are_the_targets(chosen):
+    assert p_value(*in_process(chosen)) > ALPHA
+
+
+def test_through_a_websocket_to_another_process(serving):
+    target, draft = models()
+    chosen = settings(gamma=2)
+    with serving(f"table:2:{LENGTH}") as url, WebsocketChannel(url) as channel:
+        with EdgeSession(channel, draft, chosen) as session:
+            counts = count(session, 8, SAMPLES)
+    expected = joint_distribution(target, IMAGE, INSTRUCTION, chosen.sampling, LENGTH)
+    assert p_value(counts, expected) > ALPHA
+
+
+def _inverted(draft_tokens, q, p, generator):
+    for i, x in enumerate(draft_tokens):
+        if generator.random() * float(p[i][x]) < float(q[i][x]):  # min(1, q/p)
+            continue
+        return Verdict(i, sample(residual(p[i], q[i]), generator))
+    return Verdict(len(draft_tokens), sample(p[-1], generator))
+
+
+def _resampled_from_p(draft_tokens, q, p, generator):
+    for i, x in enumerate(draft_tokens):
+        if generator.random() * float(q[i][x]) < float(p[i][x]):
+            continue
+        return Verdict(i, sample(p[i], generator))  # instead of norm(max(0, p - q))
+    return Verdict(len(draft_tokens), sample(p[-1], generator))
+
+
+@pytest.mark.parametrize("rule", [_inverted, _resampled_from_p])
+def test_a_wrong_rule_is_noticed(monkeypatch, rule):
+    monkeypatch.setattr(verification, "verify_draft", rule)
+    assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
+
+
+def test_drafting_with_top_k_against_the_whole_softmax_is_noticed(monkeypatch):
+    """The draft is cut to its top 3 and claims its whole softmax: not lossless."""
+    import dsd_ros.edge.drafter as drafter
+
+    def cut(q, generator):
+        kept = q.topk(3)
+        return int(kept.indices[sample(kept.values, generator)])
+
+    monkeypatch.setattr(drafter, "sample", cut)
+    assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
+
+
+def test_an_error_of_three_percent_is_noticed():
+    """The power of the test: one token in a single position more likely by .03 than it should be."""
+    target, _ = models()
+    expected = joint_distribution(target, IMAGE, INSTRUCTION, SamplingSettings(1.0), LENGTH)
+    wrong = expected.copy()
+    second = expected.sum(axis=(0, 2))
+    likeliest = second.max()
+    wrong *= (1 - likeliest - 0.03) / (1 - likeliest)
+    wrong[:, second.argmax(), :] = expected[:, second.argmax(), :] * (1 + 0.03 / likeliest)
+    noticed = 0
+    for seed in range(20):
+        drawn = np.random.default_rng(seed).multinomial(SAMPLES, wrong.ravel())
+        noticed += p_value(drawn.reshape(wrong.shape).astype(float), expected) < ALPHA
+    assert noticed >= 18
+
+
+def test_same_seed_same_reply_and_another_seed_another():
+    target, draft = models()
+    replies = []
+    with VerifierEngine(target) as engine:
+        for seed in (1, 1, 2):
+            chosen = DecodeSettings(temperature=1.0, seed=seed, max_tokens=40)
+            with LocalChannel(engine) as channel, EdgeSession(channel, draft, chosen) as session:
+                replies.append([session.decode(IMAGE, INSTRUCTION).tokens for _ in range(2)])
+    assert replies[0] == replies[1] != replies[2]
+    assert replies[0][0] != replies[0][1]
+
+
+@pytest.mark.parametrize("mode", ["ar", "dsd"])
+def test_a_real_model_sampled(target, draft, picture, mode):
+    """The first two tokens of a Qwen2-VL, cut to its three likeliest each: nine cells."""
+    chosen = DecodeSettings(
+        mode=mode, temperature=1.5, top_k=3, draft_length=1, max_tokens=2, seed=11
+    )
+    image, cells = picture(9), {}
+    from dsd_ros.decoding.sampling import transform
+
+    sequence = target.prefill(image, INSTRUCTION)
+    first = transform(sequence.next_logits(), chosen.sampling)
+    for one in first.nonzero().ravel().tolist():
+        behind = target.prefill(image, INSTRUCTION)
+        behind.append([one])
+        second = transform(behind.next_logits(), chosen.sampling)
+        for other in second.nonzero().ravel().tolist():
+            cells[one, other] = float(first[one] * second[other])
+    counts = dict.fromkeys(cells, 0)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        with EdgeSession(channel, draft, chosen) as session:
+            for _ in range(400):
+                counts[tuple(session.decode(image, INSTRUCTION).tokens)] += 1
+    assert _chi_squared(np.array(list(counts.values())), np.array(list(cells.values()))) > ALPHA

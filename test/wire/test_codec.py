@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings as profile
+from hypothesis import strategies as st
+
+from dsd_ros.wire import messages as m
+from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions, unpack_distributions
+
+u16, u32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
+ids = st.integers(0, m.MAX_VOCABULARY - 1)
+session = st.binary(min_size=8, max_size=8)
+short = st.text(max_size=256)
+MESSAGES = st.one_of(
+    st.builds(
+        m.SessionRequest,
+        request=u32, protocol_version=u16, mode=short, tokenizer_fingerprint=short, vocab_size=u32,
+        temperature=st.floats(0, 100), top_k=u32, top_p=st.floats(0, 1, exclude_min=True),
+        seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=8),
+    ),
+    st.builds(
+        m.SessionReply,
+        request=u32, session=st.binary(max_size=8), error=st.text(max_size=1024), target_name=short,
+        target_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16),
+    ),
+    st.builds(
+        m.Observation,
+        session=session, reply=u32, instruction=st.text(min_size=1, max_size=2000),
+        height=st.integers(1, 8192), width=st.integers(1, 8192), encoding=short, image=st.binary(max_size=300),
+    ),
+    st.builds(
+        m.Draft,
+        session=session, reply=u32, round=u32, confirmed=u32, tokens=st.lists(ids, max_size=64),
+        distributions=st.binary(max_size=300), parents=st.binary(max_size=64), autonomous_rounds=u16,
+    ),
+    st.builds(
+        m.Outcome,
+        session=session, reply=u32, round=u32, layer=u16, accepted=u16, next_token=ids,
+        confidence=st.floats(0, 1), is_final=st.booleans(), compute_us=u32,
+    ),
+    st.builds(
+        m.Refusal,
+        session=st.binary(max_size=8), reply=u32, round=u32, code=short, sentence=st.text(max_size=1024),
+    ),
+    st.builds(m.SessionClose, session=session),
+)  # fmt: skip
+
+
+@given(MESSAGES)
+@profile(max_examples=400, deadline=None)
+def test_messages_survive(message):
+    assert decode(encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+@profile(max_examples=500, deadline=None)
+def test_arbitrary_bytes_raise_nothing_but_wire_errors(data):
+    try:
+        decode(data)
+    except WireError as error:
+        assert str(error)
+
+
+@given(MESSAGES, st.data())
+@profile(max_examples=400, deadline=None)
+def test_damaged_messages_raise_nothing_but_wire_errors(message, data):
+    damaged = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(damaged)))
+    for candidate in (bytes(damaged), bytes(damaged[:cut])):
+        try:
+            again = decode(candidate)
+        except WireError:
+            continue
+        assert decode(encode(again)) == again
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=9)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.integers(-2, 9), st.lists(json_like, max_size=12))
+@profile(max_examples=400, deadline=None)
+def test_other_message_pack_raises_nothing_but_wire_errors(tag, rest):
+    try:
+        message = decode(msgspec.msgpack.encode([tag, *rest]))
+    except WireError:
+        return
+    assert decode(encode(message)) == message
+
+
+def test_deep_nesting_is_refused():
+    with pytest.raises(WireError):
+        decode(b"\x91" * 100_000)
+
+
+def outcome(**changes):
+    values = dict(
+        session=bytes(8), reply=1, round=1, layer=1, accepted=0, next_token=5, confidence=0.5, is_final=True
+    )
+    return m.Outcome(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        outcome(session=bytes(7)),
+        outcome(next_token=m.MAX_VOCABULARY),
+        outcome(next_token=-1),
+        outcome(reply=1 << 32),
+        outcome(accepted=1 << 16),
+        outcome(confidence=1.5),
+        outcome(confidence=float("nan")),
+        m.Draft(bytes(8), 1, 1, 0, [0] * 65),
+        m.Draft(bytes(8), 1, 1, 0, [m.MAX_VOCABULARY]),
+        m.Draft(bytes(8), 1, 1, 0, [], autonomous_rounds=1 << 16),
+        m.Observation(bytes(8), 1, "", 1, 1, "png", b""),
+        m.Observation(bytes(8), 1, "x" * 2001, 1, 1, "png", b""),
+        m.Observation(bytes(8), 1, "x", 0, 1, "png", b""),
+        m.Observation(bytes(8), 1, "x", 1, 8193, "png", b""),
+        m.Observation(bytes(8), 1, "x", 1, 1, "png", bytes(m.MAX_IMAGE_BYTES + 1)),
+        m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0),
+        m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0),
+    ],
+)  # fmt: skip
+def test_every_bound_is_checked(message):
+    with pytest.raises(WireError):
+        decode(encode(message))
+
+
+def test_oversized_frames_are_neither_made_nor_read():
+    huge = m.Draft(bytes(8), 1, 1, 0, [1], distributions=bytes(m.MAX_FRAME_BYTES))
+    with pytest.raises(WireError, match="over the limit"):
+        encode(huge)
+    with pytest.raises(WireError, match="over the limit"):
+        decode(bytes(m.MAX_FRAME_BYTES + 1))
+
+
+def test_ids_of_a_large_vocabulary_survive():
+    tokens = [0, 255, 65_535, 65_536, 152_063]
+    draft = m.Draft(bytes(8), 1, 1, 0, tokens)
+    assert decode(encode(draft)).tokens == tokens
+
+
+def test_a_greedy_round_takes_few_bytes():
+    assert len(encode(m.Draft(bytes(range(8)), 3, 9, 40, [1, 2, 3, 4]))) < 32
+    assert len(encode(outcome())) < 40
+
+
+def test_distributions_survive_bit_by_bit():
+    q = torch.from_numpy(np.random.default_rng(0).random((3, 17), np.float32))
+    assert torch.equal(unpack_distributions(pack_distributions(q), 3, 17), q)
+    with pytest.raises(WireError, match="bytes"):
+        unpack_distributions(pack_distributions(q), 3, 18)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings as profile
+from hypothesis import strategies as st
+from PIL import Image
+
+from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.messages import Observation
+from dsd_ros.wire.pictures import ENCODINGS, decode_picture, encode_picture
+
+
+def observation(height: int, width: int, encoding: str, data: bytes) -> Observation:
+    return Observation(bytes(8), 1, "go", height, width, encoding, data)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("shape", [(1, 1, 3), (7, 13, 3), (120, 160, 3)])
+def test_pictures_survive_bit_by_bit(encoding, shape):
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    data = encode_picture(image, encoding)
+    assert np.array_equal(decode_picture(observation(*shape[:2], encoding, data)), image)
+    assert encode_picture(image[::-1], encoding) == encode_picture(image[::-1].copy(), encoding)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)],
+)  # fmt: skip
+def test_other_arrays_are_refused(image):
+    with pytest.raises(WireError, match="RGB"):
+        encode_picture(image)
+
+
+def test_too_large_pictures_are_refused_before_they_are_encoded():
+    huge = np.broadcast_to(np.zeros((1, 1, 3), np.uint8), (9000, 10, 3))
+    with pytest.raises(WireError, match="9000"):
+        encode_picture(huge)
+
+
+def png(mode: str, size: tuple[int, int]) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def bomb() -> bytes:
+    """A small PNG that unpacks to a gigabyte."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(99)))
+
+
+@pytest.mark.parametrize(
+    "height, width, encoding, data",
+    [
+        (4, 4, "rgb8", bytes(47)),
+        (4, 4, "jpeg", bytes(48)),
+        (4, 4, "png", b"no picture"),
+        (4, 4, "png", b""),
+        (4, 4, "png", png("RGB", (5, 4))),
+        (4, 4, "png", png("L", (4, 4))),
+        (4, 4, "png", png("RGBA", (4, 4))),
+        (4, 4, "png", png("RGB", (4, 4))[:-30]),
+        (8192, 8192, "rgb8", b""),
+        (100, 100, "png", bomb()),
+    ],
+)
+def test_what_is_no_such_picture_is_refused(height, width, encoding, data):
+    with pytest.raises(WireError, match="picture"):
+        decode_picture(observation(height, width, encoding, data))
+
+
+@given(st.data())
+@profile(max_examples=100, deadline=None)
+def test_damaged_pictures_raise_nothing_but_wire_errors(data):
+    image = np.random.default_rng(1).integers(0, 256, (9, 9, 3), np.uint8)
+    damaged = bytearray(encode_picture(image))
+    for _ in range(3):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        assert decode_picture(observation(9, 9, "png", bytes(damaged))).shape == (9, 9, 3)
+    except WireError:
+        pass

@@ -77,9 +77,8 @@ class ProcessGroup:
     def start_node(self, start: NodeStart, environment: dict[str, str] | None = None) -> Child:
         """Start a node with its parameter file and the overrides behind it."""
         command = [sys.executable, "-m", start.entry.module, "--ros-args"]
-        command += ["--params-file", str(start.entry.parameter_file)]
-        if start.parameters:
-            command += ["--params-file", str(self._override_file(start))]
+        path = self._merged_file(start) if start.parameters else start.entry.parameter_file
+        command += ["--params-file", str(path)]
         return self.start(start.entry.executable, command, environment)
 
     def ended(self) -> Child | None:
@@ -139,10 +138,19 @@ class ProcessGroup:
                     on_line(text)
                 self._printer(name, text)
 
-    def _override_file(self, start: NodeStart) -> Path:
-        """Arguments become a second parameter file, typed as YAML reads them, behind the node's own."""
-        typed = {key: _typed(start, key, value) for key, value in start.parameters.items()}
-        content = {f"/**/{start.entry.executable}": {"ros__parameters": typed}}
+    def _merged_file(self, start: NodeStart) -> Path:
+        """The node's parameter file with the arguments written over it.
+
+        One file, because of two rcl keeps the first's value where the second's is of another type.
+        """
+        content = yaml.safe_load(start.entry.parameter_file.read_text())
+        parameters = content[f"/**/{start.entry.executable}"]["ros__parameters"]
+        for name, value in start.parameters.items():
+            *groups, last = name.split(".")
+            place = parameters
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = _typed(place.get(last), value)
         with tempfile.NamedTemporaryFile(
             "w", prefix=f"{start.entry.executable}_", suffix=".yaml", delete=False
         ) as file:
@@ -182,11 +190,8 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
             signal.signal(number, handler)
 
 
-def _typed(start: NodeStart, key: str, value: str) -> object:
-    """The value as the type that the node's parameter file gives this parameter; text stays text."""
-    known: object = yaml.safe_load(start.entry.parameter_file.read_text())
-    for part in (f"/**/{start.entry.executable}", "ros__parameters", *key.split(".")):
-        known = known.get(part) if isinstance(known, dict) else None
+def _typed(known: object, value: str) -> object:
+    """The value as the type that the parameter file gives this parameter; text stays text."""
     if isinstance(known, bool):
         return value.lower() in ("1", "true", "yes", "on")
     try:

@@ -150,6 +150,7 @@ def test_an_error_of_three_percent_is_noticed():
     likeliest = second.max()
     wrong *= (1 - likeliest - 0.03) / (1 - likeliest)
     wrong[:, second.argmax(), :] = expected[:, second.argmax(), :] * (1 + 0.03 / likeliest)
+    wrong /= wrong.sum()
     noticed = 0
     for seed in range(20):
         drawn = np.random.default_rng(seed).multinomial(SAMPLES, wrong.ravel())

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+_COLDEST = 1e-12  # below, float32 would divide 0 by 0
+
 
 class SamplingError(ValueError):
     """Sampling settings out of range, or logits and probabilities that are none; one sentence."""
@@ -53,8 +55,8 @@ def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     if settings.greedy:
         probabilities = torch.zeros_like(logits)
         return probabilities.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
-    # Subtracting the maximum first keeps tiny temperatures from overflowing.
-    scaled = (logits - highest) / settings.temperature
+    # The likeliest token stays at 0 and the others at worst go to minus infinity, however cold.
+    scaled = (logits - highest) / max(settings.temperature, _COLDEST)
     if 0 < settings.top_k < scaled.shape[-1]:
         kept, ids = scaled.topk(settings.top_k, dim=-1)
         scaled = torch.full_like(scaled, -math.inf).scatter_(-1, ids, kept)

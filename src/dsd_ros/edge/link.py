@@ -243,10 +243,12 @@ class VerifierLink:
         about_us = refusal.session == self.session and refusal.reply == reply
         if not about_us or refusal.round not in (0, number):
             return
-        if refusal.code == RefusalCode.UNKNOWN_SESSION:
+        had_observation = number > 1
+        if refusal.code == RefusalCode.UNKNOWN_SESSION or (
+            refusal.code == RefusalCode.NO_OBSERVATION and had_observation
+        ):
+            self.forget()
             raise SessionLost
-        if refusal.code == RefusalCode.NO_OBSERVATION and number > 1:
-            raise SessionLost  # it had the observation once
         if refusal.code in (RefusalCode.NO_OBSERVATION, RefusalCode.OVERLOADED):
             raise _SendAgain(refusal.sentence)
         raise VerifierRefused(refusal.sentence, refusal.code)

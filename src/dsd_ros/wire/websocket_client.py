@@ -85,7 +85,7 @@ class WebsocketChannel:
                 additional_headers=self._headers,
                 compression=None,
                 open_timeout=self._connect_timeout,
-                close_timeout=0.5,
+                close_timeout=0.2,
                 ping_interval=self._keepalive,
                 ping_timeout=self._keepalive,
                 max_size=MAX_FRAME_BYTES,

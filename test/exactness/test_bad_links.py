@@ -1,0 +1,167 @@
+"""Whatever a link does to the messages, the reply is the same."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings as profile
+from hypothesis import strategies as st
+from lossy_channel import LossyChannel
+from table_model import TableModel
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.channel import LinkClosed
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.messages import Draft, Outcome
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+IMAGE = np.full((2, 2, 3), 5, np.uint8)
+PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
+TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
+
+
+def decode(channel, mode: str, temperature: float, replies: int = 2) -> list[list[int]]:
+    chosen = DecodeSettings(mode=mode, temperature=temperature, seed=3, max_tokens=24)
+    session = EdgeSession(channel, DRAFT, chosen, PATIENT)
+    tokens = [session.decode(IMAGE, f"go {n}").tokens for n in range(replies)]
+    session.close()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    with VerifierEngine(TARGET) as engine:
+        replies = {}
+        for mode in ("ar", "dsd"):
+            for temperature in (0.0, 1.0):
+                with LocalChannel(engine) as channel:
+                    replies[mode, temperature] = decode(channel, mode, temperature)
+        yield replies
+
+
+@given(
+    seed=st.integers(0, 1 << 20),
+    mode=st.sampled_from(["ar", "dsd"]),
+    temperature=st.sampled_from([0.0, 1.0]),
+    loss=st.floats(0, 0.15),
+    doubled=st.floats(0, 0.3),
+    delayed=st.floats(0, 0.2),
+    cut=st.floats(0, 0.04),
+)
+@profile(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_misfortune_leaves_the_reply_as_it_is(
+    undisturbed, seed, mode, temperature, loss, doubled, delayed, cut
+):
+    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
+        channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
+        assert decode(channel, mode, temperature) == undisturbed[mode, temperature]
+        assert engine.sessions <= EngineSettings().max_sessions
+
+
+@pytest.mark.parametrize("mode", ["ar", "dsd"])
+def test_a_link_full_of_misfortune(undisturbed, mode):
+    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
+        channel = LossyChannel(inner, 1, loss=0.15, doubled=0.3, delayed=0.3, cut=0.03)
+        assert decode(channel, mode, 1.0) == undisturbed[mode, 1.0]
+        assert channel.misfortunes > 10
+
+
+class Cutting(WebsocketChannel):
+    """Cuts its own TCP connection in the middle of a reply, once, after ``after`` outcomes."""
+
+    def __init__(self, url: str, after: int) -> None:
+        super().__init__(url)
+        self.left = after
+        self.cuts = 0
+
+    def receive(self, timeout):
+        message = super().receive(timeout)
+        if isinstance(message, Outcome) and self.left > 0:
+            self.left -= 1
+            if self.left == 0:
+                self.cuts += 1
+                self._connection.socket.shutdown(socket.SHUT_RDWR)
+        return message
+
+
+@pytest.mark.parametrize("mode", ["ar", "dsd"])
+def test_a_cut_connection_is_resumed_where_it_stood(mode, serving):
+    replies = {}
+    with serving("table:4:0") as url:
+        for after in (0, 1, 4):
+            chosen = DecodeSettings(mode=mode, temperature=1.0, seed=3, max_tokens=24)
+            draft = TableModel(4, ends=False, noise=0.6)
+            with Cutting(url, after) as channel, EdgeSession(channel, draft, chosen) as session:
+                before = session._link.session
+                replies[after] = session.decode(IMAGE, "go").tokens
+                assert channel.cuts == (after > 0)
+                assert session._link.session == before
+    assert replies[0] == replies[1] == replies[4]
+
+
+@pytest.mark.parametrize("mode", ["ar", "dsd"])
+def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
+    """The session is gone with the old engine; the reply is started over and comes out the same."""
+
+    class Restarting(LocalChannel):
+        sent = 0
+
+        def send(self, message):
+            self.sent += isinstance(message, Draft)
+            if self.sent == 3 or (mode == "ar" and self.sent == 1 and isinstance(message, Draft)):
+                self.sent += 10
+                self._engine.close()
+                self._engine = second
+            super().send(message)
+
+    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second:
+        with Restarting(first) as channel:
+            assert decode(channel, mode, 1.0, 1) == undisturbed[mode, 1.0][:1]
+            assert channel.sent > 10
+
+
+def test_an_expired_session_is_opened_anew():
+    now = [0.0]
+    settings = EngineSettings(session_expiry_s=5)
+    chosen = DecodeSettings(max_tokens=8)
+    with VerifierEngine(TARGET, settings, clock=lambda: now[0]) as engine:
+        with LocalChannel(engine) as channel, EdgeSession(channel, DRAFT, chosen) as session:
+            first = session.decode(IMAGE, "go").tokens
+            now[0] += 1000
+            deadline = time.monotonic() + 20
+            while engine.sessions:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert session.decode(IMAGE, "go").tokens == first
+
+
+def test_a_link_that_stays_down_is_given_up_and_comes_back():
+    class Down(LocalChannel):
+        down = False
+
+        def reconnect(self):
+            if self.down:
+                raise LinkClosed("there is no network")
+            super().reconnect()
+
+        def send(self, message):
+            if self.down:
+                raise LinkClosed("there is no network")
+            super().send(message)
+
+    quick = LinkSettings(response_timeout_s=0.05, attempts=2)
+    with VerifierEngine(TARGET) as engine, Down(engine) as channel:
+        session = EdgeSession(channel, DRAFT, DecodeSettings(max_tokens=8), quick)
+        first = session.decode(IMAGE, "go").tokens
+        channel.down = True
+        with pytest.raises(LinkClosed, match="no network"):
+            session.decode(IMAGE, "go")
+        channel.down = False
+        assert session.decode(IMAGE, "go").tokens == first

@@ -64,30 +64,6 @@ def caption(frame: Any) -> str:
     return (", ".join(parts) or "nothing but the room") + "."
 
 
-def make_examples(
-    frames: Frames, tokenizer: Any, replies: list[list[tuple[str, str]]] | None = None
-) -> tuple[list[list[Example]], list[list[Example]], list[Example]]:
-    """Examples of each picture: goals in view, goals out of view, and captions."""
-    seen: list[list[Example]] = []
-    unseen: list[list[Example]] = []
-    captions: list[Example] = []
-    cache: dict[str, list[int]] = {}
-
-    def encode(text: str) -> list[int]:
-        if text not in cache:
-            cache[text] = [*tokenizer.encode(text, add_special_tokens=False).ids, EOS]
-        return cache[text]
-
-    for row, frame in enumerate(frames.labels):
-        pairs = frame.replies if replies is None else replies[row]
-        some = [Example(row, goal, encode(text)) for goal, text in pairs]
-        names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
-        seen.append([e for e in some if e.goal in names])
-        unseen.append([e for e in some if e.goal not in names])
-        captions.append(Example(row, None, encode(caption(frame))))
-    return seen, unseen, captions
-
-
 def collate(examples: list[Example], prompts: list[list[int]]) -> Batch:
     """Pad prompts and replies into one batch."""
     length = max(len(p) + len(e.reply) for e, p in zip(examples, prompts, strict=True)) - 1
@@ -142,10 +118,9 @@ class Mixer:
     def __init__(
         self, frames: Frames, tokenizer: Any, batch: int, seed: int, per_picture: int = 1
     ) -> None:
-        self.seen, self.unseen, self.captions = make_examples(frames, tokenizer)
+        self.frames = frames
         self.tokenizer, self.batch, self.seed = tokenizer, batch, seed
         self.per_picture = per_picture
-        self.count = len(frames.labels)
         self._prompts: dict[str, list[int]] = {}
 
     def draw(self, step: int, caption_share: float) -> Batch:
@@ -153,17 +128,24 @@ class Mixer:
         rng = np.random.default_rng([self.seed, 30, step])
         pool: list[Example] = []
         while len(pool) < self.batch:
-            row = int(rng.integers(self.count))
+            row = int(rng.integers(len(self.frames.labels)))
+            frame = self.frames.labels[row]
+            names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
+            seen = [pair for pair in frame.replies if pair[0] in names]
+            unseen = [pair for pair in frame.replies if pair[0] not in names]
             for _ in range(self.per_picture):
                 if rng.random() < caption_share:
-                    pool.append(self.captions[row])
+                    pool.append(Example(row, None, self._encode(caption(frame))))
                     continue
-                often = rng.random() < 0.8 and self.seen[row]
-                choice = self.seen[row] if often else self.unseen[row]
+                choice = seen if seen and rng.random() < 0.8 else unseen
                 if choice:
-                    pool.append(choice[int(rng.integers(len(choice)))])
+                    goal, text = choice[int(rng.integers(len(choice)))]
+                    pool.append(Example(row, goal, self._encode(text)))
         prompts = [self.prompt(e.goal, rng) for e in pool]
         return collate(pool, prompts)
+
+    def _encode(self, text: str) -> list[int]:
+        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, EOS]
 
     def prompt(self, goal: str | None, rng: np.random.Generator) -> list[int]:
         """Prompt ids that ask for a goal in one of many phrasings, or for a caption."""
@@ -220,6 +202,7 @@ def train_language(
     rate: float = 2e-3,
     captions: float = 0.3,
     report: Callable[[str, float], None] | None = None,
+    save_seconds: float = 60.0,
 ) -> dict[str, float]:
     """Train a model's language half (and what `look` brings) in place; resumes from `path`.
 
@@ -264,13 +247,13 @@ def train_language(
         loss_mean = keep * loss_mean + (1 - keep) * loss.item()
         right_mean = keep * right_mean + (1 - keep) * right
         spent += (time.monotonic() - began) / 60
+        if time.monotonic() - saved > save_seconds:
+            save()
+            saved = time.monotonic()
         if step % 10 == 0 and report is not None:
             report(
                 f"language step {step} loss {loss_mean:.3f} tokens right {right_mean:.3f}", share
             )
-        if time.monotonic() - saved > 60:
-            save()
-            saved = time.monotonic()
     save()
     return {"loss": loss_mean, "right": right_mean, "minutes": spent, "steps": step}
 

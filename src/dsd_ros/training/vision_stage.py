@@ -183,6 +183,7 @@ def train_vision(
     rate: float = 1.5e-3,
     seed: int = 0,
     report: Callable[[str, float], None] | None = None,
+    save_seconds: float = 60.0,
 ) -> dict[str, float]:
     """Train a tower and its heads in place for some minutes (or exactly `steps`); resumes from `path`.
 
@@ -194,12 +195,12 @@ def train_vision(
         [*tower.parameters(), *heads.parameters()], lr=rate, betas=(0.9, 0.98), weight_decay=0.02
     )
     modules = {"tower": tower, "heads": heads}
-    step, spent = 0, 0.0
+    step, spent, running = 0, 0.0, 0.0
     figures: dict[str, float] = {}
     if path.exists():
         progress = load_state(path, modules, optimizer)
         step, spent, figures = progress["step"], progress["minutes"], progress["figures"]
-    running = 0.0
+        running = progress.get("loss", 0.0)
     saved = time.monotonic()
     while True:
         share = step / steps if steps is not None else spent / minutes
@@ -226,17 +227,18 @@ def train_vision(
         step += 1
         running = loss.item() if step == 1 else 0.98 * running + 0.02 * loss.item()
         spent += (time.monotonic() - began) / 60
-        if step % 20 == 0 and report is not None:
-            report(f"vision step {step} loss {running:.3f}", share)
-        if time.monotonic() - saved > 60 or (steps is not None and step == steps):
+        if time.monotonic() - saved > save_seconds:
             figures = measure(tower, heads, validation, held_out)
             if report is not None:
                 report(f"vision step {step} loss {running:.3f} " + _short(figures), share)
-            progress = {"step": step, "minutes": spent, "figures": figures}
+            progress = {"step": step, "minutes": spent, "figures": figures, "loss": running}
             save_state(path, modules, optimizer, progress)
             saved = time.monotonic()
+        if step % 20 == 0 and report is not None:
+            report(f"vision step {step} loss {running:.3f}", share)
     figures = measure(tower, heads, validation, held_out)
-    save_state(path, modules, optimizer, {"step": step, "minutes": spent, "figures": figures})
+    progress = {"step": step, "minutes": spent, "figures": figures, "loss": running}
+    save_state(path, modules, optimizer, progress)
     return {**figures, "minutes": spent, "steps": step}
 
 

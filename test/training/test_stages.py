@@ -1,0 +1,138 @@
+"""The training's stages: they learn, they resume exactly, and they write loadable models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dsd_ros.training.architecture import DRAFT, build_model
+from dsd_ros.training.data import Frames, generate, load_frames, world_frames
+from dsd_ros.training.language_stage import Mixer, cached_look, image_tokens, train_language
+from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
+from dsd_ros.training.text import all_instructions, train_tokenizer
+from dsd_ros.training.vision_stage import Heads, make_labels, mirrored, train_vision
+
+
+class Killed(Exception):
+    pass
+
+
+def killer(at: int) -> Callable[[str, float], None]:
+    def report(line: str, share: float) -> None:
+        if f"step {at} " in line:
+            raise Killed
+
+    return report
+
+
+@pytest.fixture(scope="module")
+def frames() -> Frames:
+    images, labels = [], []
+    for seed in (1_000_001, 1_000_002):
+        some, their = world_frames(seed, 8)
+        images += some
+        labels += their
+    return Frames(np.stack(images), labels)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_an_interrupted_vision_stage_ends_with_the_same_weights(
+    frames: Frames, tmp_path: Path
+) -> None:
+    def train(name: str, report=None) -> None:
+        model = build_model(DRAFT, 4)
+        torch.manual_seed(5)
+        train_vision(
+            model.model.visual, Heads(DRAFT.width), frames, frames, tmp_path / name,
+            1.0, steps=24, batch=4, report=report, save_seconds=0.0 if report else 60.0,
+        )  # fmt: skip
+
+    train("whole")
+    with pytest.raises(Killed):
+        train("broken", killer(20))
+    train("broken")
+    whole, broken = load_file(tmp_path / "whole"), load_file(tmp_path / "broken")
+    assert whole.keys() == broken.keys()
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+
+
+def test_an_interrupted_language_stage_ends_with_the_same_weights(
+    frames: Frames, tmp_path: Path
+) -> None:
+    replies = [text for frame in frames.labels for _, text in frame.replies]
+    tokenizer = train_tokenizer(replies + all_instructions())
+    mixer = Mixer(frames, tokenizer, 6, 3)
+
+    def train(name: str, report=None) -> dict[str, float]:
+        model = build_model(DRAFT, 4)
+        look = cached_look(image_tokens(model.model.visual, frames.images))
+        return train_language(
+            model, look, mixer, tmp_path / name, 1.0, steps=14, report=report,
+            save_seconds=0.0 if report else 60.0,
+        )  # fmt: skip
+
+    figures = train("whole")
+    with pytest.raises(Killed):
+        train("broken", killer(10))
+    assert train("broken")["loss"] == pytest.approx(figures["loss"])
+    whole, broken = load_file(tmp_path / "whole"), load_file(tmp_path / "broken")
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
+    assert figures["loss"] < 6.2  # a uniform guess over 512 tokens costs 6.24
+
+
+def test_mirrored_labels_mirror_back(frames: Frames) -> None:
+    labels = make_labels(frames)
+    twice = mirrored(mirrored(labels))
+    for name, value in vars(labels).items():
+        assert torch.equal(value, getattr(twice, name)), name
+
+
+def test_whole_shards_are_kept_and_missing_ones_made(tmp_path: Path) -> None:
+    seeds = range(1_500_000, 1_500_100)
+    generate(tmp_path, seeds, 1, workers=1, frames_per_world=3)
+    first = (tmp_path / "shard00000.npy").stat().st_mtime_ns
+    (tmp_path / "shard00001.part.npy").write_bytes(b"cut off")
+    generate(tmp_path, seeds, 1, workers=1, frames_per_world=3)
+    assert (tmp_path / "shard00000.npy").stat().st_mtime_ns == first
+    assert load_frames(tmp_path).images.shape == (3, 112, 168, 3)
+    with pytest.raises(ValueError, match="generate them first"):
+        load_frames(tmp_path / "nowhere")
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        TrainSettings(batch=0)
+    with pytest.raises(ValueError, match="draft_minutes must be above 0"):
+        TrainSettings(draft_minutes=0)
+
+
+@pytest.mark.slow
+def test_the_smoke_run_learns_and_writes_a_pair_that_loads(tmp_path: Path) -> None:
+    from dsd_ros.vlm.loading import ModelSettings, load_model
+
+    lines: list[str] = []
+    settings = smoke_settings(tmp_path / "out", tmp_path / "cache")
+    figures = train_pair(settings, lambda line, share: lines.append(line))
+    # Chance is 6.24 for the loss and 1/7 for the turns.
+    assert figures["target"]["loss"] < 5.0
+    assert figures["vision"]["turn"] > 0.2
+    assert any(line.startswith("vision step") for line in lines)
+    image = np.zeros((224, 336, 3), np.uint8)
+    for name in ("target", "draft"):
+        folder = tmp_path / "out" / name
+        assert json.loads((folder / "dsd.json").read_text())["format"] == 1
+        model = load_model(ModelSettings(path=folder))
+        sequence = model.prefill(image, "find the red ball")
+        assert sequence.next_logits().shape[-1] == model.vocab_size
+    again = train_pair(settings, lambda line, share: None)  # everything is there already
+    assert again["target"]["steps"] == figures["target"]["steps"]

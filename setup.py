@@ -61,7 +61,7 @@ setup(
     entry_points={
         "console_scripts": [
             "dsd = dsd_ros.cli:main",
-            *(f"{node}_node = dsd_ros.nodes.{node}_node:main" for node in NODES),
+            *(f"{node}_node = dsd_ros.nodes.entry:{node}_node" for node in NODES),
         ]
     },
 )

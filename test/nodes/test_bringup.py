@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from dsd_ros.nodes import bringup
+from dsd_ros.nodes import entry as entries
 from dsd_ros.paths import share_directory
 
 SYSTEMS = list(bringup.SYSTEMS.values())
@@ -66,6 +67,7 @@ def test_every_node_can_be_run(system):
     for entry in system.nodes:
         assert entry.parameter_file.is_file()
         assert f'"{entry.executable.removesuffix("_node")}"' in setup
+        assert callable(getattr(entries, entry.executable))
 
 
 def test_the_plan_follows_the_arguments():

@@ -33,6 +33,8 @@ from dsd_ros.navigation.controller import (
     Velocity,
 )
 
+_STAMP_ROUNDING_S = 1e-3  # stamps go through float64 seconds and back
+
 
 class RunOutcome(IntEnum):
     """How a run ended. ARRIVED is the model's own claim: it said stop."""
@@ -186,7 +188,7 @@ class NavigationRun:
         assert self._pending is not None
         age = moment.stamp - observed_at
         limit = self._settings.max_observation_age_s
-        if observed_at < self._pending.not_before:
+        if observed_at < self._pending.not_before - _STAMP_ROUNDING_S:
             self.end(
                 RunOutcome.STALE_OBSERVATION,
                 "The reply is about a picture taken before the robot came to rest; "

@@ -151,7 +151,3 @@ class BridgeNode(Node):
 
 def main() -> None:
     run_main(BridgeNode)
-
-
-if __name__ == "__main__":
-    main()

@@ -43,10 +43,6 @@ class NodeEntry:
     def parameter_file(self) -> Path:
         return config_directory() / self.config
 
-    @property
-    def module(self) -> str:
-        return f"dsd_ros.nodes.{self.executable}"
-
 
 @dataclass(frozen=True)
 class Program:

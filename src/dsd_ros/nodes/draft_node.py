@@ -302,7 +302,3 @@ def _fail(answer: Decode.Response, code: int, sentence: str) -> Decode.Response:
 
 def main() -> None:
     run_main(DraftNode, threads=6)
-
-
-if __name__ == "__main__":
-    main()

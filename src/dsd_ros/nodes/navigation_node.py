@@ -370,7 +370,3 @@ def _still(velocity: Velocity) -> bool:
 
 def main() -> None:
     run_main(NavigationNode, threads=5)
-
-
-if __name__ == "__main__":
-    main()

@@ -76,7 +76,13 @@ class ProcessGroup:
 
     def start_node(self, start: NodeStart, environment: dict[str, str] | None = None) -> Child:
         """Start a node with its parameter file and the overrides behind it."""
-        command = [sys.executable, "-m", start.entry.module, "--ros-args"]
+        command = [
+            sys.executable,
+            "-m",
+            "dsd_ros.nodes.entry",
+            start.entry.executable,
+            "--ros-args",
+        ]
         path = self._merged_file(start) if start.parameters else start.entry.parameter_file
         command += ["--params-file", str(path)]
         return self.start(start.entry.executable, command, environment)

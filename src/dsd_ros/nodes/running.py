@@ -85,8 +85,8 @@ def run_node(make: Callable[[], Node], args: Sequence[str] | None = None, thread
         node.get_logger().error(node.failure)  # type: ignore[attr-defined]
         code = getattr(node, "exit_code", EXIT_GAVE_UP)
     _force_end_later(code)
-    node.close()  # type: ignore[attr-defined]
-    executor.shutdown(timeout_sec=0.3)
+    _close(node, executor)
+    executor.shutdown(timeout_sec=0.1)
     return _leave(node, code)
 
 
@@ -98,6 +98,16 @@ def main(make: Callable[[], Node], threads: int = 1) -> None:
     # Threads of the middleware and of the models are daemons in all but name; waiting for them can
     # hang.
     os._exit(code)
+
+
+def _close(node: Node, executor: Executor) -> None:
+    """Close the node while it still spins, so that a last result and a last command get out."""
+    closer = threading.Thread(target=node.close, name="closer", daemon=True)  # type: ignore[attr-defined]
+    closer.start()
+    while closer.is_alive():
+        executor.spin_once(timeout_sec=0.02)
+    for _ in range(5):
+        executor.spin_once(timeout_sec=0.01)
 
 
 def _leave(node: Node | None, code: int) -> int:

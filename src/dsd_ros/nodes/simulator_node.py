@@ -258,7 +258,3 @@ class SimulatorNode(Node):
 
 def main() -> None:
     run_main(SimulatorNode)
-
-
-if __name__ == "__main__":
-    main()

@@ -48,7 +48,3 @@ class VerifierNode(Node):
 
 def main() -> None:
     run_main(VerifierNode)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,43 @@
+"""The nodes' executables: signals are handled before anything heavy is imported.
+
+Loading torch takes seconds, and a Ctrl-C in that time must end the process like any other, without a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+
+
+def simulator_node() -> None:
+    _start("simulator_node")
+
+
+def navigation_node() -> None:
+    _start("navigation_node")
+
+
+def draft_node() -> None:
+    _start("draft_node")
+
+
+def verifier_node() -> None:
+    _start("verifier_node")
+
+
+def bridge_node() -> None:
+    _start("bridge_node")
+
+
+def _start(name: str) -> None:
+    # Replaced by the node's own handlers once it is built.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(0))
+    importlib.import_module(f"dsd_ros.nodes.{name}").main()
+
+
+if __name__ == "__main__":  # python -m dsd_ros.nodes.entry NODE [ROS arguments]
+    sys.argv = sys.argv[1:]
+    _start(sys.argv[0])

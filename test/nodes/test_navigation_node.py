@@ -1,0 +1,230 @@
+"""Navigate runs against the simulated robot, with a decode service that says what the test wants said.
+
+Every run must end in a named outcome with the robot at rest, and the next one must work.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+
+import pytest
+from action_msgs.msg import GoalStatus
+from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Twist
+from rclpy.action import ActionClient
+from rclpy.callback_groups import ReentrantCallbackGroup
+from ros_rig import OdometryRig
+
+from dsd_msgs.action import Navigate
+from dsd_msgs.msg import NavAction
+from dsd_msgs.srv import Decode
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.nodes import qos
+
+FORWARD = "I see it. Action: forward 25 cm"
+LEFT = "It is left. Action: turn left 45 degrees"
+STOP = "I am there. Action: stop"
+HANG = object()  # the service does not answer before the test is over
+
+
+class NavigationRig:
+    """Simulator and navigation node, a decode service that follows ``script``, a Navigate client."""
+
+    def __init__(self, rig, **parameters) -> None:
+        self.rig = rig
+        self.script: list = []
+        self.requests: list[Decode.Request] = []
+        self.age = 0.0  # the answers' pictures are this much older than asked for
+        self.release = threading.Event()
+        self.commands: list[tuple[float, Twist]] = []
+        self.actions: list[NavAction] = []
+        self.feedback: list = []
+        group = ReentrantCallbackGroup()
+        self.service = rig.node.create_service(
+            Decode, "decode", self._on_decode, callback_group=group
+        )
+        rig.node.create_subscription(
+            Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
+        )
+        rig.node.create_subscription(NavAction, "nav_action", self.actions.append, qos.STATE)
+        self.odometry = OdometryRig(rig)
+        self.client = ActionClient(rig.node, Navigate, "navigate", callback_group=group)
+        self.simulator = rig.start("simulator_node")
+        self.navigation = rig.start("navigation_node", **parameters)
+        rig.until(lambda: self.odometry.samples and self.client.server_is_ready())
+
+    def _on_decode(self, request, answer):
+        self.requests.append(request)
+        said = self.script.pop(0) if self.script else STOP
+        if said is HANG:
+            self.release.wait(60.0)
+            said = FORWARD
+        if isinstance(said, tuple):
+            answer.code, answer.message = said
+            return answer
+        seconds_back = int(self.age)
+        answer.success, answer.text = True, said
+        answer.observation_stamp = Time(
+            sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec
+        )
+        return answer
+
+    def send(self, **goal):
+        future = self.client.send_goal_async(
+            Navigate.Goal(**{"instruction": "find it"} | goal), self.feedback.append
+        )
+        self.rig.until(future.done)
+        return future.result()
+
+    def finish(self, handle, timeout: float = 60.0):
+        future = handle.get_result_async()
+        self.rig.until(future.done, timeout, "the end of the run")
+        return future.result().status, future.result().result
+
+    def run(self, *script, **goal):
+        """One run; checks that the robot stands at its end."""
+        self.script = list(script)
+        status, result = self.finish(self.send(**goal))
+        assert result.message
+        count = len(self.odometry.samples)
+        self.rig.until(lambda: len(self.odometry.samples) > count + 2, 10.0)
+        assert abs(self.odometry.velocity.vx) < 0.03 and abs(self.odometry.velocity.wz) < 0.03
+        return status, result
+
+
+def test_carries_out_what_is_decoded_and_reports(rig):
+    nav = NavigationRig(rig)
+    start = nav.odometry.pose
+    status, result = nav.run(LEFT, FORWARD, STOP)
+    assert (status, result.outcome) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED)
+    assert result.steps == 3
+    pose = nav.odometry.pose
+    turned = math.remainder(pose.yaw - start.yaw, math.tau)
+    assert turned == pytest.approx(math.radians(45), abs=0.08)
+    assert math.hypot(pose.x - start.x, pose.y - start.y) == pytest.approx(0.25, abs=0.08)
+    assert result.distance_travelled == pytest.approx(0.25, abs=0.08)
+    rig.until(lambda: len(nav.actions) == 3)
+    assert [a.kind for a in nav.actions] == [NavAction.TURN_LEFT, NavAction.FORWARD, NavAction.STOP]
+    assert [a.amount for a in nav.actions] == [45, 25, 0]
+    assert [a.step for a in nav.actions] == [1, 2, 3]
+    assert nav.actions[0].reasoning == "It is left." and nav.actions[0].verified
+    assert any(f.feedback.reasoning == "I see it." for f in nav.feedback)
+    for request in nav.requests:
+        assert request.instruction == "find it" and 0 < request.timeout < 15
+        assert request.not_before.sec > 0
+    moving = [c for _, c in nav.commands if c.linear.x or c.angular.z]
+    assert max(c.linear.x for c in moving) <= 0.5 and max(abs(c.angular.z) for c in moving) < 0.6
+    times = [at for at, _ in nav.commands]
+    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    assert gaps[len(gaps) // 2] < 0.06  # 20 Hz and more
+    count = len(nav.commands)
+    time.sleep(1.5)
+    quiet = len(nav.commands)
+    time.sleep(0.5)
+    assert len(nav.commands) == quiet  # an operator's joystick may take over
+    assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
+
+
+def test_bad_ends_are_named_and_the_next_run_works(rig):
+    nav = NavigationRig(rig, run__decode_timeout_s=2.0, run__odometry_timeout_s=1.0)
+    start = nav.odometry.pose
+
+    for text in ("", "Go ahead.", "Action: forward 25 cm now", "Action: stop Action: stop"):
+        status, result = nav.run(text)
+        assert status == GoalStatus.STATUS_ABORTED
+        assert result.outcome == RunOutcome.UNPARSABLE_REPLY
+    for code, outcome in [
+        (Decode.Response.NO_IMAGE, RunOutcome.NO_OBSERVATION),
+        (Decode.Response.LINK_LOST, RunOutcome.LINK_LOST),
+        (Decode.Response.REFUSED, RunOutcome.VERIFIER_REFUSED),
+        (Decode.Response.TIMED_OUT, RunOutcome.DECODE_TIMEOUT),
+        (Decode.Response.FAILED, RunOutcome.INTERNAL_ERROR),
+    ]:
+        _, result = nav.run((code, "This is why."))
+        assert (result.outcome, result.message) == (outcome, "This is why.")
+    for goal in [
+        {"instruction": " "},
+        {"instruction": "x" * 2001},
+        {"time_limit": -1.0},
+        {"time_limit": math.nan},
+    ]:
+        _, result = nav.run(**goal)
+        assert result.outcome == RunOutcome.BAD_GOAL
+    nav.age = 20.0
+    _, result = nav.run(FORWARD)
+    assert result.outcome == RunOutcome.STALE_OBSERVATION
+    nav.age = 0.0
+    began = time.monotonic()
+    _, result = nav.run(HANG)
+    assert result.outcome == RunOutcome.DECODE_TIMEOUT and time.monotonic() - began < 15.0
+    nav.release.set()  # its late answer, "forward", must move nothing
+    time.sleep(1.0)
+    assert nav.odometry.pose == start
+
+    _, result = nav.run(LEFT, LEFT, LEFT, LEFT, max_steps=2)
+    assert (result.outcome, result.steps) == (RunOutcome.STEP_BUDGET, 2)
+    _, result = nav.run(*[LEFT] * 20, time_limit=1.0)
+    assert result.outcome == RunOutcome.TIME_BUDGET
+    assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
+
+
+def test_cancel_stops_within_the_watchdogs_time(rig):
+    nav = NavigationRig(rig)
+    nav.script = [LEFT, LEFT]
+    handle = nav.send()
+    rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+    second = nav.finish(nav.send())[1]
+    assert second.outcome == RunOutcome.BAD_GOAL and "under way" in second.message
+    rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+    asked = time.monotonic()
+    handle.cancel_goal_async()
+    status, result = nav.finish(handle)
+    assert (status, result.outcome) == (GoalStatus.STATUS_CANCELED, RunOutcome.CANCELLED)
+    after = [c for at, c in nav.commands if at > asked + 0.5]
+    assert all(c.angular.z == 0.0 for c in after)
+    assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
+
+
+def test_without_a_draft_node_the_run_says_so(rig):
+    nav = NavigationRig(rig)
+    rig.node.destroy_service(nav.service)
+    _, result = nav.run(LEFT)
+    assert result.outcome == RunOutcome.LINK_LOST and "start the draft node" in result.message
+
+
+def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
+    nav = NavigationRig(rig, run__odometry_timeout_s=1.5)
+    nav.script = [LEFT, LEFT]
+    handle = nav.send()
+    rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+    nav.simulator.process.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    _, result = nav.finish(handle)
+    assert result.outcome == RunOutcome.ODOMETRY_LOST
+    # The watchdog acts half a second after the last odometry, long before the run's own time-out.
+    late = [c for at, c in nav.commands if at > stopped + 1.0]
+    assert late and all(c.angular.z == 0.0 for c in late)
+    nav.simulator.process.send_signal(signal.SIGCONT)
+    rig.until(lambda: nav.odometry.velocity.wz == 0.0)
+    assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+def test_the_robot_stops_when_the_navigation_node_does(rig, number):
+    nav = NavigationRig(rig)
+    nav.script = [LEFT, LEFT]
+    handle = nav.send()
+    rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+    ended = time.time()
+    nav.navigation.process.send_signal(number)
+    rig.until(lambda: nav.odometry.velocity.wz == 0.0, 10.0)
+    moving = max(sample[0] for sample in nav.odometry.samples if abs(sample[3].wz) > 0.01)
+    assert moving - ended < 0.5 + 0.15  # and what braking takes
+    if number == signal.SIGTERM:
+        _, result = nav.finish(handle)
+        assert result.outcome == RunOutcome.SHUTDOWN
+        assert nav.navigation.process.wait(5.0) == 0
+    assert not any("Traceback" in line for line in rig.lines)

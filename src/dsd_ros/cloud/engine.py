@@ -275,10 +275,10 @@ class VerifierEngine:
             session.send(reply.refusal)
             return
         done = len(reply.outcomes)
-        if draft.round <= done:
+        if 1 <= draft.round <= done:
             # A duplicate: the outcome got lost, or is about to arrive. Older rounds have been received.
             if draft.autonomous_rounds or draft.round == done:
-                for outcome in reply.outcomes[max(draft.round, 1) - 1 :]:
+                for outcome in reply.outcomes[draft.round - 1 :]:
                     session.send(outcome)
                 self._queue_turn(session, reply)
             return

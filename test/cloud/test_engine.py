@@ -1,0 +1,519 @@
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from table_model import TableModel
+
+from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
+from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
+from dsd_ros.vlm.errors import PromptError
+from dsd_ros.wire.codec import pack_distributions
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    Draft,
+    Observation,
+    Outcome,
+    Refusal,
+    RefusalCode,
+    SessionClose,
+    SessionReply,
+    SessionRequest,
+)
+from dsd_ros.wire.pictures import encode_picture
+
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+PNG = encode_picture(IMAGE)
+
+
+class Robot:
+    """Speaks to an engine message by message."""
+
+    numbers = iter(range(1, 1 << 30))
+
+    def __init__(self, engine: VerifierEngine, peer: object = None) -> None:
+        self.engine, self.peer = engine, peer or object()
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.session = b""
+
+    def send(self, message) -> bool:
+        return self.engine.submit(message, self.inbox.put, self.peer)
+
+    def get(self, timeout: float = 10.0):
+        return self.inbox.get(timeout=timeout)
+
+    def silent(self, seconds: float = 0.1) -> bool:
+        try:
+            self.inbox.get(timeout=seconds)
+        except queue.Empty:
+            return True
+        return False
+
+    def request(self, **changes) -> SessionRequest:
+        model = self.engine.model
+        values = dict(
+            request=next(self.numbers), protocol_version=PROTOCOL_VERSION, mode="dsd",
+            tokenizer_fingerprint=model.tokenizer_fingerprint, vocab_size=model.vocab_size,
+            temperature=0.0, top_k=0, top_p=1.0, seed=0,
+        )  # fmt: skip
+        return SessionRequest(**(values | changes))
+
+    def open(self, **changes) -> SessionReply:
+        self.send(self.request(**changes))
+        reply = self.get()
+        self.session = reply.session
+        return reply
+
+    def observe(self, reply: int = 1, **changes) -> None:
+        values = dict(
+            session=self.session, reply=reply, instruction="go", height=2, width=2, encoding="png", image=PNG
+        )
+        self.send(Observation(**(values | changes)))
+
+    def draft(self, number: int = 1, confirmed: int = 0, tokens=(), reply: int = 1, **rest) -> None:
+        self.send(Draft(self.session, reply, number, confirmed, list(tokens), **rest))
+
+
+@pytest.fixture
+def model():
+    return TableModel(1, ends=False)
+
+
+@pytest.fixture
+def engine(model):
+    with VerifierEngine(model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def robot(engine):
+    robot = Robot(engine)
+    assert robot.open().error == ""
+    robot.observe()
+    return robot
+
+
+def greedy(model, length: int) -> list[int]:
+    sequence = model.prefill(IMAGE, "go")
+    for _ in range(length):
+        sequence.append([int(sequence.next_logits().argmax())])
+    return sequence.tokens
+
+
+def test_opening_tells_about_the_target(engine, model):
+    reply = Robot(engine).open()
+    assert (reply.error, reply.target_name, reply.vocab_size) == ("", "table-1", 8)
+    assert reply.eos_token_ids == [7] and len(reply.session) == 8
+
+
+def test_a_draft_is_accepted_up_to_its_first_error(robot, model):
+    said = greedy(model, 4)
+    robot.draft(1, 0, [said[0], said[1], (said[2] + 1) % 7, 0])
+    outcome = robot.get()
+    assert (outcome.round, outcome.accepted, outcome.next_token) == (1, 2, said[2])
+    assert outcome.is_final and 0 < outcome.confidence <= 1 and outcome.compute_us > 0
+    robot.draft(2, 3)
+    assert robot.get().next_token == said[3]
+
+
+def test_duplicates_are_answered_alike_and_change_nothing(robot, model):
+    said = greedy(model, 3)
+    robot.draft(1, 0, said[:1])
+    first = robot.get()
+    for _ in range(3):
+        robot.draft(1, 0, said[:1])
+        assert robot.get() == first
+    robot.observe()  # a doubled observation does not start the reply over
+    robot.draft(2, 2)
+    assert robot.get().next_token == said[2]
+    robot.draft(1, 0, said[:1])  # older than the last round: its outcome was received
+    assert robot.silent()
+
+
+def test_what_belongs_to_an_older_reply_is_ignored(robot):
+    robot.observe(reply=2)
+    robot.draft(reply=1)
+    robot.observe(reply=1)
+    assert robot.silent()
+    robot.draft(reply=2)
+    assert robot.get().reply == 2
+
+
+@pytest.mark.parametrize("number, confirmed", [(2, 0), (3, 1), (1, 1), (0, 1)])
+def test_a_round_out_of_step_is_refused_and_changes_nothing(robot, number, confirmed):
+    robot.draft(number, confirmed)
+    assert robot.get().code == RefusalCode.OUT_OF_STEP
+    robot.draft(1, 0)
+    assert isinstance(robot.get(), Outcome)
+
+
+def test_a_draft_before_its_observation_is_refused(robot):
+    robot.draft(reply=5)
+    refusal = robot.get()
+    assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.NO_OBSERVATION, 5, 1)
+
+
+def test_going_on_alone(robot, model):
+    robot.draft(autonomous_rounds=20)
+    outcomes = [robot.get() for _ in range(20)]
+    assert [o.next_token for o in outcomes] == greedy(model, 20)
+    assert [o.round for o in outcomes] == list(range(1, 21))
+    assert robot.silent()
+    # Asked again from round 15, as after a broken link, it repeats what was lost.
+    robot.draft(15, 14, autonomous_rounds=6)
+    assert [robot.get() for _ in range(6)] == outcomes[14:]
+
+
+def test_going_on_alone_ends_with_the_reply():
+    model = TableModel(1)
+    model.table[..., 7] += 1.5
+    with VerifierEngine(model) as engine:
+        robot = Robot(engine)
+        robot.open(temperature=1.0, seed=4)
+        robot.observe()
+        robot.draft(autonomous_rounds=500)
+        tokens = []
+        while not tokens or tokens[-1] != 7:
+            tokens.append(robot.get().next_token)
+        assert len(tokens) < 400 and robot.silent()
+
+
+class Slow(TableModel):
+    """Takes its time, so that a test can get a word in."""
+
+    seconds = 0.01
+
+    def forward_tokens(self, *arguments):
+        time.sleep(self.seconds)
+        return super().forward_tokens(*arguments)
+
+
+@pytest.mark.parametrize("how", ["observation", "close", "disconnect"])
+def test_going_on_alone_is_interrupted(how):
+    with VerifierEngine(Slow(1, ends=False)) as engine:
+        robot = Robot(engine)
+        robot.open()
+        robot.observe()
+        robot.draft(autonomous_rounds=400)
+        robot.get()
+        if how == "observation":
+            robot.observe(reply=2)
+            robot.draft(reply=2)
+            while robot.get().reply == 1:
+                pass
+        elif how == "close":
+            robot.send(SessionClose(robot.session))
+        else:
+            engine.disconnect(robot.peer)
+        time.sleep(0.1)
+        while not robot.silent(0):
+            pass
+        assert robot.silent(0.2)
+
+
+def test_robots_take_turns():
+    with VerifierEngine(Slow(1, ends=False)) as engine:
+        long, short = Robot(engine), Robot(engine)
+        for robot in (long, short):
+            robot.open()
+            robot.observe()
+        long.draft(autonomous_rounds=300)
+        long.get()
+        for number in range(1, 6):
+            short.draft(number, number - 1)
+            assert short.get().round == number
+        # Each of the short one's rounds waited for one of the other's at most, not for all.
+        assert long.inbox.qsize() < 100
+
+
+def test_interleaved_sessions_do_not_mix(model, engine):
+    robots = [Robot(engine) for _ in range(3)]
+    for number, robot in enumerate(robots):
+        robot.open()
+        image = np.full((2, 2, 3), number, np.uint8)
+        robot.observe(image=encode_picture(image))
+    said = {robot: [] for robot in robots}
+    for number in range(1, 9):
+        for robot in robots:
+            robot.draft(number, len(said[robot]))
+            said[robot].append(robot.get().next_token)
+    for number, robot in enumerate(robots):
+        sequence = model.prefill(np.full((2, 2, 3), number, np.uint8), "go")
+        for token in said[robot]:
+            assert token == int(sequence.next_logits().argmax())
+            sequence.append([token])
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"protocol_version": 99}, ["99", str(PROTOCOL_VERSION), "same release"]),
+        ({"tokenizer_fingerprint": "digits"}, ["digits", "letters-8", "table-1"]),
+        ({"tokenizer_fingerprint": ""}, ["none", "letters-8"]),
+        ({"mode": "telepathy"}, ["telepathy", "ar, dsd"]),
+        ({"temperature": 1000.0}, ["temperature"]),
+    ],
+)
+def test_a_session_that_cannot_be_is_refused_with_a_sentence(engine, changes, words):
+    robot = Robot(engine)
+    reply = robot.open(**changes)
+    assert reply.session == b"" and all(word in reply.error for word in words)
+    assert robot.open().error == ""
+
+
+def test_without_drafts_no_tokenizer_is_needed(engine):
+    assert Robot(engine).open(mode="ar", tokenizer_fingerprint="", vocab_size=0).error == ""
+
+
+def test_a_doubled_request_opens_one_session(engine):
+    robot = Robot(engine)
+    request = robot.request()
+    robot.send(request)
+    robot.send(request)
+    assert robot.get() == robot.get()
+    assert engine.sessions == 1
+
+
+def test_a_session_is_resumed_by_another_peer_and_only_then_its(robot, engine, model):
+    robot.draft(1, 0)
+    first = robot.get()
+    stranger = Robot(engine)
+    stranger.session = robot.session
+    stranger.draft(2, 1)
+    assert stranger.get().code == RefusalCode.UNKNOWN_SESSION
+    engine.disconnect(robot.peer)
+    again = Robot(engine)
+    assert again.open(resume=robot.session).session == robot.session
+    again.draft(1, 0)
+    assert again.get() == first
+    again.draft(2, 1)
+    assert again.get().next_token == greedy(model, 2)[1]
+    engine.disconnect(robot.peer)  # late news of the old link does not concern the new one
+    again.draft(3, 2)
+    assert again.get().round == 3
+
+
+def test_sessions_are_bounded_and_the_absent_make_room(model):
+    with VerifierEngine(model, EngineSettings(max_sessions=2)) as engine:
+        first, second, third = Robot(engine), Robot(engine), Robot(engine)
+        first.open()
+        second.open()
+        error = third.open().error
+        assert "2 sessions" in error and "max_sessions" in error
+        engine.disconnect(first.peer)
+        assert third.open().error == ""
+        assert engine.sessions == 2
+
+
+def test_unused_sessions_expire(model):
+    now = [0.0]
+    with VerifierEngine(model, EngineSettings(session_expiry_s=10), lambda: now[0]) as engine:
+        robot = Robot(engine)
+        robot.open()
+        now[0] += 11
+        deadline = time.monotonic() + 10
+        while engine.sessions and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert engine.sessions == 0
+        robot.observe()
+        assert robot.get().code == RefusalCode.UNKNOWN_SESSION
+
+
+UNIFORM = torch.full((1, 8), 1 / 8)
+
+
+@pytest.mark.parametrize(
+    "distributions",
+    [
+        b"",
+        bytes(31),
+        bytes(64),
+        pack_distributions(UNIFORM * float("nan")),
+        pack_distributions(UNIFORM * 1.1),
+        pack_distributions(torch.tensor([[-0.5, 1.5, 0, 0, 0, 0, 0, 0]])),
+        pack_distributions(torch.tensor([[1.0, 0, 0, 0, 0, 0, 0, 0]])),  # not where the token comes from
+    ],
+)  # fmt: skip
+def test_bad_distributions_are_refused_and_change_nothing(engine, distributions):
+    robot = Robot(engine)
+    robot.open(temperature=1.0)
+    robot.observe()
+    robot.draft(1, 0, [3], distributions=distributions)
+    assert robot.get().code == RefusalCode.BAD_DISTRIBUTION
+    robot.draft(1, 0, [3], distributions=pack_distributions(UNIFORM))
+    assert isinstance(robot.get(), Outcome)
+
+
+def test_ids_beyond_the_targets_vocabulary_are_rejected(engine, robot):
+    robot.draft(1, 0, [900_000, 8])
+    assert robot.get().accepted == 0
+    sampling = Robot(engine)
+    sampling.open(temperature=1.0, vocab_size=11)
+    sampling.observe()
+    q = torch.zeros(2, 11)
+    q[:, 10] = 1
+    sampling.draft(1, 0, [10, 10], distributions=pack_distributions(q))
+    outcome = sampling.get()
+    assert outcome.accepted == 0 and outcome.next_token < 8
+
+
+def test_the_end_of_the_context_is_the_same_for_every_draft():
+    model = TableModel(1, ends=False, max_length=10)
+    said = greedy(TableModel(1, ends=False), 12)
+    with VerifierEngine(model) as engine:
+        tokens = {}
+        for gamma in (0, 3, 6):
+            robot = Robot(engine)
+            robot.open()
+            robot.observe()
+            got: list[int] = []
+            number = 0
+            while True:
+                number += 1
+                draft = said[len(got) : len(got) + gamma]
+                robot.draft(number, len(got), draft)
+                answer = robot.get()
+                if isinstance(answer, Refusal):
+                    assert answer.code == RefusalCode.MODEL_ERROR and "10 tokens" in answer.sentence
+                    break
+                got += [*draft[: answer.accepted], answer.next_token]
+            tokens[gamma] = got
+    assert tokens[0] == tokens[3] == tokens[6] == said[: len(tokens[0])]
+    assert len(tokens[0]) == 9
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image": b"nothing"}, {"height": 3}, {"encoding": "jpeg"}, {"encoding": "rgb8"}]
+)
+def test_a_bad_picture_is_refused_for_every_round_of_its_reply(robot, changes):
+    robot.observe(reply=2, **changes)
+    refusal = robot.get()
+    assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.BAD_OBSERVATION, 2, 0)
+    robot.draft(reply=2)
+    assert robot.get() == refusal
+    robot.observe(reply=3)
+    robot.draft(reply=3)
+    assert isinstance(robot.get(), Outcome)
+
+
+class Failing(TableModel):
+    """Fails when asked to."""
+
+    fails: Exception | None = None
+
+    def prefill(self, image, instruction):
+        if instruction == "fail":
+            raise RuntimeError("secret of the prefill")
+        if instruction == "refuse":
+            raise PromptError("the instruction is refused; say something else")
+        return super().prefill(image, instruction)
+
+    def forward_tokens(self, *arguments):
+        if self.fails is not None:
+            raise self.fails
+        return super().forward_tokens(*arguments)
+
+
+def test_a_failing_model_is_a_sentence_for_the_robot_and_a_traceback_in_the_log(caplog):
+    model = Failing(1, ends=False)
+    with VerifierEngine(model) as engine:
+        robot = Robot(engine)
+        robot.open()
+        robot.observe(instruction="fail")
+        refusal = robot.get()
+        assert refusal.code == RefusalCode.MODEL_ERROR and "secret" not in refusal.sentence
+        assert "secret of the prefill" in caplog.text
+        robot.observe(reply=2, instruction="refuse")
+        assert robot.get().sentence == "the instruction is refused; say something else"
+        robot.observe(reply=3)
+        robot.draft(1, 0, [2], reply=3)
+        first = robot.get()
+        model.fails = RuntimeError("secret of the pass")
+        confirmed = first.accepted + 1
+        robot.draft(2, confirmed, [1, 2], reply=3)
+        refusal = robot.get()
+        assert refusal.code == RefusalCode.MODEL_ERROR and "secret" not in refusal.sentence
+        assert "secret of the pass" in caplog.text and "Traceback" in caplog.text
+        model.fails = None
+        robot.draft(2, confirmed, [1, 2], reply=3)
+        assert isinstance(robot.get(), Outcome)
+
+
+def test_broken_logits_are_a_model_error():
+    model = TableModel(1)
+    with VerifierEngine(model) as engine:
+        robot = Robot(engine)
+        robot.open()
+        robot.observe()
+        model.table[:] = float("nan")
+        robot.draft(1, 0, [1])
+        assert robot.get().code == RefusalCode.MODEL_ERROR
+
+
+def test_trees_and_messages_the_wrong_way_are_refused(robot):
+    robot.draft(1, 0, [1, 2], parents=bytes([255, 0]))
+    assert robot.get().code == RefusalCode.UNSUPPORTED
+    robot.send(Outcome(bytes(8), 1, 1, 1, 0, 1, 0.5, True))
+    assert robot.get().code == RefusalCode.UNSUPPORTED
+
+
+def test_an_answer_that_raises_does_not_end_the_verifier(engine, robot, caplog):
+    def broken(_: object) -> None:
+        raise RuntimeError("the link is odd")
+
+    engine.submit(Robot(engine).request(), broken, object())
+    robot.draft()
+    assert isinstance(robot.get(), Outcome)
+    assert "the link is odd" in caplog.text
+
+
+def test_what_waits_is_bounded_and_doubles_wait_once():
+    gate = threading.Event()
+
+    class Gated(TableModel):
+        def prefill(self, image, instruction):
+            gate.wait(20)
+            return super().prefill(image, instruction)
+
+    with VerifierEngine(Gated(1, ends=False)) as engine:
+        robot = Robot(engine)
+        robot.open()
+        robot.observe()
+        for _ in range(50):
+            robot.draft(1, 0)
+        assert robot.silent()
+        for number in range(2, MAX_WAITING_PER_SESSION + 5):
+            robot.draft(number, 0)
+        assert robot.get().code == RefusalCode.OVERLOADED
+        gate.set()
+        while not isinstance(answer := robot.get(), Outcome):
+            pass
+        assert answer.round == 1
+
+
+def test_closing_gives_the_thread_back(model):
+    before = threading.active_count()
+    engine = VerifierEngine(model)
+    robot = Robot(engine)
+    robot.open()
+    robot.observe()
+    robot.draft(autonomous_rounds=400)
+    assert engine.close()
+    assert threading.active_count() == before
+    assert engine.close() and not robot.send(robot.request())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_sessions": 0}, {"session_expiry_s": 0}, {"session_expiry_s": float("nan")}, {"port": 70_000},
+        {"host": ""}, {"certificate": "c.pem"}, {"key": "k.pem"},
+    ],
+)  # fmt: skip
+def test_settings_out_of_place_are_refused(values):
+    with pytest.raises(ValueError, match="use|give"):
+        VerifierSettings(**values)

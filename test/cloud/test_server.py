@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from table_model import TableModel
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+import dsd_ros.cloud.server as server_module
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, ServerError, VerifierServer
+from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.channel import LinkClosed, LinkRefused
+from dsd_ros.wire.codec import decode, encode
+from dsd_ros.wire.messages import (
+    MAX_FRAME_BYTES,
+    PROTOCOL_VERSION,
+    Draft,
+    Observation,
+    Refusal,
+    RefusalCode,
+    SessionRequest,
+)
+from dsd_ros.wire.pictures import encode_picture
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+SETTINGS = VerifierSettings(port=0)
+
+
+@pytest.fixture
+def model():
+    return TableModel(1, ends=False)
+
+
+@pytest.fixture
+def engine(model):
+    with VerifierEngine(model) as engine:
+        yield engine
+
+
+@pytest.fixture
+def url(engine):
+    with VerifierServer(engine, SETTINGS) as server:
+        yield server.url
+
+
+def reply(channel, model, mode="dsd", **changes):
+    with EdgeSession(channel, model, DecodeSettings(mode=mode, max_tokens=12, **changes)) as session:
+        return session.decode(IMAGE, "go").tokens
+
+
+def test_port_zero_picks_one(url):
+    host, port = url.removeprefix("ws://").split(":")
+    assert host == "127.0.0.1" and int(port) > 0
+
+
+def test_two_robots_at_once(url, model):
+    alone = {}
+    for seed in (1, 2):
+        with WebsocketChannel(url) as channel:
+            alone[seed] = reply(channel, model, temperature=1.0, seed=seed)
+    together: dict[int, list] = {1: [], 2: []}
+
+    def robot(seed: int) -> None:
+        for _ in range(5):
+            with WebsocketChannel(url) as channel:
+                together[seed].append(reply(channel, model, temperature=1.0, seed=seed))
+
+    threads = [threading.Thread(target=robot, args=(seed,)) for seed in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert together == {seed: [tokens] * 5 for seed, tokens in alone.items()}
+
+
+@pytest.fixture
+def token_file(tmp_path):
+    path = tmp_path / "token"
+    path.write_text("correct-horse\n")
+    return path
+
+
+def test_the_token_is_asked_for(engine, model, token_file):
+    settings = VerifierSettings(port=0, token_file=str(token_file))
+    with VerifierServer(engine, settings) as server:
+        with WebsocketChannel(server.url, token="correct-horse") as channel:
+            assert len(reply(channel, model)) == 12
+        for token in (None, "correct", "correct-horse2", "Correct-horse"):
+            with WebsocketChannel(server.url, token=token) as channel:
+                with pytest.raises(LinkRefused, match="refused the token"):
+                    reply(channel, model)
+        with pytest.raises(InvalidStatus, match="401"):
+            headers = [("Authorization", "Bearer correct-horse"), ("Authorization", "Bearer x")]
+            connect(server.url, additional_headers=headers, proxy=None)
+
+
+@pytest.mark.parametrize("content", ["", "   \n", "two words", "umlaut-ä", "a\x07b"])
+def test_a_token_file_without_a_token_is_refused(engine, tmp_path, content):
+    path = tmp_path / "token"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no token"):
+        VerifierServer(engine, VerifierSettings(token_file=str(path)))
+    with pytest.raises(ValueError, match="cannot be read"):
+        VerifierServer(engine, VerifierSettings(token_file=str(tmp_path / "none")))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
+    return folder / "certificate.pem", folder / "key.pem"
+
+
+def test_tls(engine, model, certificate):
+    settings = VerifierSettings(port=0, certificate=str(certificate[0]), key=str(certificate[1]))
+    with VerifierServer(engine, settings) as server:
+        assert server.url.startswith("wss://")
+        with WebsocketChannel(server.url, ca_file=certificate[0]) as channel:
+            assert len(reply(channel, model)) == 12
+        with WebsocketChannel(server.url) as channel:
+            with pytest.raises(LinkRefused, match="not trusted"):
+                channel.reconnect()
+        with WebsocketChannel(server.url.replace("wss", "ws"), connect_timeout=1) as channel:
+            with pytest.raises(LinkClosed, match="cannot be reached"):
+                channel.reconnect()
+
+
+def test_a_certificate_that_is_none_is_refused(engine, certificate, tmp_path):
+    wrong = VerifierSettings(port=0, certificate=str(certificate[1]), key=str(certificate[1]))
+    with pytest.raises(ServerError, match="cannot be used"):
+        VerifierServer(engine, wrong)
+    with pytest.raises(ValueError, match="cannot be used"):
+        WebsocketChannel("wss://127.0.0.1:1", ca_file=certificate[1])
+
+
+def test_a_port_in_use_is_a_sentence(engine, url):
+    port = int(url.rsplit(":", 1)[1])
+    before = threading.active_count()
+    with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
+        VerifierServer(engine, VerifierSettings(port=port)).start()
+    with pytest.raises(ServerError, match="cannot be listened on"):
+        VerifierServer(engine, VerifierSettings(port=0, host="no.such.host.invalid")).start()
+    assert threading.active_count() == before
+
+
+def test_garbage_is_refused_and_hurts_nobody_else(url, model):
+    with WebsocketChannel(url) as channel, EdgeSession(channel, model, DecodeSettings()) as session:
+        first = session.decode(IMAGE, "go").tokens
+        with connect(url, proxy=None) as vandal:
+            for frame in (b"", b"\xff" * 100, b"\x91" * 5000, "text", os.urandom(200)):
+                vandal.send(frame)
+                answer = decode(vandal.recv(timeout=10))
+                assert isinstance(answer, Refusal) and answer.code == RefusalCode.MALFORMED
+            for _ in range(MAX_MALFORMED_FRAMES):
+                vandal.send(b"more")
+            with pytest.raises(ConnectionClosed, match="too many malformed frames"):
+                while True:
+                    vandal.recv(timeout=10)
+        with connect(url, proxy=None) as vandal:
+            vandal.send(bytes(MAX_FRAME_BYTES + 1))
+            with pytest.raises(ConnectionClosed, match="1009"):
+                vandal.recv(timeout=10)
+        with socket.create_connection(url.removeprefix("ws://").split(":")) as raw:
+            raw.sendall(b"\x00\x01 no http at all\r\n\r\n")
+            raw.settimeout(10)
+            raw.recv(100)
+        assert session.decode(IMAGE, "go").tokens == first
+
+
+def test_a_robot_that_does_not_read_is_bounded_and_hurts_nobody(engine, model, url, monkeypatch):
+    """Asks for the outcomes of a long reply again and again, and never reads them."""
+    monkeypatch.setattr(server_module, "MAX_UNSENT_FRAMES", 500)
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    narrow.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    with WebsocketChannel(url) as channel, connect(url, sock=narrow, proxy=None, max_queue=1) as silent:
+        request = SessionRequest(
+            1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0
+        )
+        silent.send(encode(request))
+        session = decode(silent.recv(timeout=10)).session
+        silent.send(encode(Observation(session, 1, "go", 2, 2, "png", encode_picture(IMAGE))))
+        with pytest.raises(ConnectionClosed):
+            for number in range(1, 60_000):
+                silent.send(encode(Draft(session, 1, 1, 0, [], autonomous_rounds=number)))
+                time.sleep(0.001)
+        assert len(reply(channel, model)) == 12
+
+
+def test_shutting_down_gives_threads_and_sockets_back(engine, model):
+    before = threading.active_count()
+    server = VerifierServer(engine, SETTINGS)
+    url = server.start()
+    channel = WebsocketChannel(url)
+    session = EdgeSession(channel, model, DecodeSettings(max_tokens=8))
+    session.decode(IMAGE, "go")
+    # One peer that will not answer the closing handshake.
+    mute = socket.create_connection(url.removeprefix("ws://").split(":"))
+    began = time.monotonic()
+    server.close()
+    server.close()
+    assert time.monotonic() - began < 10
+    with pytest.raises(LinkClosed):
+        for _ in range(100):
+            channel.receive(1)
+    channel.close()
+    mute.close()
+    with VerifierServer(engine, VerifierSettings(port=int(url.rsplit(":", 1)[1]))):
+        pass  # the port is free again
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_process_prints_its_address_and_ends_on_a_signal(number):
+    command = [sys.executable, str(Path(__file__).parent.parent / "serve_model.py"), "table:1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("verifier of table-1 listening on ws://127.0.0.1:")
+        with WebsocketChannel(line.split()[-1]) as channel:
+            assert len(reply(channel, TableModel(1, ends=False))) == 12
+            process.send_signal(number)
+            out, errors = process.communicate(timeout=20)
+        assert process.returncode == 0 and out == "" and "Traceback" not in errors
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.messages import Refusal, SessionClose
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+MESSAGE = SessionClose(bytes(8))
+ANSWER = Refusal(b"", 1, 2, "code", "sentence")
+
+
+class Echo:
+    """An engine that answers everything alike."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.gone: list = []
+
+    def submit(self, message, reply, peer) -> bool:
+        if self.open:
+            reply(ANSWER)
+        return self.open
+
+    def disconnect(self, peer) -> None:
+        self.gone.append(peer)
+
+
+def test_a_local_channel_counts_and_carries():
+    closed = []
+    with LocalChannel(Echo(), on_close=lambda: closed.append(1)) as channel:
+        channel.send(MESSAGE)
+        assert channel.receive(1) == ANSWER
+        assert (channel.bytes_up, channel.bytes_down) == (len(encode(MESSAGE)), len(encode(ANSWER)))
+        with pytest.raises(LinkTimeout):
+            channel.receive(0.01)
+    channel.close()
+    assert closed == [1]
+    for action in (lambda: channel.send(MESSAGE), lambda: channel.receive(0)):
+        with pytest.raises(LinkClosed):
+            action()
+
+
+def test_reconnecting_drops_what_was_under_way():
+    engine = Echo()
+    with LocalChannel(engine) as channel:
+        channel.send(MESSAGE)
+        channel.reconnect()
+        assert len(engine.gone) == 1
+        with pytest.raises(LinkTimeout):
+            channel.receive(0.01)
+        engine.open = False
+        with pytest.raises(LinkClosed):
+            channel.send(MESSAGE)
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "ws://", "verifier:8765", "wss:///path"])
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="no verifier address"):
+        WebsocketChannel(url)
+
+
+def test_nobody_listening_is_a_closed_link():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    channel = WebsocketChannel(f"ws://127.0.0.1:{port}", connect_timeout=2)
+    with pytest.raises(LinkClosed, match="is down"):
+        channel.send(MESSAGE)
+    with pytest.raises(LinkClosed, match="cannot be reached"):
+        channel.reconnect()
+    channel.close()
+
+
+def _serving_once(answer: bytes):
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with server:
+            connection, _ = server.accept()
+            with connection:
+                if answer:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+                else:
+                    stop.wait(10)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return server.getsockname()[1], thread, stop
+
+
+@pytest.mark.parametrize(
+    "answer, error, words",
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "no verifier: it answered HTTP 404"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", LinkRefused, "refused the token"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy", LinkClosed, "not ready .HTTP 503.: busy"),
+        (b"SSH-2.0-something\r\n", LinkClosed, "cannot be reached"),
+        (b"", LinkClosed, "cannot be reached"),
+    ],
+)
+def test_other_servers_are_told_apart(answer, error, words):
+    port, thread, stop = _serving_once(answer)
+    channel = WebsocketChannel(f"ws://127.0.0.1:{port}", connect_timeout=0.5)
+    try:
+        with pytest.raises(error, match=words):
+            channel.reconnect()
+    finally:
+        stop.set()
+        channel.close()
+        thread.join(10)
+
+
+def test_closing_while_another_thread_receives():
+    """The receiver is told, whatever it waits for."""
+    from websockets.sync.server import serve
+
+    with serve(lambda connection: connection.recv(), "127.0.0.1", 0) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        channel = WebsocketChannel(f"ws://127.0.0.1:{server.socket.getsockname()[1]}")
+        channel.reconnect()
+        outcome = []
+
+        def receive() -> None:
+            try:
+                channel.receive(20)
+            except LinkClosed as error:
+                outcome.append(error)
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        time.sleep(0.05)
+        channel.close()
+        receiver.join(10)
+        assert len(outcome) == 1
+        with pytest.raises(LinkClosed):
+            channel.reconnect()
+        server.shutdown()
+        serving.join(10)
+
+
+def test_backoff_doubles_is_bounded_and_jitters():
+    backoff = Backoff(first=0.1, longest=1.0)
+    delays = [backoff.next_delay() for _ in range(60)]
+    for number, delay in enumerate(delays):
+        nominal = min(1.0, 0.1 * 2**number)
+        assert nominal / 2 <= delay <= nominal
+    assert len({round(delay, 6) for delay in delays[10:]}) > 10
+    backoff.reset()
+    assert backoff.next_delay() <= 0.1

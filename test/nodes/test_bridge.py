@@ -1,0 +1,108 @@
+"""From DDS topics over a real websocket to a verifier in another process, and back."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from ros_rig import picture
+
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LinkError
+
+SERVER = Path(__file__).parent.parent / "serve_model.py"
+INSTRUCTION = "find the silver bottle"
+PATIENT = LinkSettings(response_timeout_s=1.0, attempts=60)
+
+
+@pytest.fixture
+def channel(rig):
+    made = DdsChannel(rig.node)
+    yield made
+    made.close()
+
+
+def serve(rig, model, **options):
+    """A verifier process; returns it and its address."""
+    addresses = []
+    command = [sys.executable, str(SERVER), str(model)]
+    command += [f"{key}={value}" for key, value in options.items()]
+    child = rig.group.start("verifier", command, on_line=lambda line: addresses.append(line))
+    line = rig.until(lambda: next((text for text in addresses if "listening on" in text), None))
+    return child, line.split()[-1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_replies_through_the_bridge_are_the_targets(rig, channel, tiny_pair):
+    target, draft = (load_model(ModelSettings(str(path))) for path in tiny_pair)
+    _, url = serve(rig, tiny_pair[0])
+    rig.start("bridge_node", url=url)
+    replies = {}
+    for mode in ("ar", "dsd"):
+        settings = DecodeSettings(mode=mode, max_tokens=20)
+        with EdgeSession(channel, draft, settings, PATIENT) as session:
+            replies[mode] = [session.decode(picture(seed), INSTRUCTION) for seed in range(15)]
+    for one, other in zip(replies["ar"], replies["dsd"], strict=True):
+        assert one.tokens == other.tokens
+    assert sum(sum(reply.accepted) for reply in replies["dsd"]) > 10
+    sequence = target.prefill(picture(0), INSTRUCTION)
+    assert replies["dsd"][0].tokens[0] == int(sequence.next_logits().argmax())
+
+
+def test_the_bridge_redials_a_verifier_that_was_away(rig, channel, tiny_pair):
+    draft = load_model(ModelSettings(str(tiny_pair[1])))
+    port = free_port()
+    bridge = rig.start("bridge_node", url=f"ws://127.0.0.1:{port}", longest_wait_s=0.5)
+    settings = DecodeSettings(max_tokens=20)
+    session = EdgeSession(channel, draft, settings, PATIENT)
+    server, _ = serve(rig, tiny_pair[0], port=port)  # after the bridge began to dial
+    first = session.decode(picture(1), INSTRUCTION)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    hasty = EdgeSession(channel, draft, settings, LinkSettings(response_timeout_s=0.3, attempts=2))
+    with pytest.raises(LinkError):
+        hasty.decode(picture(1), INSTRUCTION)
+    serve(rig, tiny_pair[0], port=port)
+    assert session.decode(picture(1), INSTRUCTION).tokens == first.tokens
+    assert bridge.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "sentence"),
+    [
+        ({"url": "http://example.org"}, 2, "is no verifier address"),
+        ({"token_file": "/does/not/exist"}, 2, "token file /does/not/exist cannot be read"),
+    ],
+)
+def test_a_bridge_that_cannot_dial_says_why(rig, parameters, code, sentence):
+    child = rig.start("bridge_node", **parameters)
+    rig.until(lambda: child.process.poll() is not None)
+    child.reader.join(5.0)
+    assert child.process.returncode == code
+    assert any(sentence in line for line in rig.lines), rig.lines
+    assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_a_wrong_token_ends_the_bridge_with_a_sentence(rig, tiny_pair, tmp_path):
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("a" * 32)
+    wrong.write_text("b" * 32)
+    _, url = serve(rig, tiny_pair[0], token_file=right)
+    child = rig.start("bridge_node", url=url, token_file=wrong)
+    rig.until(lambda: child.process.poll() is not None)
+    child.reader.join(5.0)
+    assert child.process.returncode == 1
+    assert any("token" in line and "bridge_node" in line for line in rig.lines), rig.lines
+    assert not any("Traceback" in line for line in rig.lines)

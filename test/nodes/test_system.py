@@ -1,0 +1,136 @@
+"""The whole chain in separate processes, and what a Navigate run says when a link of it is missing."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import yaml
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import DescribeParameters, ListParameters, SetParameters
+from rclpy.action import ActionClient
+from ros_rig import OdometryRig
+
+from dsd_msgs.action import Navigate
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.nodes.bringup import SYSTEMS
+
+ENTRIES = {entry.executable: entry for system in SYSTEMS.values() for entry in system.nodes}
+# Declared by rclpy for every node, not by ours.
+RCLPY_OWN = {"use_sim_time", "start_type_description_service"}
+
+
+class SystemRig:
+    """Simulator, navigation, draft and verifier, with a pair of models whose replies are gibberish."""
+
+    def __init__(self, rig, pair) -> None:
+        self.rig, self.pair = rig, pair
+        self.odometry = OdometryRig(rig)
+        self.client = ActionClient(rig.node, Navigate, "navigate")
+        self.diagnostics: dict[str, int] = {}
+        rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
+        rig.start("simulator_node")
+        rig.start("navigation_node", run__decode_timeout_s=8.0)
+        self.verifier = self.start_verifier()
+        self.draft = self.start_draft()
+        rig.until_active()
+        rig.until(lambda: self.client.server_is_ready() and self.odometry.samples)
+
+    def start_verifier(self):
+        return self.rig.start("verifier_node", model__path=self.pair[0])
+
+    def start_draft(self):
+        return self.rig.start(
+            "draft_node",
+            model__path=self.pair[1],
+            decode__max_tokens=16,
+            link__response_timeout_s=0.5,
+            link__attempts=3,
+            image_timeout_s=1.0,
+        )
+
+    def _on_diagnostics(self, message) -> None:
+        for status in message.status:
+            self.diagnostics[status.name] = status.level[0]
+
+    def run(self) -> tuple[RunOutcome, str]:
+        future = self.client.send_goal_async(Navigate.Goal(instruction="find the silver bottle"))
+        self.rig.until(future.done)
+        result = future.result().get_result_async()
+        self.rig.until(result.done, 30.0, "the end of the run")
+        answer = result.result().result
+        return RunOutcome(answer.outcome), answer.message
+
+    def camera(self, on: bool) -> None:
+        value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
+        request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
+        self.rig.call(SetParameters, "simulator_node/set_parameters", request)
+
+
+def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
+    system = SystemRig(rig, tiny_pair)
+    start = system.odometry.pose
+    # Gibberish moves nothing.
+    assert system.run()[0] is RunOutcome.UNPARSABLE_REPLY
+
+    system.camera(False)
+    outcome, sentence = system.run()
+    assert outcome is RunOutcome.NO_OBSERVATION and "camera" in sentence
+    system.camera(True)
+    assert system.run()[0] is RunOutcome.UNPARSABLE_REPLY
+
+    system.verifier.process.send_signal(signal.SIGKILL)
+    system.verifier.process.wait()
+    outcome, sentence = system.run()
+    assert outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), sentence
+    rig.until(lambda: system.diagnostics.get("draft_node", 0) > 0, what="diagnostics of the loss")
+    system.start_verifier()
+    rig.until(lambda: system.run()[0] is RunOutcome.UNPARSABLE_REPLY, what="the verifier's return")
+
+    system.draft.process.send_signal(signal.SIGSTOP)
+    outcome, sentence = system.run()
+    assert outcome is RunOutcome.DECODE_TIMEOUT, sentence
+    system.draft.process.send_signal(signal.SIGCONT)
+    rig.until(lambda: system.run()[0] is RunOutcome.UNPARSABLE_REPLY, what="the draft's return")
+
+    assert system.odometry.pose == start
+    assert set(system.diagnostics) >= {
+        "simulator_node", "navigation_node", "draft_node", "verifier_node",
+    }  # fmt: skip
+    assert not any("Traceback" in line for line in rig.lines)
+
+
+def flat(tree: dict, prefix: str = "") -> dict:
+    result = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
+@pytest.mark.parametrize("executable", sorted(ENTRIES))
+def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, executable):
+    content = yaml.safe_load(ENTRIES[executable].parameter_file.read_text())
+    assert list(content) == [f"/**/{executable}"]
+    written = flat(content[f"/**/{executable}"]["ros__parameters"])
+    models = {"draft_node": tiny_pair[1], "verifier_node": tiny_pair[0]}
+    extra = {"model__path": models[executable]} if executable in models else {}
+    rig.start(executable, **extra)  # a value out of its range would end it
+    names = rig.call(ListParameters, f"{executable}/list_parameters", ListParameters.Request())
+    declared = set(names.result.names) - RCLPY_OWN
+    assert declared == set(written)
+    request = DescribeParameters.Request(names=sorted(declared))
+    described = rig.call(DescribeParameters, f"{executable}/describe_parameters", request)
+    kinds = {
+        ParameterType.PARAMETER_BOOL: bool,
+        ParameterType.PARAMETER_INTEGER: int,
+        ParameterType.PARAMETER_DOUBLE: float,
+        ParameterType.PARAMETER_STRING: str,
+    }
+    for item in described.descriptors:
+        assert item.description, item.name
+        assert type(written[item.name]) is kinds[item.type], item.name
+        assert item.read_only or item.name == "camera_on"

@@ -117,7 +117,6 @@ class BridgeNode(Node):
             backoff.reset()
             self._up.set()
             self._health.report(health.OK, f"linked to {self._settings.url}")
-            self.get_logger().info(f"linked to {self._settings.url}")
             try:
                 self._pass_on()
             except LinkRefused as error:

@@ -161,8 +161,7 @@ class DraftNode(LifecycleNode):
                 self._reason = str(error)
                 self._health.report(health.WARN, f"no session: {error}")
                 return False
-        self._health.report(health.OK, "session open", {"mode": self._decode_settings.mode})
-        self.get_logger().info(f"session open, mode {self._decode_settings.mode}")
+        self._health.report(health.OK, f"session open, mode {self._decode_settings.mode}")
         return True
 
     def _start(self) -> None:

@@ -23,7 +23,7 @@ class Health:
         self._node = node
         self._lock = threading.Lock()
         self._status = DiagnosticStatus(
-            level=OK, name=node.get_fully_qualified_name().lstrip("/"), message="starting",
+            level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message="starting",
             hardware_id=hardware,
         )  # fmt: skip
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)

@@ -30,9 +30,8 @@ class VerifierNode(Node):
         self._engine = VerifierEngine(model, engine_settings)
         self._topics = VerifierTopics(self, self._on_message)
         self._health = health.Health(self, model.name)
-        self._health.report(health.OK, f"verifying with {model.name}")
+        self._health.report(health.OK, f"target model {model.name} loaded, verifying on DDS topics")
         self.create_timer(1.0, self._count)
-        self.get_logger().info(f"target model {model.name} loaded, verifying on DDS topics")
 
     def close(self) -> None:
         self._engine.disconnect(_PEER)

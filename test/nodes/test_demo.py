@@ -1,0 +1,138 @@
+"""`dsd demo`: the whole system finds the silver bottle, says so truthfully, and ends when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rclpy.action import ActionClient
+from ros_rig import OdometryRig
+
+from dsd_msgs.action import Navigate
+from dsd_msgs.msg import NavAction
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.demo import DemoSettings, run_demo
+
+STEP_KEYS = {
+    "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "bytes_up",
+    "bytes_down",
+}  # fmt: skip
+RUN = (
+    "import json, sys; from dsd_ros.nodes.demo import DemoSettings, run_demo; "
+    "sys.exit(run_demo(DemoSettings(**json.loads(sys.argv[1]))))"
+)
+
+
+def start(**settings) -> subprocess.Popen:
+    """run_demo in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", RUN, json.dumps({"headless": True} | settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"mode": "telepathy"}, "unknown mode 'telepathy'"),
+        ({"transport": "pigeon"}, "choose from dds, websocket"),
+        ({"instruction": "  "}, "instruction is empty"),
+        ({"instruction": "bottle " * 10_000}, "at most 2000"),
+        ({"instruction": "find happiness"}, "names nothing"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence):
+    assert run_demo(DemoSettings(**settings)) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err and said.out == ""
+
+
+def test_a_missing_model_ends_it_with_a_sentence(ros_domain, tmp_path):
+    report = tmp_path / "report.json"
+    run = start(draft_model=str(tmp_path / "nothing"), json_path=str(report))
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 2, output
+    assert "there is no model directory" in output and "Traceback" not in output
+    assert json.loads(report.read_text())["reached"] is False
+
+
+def test_an_interruption_ends_everything(ros_domain, tiny_pair):
+    target, draft = map(str, tiny_pair)
+    run = start(target_model=target, draft_model=draft, transport="websocket")
+    lines = []
+    for line in run.stdout:
+        lines.append(line)
+        if "listening on" in line:
+            break
+    with open(f"/proc/{run.pid}/task/{run.pid}/children") as file:
+        children = [int(pid) for pid in file.read().split()]
+    assert len(children) >= 4
+    began = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    output = "".join(lines) + run.communicate(timeout=20)[0]
+    assert time.monotonic() - began < 5.0
+    assert run.returncode == 130, output
+    assert "Traceback" not in output
+    for pid in children:
+        with pytest.raises(ProcessLookupError):
+            import os
+
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode"), [("dds", "dsd"), ("websocket", "ar")], ids=["dds-dsd", "websocket-ar"]
+)
+def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode):
+    report_path = tmp_path / "report.json"
+    run = start(transport=transport, mode=mode, json_path=str(report_path))
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    report = json.loads(report_path.read_text())
+    assert report["reached"] is True and report["outcome"] == "ARRIVED"
+    assert report["distance_m"] <= 0.6 and report["collisions"] == 0
+    assert (report["mode"], report["transport"], report["seed"]) == (mode, transport, 0)
+    assert report["seconds"] > 0
+    assert report["steps"][-1]["action"] == "stop"
+    for number, step in enumerate(report["steps"], 1):
+        assert set(step) == STEP_KEYS
+        assert 0 <= step["observation_age_s"] < 5.0
+        assert step["tokens"] > 5 and step["rounds"] > 0
+        assert step["bytes_up"] > 0 and step["bytes_down"] > 0
+        assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)
+        assert f"step {number:2}: {step['action']}" in output
+    assert "REACHED" in output and "Traceback" not in output
+
+
+def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
+    odometry = OdometryRig(rig)
+    actions = []
+    rig.node.create_subscription(NavAction, "nav_action", actions.append, qos.STATE)
+    client = ActionClient(rig.node, Navigate, "navigate")
+    rig.start("simulator_node", instruction="find the silver bottle")
+    rig.start("navigation_node", run__decode_timeout_s=8.0)
+    verifier = rig.start("verifier_node")
+    rig.start("draft_node", link__response_timeout_s=0.5, link__attempts=3)
+    rig.until_active()
+    rig.until(lambda: client.server_is_ready() and odometry.samples)
+    future = client.send_goal_async(Navigate.Goal(instruction="find the silver bottle"))
+    rig.until(lambda: actions, what="the first action")
+    verifier.process.send_signal(signal.SIGKILL)
+    verifier.process.wait()
+    result = future.result().get_result_async()
+    rig.until(result.done, 60.0, "the end of the run")
+    answer = result.result().result
+    assert answer.outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), answer.message
+    assert answer.message
+    count = len(odometry.samples)
+    rig.until(lambda: len(odometry.samples) > count + 2)
+    assert abs(odometry.velocity.vx) < 0.03 and abs(odometry.velocity.wz) < 0.03

@@ -73,7 +73,9 @@ class TableModel:
 
     def forward_tokens(self, tokens, cache, rope_delta, rows, on_layer=None) -> torch.Tensor:
         if cache.length + len(tokens) > self.max_length:
-            raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter reply")
+            raise ContextError(
+                f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
+            )
         cache.ids.extend(tokens)
         size = len(self.table)
         ids = cache.ids
@@ -94,7 +96,9 @@ class TableModel:
         return row
 
 
-def joint_distribution(model: TableModel, image, instruction: str, settings, length: int) -> np.ndarray:
+def joint_distribution(
+    model: TableModel, image, instruction: str, settings, length: int
+) -> np.ndarray:
     """P(first ``length`` tokens) of the model alone, an array of ``length`` axes; needs ends=False."""
     from dsd_ros.decoding.sampling import transform
 

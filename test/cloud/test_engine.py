@@ -70,7 +70,13 @@ class Robot:
 
     def observe(self, reply: int = 1, **changes) -> None:
         values = dict(
-            session=self.session, reply=reply, instruction="go", height=2, width=2, encoding="png", image=PNG
+            session=self.session,
+            reply=reply,
+            instruction="go",
+            height=2,
+            width=2,
+            encoding="png",
+            image=PNG,
         )
         self.send(Observation(**(values | changes)))
 

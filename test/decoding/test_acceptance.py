@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings as profile
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from dsd_ros.decoding.acceptance import (

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings as profile
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from dsd_ros.decoding.sampling import (
@@ -104,7 +105,14 @@ def test_broken_logits_are_refused(value, temperature):
 
 @pytest.mark.parametrize(
     "values",
-    [(-1.0, 0, 1.0), (float("nan"), 0, 1.0), (101.0, 0, 1.0), (1.0, -1, 1.0), (1.0, 0, 0.0), (1.0, 0, 1.1)],
+    [
+        (-1.0, 0, 1.0),
+        (float("nan"), 0, 1.0),
+        (101.0, 0, 1.0),
+        (1.0, -1, 1.0),
+        (1.0, 0, 0.0),
+        (1.0, 0, 1.1),
+    ],
 )
 def test_settings_out_of_range_are_refused(values):
     with pytest.raises(SamplingError, match="use"):

@@ -94,7 +94,10 @@ def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
             tokens = {}
             for mode in MODES:
                 chosen = DecodeSettings(mode=mode, draft_length=gamma, max_tokens=25)
-                with LocalChannel(engine) as channel, EdgeSession(channel, draft, chosen) as session:
+                with (
+                    LocalChannel(engine) as channel,
+                    EdgeSession(channel, draft, chosen) as session,
+                ):
                     reply = session.decode(IMAGE, "go")
                 tokens[mode] = reply.tokens
                 assert reply.finished == (reply.tokens[-1] == 7)
@@ -163,11 +166,14 @@ def test_another_tokenizer_is_refused_naming_both(channel, draft):
 
 
 def test_a_full_verifier_says_so(target, draft):
-    with VerifierEngine(target, EngineSettings(max_sessions=1)) as engine:
-        with LocalChannel(engine) as one, LocalChannel(engine) as other:
-            with EdgeSession(one, draft, DecodeSettings()):
-                with pytest.raises(VerifierRefused, match="already holds its 1 sessions"):
-                    EdgeSession(other, draft, DecodeSettings()).open()
+    with (
+        VerifierEngine(target, EngineSettings(max_sessions=1)) as engine,
+        LocalChannel(engine) as one,
+        LocalChannel(engine) as other,
+        EdgeSession(one, draft, DecodeSettings()),
+        pytest.raises(VerifierRefused, match="already holds its 1 sessions"),
+    ):
+        EdgeSession(other, draft, DecodeSettings()).open()
 
 
 @pytest.mark.parametrize(
@@ -200,28 +206,34 @@ class Slow(TableModel):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_deadline_ends_the_decode_and_the_session_goes_on(draft, mode):
-    with VerifierEngine(Slow(1, 12, ends=False)) as engine, LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=300)) as session:
-            with pytest.raises(DeadlineExceeded, match="deadline"):
-                session.decode(IMAGE, "go", deadline=time.monotonic() + 0.3)
-            engine.model.seconds = 0
-            assert len(session.decode(IMAGE, "go").tokens) == 300
+    with (
+        VerifierEngine(Slow(1, 12, ends=False)) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=300)) as session,
+    ):
+        with pytest.raises(DeadlineExceeded, match="deadline"):
+            session.decode(IMAGE, "go", deadline=time.monotonic() + 0.3)
+        engine.model.seconds = 0
+        assert len(session.decode(IMAGE, "go").tokens) == 300
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_cancelled_decode_ends_and_the_session_goes_on(draft, mode):
-    with VerifierEngine(Slow(1, 12, ends=False)) as engine, LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=300)) as session:
-            stop = threading.Event()
+    with (
+        VerifierEngine(Slow(1, 12, ends=False)) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=300)) as session,
+    ):
+        stop = threading.Event()
 
-            def progress(_: str, verified: int) -> None:
-                if verified > 3:
-                    stop.set()
+        def progress(_: str, verified: int) -> None:
+            if verified > 3:
+                stop.set()
 
-            with pytest.raises(DecodeCancelled):
-                session.decode(IMAGE, "go", progress, cancelled=stop.is_set)
-            engine.model.seconds = 0
-            assert len(session.decode(IMAGE, "go").tokens) == 300
+        with pytest.raises(DecodeCancelled):
+            session.decode(IMAGE, "go", progress, cancelled=stop.is_set)
+        engine.model.seconds = 0
+        assert len(session.decode(IMAGE, "go").tokens) == 300
 
 
 def test_a_silent_verifier_is_given_up_with_a_sentence(draft):
@@ -248,12 +260,15 @@ def test_a_verifier_that_refuses_the_observation_says_why(draft):
                 raise ValueError("unexpected")
             return super().prefill(image, instruction)
 
-    with VerifierEngine(Picky(1, 12, ends=False)) as engine, LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, DecodeSettings(max_tokens=5)) as session:
-            with pytest.raises(VerifierRefused, match="log") as caught:
-                session.decode(IMAGE, "dance")
-            assert caught.value.code == "model-error" and isinstance(caught.value, LinkError)
-            assert len(session.decode(IMAGE, "go").tokens) == 5
+    with (
+        VerifierEngine(Picky(1, 12, ends=False)) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings(max_tokens=5)) as session,
+    ):
+        with pytest.raises(VerifierRefused, match="log") as caught:
+            session.decode(IMAGE, "dance")
+        assert caught.value.code == "model-error" and isinstance(caught.value, LinkError)
+        assert len(session.decode(IMAGE, "go").tokens) == 5
 
 
 def test_an_outcome_that_accepts_more_than_was_drafted_is_refused(engine, draft):
@@ -265,9 +280,12 @@ def test_an_outcome_that_accepts_more_than_was_drafted_is_refused(engine, draft)
                 return Outcome(**(values | {"accepted": 60}))
             return message
 
-    with Generous(engine) as channel, EdgeSession(channel, draft, DecodeSettings()) as session:
-        with pytest.raises(VerifierRefused, match="does not follow the protocol"):
-            session.decode(IMAGE, "go")
+    with (
+        Generous(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings()) as session,
+        pytest.raises(VerifierRefused, match="does not follow the protocol"),
+    ):
+        session.decode(IMAGE, "go")
 
 
 def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target):
@@ -283,9 +301,11 @@ def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target)
             order.append("prefill")
             return super().prefill(image, instruction)
 
-    with Watched(engine) as channel:
-        with EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(max_tokens=5)) as session:
-            session.decode(IMAGE, "go")
+    with (
+        Watched(engine) as channel,
+        EdgeSession(channel, Reader(1, 12, ends=False), DecodeSettings(max_tokens=5)) as session,
+    ):
+        session.decode(IMAGE, "go")
     assert order.index(Observation) < order.index("prefill") < order.index(Draft)
 
 

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings as profile
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 from lossy_channel import LossyChannel
 from table_model import TableModel
@@ -121,25 +122,31 @@ def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
                 self._engine = second
             super().send(message)
 
-    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second:
-        with Restarting(first) as channel:
-            assert decode(channel, mode, 1.0, 1) == undisturbed[mode, 1.0][:1]
-            assert channel.sent > 10
+    with (
+        VerifierEngine(TARGET) as first,
+        VerifierEngine(TARGET) as second,
+        Restarting(first) as channel,
+    ):
+        assert decode(channel, mode, 1.0, 1) == undisturbed[mode, 1.0][:1]
+        assert channel.sent > 10
 
 
 def test_an_expired_session_is_opened_anew():
     now = [0.0]
     settings = EngineSettings(session_expiry_s=5)
     chosen = DecodeSettings(max_tokens=8)
-    with VerifierEngine(TARGET, settings, clock=lambda: now[0]) as engine:
-        with LocalChannel(engine) as channel, EdgeSession(channel, DRAFT, chosen) as session:
-            first = session.decode(IMAGE, "go").tokens
-            now[0] += 1000
-            deadline = time.monotonic() + 20
-            while engine.sessions:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            assert session.decode(IMAGE, "go").tokens == first
+    with (
+        VerifierEngine(TARGET, settings, clock=lambda: now[0]) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, DRAFT, chosen) as session,
+    ):
+        first = session.decode(IMAGE, "go").tokens
+        now[0] += 1000
+        deadline = time.monotonic() + 20
+        while engine.sessions:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert session.decode(IMAGE, "go").tokens == first
 
 
 def test_a_link_that_stays_down_is_given_up_and_comes_back():

@@ -76,9 +76,12 @@ def models(noise: float = 0.7) -> tuple[TableModel, TableModel]:
 
 def in_process(chosen: DecodeSettings, samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
     target, draft = models()
-    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, chosen) as session:
-            counts = count(session, 8, samples)
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, chosen) as session,
+    ):
+        counts = count(session, 8, samples)
     return counts, joint_distribution(target, IMAGE, INSTRUCTION, chosen.sampling, LENGTH)
 
 
@@ -100,9 +103,12 @@ def test_sampled_tokens_are_the_targets(chosen):
 def test_through_a_websocket_to_another_process(serving):
     target, draft = models()
     chosen = settings(gamma=2)
-    with serving(f"table:2:{LENGTH}") as url, WebsocketChannel(url) as channel:
-        with EdgeSession(channel, draft, chosen) as session:
-            counts = count(session, 8, SAMPLES)
+    with (
+        serving(f"table:2:{LENGTH}") as url,
+        WebsocketChannel(url) as channel,
+        EdgeSession(channel, draft, chosen) as session,
+    ):
+        counts = count(session, 8, SAMPLES)
     expected = joint_distribution(target, IMAGE, INSTRUCTION, chosen.sampling, LENGTH)
     assert p_value(counts, expected) > ALPHA
 
@@ -188,8 +194,11 @@ def test_a_real_model_sampled(target, draft, picture, mode):
         for other in second.nonzero().ravel().tolist():
             cells[one, other] = float(first[one] * second[other])
     counts = dict.fromkeys(cells, 0)
-    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, chosen) as session:
-            for _ in range(400):
-                counts[tuple(session.decode(image, INSTRUCTION).tokens)] += 1
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, chosen) as session,
+    ):
+        for _ in range(400):
+            counts[tuple(session.decode(image, INSTRUCTION).tokens)] += 1
     assert _chi_squared(np.array(list(counts.values())), np.array(list(cells.values()))) > ALPHA

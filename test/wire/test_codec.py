@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings as profile
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from dsd_ros.wire import messages as m
@@ -104,7 +105,14 @@ def test_deep_nesting_is_refused():
 
 def outcome(**changes):
     values = dict(
-        session=bytes(8), reply=1, round=1, layer=1, accepted=0, next_token=5, confidence=0.5, is_final=True
+        session=bytes(8),
+        reply=1,
+        round=1,
+        layer=1,
+        accepted=0,
+        next_token=5,
+        confidence=0.5,
+        is_final=True,
     )
     return m.Outcome(**(values | changes))
 

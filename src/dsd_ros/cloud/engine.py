@@ -264,7 +264,10 @@ class VerifierEngine:
         if reply is None or draft.reply > reply.number:
             session.send(
                 Refusal(
-                    session.id, draft.reply, draft.round, RefusalCode.NO_OBSERVATION,
+                    session.id,
+                    draft.reply,
+                    draft.round,
+                    RefusalCode.NO_OBSERVATION,
                     f"the observation of reply {draft.reply} has not arrived; send it before the draft",
                 )  # fmt: skip
             )

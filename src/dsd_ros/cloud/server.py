@@ -41,8 +41,8 @@ class ServerError(OSError):
 class VerifierServer:
     """Serves an engine on a thread of its own. The engine stays the caller's.
 
-        with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
-            print(server.url)
+    with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
+        print(server.url)
     """
 
     def __init__(self, engine: VerifierEngine, settings: VerifierSettings) -> None:

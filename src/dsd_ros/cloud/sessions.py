@@ -22,7 +22,9 @@ class Reply:
     number: int
     sequence: Sequence | None
     prefill_us: int = 0
-    refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
+    refusal: Refusal | None = (
+        None  # the observation could not be used: the answer to all its rounds
+    )
     outcomes: list[Outcome] = field(default_factory=list)
     last_autonomous_round: int = 0
     turn_queued: bool = False
@@ -87,7 +89,13 @@ class SessionTable:
                 return known
             self._make_room(now)
             session = Session(
-                secrets.token_bytes(8), request, sampling, (peer, request.request), peer, answer, now
+                secrets.token_bytes(8),
+                request,
+                sampling,
+                (peer, request.request),
+                peer,
+                answer,
+                now,
             )
             self._sessions[session.id] = session
             return session

@@ -19,7 +19,11 @@ class EngineSettings:
     )
     session_expiry_s: float = field(
         default=120.0,
-        metadata={"help": "seconds until an unused session is dropped", "min": 0.1, "max": 86_400.0},
+        metadata={
+            "help": "seconds until an unused session is dropped",
+            "min": 0.1,
+            "max": 86_400.0,
+        },
     )
 
     def __post_init__(self) -> None:
@@ -41,7 +45,8 @@ class VerifierSettings(EngineSettings):
         metadata={"help": "port to listen on; 0: any free one", "min": 0, "max": 65535},
     )
     token_file: str = field(
-        default="", metadata={"help": "file with the bearer token that robots must show; empty: none"}
+        default="",
+        metadata={"help": "file with the bearer token that robots must show; empty: none"},
     )
     certificate: str = field(
         default="", metadata={"help": "TLS certificate chain, PEM; empty: no TLS"}
@@ -51,8 +56,12 @@ class VerifierSettings(EngineSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.host:
-            raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
+            raise VerifierSettingsError(
+                "host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
+            )
         if not 0 <= self.port <= 65535:
             raise VerifierSettingsError(f"port is {self.port}; use 0 (any free one) to 65535")
         if bool(self.certificate) != bool(self.key):
-            raise VerifierSettingsError("TLS needs both a certificate and a key; give both or neither")
+            raise VerifierSettingsError(
+                "TLS needs both a certificate and a key; give both or neither"
+            )

@@ -109,7 +109,12 @@ def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
 
 
 def _judge(
-    session: Session, reply: Reply, number: int, tokens: list[int], q: torch.Tensor, logits: torch.Tensor
+    session: Session,
+    reply: Reply,
+    number: int,
+    tokens: list[int],
+    q: torch.Tensor,
+    logits: torch.Tensor,
 ) -> Verdict:
     if session.sampling.greedy:
         if not bool(torch.isfinite(logits.amax(dim=-1)).all()):

@@ -51,7 +51,9 @@ def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     logits = logits.float()
     highest = logits.amax(dim=-1, keepdim=True)
     if not bool(torch.isfinite(highest).all()):
-        raise SamplingError("the model's logits are not finite; its weights or precision are broken")
+        raise SamplingError(
+            "the model's logits are not finite; its weights or precision are broken"
+        )
     if settings.greedy:
         probabilities = torch.zeros_like(logits)
         return probabilities.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)

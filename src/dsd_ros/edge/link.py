@@ -34,11 +34,19 @@ class LinkSettings:
 
     response_timeout_s: float = field(
         default=5.0,
-        metadata={"help": "seconds of silence until a round is sent again", "min": 0.05, "max": 600.0},
+        metadata={
+            "help": "seconds of silence until a round is sent again",
+            "min": 0.05,
+            "max": 600.0,
+        },
     )
     attempts: int = field(
         default=5,
-        metadata={"help": "times a round is sent or a link is dialled before giving up", "min": 1, "max": 100},
+        metadata={
+            "help": "times a round is sent or a link is dialled before giving up",
+            "min": 1,
+            "max": 100,
+        },
     )
     image_encoding: str = field(
         default="png",
@@ -47,7 +55,9 @@ class LinkSettings:
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.response_timeout_s <= 600.0:
-            raise ValueError(f"response_timeout_s is {self.response_timeout_s}; use 0.05 to 600 seconds")
+            raise ValueError(
+                f"response_timeout_s is {self.response_timeout_s}; use 0.05 to 600 seconds"
+            )
         if not 1 <= self.attempts <= 100:
             raise ValueError(f"attempts is {self.attempts}; use 1 to 100")
         if self.image_encoding not in ENCODINGS:
@@ -93,7 +103,10 @@ class VerifierLink:
     """One session at a time over one channel, opened, resumed and kept in step."""
 
     def __init__(
-        self, channel: Channel, request: Callable[[int, bytes], SessionRequest], settings: LinkSettings
+        self,
+        channel: Channel,
+        request: Callable[[int, bytes], SessionRequest],
+        settings: LinkSettings,
     ) -> None:
         """``request(number, resume)`` makes the request that opens or resumes a session."""
         self.channel = channel
@@ -229,7 +242,11 @@ class VerifierLink:
             if isinstance(message, Refusal):
                 self._heed(message, reply, number)
             elif isinstance(message, Outcome):
-                if message.session != self.session or message.reply != reply or not message.is_final:
+                if (
+                    message.session != self.session
+                    or message.reply != reply
+                    or not message.is_final
+                ):
                     continue
                 if message.round == number:
                     return message

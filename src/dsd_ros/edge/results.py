@@ -13,7 +13,9 @@ class RoundRecord:
     accepted: int
     draft_seconds: float  # in the draft model
     wait_seconds: float  # from sending the draft until its outcome was there
-    verify_seconds: float  # in the target, as the verifier measured it; round 1: its prefill included
+    verify_seconds: (
+        float  # in the target, as the verifier measured it; round 1: its prefill included
+    )
     bytes_up: int
     bytes_down: int
 

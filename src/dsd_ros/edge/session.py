@@ -62,10 +62,15 @@ class EdgeSession:
         self._draft_model: VisionLanguageModel | None = None
         if settings.needs_draft:
             if draft_model is None or not hasattr(draft_model, "prefill"):
-                raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
+                raise ValueError(
+                    f"mode {settings.mode} needs a draft model; give one, or use mode ar"
+                )
             self._draft_model = cast(VisionLanguageModel, draft_model)
             row = 4 * draft_model.vocab_size
-            if not settings.sampling.greedy and settings.draft_length * row > MAX_DISTRIBUTION_BYTES:
+            if (
+                not settings.sampling.greedy
+                and settings.draft_length * row > MAX_DISTRIBUTION_BYTES
+            ):
                 raise ValueError(
                     f"draft_length {settings.draft_length} is too long for a vocabulary of "
                     f"{draft_model.vocab_size}; use {MAX_DISTRIBUTION_BYTES // row} or less"

@@ -90,7 +90,9 @@ class Observation(_Message, frozen=True, tag=3):
     instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
     height: Annotated[int, Meta(ge=1, le=8192)]
     width: Annotated[int, Meta(ge=1, le=8192)]
-    encoding: ShortText  # "rgb8" (raw) or "png"; both lossless, so that both sides see the same picture
+    encoding: (
+        ShortText  # "rgb8" (raw) or "png"; both lossless, so that both sides see the same picture
+    )
     image: Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 
 
@@ -150,6 +152,4 @@ class SessionClose(_Message, frozen=True, tag=7):
     session: SessionId
 
 
-Message = (
-    SessionRequest | SessionReply | Observation | Draft | Outcome | Refusal | SessionClose
-)
+Message = SessionRequest | SessionReply | Observation | Draft | Outcome | Refusal | SessionClose

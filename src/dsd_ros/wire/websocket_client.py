@@ -41,7 +41,9 @@ class WebsocketChannel:
         """
         parts = urlsplit(url)
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ValueError(f"{url!r} is no verifier address; use ws://host:port or wss://host:port")
+            raise ValueError(
+                f"{url!r} is no verifier address; use ws://host:port or wss://host:port"
+            )
         self.url = url
         self.bytes_up = 0
         self.bytes_down = 0
@@ -51,7 +53,9 @@ class WebsocketChannel:
         self._tls = _client_tls(ca_file) if parts.scheme == "wss" else None
         self._connection: ClientConnection | None = None
         self._closed = False
-        self._lock = threading.Lock()  # guards the two above; never held while waiting for the network
+        self._lock = (
+            threading.Lock()
+        )  # guards the two above; never held while waiting for the network
 
     def send(self, message: Message) -> None:
         data = encode(message)
@@ -67,7 +71,9 @@ class WebsocketChannel:
         try:
             data = self._up().recv(timeout=max(0.0, timeout), decode=False)
         except TimeoutError:
-            raise LinkTimeout(f"the verifier at {self.url} said nothing for {timeout:.1f} s") from None
+            raise LinkTimeout(
+                f"the verifier at {self.url} said nothing for {timeout:.1f} s"
+            ) from None
         except ConnectionClosed as error:
             raise self._down(error) from error
         self.bytes_down += len(data)

@@ -115,7 +115,7 @@ def _dds(target: str) -> Iterator[Channel]:
 
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    command = [sys.executable, "-m", "dsd_ros.nodes.verifier_node", "--ros-args"]
+    command = [sys.executable, "-m", "dsd_ros.nodes.entry", "verifier_node", "--ros-args"]
     command += ["-p", f"model.path:={target}", "-p", "model.threads:=1"]
     with _process(command) as process, dds_channel("overhead_bench") as channel:
         threading.Thread(target=_drain, args=(process,), daemon=True).start()

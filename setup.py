@@ -60,7 +60,7 @@ setup(
     zip_safe=False,
     entry_points={
         "console_scripts": [
-            "dsd = dsd_ros.cli:main",
+            "dsd = dsd_ros.cli:run",
             *(f"{node}_node = dsd_ros.nodes.entry:{node}_node" for node in NODES),
         ]
     },

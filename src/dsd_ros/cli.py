@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dsd_ros import __version__
 from dsd_ros.paths import models_directory
@@ -42,6 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dsd: {error}", file=sys.stderr)
         return expected
+
+
+def run() -> NoReturn:
+    """The installed command: ``main``, then the end of the process.
+
+    Leaving the interpreter would unload torch for a second, which a Ctrl-C should not wait for.
+    """
+    try:
+        code = main()
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -377,4 +391,4 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -203,7 +203,7 @@ def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
 
 def program_command(program: Program, values: dict[str, str]) -> list[str]:
     """The command line of a program; options whose argument is empty are left out."""
-    command = [sys.executable, "-c", "from dsd_ros.cli import main; raise SystemExit(main())"]
+    command = [sys.executable, "-m", "dsd_ros.cli"]
     command.append(program.command)
     for option, argument in program.options:
         if values[argument]:

@@ -75,7 +75,8 @@ def test_language_model_equals_transformers(images: np.ndarray, tokenizer) -> No
         features = tower_forward(model.model.visual, torch.from_numpy(images[:1]))
         batch = collate([Example(0, None, reply)], [prompt])
         language = model.model.language_model
-        ours = model.lm_head(language_forward(language, *embed(language, batch, features)))
+        hidden, _ = language_forward(language, *embed(language, batch, features))
+        ours = model.lm_head(hidden)
     assert torch.allclose(theirs, ours, atol=1e-4)
 
 

@@ -75,7 +75,8 @@ def test_an_interrupted_language_stage_ends_with_the_same_weights(
 
     def train(name: str, report=None) -> dict[str, float]:
         model = build_model(DRAFT, 4)
-        look = cached_look(image_tokens(model.model.visual, frames.images))
+        features = image_tokens(model.model.visual, frames.images)
+        look = cached_look(lambda: features)
         return train_language(
             model, look, mixer, tmp_path / name, 1.0, steps=14, report=report,
             save_seconds=0.0 if report else 60.0,

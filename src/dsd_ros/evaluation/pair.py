@@ -204,6 +204,7 @@ def _training_lines(training: dict[str, Any] | None) -> str:
     if not training:
         return ""
     stages = [("vision tower", training["vision"]), ("target", training["target"])]
+    stages.append(("target, tower unfrozen", training["joint"]))
     stages += [(f"DAgger round {n}", f) for n, f in enumerate(training["dagger"])]
     stages.append(("draft", training["draft"]))
     rows = "\n".join(f"| {n} | {f['steps']:.0f} | {f['minutes']:.1f} |" for n, f in stages)

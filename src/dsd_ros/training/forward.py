@@ -83,13 +83,19 @@ def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
 
 def language_forward(
     language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> torch.Tensor:
-    """Final hidden states (N, length, hidden) under a causal mask; cos, sin (N, 1, length, head)."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
+
+    `cos` and `sin` are (N, 1, length, head size).
+    """
+    middle = embeddings
     hidden = embeddings
     count, length, _ = hidden.shape
     causal = torch.full((length, length), -1e4, dtype=hidden.dtype).triu(1)
     cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
-    for layer in language.layers:
+    for index, layer in enumerate(language.layers):
+        if index == len(language.layers) // 2:
+            middle = hidden
         attention = layer.self_attn
         normed = norm(layer.input_layernorm, hidden)
         heads = attention.head_dim
@@ -103,7 +109,7 @@ def language_forward(
         out = attend(q, k, v, causal)
         hidden = hidden + attention.o_proj(out.transpose(1, 2).reshape(count, length, -1))
         hidden = hidden + layer.mlp(norm(layer.post_attention_layernorm, hidden))
-    return norm(language.norm, hidden)
+    return norm(language.norm, hidden), middle
 
 
 def norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from .architecture import COLUMNS, IMAGE_TOKENS, ROWS, SPECIAL_TOKENS
 from .checkpoint import load_state, save_state
 from .data import Frames
 from .forward import language_forward, tower_forward
+from .goal_heads import NOTHING, GoalHeads, goal_classes
 from .text import instruction_for, prompt_ids
 from .vision_stage import Heads, loss_of, make_labels, schedule
 
@@ -32,6 +33,7 @@ class Example:
     row: int
     goal: str | None
     reply: list[int]
+    classes: tuple[int, int, int] = NOTHING
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Batch:
     ids: torch.Tensor  # (N, length)
     image_at: torch.Tensor  # (N,) where the image tokens begin
     targets: torch.Tensor  # (N, length): the next token
+    weights: torch.Tensor  # (N, length): what an error there costs
+    classes: torch.Tensor  # (N, 3): where the goal stands
 
 
 @torch.inference_mode()
@@ -64,18 +68,43 @@ def caption(frame: Any) -> str:
     return (", ".join(parts) or "nothing but the room") + "."
 
 
-def collate(examples: list[Example], prompts: list[list[int]]) -> Batch:
+def token_weights(reply: list[int], marks: tuple[int, int, int]) -> list[float]:
+    """What errors in a reply cost: most where the goal is and in the action, least in between.
+
+    `marks` are the ids of ";", "," and " Action". The clause on the other things is the hardest to
+    get right and matters least; at full weight its noise drowns what steers the robot.
+    """
+    semicolon, comma, action = marks
+    if action not in reply:
+        return [1.0] * len(reply)
+    last = reply.index(action)
+    mark = semicolon if semicolon in reply else comma
+    first = reply.index(mark) if mark in reply else last
+    return [2.0 if n < first or n > last else 0.4 for n in range(len(reply))]
+
+
+def collate(
+    examples: list[Example],
+    prompts: list[list[int]],
+    marks: tuple[int, int, int] = (-1, -1, -1),
+) -> Batch:
     """Pad prompts and replies into one batch."""
     length = max(len(p) + len(e.reply) for e, p in zip(examples, prompts, strict=True)) - 1
     ids = torch.zeros(len(examples), length, dtype=torch.long)
     targets = torch.full((len(examples), length), -100, dtype=torch.long)
+    weights = torch.zeros(len(examples), length)
     image_at = torch.zeros(len(examples), dtype=torch.long)
     for n, (example, prompt) in enumerate(zip(examples, prompts, strict=True)):
         whole = prompt + example.reply
         ids[n, : len(whole) - 1] = torch.tensor(whole[:-1])
         targets[n, len(prompt) - 1 : len(whole) - 1] = torch.tensor(example.reply)
+        weights[n, len(prompt) - 1 : len(whole) - 1] = torch.tensor(
+            token_weights(example.reply, marks)
+        )
         image_at[n] = prompt.index(IMAGE)
-    return Batch(torch.tensor([e.row for e in examples]), ids, image_at, targets)
+    rows = torch.tensor([e.row for e in examples])
+    classes = torch.tensor([e.classes for e in examples])
+    return Batch(rows, ids, image_at, targets, weights, classes)
 
 
 def positions(image_at: torch.Tensor, length: int) -> torch.Tensor:
@@ -101,15 +130,20 @@ def embed(language: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Te
     return hidden, cos[:, None], sin[:, None]
 
 
-def reply_loss(model: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Mean cross entropy of the reply's tokens, and the share of them predicted right."""
+def reply_loss(
+    model: Any, goals: GoalHeads, batch: Batch, features: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Weighted mean cross entropy of the reply's tokens, the goal heads' loss, and the share of tokens right."""
     language = model.model.language_model
-    hidden = language_forward(language, *embed(language, batch, features))
+    hidden, middle = language_forward(language, *embed(language, batch, features))
+    goal_loss = goals(middle, hidden, batch.image_at, batch.classes, batch.weights > 1.5)
     wanted = batch.targets >= 0
     logits = model.lm_head(hidden[wanted]).float()
     targets = batch.targets[wanted]
     right = float((logits.detach().argmax(-1) == targets).float().mean())
-    return functional.cross_entropy(logits, targets), right
+    weights = batch.weights[wanted]
+    each = functional.cross_entropy(logits, targets, reduction="none")
+    return (each * weights).sum() / weights.sum(), goal_loss, right
 
 
 class Mixer:
@@ -122,6 +156,7 @@ class Mixer:
         self.tokenizer, self.batch, self.seed = tokenizer, batch, seed
         self.per_picture = per_picture
         self._prompts: dict[str, list[int]] = {}
+        self.marks = tuple(self._encode(text)[0] for text in (";", ",", " Action"))
 
     def draw(self, step: int, caption_share: float) -> Batch:
         """The batch of a step; equal steps give equal batches."""
@@ -140,9 +175,10 @@ class Mixer:
                 choice = seen if seen and rng.random() < 0.8 else unseen
                 if choice:
                     goal, text = choice[int(rng.integers(len(choice)))]
-                    pool.append(Example(row, goal, self._encode(text)))
+                    classes = goal_classes(frame, goal)
+                    pool.append(Example(row, goal, self._encode(text), classes))
         prompts = [self.prompt(e.goal, rng) for e in pool]
-        return collate(pool, prompts)
+        return collate(pool, prompts, self.marks)
 
     def _encode(self, text: str) -> list[int]:
         return [*self.tokenizer.encode(text, add_special_tokens=False).ids, EOS]
@@ -167,11 +203,11 @@ class Look:
     modules: dict[str, tuple[nn.Module, float]]
 
 
-def cached_look(features: torch.Tensor, project: nn.Linear | None = None) -> Look:
+def cached_look(features: Callable[[], torch.Tensor], project: nn.Linear | None = None) -> Look:
     """Image tokens of a frozen tower, mapped by `project` to another width where that is given."""
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
-        found = features[batch.rows].float()
+        found = features()[batch.rows].float()
         return (found if project is None else project(found)), 0.0
 
     return Look(tokens, {} if project is None else {"project": (project, 1.0)})
@@ -209,14 +245,18 @@ def train_language(
     Returns the running loss, the share of reply tokens right, and the minutes spent.
     """
     language = model.model.language_model
-    modules: dict[str, Any] = {"language": language}
-    groups = [{"params": list(language.parameters()), "factor": 1.0}]
+    torch.manual_seed(mixer.seed)
+    goals = GoalHeads(language.config.hidden_size)
+    modules: dict[str, Any] = {"language": language, "goals": goals}
+    groups: list[dict[str, Any]] = [
+        {"params": [*language.parameters(), *goals.parameters()], "factor": 1.0}
+    ]
     for name, (module, factor) in look.modules.items():
         modules[name] = module
         groups.append({"params": list(module.parameters()), "factor": factor})
     trained = [p for group in groups for p in group["params"]]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.02)
-    step, spent, loss_mean, right_mean = 0, 0.0, 0.0, 0.0
+    step, spent, loss_mean, right_mean, goal_mean = 0, 0.0, 0.0, 0.0, 0.0
     if path.exists():
         progress = load_state(path, modules, optimizer)
         step, spent = progress["step"], progress["minutes"]
@@ -237,14 +277,15 @@ def train_language(
             group["lr"] = group["factor"] * rate * min(1.0, (step + 1) / 100) * schedule(share)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             tokens, extra = look.tokens(batch, step)
-            loss, right = reply_loss(model, batch, tokens)
+            loss, goal_loss, right = reply_loss(model, goals, batch, tokens)
         optimizer.zero_grad(set_to_none=True)
-        (loss + extra).backward()
+        (loss + 0.15 * goal_loss + extra).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         step += 1
         keep = min(0.98, 1 - 1 / step)
         loss_mean = keep * loss_mean + (1 - keep) * loss.item()
+        goal_mean = keep * goal_mean + (1 - keep) * goal_loss.item()
         right_mean = keep * right_mean + (1 - keep) * right
         spent += (time.monotonic() - began) / 60
         if time.monotonic() - saved > save_seconds:
@@ -252,7 +293,8 @@ def train_language(
             saved = time.monotonic()
         if step % 10 == 0 and report is not None:
             report(
-                f"language step {step} loss {loss_mean:.3f} tokens right {right_mean:.3f}", share
+                f"language step {step} loss {loss_mean:.3f} goal {goal_mean:.3f} tokens right {right_mean:.3f}",
+                share,
             )
     save()
     return {"loss": loss_mean, "right": right_mean, "minutes": spent, "steps": step}

@@ -48,8 +48,10 @@ class TrainSettings:
     workers: int = field(default=2, metadata={"help": "processes that render"})
     threads: int = field(default=2, metadata={"help": "threads of the training itself"})
     batch: int = field(default=64, metadata={"help": "pictures per step"})
+    live_batch: int = field(default=40, metadata={"help": "questions per step, tower unfrozen"})
     vision_minutes: float = field(default=18.0, metadata={"help": "time for the vision tower"})
     language_minutes: float = field(default=22.0, metadata={"help": "time for the target"})
+    joint_minutes: float = field(default=16.0, metadata={"help": "time for tower and target"})
     dagger_rounds: int = field(default=2, metadata={"help": "rounds on the model's own roll-outs"})
     dagger_worlds: int = field(default=384, metadata={"help": "worlds rolled out per round"})
     dagger_minutes: float = field(default=5.0, metadata={"help": "training time per round"})
@@ -57,6 +59,7 @@ class TrainSettings:
     distilled: int = field(default=6000, metadata={"help": "target's replies the draft learns"})
     vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    joint_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     draft_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
     smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
@@ -65,7 +68,13 @@ class TrainSettings:
         for name in ("worlds", "workers", "threads", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        for name in ("vision_minutes", "language_minutes", "dagger_minutes", "draft_minutes"):
+        for name in (
+            "vision_minutes",
+            "language_minutes",
+            "joint_minutes",
+            "dagger_minutes",
+            "draft_minutes",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
 
@@ -74,7 +83,7 @@ def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
     """A run of a minute or two on one core that still learns something measurable."""
     return TrainSettings(
         out=out, cache=cache, seed=seed, worlds=24, workers=1, threads=1, batch=32,
-        vision_steps=120, language_steps=60, draft_steps=40, dagger_rounds=0, distilled=64,
+        vision_steps=120, language_steps=60, joint_steps=10, draft_steps=40, dagger_rounds=0, distilled=64,
         evaluate=False, smoke=True,
     )  # fmt: skip
 
@@ -94,6 +103,7 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     figures: dict[str, Any] = {"settings": _plain(settings)}
     figures["vision"] = run.vision()
     figures["target"] = run.target()
+    figures["joint"] = run.joint()
     figures["dagger"] = [run.dagger(k) for k in range(settings.dagger_rounds)]
     run.write_target()
     figures["draft"] = run.draft()
@@ -163,8 +173,22 @@ class _Run:
         s = self.settings
         mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed)
         return train_language(
-            self.model, cached_look(self.features), mixer, s.cache / "target.safetensors",
+            self.model, cached_look(lambda: self.features), mixer, s.cache / "target.safetensors",
             s.language_minutes, s.language_steps, report=self.report,
+        )  # fmt: skip
+
+    def joint(self) -> dict[str, float]:
+        """Train on with the tower unfrozen."""
+        s = self.settings
+        return self._live("target-joint.safetensors", s.seed + 10, s.joint_minutes, 1.2e-3)
+
+    def _live(self, name: str, seed: int, minutes: float, rate: float) -> dict[str, float]:
+        s = self.settings
+        mixer = Mixer(self.frames, self.tokenizer, s.live_batch, seed, per_picture=2)
+        look = live_look(self.model.model.visual, self.heads, self.frames, seed)
+        return train_language(
+            self.model, look, mixer, s.cache / name, minutes, s.joint_steps, rate,
+            captions=0.0, report=self.report,
         )  # fmt: skip
 
     def dagger(self, round_: int) -> dict[str, float]:
@@ -195,12 +219,8 @@ class _Run:
             self.frames.labels + extra.labels * 4,
         )
         self._features = None
-        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed + 1 + round_, per_picture=2)
-        look = live_look(self.model.model.visual, self.heads, self.frames, s.seed + 1 + round_)
-        figures = train_language(
-            self.model, look, mixer, s.cache / f"target-{round_}.safetensors",
-            s.dagger_minutes, rate=1e-3, captions=0.0, report=self.report,
-        )  # fmt: skip
+        name = f"target-dagger{round_}.safetensors"
+        figures = self._live(name, s.seed + 20 + round_, s.dagger_minutes, 1e-3)
         return {**met, **figures}
 
     def write_target(self) -> None:
@@ -215,7 +235,7 @@ class _Run:
         self.project = nn.Linear(TARGET.width, DRAFT.width)
         mixer = Mixer(frames, self.tokenizer, s.batch, s.seed + 9)
         return train_language(
-            self.small, cached_look(features, self.project), mixer,
+            self.small, cached_look(lambda: features, self.project), mixer,
             s.cache / "draft.safetensors",
             s.draft_minutes, s.draft_steps, captions=0.1, report=self.report,
         )  # fmt: skip

@@ -30,8 +30,8 @@ from .forward import tower_forward
 
 SLOTS = 4  # columns of an image token
 BINS = COLUMNS * SLOTS
-_GAPS = 20
-_TURNS = 7
+GAPS = 20
+TURNS = 7
 _WIDTH = 64
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
 
@@ -57,8 +57,8 @@ class Heads(nn.Module):
         )
         self.kind = nn.Linear(_WIDTH, len(KINDS) + 1)
         self.colour = nn.Linear(_WIDTH, len(COLOURS) + 1)
-        self.gap = nn.Linear(_WIDTH, _GAPS)
-        self.turn = nn.Linear(_WIDTH, _TURNS)
+        self.gap = nn.Linear(_WIDTH, GAPS)
+        self.turn = nn.Linear(_WIDTH, TURNS)
         self.question = nn.Linear(_WIDTH, _WIDTH)
         self.by_kind = nn.Embedding(len(KINDS), _WIDTH)
         self.by_colour = nn.Embedding(len(COLOURS), _WIDTH)
@@ -91,27 +91,35 @@ def make_labels(frames: Frames) -> Labels:
     turn = np.full((count, BINS), -1, np.int64)
     place = np.full((count, len(_NAMES)), BINS, np.int64)
     pixels_at = np.zeros((count, BINS), np.int64)
-    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
     for n, frame in enumerate(frames.labels):
-        for what, hue, column, distance, pixels in frame.things:
-            b = min(max(int(column * BINS), 0), BINS - 1)
+        for thing in frame.things:
+            what, hue, pixels = thing[0], thing[1], thing[4]
+            b, far, facing = thing_classes(thing)
             place[n, _NAMES.index((what, hue))] = b
             if pixels <= pixels_at[n, b]:
                 continue
             pixels_at[n, b] = pixels
             kind[n, b] = 1 + KINDS.index(what)
             colour[n, b] = 1 + COLOURS.index(hue)
-            gap[n, b] = gap_class(distance)
-            angle = math.atan((0.5 - column) * MODEL_WIDTH / focal)
-            turn[n, b] = _turn_class(angle, distance + RADIUS[what] + ROBOT_RADIUS)
+            gap[n, b] = far
+            turn[n, b] = facing
     return Labels(*(torch.from_numpy(a) for a in (kind, colour, gap, turn, place)))
+
+
+def thing_classes(thing: tuple[str, str, float, float, int]) -> tuple[int, int, int]:
+    """Column, distance class and turn class of a labelled thing."""
+    kind, _, column, distance, _ = thing
+    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
+    angle = math.atan((0.5 - column) * MODEL_WIDTH / focal)
+    turn = _turn_class(angle, distance + RADIUS[kind] + ROBOT_RADIUS)
+    return min(max(int(column * BINS), 0), BINS - 1), gap_class(distance), turn
 
 
 def gap_class(metres: float) -> int:
     """Distance class: 0.1 m steps near by, coarser farther away."""
     if metres < 1.0:
         return int(max(metres, 0.0) * 10)
-    return min(10 + int((metres - 1.0) / 0.25), _GAPS - 1)
+    return min(10 + int((metres - 1.0) / 0.25), GAPS - 1)
 
 
 def _turn_class(angle: float, distance: float) -> int:
@@ -147,7 +155,7 @@ def loss_of(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) ->
 
 def mirrored(labels: Labels) -> Labels:
     """The labels of the pictures' mirror images."""
-    turn = torch.where(labels.turn >= 0, _TURNS - 1 - labels.turn, labels.turn).flip(1)
+    turn = torch.where(labels.turn >= 0, TURNS - 1 - labels.turn, labels.turn).flip(1)
     place = torch.where(labels.place < BINS, BINS - 1 - labels.place, labels.place)
     return Labels(labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, place)
 

@@ -1,0 +1,68 @@
+"""Throw-away heads that make a language model look where its goal stands.
+
+The reply's words alone teach slowly which image tokens an instruction means. So, in training only:
+half-way up, the image tokens' hidden states must mark the goal's column; and at the top, every token
+of the reply that tells of the goal or the action must know the goal's column, distance and turn.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .architecture import COLUMNS, IMAGE_TOKENS, ROWS
+from .data import Frame
+from .vision_stage import BINS, GAPS, SLOTS, TURNS, thing_classes
+
+NOTHING = (-100, -100, -100)  # no loss is taken, as for captions
+
+
+def goal_classes(frame: Frame, goal: str | None) -> tuple[int, int, int]:
+    """Column (BINS when not in view), distance and turn classes of a goal in a picture."""
+    if goal is None:
+        return NOTHING
+    for thing in frame.things:
+        if f"{thing[1]} {thing[0]}" == goal:
+            return thing_classes(thing)
+    return BINS, -100, -100
+
+
+class GoalHeads(nn.Module):
+    """The heads for a language model of some width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mark = nn.Linear(ROWS * width, SLOTS)
+        self.absent = nn.Parameter(torch.zeros(1))
+        self.known = nn.Linear(width, BINS + 1 + GAPS + TURNS)
+
+    def forward(
+        self,
+        middle: torch.Tensor,
+        top: torch.Tensor,
+        image_at: torch.Tensor,
+        classes: torch.Tensor,
+        telling: torch.Tensor,
+    ) -> torch.Tensor:
+        """Loss from hidden states half-way and at the top, both (N, length, width).
+
+        `classes` (N, 3) are `goal_classes`; `telling` (N, length) is True at tokens that must know.
+        """
+        place = image_at[:, None] + torch.arange(IMAGE_TOKENS)[None]
+        tokens = middle.gather(1, place[..., None].expand(-1, -1, middle.shape[-1]))
+        stacked = tokens.view(len(tokens), ROWS, COLUMNS, -1).transpose(1, 2).flatten(2)
+        marks = self.mark(stacked).flatten(1).float()
+        marks = torch.cat([marks, self.absent.expand(len(marks), 1)], dim=1)
+        loss = _cross_entropy(marks, classes[:, 0])
+        rows = torch.arange(len(top))[:, None].expand(telling.shape)[telling]
+        logits = self.known(top[telling]).float().split((BINS + 1, GAPS, TURNS), dim=-1)
+        for part, axis in zip(logits, classes[rows].unbind(-1), strict=True):
+            loss = loss + _cross_entropy(part, axis)
+        return loss
+
+
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over the wanted targets, 0 when there are none."""
+    total = functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return total / (targets != -100).sum().clamp(min=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from dsd_ros.nodes.demo import DemoSettings, run_demo
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "bytes_up",
-    "bytes_down",
+    "bytes_down", "pose",
 }  # fmt: skip
 RUN = (
     "import json, sys; from dsd_ros.nodes.demo import DemoSettings, run_demo; "
@@ -84,8 +85,6 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
     assert "Traceback" not in output
     for pid in children:
         with pytest.raises(ProcessLookupError):
-            import os
-
             os.kill(pid, 0)
 
 

@@ -48,7 +48,8 @@ class DemoClient:
         self._node = node = rclpy.create_node("demo_client")
         self._lock = threading.Lock()
         self._stats: dict[tuple[int, int], DecodeStats] = {}
-        self._actions: list[NavAction] = []
+        self._actions: list[tuple[NavAction, list[float]]] = []  # and the pose it began at
+        self._pose: list[float] = []
         self._steps: list[dict[str, Any]] = []
         self._path: list[list[float]] = []
         self._distance: float | None = None
@@ -161,12 +162,13 @@ class DemoClient:
     def _on_odometry(self, message: Odometry) -> None:
         pose = pose_of(message)
         with self._lock:
+            self._pose = [round(pose.x, 4), round(pose.y, 4), round(pose.yaw, 4)]
             if self._path:
                 x, y, yaw = self._path[-1]
                 moved = abs(pose.x - x) + abs(pose.y - y)
                 if moved < _PATH_SPACING_M and abs(pose.yaw - yaw) < 0.1:
                     return
-            self._path.append([round(pose.x, 4), round(pose.y, 4), round(pose.yaw, 4)])
+            self._path.append(self._pose)
 
     def _on_progress(self, message: ReplyProgress) -> None:
         if self._live and not message.done:
@@ -180,21 +182,21 @@ class DemoClient:
 
     def _on_action(self, message: NavAction) -> None:
         with self._lock:
-            self._actions.append(message)
+            self._actions.append((message, self._pose))
             self._join()
 
     def _join(self, force: bool = False) -> None:
         """Actions and statistics come on two topics; the picture they share joins them."""
         while self._actions:
-            action = self._actions[0]
+            action, pose = self._actions[0]
             stamp = action.observation_stamp
             stats = self._stats.get((stamp.sec, stamp.nanosec))
             if stats is None and not force:
                 return
             self._actions.pop(0)
-            self._add_step(action, stats if stats is not None else DecodeStats())
+            self._add_step(action, pose, stats if stats is not None else DecodeStats())
 
-    def _add_step(self, action: NavAction, stats: DecodeStats) -> None:
+    def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
         phrase = format_action(Action(_KINDS[action.kind], action.amount))
         age = seconds(action.header.stamp) - seconds(action.observation_stamp)
         step = {
@@ -207,6 +209,7 @@ class DemoClient:
             "seconds": round(stats.seconds, 4),
             "bytes_up": stats.bytes_up,
             "bytes_down": stats.bytes_down,
+            "pose": pose,  # x, y (m), yaw (rad) where the action began
         }
         self._steps.append(step)
         line = (

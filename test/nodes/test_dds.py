@@ -8,6 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from ros_rig import CameraRig, Rig, picture
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress
@@ -18,8 +20,9 @@ from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes import qos
-from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.nodes.dds_channel import DdsChannel, VerifierTopics
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
 
 INSTRUCTION = "find the silver bottle"
@@ -207,3 +210,67 @@ def test_the_decode_service(rig, tiny_pair, models):
     answer = nodes.camera.ask(picture(9), INSTRUCTION)
     assert answer.success, answer.message
     assert answer.text == target.decode_text(alone(target, picture(9)))
+
+
+def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):
+    """Topics keep no order between each other: the verifier's end restores it."""
+    arrived: list[wire.Message] = []
+    topics = VerifierTopics(rig.node, arrived.append)
+    client = DdsChannel(rig.node)
+    try:
+        session = b"8 bytes."
+        observation = wire.Observation(session, 2, INSTRUCTION, 1, 1, "rgb8", b"rgb")
+        drafts = [wire.Draft(session, 2, number, 0, [number]) for number in (1, 2)]
+        for message in (*drafts, observation):
+            client.send(message)
+        rig.until(lambda: len(arrived) == 3)
+        assert arrived == [observation, *drafts]
+        later = wire.Draft(session, 2, 3, 5, [9])
+        client.send(later)
+        rig.until(lambda: len(arrived) == 4)
+        assert arrived[-1] == later
+        # One whose observation never comes is passed on in the end, for the engine to refuse.
+        lost = wire.Draft(b"another.", 1, 1, 0, [1])
+        client.send(lost)
+        rig.until(lambda: len(arrived) == 5)
+        assert arrived[-1] == lost
+        topics.publish(wire.Outcome(session, 2, 1, 1, 1, 1, 0.5, True))
+        assert client.receive(10.0).round == 1
+    finally:
+        client.close()
+        topics.close()
+
+
+def test_the_draft_nodes_lifecycle(rig, tiny_pair):
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    rig.start("draft_node", model__path=tiny_pair[1], autostart=False, decode__max_tokens=8)
+    camera = CameraRig(rig)
+
+    def change(transition: int) -> bool:
+        request = ChangeState.Request(transition=Transition(id=transition))
+        return rig.call(ChangeState, "draft_node/change_state", request).success
+
+    def decode() -> int:
+        return camera.ask(picture(1), INSTRUCTION, timeout=10.0).code
+
+    assert decode() == Decode.Response.LINK_LOST
+    # Nothing is configured yet: rclpy refuses without an answer, and the node lives on.
+    early = ChangeState.Request(transition=Transition(id=Transition.TRANSITION_ACTIVATE))
+    rig.node.create_client(ChangeState, "draft_node/change_state").call_async(early)
+    rig.until(lambda: any("refused by ROS" in line for line in rig.lines))
+    assert change(Transition.TRANSITION_CONFIGURE)
+    assert decode() == Decode.Response.LINK_LOST
+    rig.until(lambda: change(Transition.TRANSITION_ACTIVATE), what="a session with the verifier")
+    assert decode() == Decode.Response.OK
+    assert change(Transition.TRANSITION_DEACTIVATE)
+    assert decode() == Decode.Response.LINK_LOST
+    assert change(Transition.TRANSITION_ACTIVATE)
+    assert decode() == Decode.Response.OK
+    assert change(Transition.TRANSITION_DEACTIVATE)
+    assert change(Transition.TRANSITION_CLEANUP)
+    assert decode() == Decode.Response.LINK_LOST
+    assert change(Transition.TRANSITION_CONFIGURE)
+    assert change(Transition.TRANSITION_ACTIVATE)
+    assert decode() == Decode.Response.OK
+    assert change(Transition.TRANSITION_ACTIVE_SHUTDOWN)
+    assert not any("Traceback" in line for line in rig.lines)

@@ -75,6 +75,7 @@ class BridgeNode(Node):
     def close(self) -> None:
         self._stop.set()
         self._outbox_put(None)
+        self._topics.close()
         self._channel.close()
         for thread in self._threads:
             thread.join(timeout=0.3)

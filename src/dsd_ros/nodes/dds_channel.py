@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_ros.nodes import qos
@@ -46,35 +47,45 @@ OnMessage = Callable[[wire.Message], None]
 
 
 class _Topics:
-    """Publishers for one direction and subscriptions for the other."""
+    """Publishers for one direction and subscriptions for the other, in the node ``<owner>_link``."""
 
     def __init__(
         self,
-        node: Node,
+        owner: Node,
         outgoing: dict[type, str],
         incoming: dict[type, str],
         on_message: OnMessage,
-        group: CallbackGroup,
     ) -> None:
-        self._node = node
+        self._owner = owner
         self._on_message = on_message
         self.bytes_out = 0
         self.bytes_in = 0
+        name = f"{owner.get_name()}_link"
+        self.node = Node(
+            name,
+            context=owner.context,
+            namespace=owner.get_namespace(),
+            # A rename of the owner is meant for the owner alone; other remappings hold here, too.
+            cli_args=["--ros-args", "-r", f"__node:={name}"],
+            enable_rosout=False,
+            start_parameter_services=False,
+            parameter_overrides=[Parameter("start_type_description_service", value=False)],
+        )
         self._publishers = {
-            struct: node.create_publisher(ROS_TYPES[struct], topic, qos.LINK)
+            struct: self.node.create_publisher(ROS_TYPES[struct], topic, qos.LINK)
             for struct, topic in outgoing.items()
         }
         self._subscriptions = [
-            node.create_subscription(
-                ROS_TYPES[struct],
-                topic,
-                self._receiver(ROS_TYPES[struct]),
-                qos.LINK,
-                callback_group=group,
-                raw=True,
+            self.node.create_subscription(
+                ROS_TYPES[struct], topic, self._receiver(ROS_TYPES[struct]), qos.LINK, raw=True
             )
             for struct, topic in incoming.items()
         ]
+        self._executor = SingleThreadedExecutor(context=owner.context)
+        self._executor.add_node(self.node)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, name=name, daemon=True)
+        self._thread.start()
 
     def publish(self, message: wire.Message) -> None:
         """Send one message. May be called from any thread."""
@@ -88,13 +99,22 @@ class _Topics:
 
     def senders(self) -> int:
         """How many others offer everything that this side listens to."""
-        return min(self._node.count_publishers(s.topic_name) for s in self._subscriptions)
+        return min(self.node.count_publishers(s.topic_name) for s in self._subscriptions)
 
     def destroy(self) -> None:
-        for publisher in self._publishers.values():
-            self._node.destroy_publisher(publisher)
-        for subscription in self._subscriptions:
-            self._node.destroy_subscription(subscription)
+        """Give thread and topics back. Not from a callback."""
+        self._stop.set()
+        self._executor.wake()
+        self._thread.join(timeout=1.0)
+        self._executor.shutdown(timeout_sec=0.2)
+        self.node.destroy_node()
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._executor.spin_once(timeout_sec=0.5)
+            except ExternalShutdownException:
+                return
 
     def _receiver(self, ros_type: type) -> Callable[[bytes], None]:
         def receive(payload: bytes) -> None:
@@ -102,7 +122,7 @@ class _Topics:
             try:
                 message = from_ros(deserialize_message(payload, ros_type))
             except WireError as error:
-                self._node.get_logger().warning(f"dropped: {error}", throttle_duration_sec=1.0)
+                self._owner.get_logger().warning(f"dropped: {error}", throttle_duration_sec=1.0)
                 return
             self._on_message(message)
 
@@ -122,9 +142,7 @@ class DdsChannel:
         self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_QUEUE_LIMIT)
         self._match_timeout = match_timeout
         self._closed = threading.Event()
-        self._topics = _Topics(
-            node, UP_TOPICS, DOWN_TOPICS, self._put, MutuallyExclusiveCallbackGroup()
-        )
+        self._topics = _Topics(node, UP_TOPICS, DOWN_TOPICS, self._put)
 
     @property
     def bytes_up(self) -> int:
@@ -206,7 +224,7 @@ class DdsChannel:
 class VerifierTopics:
     """The verifier's end of the topics, for the verifier node and the bridge.
 
-    ``on_message`` is called in the executor with the robots' messages, a draft never before its
+    ``on_message`` is called in the topics' thread with the robots' messages, a draft never before its
     observation.
     """
 
@@ -215,10 +233,9 @@ class VerifierTopics:
         self._lock = threading.Lock()
         self._observed: dict[bytes, int] = {}  # session -> newest reply whose observation came
         self._held: dict[bytes, list[tuple[float, wire.Draft]]] = {}
-        group = MutuallyExclusiveCallbackGroup()
-        self._topics = _Topics(node, DOWN_TOPICS, UP_TOPICS, self._arrived, group)
+        self._topics = _Topics(node, DOWN_TOPICS, UP_TOPICS, self._arrived)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._timer = node.create_timer(_HELD_S / 2, self._release_old, group, clock=steady)
+        self._timer = self._topics.node.create_timer(_HELD_S / 2, self._release_old, clock=steady)
 
     @property
     def bytes_up(self) -> int:
@@ -231,6 +248,10 @@ class VerifierTopics:
     def publish(self, message: wire.Message) -> None:
         """Answer the robots. May be called from any thread."""
         self._topics.publish(message)
+
+    def close(self) -> None:
+        """Give the topics back."""
+        self._topics.destroy()
 
     def _arrived(self, message: Any) -> None:
         released: list[wire.Draft] = []

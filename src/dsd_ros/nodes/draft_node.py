@@ -213,7 +213,7 @@ class DraftNode(LifecycleNode):
         self, text: str, not_before: float, deadline: float, cancelled: Any, answer: Decode.Response
     ) -> Decode.Response:
         """Picture, reply, statistics. Call with the lock held."""
-        if self._session is None:
+        if self._session is None or not self._active:
             return _fail(
                 answer, Answer.LINK_LOST, f"There is no session with a verifier: {self._reason}"
             )
@@ -251,6 +251,11 @@ class DraftNode(LifecycleNode):
             return _fail(answer, Answer.LINK_LOST, str(error))
         except ValueError as error:
             return _fail(answer, Answer.FAILED, str(error))
+        except (
+            RuntimeError
+        ) as error:  # torch's, e.g. out of memory: this reply is lost, the node is not
+            self._health.report(health.ERROR, f"the draft model failed: {error}")
+            return _fail(answer, Answer.FAILED, f"The draft model failed: {error}")
         answer.success = True
         answer.code = Answer.OK
         answer.text = reply.text

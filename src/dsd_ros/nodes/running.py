@@ -17,8 +17,11 @@ from typing import Protocol
 import rclpy
 from rclpy.exceptions import InvalidParameterValueException
 from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+
+RCLError = rclpy_implementation.RCLError
 
 EXIT_OK = 0
 EXIT_GAVE_UP = 1
@@ -79,7 +82,12 @@ def run_node(make: Callable[[], Node], args: Sequence[str] | None = None, thread
     )
     executor.add_node(node)
     while not stop.is_set() and node.failure is None:  # type: ignore[attr-defined]
-        executor.spin_once(timeout_sec=0.1)
+        try:
+            executor.spin_once(timeout_sec=0.1)
+        except (
+            RCLError
+        ) as error:  # e.g. a lifecycle transition that the node's state does not allow
+            node.get_logger().error(f"refused by ROS: {error}")
     code = EXIT_OK
     if node.failure is not None:  # type: ignore[attr-defined]
         node.get_logger().error(node.failure)  # type: ignore[attr-defined]

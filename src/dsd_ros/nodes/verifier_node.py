@@ -34,6 +34,7 @@ class VerifierNode(Node):
         self.create_timer(1.0, self._count)
 
     def close(self) -> None:
+        self._topics.close()
         self._engine.disconnect(_PEER)
         self._engine.close()
 

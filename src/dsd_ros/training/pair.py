@@ -33,6 +33,7 @@ from .text import all_instructions, instruction_for, prompt_ids, train_tokenizer
 from .vision_stage import Heads, train_vision
 
 Report = Callable[[str, float], None]
+_OWN_WEIGHT = 4
 
 
 @dataclass(frozen=True)
@@ -213,10 +214,10 @@ class _Run:
             self.report(f"roll-outs of round {round_}: {met}", k / s.dagger_worlds)
             save_shard(path, result.images, result.labels)
         extra = load_frames(folder)
-        # The model's own pictures are few: they count four times.
+        # The model's own pictures are few: they count several times.
         self.frames = Frames(
-            np.concatenate([self.frames.images, *[extra.images] * 4]),
-            self.frames.labels + extra.labels * 4,
+            np.concatenate([self.frames.images, *[extra.images] * _OWN_WEIGHT]),
+            self.frames.labels + extra.labels * _OWN_WEIGHT,
         )
         self._features = None
         name = f"target-dagger{round_}.safetensors"

@@ -171,9 +171,11 @@ It knows the project's simulated rooms and nothing else: it is no model for real
 ## How it was made
 
 `dsd train pair`, on pictures rendered by the project's own simulator and labelled by its expert. Stages:
-the vision tower through throw-away heads, the language model on the frozen tower's tokens, rounds
-of running the model in the loop and labelling what it meets (DAgger), and for the draft: a copy of the
-target's tower and a two-layer language model trained on the target's own replies.
+the vision tower through throw-away heads, the language model on the frozen tower's tokens, both
+together, the same with pictures met while running the model in the loop and labelling what it meets
+(DAgger), and for the draft: a copy of the target's tower and a two-layer language model trained on the
+target's own replies. Seeds: training 1 000 000 and up, validation 2 000 000 and up, held-out pictures
+5 000 to 9 999, runs 0 and up.
 
 {_training_lines(training)}
 
@@ -211,5 +213,5 @@ def _training_lines(training: dict[str, Any] | None) -> str:
     threads = training["settings"]["threads"]
     return (
         f"| stage | steps | minutes |\n| --- | --- | --- |\n{rows}\n\n"
-        f"Measured on a {platform.machine()} CPU with {threads} threads."
+        f"Measured on a {platform.machine()} CPU with {threads} threads. {training.get('note', '')}"
     )

@@ -51,13 +51,13 @@ class TrainSettings:
     batch: int = field(default=64, metadata={"help": "pictures per step"})
     live_batch: int = field(default=40, metadata={"help": "questions per step, tower unfrozen"})
     vision_minutes: float = field(default=18.0, metadata={"help": "time for the vision tower"})
-    language_minutes: float = field(default=22.0, metadata={"help": "time for the target"})
-    joint_minutes: float = field(default=16.0, metadata={"help": "time for tower and target"})
-    dagger_rounds: int = field(default=2, metadata={"help": "rounds on the model's own roll-outs"})
-    dagger_worlds: int = field(default=384, metadata={"help": "worlds rolled out per round"})
-    dagger_minutes: float = field(default=5.0, metadata={"help": "training time per round"})
-    draft_minutes: float = field(default=3.0, metadata={"help": "time for the draft"})
-    distilled: int = field(default=6000, metadata={"help": "target's replies the draft learns"})
+    language_minutes: float = field(default=15.0, metadata={"help": "time for the target"})
+    joint_minutes: float = field(default=15.0, metadata={"help": "time for tower and target"})
+    dagger_rounds: int = field(default=1, metadata={"help": "rounds on the model's own roll-outs"})
+    dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
+    dagger_minutes: float = field(default=9.0, metadata={"help": "training time per round"})
+    draft_minutes: float = field(default=2.0, metadata={"help": "time for the draft"})
+    distilled: int = field(default=2500, metadata={"help": "target's replies the draft learns"})
     vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     joint_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
@@ -96,7 +96,10 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     Returns the stages' figures (and the evaluation's under "evaluation").
     """
     if settings.smoke and settings.vision_steps is None:
-        settings = smoke_settings(settings.out, settings.cache, settings.seed)
+        # A tiny run must not take the place of the shipped pair, nor mix with a whole run's pictures.
+        smoke = settings.cache / "smoke"
+        out = smoke / "models" if settings.out == Path("models") else settings.out
+        settings = smoke_settings(out, smoke, settings.seed)
     if report is None:
         report = _progress_bar()
     torch.set_num_threads(settings.threads)

@@ -216,6 +216,7 @@ def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):
     """Topics keep no order between each other: the verifier's end restores it."""
     arrived: list[wire.Message] = []
     topics = VerifierTopics(rig.node, arrived.append)
+    topics.start()
     client = DdsChannel(rig.node)
     try:
         session = b"8 bytes."

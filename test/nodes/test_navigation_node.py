@@ -217,6 +217,7 @@ def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     nav = NavigationRig(rig)
     nav.script = [LEFT, LEFT]
     handle = nav.send()
+    end = handle.get_result_async()
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
     ended = time.time()
     nav.navigation.process.send_signal(number)
@@ -224,7 +225,7 @@ def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     moving = max(sample[0] for sample in nav.odometry.samples if abs(sample[3].wz) > 0.01)
     assert moving - ended < 0.5 + 0.15  # and what braking takes
     if number == signal.SIGTERM:
-        _, result = nav.finish(handle)
-        assert result.outcome == RunOutcome.SHUTDOWN
+        rig.until(end.done, 10.0, "the end of the run")
+        assert end.result().result.outcome == RunOutcome.SHUTDOWN
         assert nav.navigation.process.wait(5.0) == 0
     assert not any("Traceback" in line for line in rig.lines)

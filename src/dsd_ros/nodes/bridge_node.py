@@ -65,6 +65,7 @@ class BridgeNode(Node):
         self._relayed = 0
         self._topics = VerifierTopics(self, self._on_message)
         self._health = health.Health(self, settings.url)
+        self._topics.start()
         self._threads = [
             threading.Thread(target=self._read, name="bridge reader", daemon=True),
             threading.Thread(target=self._write, name="bridge writer", daemon=True),

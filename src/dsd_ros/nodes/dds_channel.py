@@ -85,6 +85,9 @@ class _Topics:
         self._executor.add_node(self.node)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._spin, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to receive. Not in the constructor: a message could come before its receiver is built."""
         self._thread.start()
 
     def publish(self, message: wire.Message) -> None:
@@ -105,7 +108,8 @@ class _Topics:
         """Give thread and topics back. Not from a callback."""
         self._stop.set()
         self._executor.wake()
-        self._thread.join(timeout=1.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
         self._executor.shutdown(timeout_sec=0.2)
         self.node.destroy_node()
 
@@ -115,6 +119,8 @@ class _Topics:
                 self._executor.spin_once(timeout_sec=0.5)
             except ExternalShutdownException:
                 return
+            except Exception as error:  # a defect; the link must outlive the message that found it
+                self._owner.get_logger().error(f"a message was lost to {error!r}")
 
     def _receiver(self, ros_type: type) -> Callable[[bytes], None]:
         def receive(payload: bytes) -> None:
@@ -143,6 +149,7 @@ class DdsChannel:
         self._match_timeout = match_timeout
         self._closed = threading.Event()
         self._topics = _Topics(node, UP_TOPICS, DOWN_TOPICS, self._put)
+        self._topics.start()
 
     @property
     def bytes_up(self) -> int:
@@ -236,6 +243,10 @@ class VerifierTopics:
         self._topics = _Topics(node, DOWN_TOPICS, UP_TOPICS, self._arrived)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self._topics.node.create_timer(_HELD_S / 2, self._release_old, clock=steady)
+
+    def start(self) -> None:
+        """Begin to receive; call it once ``on_message`` can be served."""
+        self._topics.start()
 
     @property
     def bytes_up(self) -> int:

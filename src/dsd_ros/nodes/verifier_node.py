@@ -32,6 +32,7 @@ class VerifierNode(Node):
         self._health = health.Health(self, model.name)
         self._health.report(health.OK, f"target model {model.name} loaded, verifying on DDS topics")
         self.create_timer(1.0, self._count)
+        self._topics.start()
 
     def close(self) -> None:
         self._topics.close()

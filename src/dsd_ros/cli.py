@@ -6,17 +6,15 @@ A command's arguments are built only when it is called, so that `dsd doctor` run
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
-import types
-import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dsd_ros import __version__
+from dsd_ros.flags import add_settings, settings_from
 from dsd_ros.paths import models_directory
 
 EXIT_DONE = 0
@@ -91,39 +89,6 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         if name in argv:
             populate(command)
     return parser
-
-
-def add_settings(parser: argparse.ArgumentParser, schema: type) -> None:
-    """One flag per field of the settings dataclass ``schema``: its name, help, choices and default."""
-    hints = typing.get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        flag = "--" + field.name.replace("_", "-")
-        text = field.metadata.get("help", "")
-        if field.default not in (None, "", dataclasses.MISSING):
-            text += " (default: %(default)s)"
-        if isinstance(field.default, bool):
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=field.default, help=text)
-            continue
-        choices = field.metadata.get("choices")
-        parser.add_argument(
-            flag,
-            type=_without_none(hints[field.name]),
-            default=field.default,
-            help=text,
-            metavar="|".join(choices) if choices else field.name.upper(),
-        )
-
-
-def _without_none(hint: Any) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)
-    return hint
-
-
-def settings_from(args: argparse.Namespace, schema: type) -> Any:
-    """``schema`` filled from the flags that `add_settings` made; it validates itself (ValueError)."""
-    return schema(**{field.name: getattr(args, field.name) for field in dataclasses.fields(schema)})
 
 
 def _add_model(parser: argparse.ArgumentParser, flag: str, role: str) -> None:
@@ -378,6 +343,37 @@ def _train_pair(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    evaluations = parser.add_subparsers(required=True, metavar="WHAT")
+    pair = evaluations.add_parser(
+        "pair",
+        help="accuracy, acceptance and closed-loop success of a pair",
+        description="Measure a target and a draft on held-out scenes and in simulated runs from unseen seeds.",
+    )
+    pair.add_argument("--scenes", type=int, default=1000, help="(default: %(default)s)")
+    pair.add_argument("--seeds", type=int, default=50, help="runs (default: %(default)s)")
+    _add_model(pair, "--draft", "draft")
+    _add_model(pair, "--target", "target")
+    pair.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    pair.set_defaults(run=_evaluate_pair)
+
+
+def _evaluate_pair(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.pair import evaluate_pair
+
+    target, draft = _model_path(args.target, "target"), _model_path(args.draft, "draft")
+    figures = evaluate_pair(Path(target), Path(draft), scenes=args.scenes, seeds=args.seeds)
+    for name in ("target", "draft"):
+        row = figures[name]
+        print(
+            f"{name:6}  actions right {row['actions_right']:.1%}  closed loop {row['closed_loop']:.0%}  "
+            f"collided {row['collided']:.0%}  steps {row['steps']:.1f}"
+        )
+    print(f"acceptance {figures['acceptance']:.3f}, tau {figures['tokens_per_round']:.2f}")
+    _write_json(args.json, figures)
+    return EXIT_DONE
+
+
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "demo": (
         "the simulated Go2 finds the object named in an instruction, every node a process",
@@ -388,6 +384,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "doctor": ("what is installed here, what is missing, and the remedy", _doctor_arguments),
     "bench": ("measure the system on this machine", _bench_arguments),
     "train": ("train the shipped models", _train_arguments),
+    "evaluate": ("measure models on held-out scenes and in simulated runs", _evaluate_arguments),
 }
 
 if __name__ == "__main__":

@@ -193,7 +193,15 @@ def test_doctor_finds_this_machine_fit_for_the_demo(capsys):
 
 
 def test_every_command_explains_itself(capsys):
-    for command in ("demo", "decode", "verifier", "doctor", "bench overhead", "train pair"):
+    for command in (
+        "demo",
+        "decode",
+        "verifier",
+        "doctor",
+        "bench overhead",
+        "train pair",
+        "evaluate pair",
+    ):
         code, out, _ = dsd(capsys, *command.split(), "--help")
         assert code == 0
         assert "usage: dsd" in out

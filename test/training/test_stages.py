@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from dsd_ros.training.architecture import DRAFT, build_model
 from dsd_ros.training.data import Frames, generate, load_frames, world_frames
+from dsd_ros.training.goal_heads import GoalHeads
 from dsd_ros.training.language_stage import Mixer, cached_look, image_tokens, train_language
 from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
 from dsd_ros.training.text import all_instructions, train_tokenizer
@@ -77,8 +78,9 @@ def test_an_interrupted_language_stage_ends_with_the_same_weights(
         model = build_model(DRAFT, 4)
         features = image_tokens(model.model.visual, frames.images)
         look = cached_look(lambda: features)
+        torch.manual_seed(6)
         return train_language(
-            model, look, mixer, tmp_path / name, 1.0, steps=14, report=report,
+            model, GoalHeads(DRAFT.width), look, mixer, tmp_path / name, 1.0, steps=14, report=report,
             save_seconds=0.0 if report else 60.0,
         )  # fmt: skip
 

@@ -37,18 +37,27 @@ def load_plain(folder: Path) -> tuple[Any, Any]:
 
 
 def held_out_scenes(count: int) -> tuple[np.ndarray, list[Frame]]:
-    """Pictures (count, 112, 168, 3) and labels from worlds that no training saw."""
+    """Pictures (count, 112, 168, 3) and labels from worlds that no training saw.
+
+    Of each world's six the first three are from anywhere, with any thing in view as the goal, and the
+    last three from the expert's way to the world's own target.
+    """
     images: list[np.ndarray] = []
     labels: list[Frame] = []
     offscreen = shared_offscreen()
     for seed in TEST_SEEDS:
-        some, their = world_frames(seed, _PICTURES_PER_WORLD, offscreen)
+        some, their = world_frames(seed, _PICTURES_PER_WORLD, offscreen, _PICTURES_PER_WORLD // 2)
         images += some
         labels += their
         if len(images) >= count:
             break
     offscreen.close()
     return np.stack(images[:count]), labels[:count]
+
+
+def on_way(number: int) -> bool:
+    """Whether a held-out picture was taken on the expert's way to its world's target."""
+    return number % _PICTURES_PER_WORLD >= _PICTURES_PER_WORLD // 2
 
 
 def action_of(text: str) -> str:
@@ -90,8 +99,11 @@ def evaluate_pair(
         replies[name] = greedy_replies(model, features[name], prompts)
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in replies[name]]
         said = [action_of(text) for text in texts]
+        right = [a == b for a, b in zip(said, wanted, strict=True)]
         figures[name] = {
-            "actions_right": _mean([a == b for a, b in zip(said, wanted, strict=True)]),
+            "actions_right": _mean(right),
+            "actions_right_on_the_way": _mean([r for n, r in enumerate(right) if on_way(n)]),
+            "actions_right_anywhere": _mean([r for n, r in enumerate(right) if not on_way(n)]),
             "parsed": _mean([bool(a) for a in said]),
             "replies_word_for_word": _mean(
                 [t == g for t, (_, g) in zip(texts, goals, strict=True)]
@@ -187,6 +199,8 @@ Measured by `dsd evaluate pair` in the run that wrote this card; {figures["scene
 | | |
 | --- | --- |
 | actions right (exactly the expert's) | {100 * mine["actions_right"]:.1f} % |
+| ... in pictures on the way to a target | {100 * mine["actions_right_on_the_way"]:.1f} % |
+| ... in pictures from anywhere, of any thing in view | {100 * mine["actions_right_anywhere"]:.1f} % |
 | replies that parse | {100 * mine["parsed"]:.1f} % |
 | replies word for word the expert's | {100 * mine["replies_word_for_word"]:.1f} % |
 | runs that reach the target without a collision | {100 * mine["closed_loop"]:.0f} % |

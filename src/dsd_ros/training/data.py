@@ -131,15 +131,24 @@ def _poses(world: World, rng: np.random.Generator, count: int) -> list[tuple[flo
 
 
 def world_frames(
-    seed: int, count: int = FRAMES_PER_WORLD, offscreen: Offscreen | None = None
+    seed: int,
+    count: int = FRAMES_PER_WORLD,
+    offscreen: Offscreen | None = None,
+    on_way: int | None = None,
 ) -> tuple[list[np.ndarray], list[Frame]]:
-    """Pictures and labels of one world: part scattered poses, part along the expert's way."""
+    """Pictures and labels of one world: first scattered poses, then along the expert's way.
+
+    `on_way` of them (a third) are on the expert's way to the world's own target, which is then the
+    first goal; at the scattered poses the first goal is any thing in view, if there is one.
+    """
+    if on_way is None:
+        on_way = count // 3
     world = World.from_seed(seed)
     rng = np.random.default_rng([seed, 22])
     images, labels = [], []
     own = world.target.name
     with Simulator(world, offscreen=offscreen) as simulator:
-        for pose in _poses(world, rng, count - count // 3):
+        for pose in _poses(world, rng, count - on_way):
             simulator.pose = pose
             labels.append(label(simulator, View.of(simulator), rng, None))
             images.append(shrink(simulator.render()))

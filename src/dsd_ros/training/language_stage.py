@@ -172,7 +172,7 @@ class Mixer:
                 if rng.random() < caption_share:
                     pool.append(Example(row, None, self._encode(caption(frame))))
                     continue
-                choice = seen if seen and rng.random() < 0.8 else unseen
+                choice = seen if seen and rng.random() < 0.68 else unseen
                 if choice:
                     goal, text = choice[int(rng.integers(len(choice)))]
                     classes = goal_classes(frame, goal)
@@ -230,6 +230,7 @@ def live_look(tower: Any, heads: Heads, frames: Frames, seed: int) -> Look:
 
 def train_language(
     model: Any,
+    goals: GoalHeads,
     look: Look,
     mixer: Mixer,
     path: Path,
@@ -240,13 +241,11 @@ def train_language(
     report: Callable[[str, float], None] | None = None,
     save_seconds: float = 60.0,
 ) -> dict[str, float]:
-    """Train a model's language half (and what `look` brings) in place; resumes from `path`.
+    """Train a model's language half, its goal heads and what `look` brings; resumes from `path`.
 
     Returns the running loss, the share of reply tokens right, and the minutes spent.
     """
     language = model.model.language_model
-    torch.manual_seed(mixer.seed)
-    goals = GoalHeads(language.config.hidden_size)
     modules: dict[str, Any] = {"language": language, "goals": goals}
     groups: list[dict[str, Any]] = [
         {"params": [*language.parameters(), *goals.parameters()], "factor": 1.0}

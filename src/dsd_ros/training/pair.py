@@ -26,6 +26,7 @@ from .data import (
     load_frames,
     save_shard,
 )
+from .goal_heads import GoalHeads
 from .language_stage import Mixer, cached_look, image_tokens, live_look, train_language
 from .replies import greedy_replies
 from .rollouts import roll_out
@@ -144,6 +145,7 @@ class _Run:
         self.model = build_model(TARGET, settings.seed)
         torch.manual_seed(settings.seed + 1)
         self.heads = Heads(TARGET.width)
+        self.goals = GoalHeads(TARGET.width)
         self._features: torch.Tensor | None = None
 
     def _tokenizer(self) -> Any:
@@ -177,7 +179,7 @@ class _Run:
         s = self.settings
         mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed)
         return train_language(
-            self.model, cached_look(lambda: self.features), mixer, s.cache / "target.safetensors",
+            self.model, self.goals, cached_look(lambda: self.features), mixer, s.cache / "target.safetensors",
             s.language_minutes, s.language_steps, report=self.report,
         )  # fmt: skip
 
@@ -191,7 +193,7 @@ class _Run:
         mixer = Mixer(self.frames, self.tokenizer, s.live_batch, seed, per_picture=2)
         look = live_look(self.model.model.visual, self.heads, self.frames, seed)
         return train_language(
-            self.model, look, mixer, s.cache / name, minutes, s.joint_steps, rate,
+            self.model, self.goals, look, mixer, s.cache / name, minutes, s.joint_steps, rate,
             captions=0.0, report=self.report,
         )  # fmt: skip
 
@@ -224,7 +226,7 @@ class _Run:
         )
         self._features = None
         name = f"target-dagger{round_}.safetensors"
-        figures = self._live(name, s.seed + 20 + round_, s.dagger_minutes, 1e-3)
+        figures = self._live(name, s.seed + 20 + round_, s.dagger_minutes, 1e-3 * 0.5**round_)
         return {**met, **figures}
 
     def write_target(self) -> None:
@@ -239,7 +241,7 @@ class _Run:
         self.project = nn.Linear(TARGET.width, DRAFT.width)
         mixer = Mixer(frames, self.tokenizer, s.batch, s.seed + 9)
         return train_language(
-            self.small, cached_look(lambda: features, self.project), mixer,
+            self.small, GoalHeads(DRAFT.width), cached_look(lambda: features, self.project), mixer,
             s.cache / "draft.safetensors",
             s.draft_minutes, s.draft_steps, captions=0.1, report=self.report,
         )  # fmt: skip

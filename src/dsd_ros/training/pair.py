@@ -309,7 +309,7 @@ def sizes() -> dict[str, Size]:
 
 
 def _plain(settings: TrainSettings) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(settings).items()}
+    return {k: v for k, v in vars(settings).items() if not isinstance(v, Path)}
 
 
 def _progress_bar() -> Report:

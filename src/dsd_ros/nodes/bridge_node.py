@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rclpy.node import Node
@@ -67,8 +68,10 @@ class BridgeNode(Node):
         self._health = health.Health(self, settings.url)
         self._topics.start()
         self._threads = [
-            threading.Thread(target=self._read, name="bridge reader", daemon=True),
-            threading.Thread(target=self._write, name="bridge writer", daemon=True),
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"bridge {work.__name__}", daemon=True
+            )
+            for work in (self._read, self._write)
         ]
         for thread in self._threads:
             thread.start()
@@ -80,6 +83,14 @@ class BridgeNode(Node):
         self._channel.close()
         for thread in self._threads:
             thread.join(timeout=0.3)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """A bridge with one of its threads gone relays nothing: better to end, and be started again."""
+        try:
+            work()
+        except Exception as error:
+            if not self._stop.is_set():
+                self.failure = f"The bridge failed: {error!r}"
 
     def _on_message(self, message: Message) -> None:
         if (
@@ -102,7 +113,8 @@ class BridgeNode(Node):
                 self._channel.send(message)
                 self._relayed += 1
             except LinkClosed:
-                self._up.clear()  # the reader finds out by itself, and redials
+                # The reader finds out by itself and redials; by now it may even have done so.
+                self.get_logger().debug("a message was lost with the link")
 
     def _read(self) -> None:
         backoff = Backoff(0.1, self._settings.longest_wait_s)

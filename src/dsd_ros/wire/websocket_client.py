@@ -106,8 +106,9 @@ class WebsocketChannel:
                 f"the certificate of {self.url} is not trusted ({error.verify_message}); "
                 "name the authority that signed it as CA file"
             ) from error
-        except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
-            # TimeoutError is an OSError, and so is most of what TLS says.
+        except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError) as error:
+            # TimeoutError is an OSError, and so is most of what TLS says. ConnectionClosed: a verifier that
+            # goes away while the handshake is under way.
             reason = str(error) or type(error).__name__
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

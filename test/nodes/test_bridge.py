@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.channel import LinkError
+from dsd_ros.wire.channel import LinkClosed, LinkError
+from dsd_ros.wire.websocket_client import WebsocketChannel
 
 SERVER = Path(__file__).parent.parent / "serve_model.py"
 INSTRUCTION = "find the silver bottle"
@@ -111,3 +114,28 @@ def test_a_wrong_token_ends_the_bridge_with_a_sentence(rig, tiny_pair, tmp_path)
     assert child.process.returncode == 1
     assert any("token" in line and "bridge_node" in line for line in rig.lines), rig.lines
     assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_a_verifier_that_resets_every_handshake_is_a_closed_link():
+    """What the bridge meets while a verifier is being restarted: each attempt must end in LinkClosed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                # Closing with unsent data discarded sends a reset.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        port = listener.getsockname()[1]
+        for _ in range(100):
+            with (
+                WebsocketChannel(f"ws://127.0.0.1:{port}") as channel,
+                pytest.raises(LinkClosed, match="cannot be reached"),
+            ):
+                channel.reconnect()
+        listener.shutdown(socket.SHUT_RDWR)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from dsd_ros.robot.world import World
@@ -110,6 +111,7 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     figures["target"] = run.target()
     figures["joint"] = run.joint()
     figures["dagger"] = [run.dagger(k) for k in range(settings.dagger_rounds)]
+    run.average()
     run.write_target()
     figures["draft"] = run.draft()
     run.write_draft()
@@ -228,6 +230,28 @@ class _Run:
         name = f"target-dagger{round_}.safetensors"
         figures = self._live(name, s.seed + 20 + round_, s.dagger_minutes, 1e-3 * 0.5**round_)
         return {**met, **figures}
+
+    def average(self) -> None:
+        """Average the weights at the ends of the stages with the tower unfrozen, later ones more.
+
+        After M. Wortsman et al., "Model soups", 2022: the mean of fine-tuned weights of one lineage
+        is steadier than each; here it ended going back and forth between two mistaken views.
+        """
+        names = ["target-joint.safetensors"]
+        names += [f"target-dagger{k}.safetensors" for k in range(self.settings.dagger_rounds)]
+        states = [load_file(self.settings.cache / name) for name in names]
+        weights = np.array([1.5**k for k in range(len(states))])
+        weights /= weights.sum()
+        parts = {"language/": self.model.model.language_model, "tower/": self.model.model.visual}
+        for prefix, module in parts.items():
+            mean = {
+                key[len(prefix) :]: sum(
+                    float(w) * state[key] for w, state in zip(weights, states, strict=True)
+                )
+                for key in states[0]
+                if key.startswith(prefix)
+            }
+            module.load_state_dict(mean)
 
     def write_target(self) -> None:
         write_model(self.model, self.tokenizer, self.settings.out / "target")

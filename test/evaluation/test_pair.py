@@ -23,7 +23,7 @@ def test_a_pair_is_measured_and_its_cards_are_written(tmp_path: Path) -> None:
     for name in ("target", "draft"):
         assert figures[name]["actions_right"] == 0.0
         assert figures[name]["closed_loop"] == 0.0
-        assert figures[name]["missed_seeds"] == [0]
+        assert figures[name]["missed_seeds"] == [100]
         card = (tmp_path / name / "README.md").read_text()
         assert "| actions right (exactly the expert's) | 0.0 % |" in card
     assert 0.0 <= figures["acceptance"] <= 1.0

@@ -13,10 +13,12 @@ import rclpy
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
-from rclpy.executors import MultiThreadedExecutor
+from rclpy.action import ActionClient
+from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
+from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.nodes import bringup, qos
 from dsd_ros.nodes.images import from_rgb
@@ -32,6 +34,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.lines: list[str] = []
+        self._at_end: list[Callable[[], None]] = []
         self.group = ProcessGroup(lambda name, line: self.lines.append(f"[{name}] {line}"))
 
     def __enter__(self) -> Rig:
@@ -46,11 +49,17 @@ class Rig:
 
     def __exit__(self, *_: object) -> None:
         self.group.close()
+        for close in self._at_end:
+            close()
         self._stop.set()
         self._thread.join(timeout=5.0)
         self._executor.shutdown(timeout_sec=1.0)
         self.node.destroy_node()
         rclpy.shutdown()
+
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Call ``close`` when the rig is taken down, after the processes."""
+        self._at_end.append(close)
 
     def _spin(self) -> None:
         while not self._stop.is_set():
@@ -150,3 +159,64 @@ class OdometryRig:
 def picture(seed: int, height: int = 56, width: int = 84) -> np.ndarray:
     """A random picture."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+class GoalClient:
+    """A Navigate client whose requests and answers are handled by one thread.
+
+    rclpy's ActionClient loses an answer that another thread takes before the asking one has noted the request.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._node = rclpy.create_node("goal_client")
+        self._executor = SingleThreadedExecutor()
+        self._executor.add_node(self._node)
+        self._client = ActionClient(self._node, Navigate, "navigate")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+        rig.at_end(self.close)
+
+    def ready(self) -> bool:
+        return self._client.server_is_ready()
+
+    def send(self, feedback: Callable[[Any], None] | None = None, **goal: Any) -> Any:
+        """Send a goal and return its handle."""
+        message = Navigate.Goal(**{"instruction": "find the silver bottle"} | goal)
+        return self._run(lambda: self._client.send_goal_async(message, feedback))()
+
+    def result(self, handle: Any, timeout: float = 60.0) -> Callable[[], Any]:
+        """Ask for a goal's result; the returned function waits for it: (status, result)."""
+        wait = self._run(handle.get_result_async, timeout)
+
+        def finish() -> Any:
+            answer = wait()
+            return answer.status, answer.result
+
+        return finish
+
+    def cancel(self, handle: Any) -> None:
+        self._run(handle.cancel_goal_async)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self._executor.shutdown(timeout_sec=1.0)
+        self._node.destroy_node()
+
+    def _run(self, ask: Callable[[], Any], timeout: float = PATIENCE_S) -> Callable[[], Any]:
+        """Call ``ask``, which returns a future, in the spinning thread; the function waits for its result."""
+        futures: list[Any] = []
+        self._executor.create_task(lambda: futures.append(ask()))
+        self._rig.until(lambda: futures, what="a request being sent")
+
+        def wait() -> Any:
+            self._rig.until(futures[0].done, timeout, "an answer of the navigation node")
+            return futures[0].result()
+
+        return wait
+
+    def _spin(self) -> None:
+        while not self._stop.is_set():
+            self._executor.spin_once(timeout_sec=0.1)

@@ -10,10 +10,8 @@ import sys
 import time
 
 import pytest
-from rclpy.action import ActionClient
-from ros_rig import OdometryRig
+from ros_rig import GoalClient, OdometryRig
 
-from dsd_msgs.action import Navigate
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
@@ -116,20 +114,18 @@ def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
     odometry = OdometryRig(rig)
     actions = []
     rig.node.create_subscription(NavAction, "nav_action", actions.append, qos.STATE)
-    client = ActionClient(rig.node, Navigate, "navigate")
+    client = GoalClient(rig)
     rig.start("simulator_node", instruction="find the silver bottle")
     rig.start("navigation_node", run__decode_timeout_s=8.0)
     verifier = rig.start("verifier_node")
     rig.start("draft_node", link__response_timeout_s=0.5, link__attempts=3)
     rig.until_active()
-    rig.until(lambda: client.server_is_ready() and odometry.samples)
-    future = client.send_goal_async(Navigate.Goal(instruction="find the silver bottle"))
+    rig.until(lambda: client.ready() and odometry.samples)
+    handle = client.send()
     rig.until(lambda: actions, what="the first action")
     verifier.process.send_signal(signal.SIGKILL)
     verifier.process.wait()
-    result = future.result().get_result_async()
-    rig.until(result.done, 60.0, "the end of the run")
-    answer = result.result().result
+    _, answer = client.result(handle)()
     assert answer.outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), answer.message
     assert answer.message
     count = len(odometry.samples)

@@ -14,11 +14,9 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
-from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
-from ros_rig import OdometryRig
+from ros_rig import GoalClient, OdometryRig
 
-from dsd_msgs.action import Navigate
 from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run import RunOutcome
@@ -51,10 +49,10 @@ class NavigationRig:
         )
         rig.node.create_subscription(NavAction, "nav_action", self.actions.append, qos.STATE)
         self.odometry = OdometryRig(rig)
-        self.client = ActionClient(rig.node, Navigate, "navigate", callback_group=group)
+        self.client = GoalClient(rig)
         self.simulator = rig.start("simulator_node")
         self.navigation = rig.start("navigation_node", **parameters)
-        rig.until(lambda: self.odometry.samples and self.client.server_is_ready())
+        rig.until(lambda: self.odometry.samples and self.client.ready())
 
     def _on_decode(self, request, answer):
         self.requests.append(request)
@@ -73,16 +71,10 @@ class NavigationRig:
         return answer
 
     def send(self, **goal):
-        future = self.client.send_goal_async(
-            Navigate.Goal(**{"instruction": "find it"} | goal), self.feedback.append
-        )
-        self.rig.until(future.done)
-        return future.result()
+        return self.client.send(self.feedback.append, **{"instruction": "find it"} | goal)
 
-    def finish(self, handle, timeout: float = 60.0):
-        future = handle.get_result_async()
-        self.rig.until(future.done, timeout, "the end of the run")
-        return future.result().status, future.result().result
+    def finish(self, handle):
+        return self.client.result(handle)()
 
     def run(self, *script, **goal):
         """One run; checks that the robot stands at its end."""
@@ -180,7 +172,7 @@ def test_cancel_stops_within_the_watchdogs_time(rig):
     assert second.outcome == RunOutcome.BAD_GOAL and "under way" in second.message
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
     asked = time.monotonic()
-    handle.cancel_goal_async()
+    nav.client.cancel(handle)
     status, result = nav.finish(handle)
     assert (status, result.outcome) == (GoalStatus.STATUS_CANCELED, RunOutcome.CANCELLED)
     after = [c for at, c in nav.commands if at > asked + 0.5]
@@ -217,7 +209,7 @@ def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     nav = NavigationRig(rig)
     nav.script = [LEFT, LEFT]
     handle = nav.send()
-    end = handle.get_result_async()
+    end = nav.client.result(handle)
     rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
     ended = time.time()
     nav.navigation.process.send_signal(number)
@@ -225,7 +217,6 @@ def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     moving = max(sample[0] for sample in nav.odometry.samples if abs(sample[3].wz) > 0.01)
     assert moving - ended < 0.5 + 0.15  # and what braking takes
     if number == signal.SIGTERM:
-        rig.until(end.done, 10.0, "the end of the run")
-        assert end.result().result.outcome == RunOutcome.SHUTDOWN
+        assert end()[1].outcome == RunOutcome.SHUTDOWN
         assert nav.navigation.process.wait(5.0) == 0
     assert not any("Traceback" in line for line in rig.lines)

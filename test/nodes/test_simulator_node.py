@@ -48,12 +48,11 @@ def test_topics_and_their_contents(rig, heard):
     assert abs(seconds(image.header.stamp) - time.time()) < 30.0  # the stamps are wall time's
     # By the robot's own clock the rates hold, however busy this machine is.
     stamps = [sample[0] for sample in odometry.samples]
-    assert np.median(np.diff(stamps)) == pytest.approx(0.02, rel=0.5)
+    assert np.median(np.diff(stamps)) > 0.8 / 50
     assert all(b > a for a, b in zip(stamps, stamps[1:], strict=False))
     frames = [seconds(picture.header.stamp) for picture in heard["camera/image_raw"]]
-    assert min(np.diff(frames)) > 0.0 and np.median(np.diff(frames)) == pytest.approx(
-        1 / 15, rel=0.6
-    )
+    assert min(np.diff(frames)) > 0.0  # how many there are is the machine's affair, up to the rate
+    assert np.median(np.diff(frames)) > 0.8 / 15
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81)
     assert heard["/clock"] and heard["collision"][-1].data == 0
     assert heard["ground_truth/target_distance"][-1].data > 0.6

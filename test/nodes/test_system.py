@@ -9,10 +9,8 @@ import yaml
 from diagnostic_msgs.msg import DiagnosticArray
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import DescribeParameters, ListParameters, SetParameters
-from rclpy.action import ActionClient
-from ros_rig import OdometryRig
+from ros_rig import GoalClient, OdometryRig
 
-from dsd_msgs.action import Navigate
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes.bringup import SYSTEMS
 
@@ -27,7 +25,7 @@ class SystemRig:
     def __init__(self, rig, pair) -> None:
         self.rig, self.pair = rig, pair
         self.odometry = OdometryRig(rig)
-        self.client = ActionClient(rig.node, Navigate, "navigate")
+        self.client = GoalClient(rig)
         self.diagnostics: dict[str, int] = {}
         rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         rig.start("simulator_node")
@@ -35,7 +33,7 @@ class SystemRig:
         self.verifier = self.start_verifier()
         self.draft = self.start_draft()
         rig.until_active()
-        rig.until(lambda: self.client.server_is_ready() and self.odometry.samples)
+        rig.until(lambda: self.client.ready() and self.odometry.samples)
 
     def start_verifier(self):
         return self.rig.start("verifier_node", model__path=self.pair[0])
@@ -55,11 +53,7 @@ class SystemRig:
             self.diagnostics[status.name] = status.level[0]
 
     def run(self) -> tuple[RunOutcome, str]:
-        future = self.client.send_goal_async(Navigate.Goal(instruction="find the silver bottle"))
-        self.rig.until(future.done)
-        result = future.result().get_result_async()
-        self.rig.until(result.done, 30.0, "the end of the run")
-        answer = result.result().result
+        _, answer = self.client.result(self.client.send(), 30.0)()
         return RunOutcome(answer.outcome), answer.message
 
     def camera(self, on: bool) -> None:

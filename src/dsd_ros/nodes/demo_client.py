@@ -97,8 +97,11 @@ class DemoClient:
         )
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
+        """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
         goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
-        self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
+        self._executor.create_task(
+            lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
+        )
 
     def finished(self) -> bool:
         return self._result is not None or self._rejected

@@ -138,8 +138,7 @@ class _Topics:
 class DdsChannel:
     """The robot's end: implements :class:`dsd_ros.wire.channel.Channel` over the node's topics.
 
-    The node must be spinning in another thread, in an executor that runs ``group`` beside a blocked
-    callback.
+    It spins its topics itself, so ``node`` need not be spinning.
 
     :param match_timeout: how long a send waits for a verifier to appear, s.
     """

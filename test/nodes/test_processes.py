@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from dsd_ros.nodes import processes
 from dsd_ros.nodes.processes import ProcessGroup
 
 CHILD = "import time; print('up', flush=True); time.sleep(600)"
@@ -141,3 +142,17 @@ def test_no_orphans_when_the_runner_is_killed(arguments):
     run.process.wait()
     run.process.stdout.close()
     until(lambda: not any(alive(pid) for pid in children), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "demo, robot, cloud"),
+        (["attic"], "demo, robot, cloud"),
+        (["robot", "speed=1"], "ARGUMENT:=VALUE"),
+        (["robot", "bogus:=1"], "no argument 'bogus'"),
+    ],
+)
+def test_a_system_or_argument_that_is_none_is_named(capsys, arguments, named):
+    assert processes.main(arguments) == 2
+    assert named in capsys.readouterr().err

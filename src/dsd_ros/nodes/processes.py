@@ -1,5 +1,7 @@
 """Runs a system's nodes as separate processes, for machines without `ros2 launch`.
 
+    python -m dsd_ros.nodes.processes robot verifier:=wss://cloud.example:8765
+
 Every child leads a process group of its own and dies with its parent; what it prints is passed on line by line
 behind its name. One failing child ends them all.
 """
@@ -233,3 +235,22 @@ _print_lock = threading.Lock()
 def _print_prefixed(name: str, line: str) -> None:
     with _print_lock:
         print(f"[{name}] {line}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the system named first, with the ``argument:=value`` pairs behind it, as `ros2 launch` would."""
+    if not arguments or arguments[0] not in SYSTEMS or not all(":=" in a for a in arguments[1:]):
+        print(
+            f"usage: SYSTEM [ARGUMENT:=VALUE ...], SYSTEM one of {', '.join(SYSTEMS)}",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        return run_system(arguments[0], dict(a.split(":=", 1) for a in arguments[1:]))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

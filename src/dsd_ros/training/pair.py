@@ -18,7 +18,7 @@ from torch import nn
 
 from dsd_ros.robot.world import World
 
-from .architecture import DRAFT, TARGET, Size, build_model
+from .architecture import DRAFT, TARGET, build_model
 from .data import (
     TRAIN_SEEDS,
     VALIDATION_SEEDS,
@@ -325,11 +325,6 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     (part / "model.safetensors").chmod(0o644)
     part.rename(folder)
-
-
-def sizes() -> dict[str, Size]:
-    """The sizes of the two models."""
-    return {"target": TARGET, "draft": DRAFT}
 
 
 def _plain(settings: TrainSettings) -> dict[str, Any]:

@@ -23,15 +23,17 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6
 FLOATS = st.lists(st.floats(0, 1, width=32), max_size=40).map(
     lambda values: np.array(values, "<f4").tobytes()
 )
+LAYERS = st.lists(U16, max_size=256)
 ID = st.binary(min_size=8, max_size=8)
 MESSAGES = st.one_of(
     st.builds(
         wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
         st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.sampled_from([b"", SESSION]),
+        st.booleans(), LAYERS, TEXT, st.floats(0, 1),
     ),
     st.builds(
         wire.SessionReply, U32, st.sampled_from([b"", SESSION]), TEXT, TEXT, TEXT, U32,
-        st.lists(TOKEN, max_size=16),
+        st.lists(TOKEN, max_size=16), LAYERS,
     ),
     st.builds(
         wire.Observation, ID, U32, TEXT.filter(bool), st.integers(1, 8192), st.integers(1, 8192),
@@ -39,7 +41,7 @@ MESSAGES = st.one_of(
     ),
     st.builds(
         wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), FLOATS,
-        st.binary(max_size=64), U16,
+        st.binary(max_size=64), U16, st.sampled_from([b"", b"digested"]),
     ),
     st.builds(
         wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32
@@ -83,6 +85,8 @@ REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
         (REQUEST, "temperature", -1.0),
         (REQUEST, "top_p", 0.0),
         (REQUEST, "seed", 2**63),
+        (REQUEST, "min_exit_confidence", math.nan),
+        (REQUEST, "min_exit_confidence", 1.5),
         (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", ""),
         (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", "x" * 2001),
         (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "height", 0),

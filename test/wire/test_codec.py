@@ -21,11 +21,14 @@ MESSAGES = st.one_of(
         request=u32, protocol_version=u16, mode=short, tokenizer_fingerprint=short, vocab_size=u32,
         temperature=st.floats(0, 100), top_k=u32, top_p=st.floats(0, 1, exclude_min=True),
         seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=8),
+        exits=st.booleans(), exit_layers=st.lists(u16, max_size=256), exit_policy=short,
+        min_exit_confidence=st.floats(0, 1),
     ),
     st.builds(
         m.SessionReply,
         request=u32, session=st.binary(max_size=8), error=st.text(max_size=1024), target_name=short,
         target_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16),
+        exit_layers=st.lists(u16, max_size=256),
     ),
     st.builds(
         m.Observation,
@@ -36,6 +39,7 @@ MESSAGES = st.one_of(
         m.Draft,
         session=session, reply=u32, round=u32, confirmed=u32, tokens=st.lists(ids, max_size=64),
         distributions=st.binary(max_size=300), parents=st.binary(max_size=64), autonomous_rounds=u16,
+        assumed=st.binary(max_size=8),
     ),
     st.builds(
         m.Outcome,
@@ -138,6 +142,11 @@ def outcome(**changes):
         m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, exit_layers=[1] * 257),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, exit_layers=[1 << 16]),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=1.5),
+        m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=float("nan")),
+        m.Draft(bytes(8), 1, 1, 0, [], assumed=bytes(9)),
     ],
 )  # fmt: skip
 def test_every_bound_is_checked(message):
@@ -157,6 +166,14 @@ def test_ids_of_a_large_vocabulary_survive():
     tokens = [0, 255, 65_535, 65_536, 152_063]
     draft = m.Draft(bytes(8), 1, 1, 0, tokens)
     assert decode(encode(draft)).tokens == tokens
+
+
+def test_a_prefix_has_one_digest_and_another_prefix_another():
+    # BLAKE2b of the ids as little-endian uint32; a robot and a verifier of other builds must agree.
+    assert m.prefix_digest([]).hex() == "e4a6a0577479b2b4"
+    assert m.prefix_digest([1, 152_063]).hex() == "6889f3df6eabdb63"
+    prefixes = [[], [0], [0, 0], [1], [1, 0], [0, 1], [256], [1 << 16], [m.MAX_VOCABULARY - 1]]
+    assert len({m.prefix_digest(prefix) for prefix in prefixes}) == len(prefixes)
 
 
 def test_a_greedy_round_takes_few_bytes():

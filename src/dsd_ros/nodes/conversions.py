@@ -28,8 +28,9 @@ ROS_TYPES: dict[type, type] = {
     wire.SessionClose: ros.SessionClose,
 }
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
-_BYTES = frozenset({"session", "resume", "image", "parents"})
+_BYTES = frozenset({"session", "resume", "image", "parents", "assumed"})
 _FLOATS = frozenset({"distributions"})
+_SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list is one of uint32
 
 
 def to_ros(message: wire.Message) -> Any:
@@ -43,7 +44,7 @@ def to_ros(message: wire.Message) -> Any:
         elif name in _FLOATS:
             value = _floats(value)
         elif isinstance(value, list):
-            value = array.array("I", value)
+            value = array.array("H" if name in _SHORTS else "I", value)
         setattr(result, name, value)
     return result
 

@@ -45,7 +45,7 @@ def decode(data: bytes) -> Message:
     if isinstance(message, Outcome):
         _check_finite(message.confidence)
     elif isinstance(message, SessionRequest):
-        _check_finite(message.temperature, message.top_p)
+        _check_finite(message.temperature, message.top_p, message.min_exit_confidence)
     return message
 
 

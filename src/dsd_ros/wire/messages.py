@@ -7,15 +7,19 @@ A round is named by (session, reply, round) and is idempotent: a peer that sees 
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_DRAFT = MAX_DRAFT_LENGTH
+MAX_EXITS = 256
 MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
 MAX_INSTRUCTION_CHARS = 2000
@@ -28,6 +32,7 @@ UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
 ShortText = Annotated[str, Meta(max_length=256)]
 Tokens = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT)]
+Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
 
 
 class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -46,12 +51,16 @@ class RefusalCode(StrEnum):
     MALFORMED = "malformed"  # no message of this protocol
     OVERLOADED = "overloaded"  # too many messages of one peer are waiting
     UNSUPPORTED = "unsupported"  # a valid message asking for what this verifier does not do
+    ASSUMPTION_FAILED = "assumption-failed"  # sent ahead behind tokens that did not come true
 
 
 class SessionRequest(_Message, frozen=True, tag=1):
     """Robot -> verifier: open a session, or resume the one named.
 
     ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
+    ``exits`` asks for early outcomes, of the exits behind ``exit_layers`` (1-based; empty: all there are), from
+    ``min_exit_confidence`` up; ``exit_policy`` orders those that wait for the link: "priority" (by
+    confidence) or "fifo".
     """
 
     request: UInt32
@@ -64,6 +73,10 @@ class SessionRequest(_Message, frozen=True, tag=1):
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     resume: Annotated[bytes, Meta(max_length=8)] = b""
+    exits: bool = False
+    exit_layers: Layers = []
+    exit_policy: ShortText = "priority"
+    min_exit_confidence: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
 
 
 class SessionReply(_Message, frozen=True, tag=2):
@@ -71,6 +84,7 @@ class SessionReply(_Message, frozen=True, tag=2):
 
     Asked to resume a session that is gone, the verifier opens a new one: compare ``session``.
     The target's ``eos_token_ids`` end a reply in every mode, whatever the draft's would be.
+    ``exit_layers`` are the exits that will speak (empty: none), 1-based and ascending.
     """
 
     request: UInt32
@@ -80,6 +94,7 @@ class SessionReply(_Message, frozen=True, tag=2):
     target_fingerprint: ShortText
     vocab_size: UInt32
     eos_token_ids: Annotated[list[TokenId], Meta(max_length=16)] = []
+    exit_layers: Layers = []
 
 
 class Observation(_Message, frozen=True, tag=3):
@@ -102,6 +117,9 @@ class Draft(_Message, frozen=True, tag=4):
     ``distributions`` holds len(tokens) x vocab_size float32 of the draft (proof "full"), or nothing (greedy).
     ``parents`` names each node's parent for a tree (empty: a sequence).
     ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
+    ``assumed`` is for a round sent ahead, while earlier ones are under way: the ``prefix_digest`` of all the
+    reply's tokens in front of this draft. Where they come out otherwise the round is refused
+    (ASSUMPTION_FAILED) and forgotten, and its number may be used again.
     """
 
     session: SessionId
@@ -112,11 +130,14 @@ class Draft(_Message, frozen=True, tag=4):
     distributions: Annotated[bytes, Meta(max_length=MAX_DISTRIBUTION_BYTES)] = b""
     parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""
     autonomous_rounds: UInt16 = 0
+    assumed: Annotated[bytes, Meta(max_length=8)] = b""
 
 
 class Outcome(_Message, frozen=True, tag=5):
     """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
 
+    An early exit's outcome (``is_final`` false, ``layer`` below the last) is a forecast. Early outcomes may come
+    in any order or not at all, each (accepted, next_token) of a round once, none behind the final one.
     ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
     ``compute_us`` is how long the verifier's model ran for this round, in microseconds by its own monotonic
     clock; that of a reply's first round includes reading the observation.
@@ -153,3 +174,8 @@ class SessionClose(_Message, frozen=True, tag=7):
 
 
 Message = SessionRequest | SessionReply | Observation | Draft | Outcome | Refusal | SessionClose
+
+
+def prefix_digest(tokens: Sequence[int]) -> bytes:
+    """8 bytes that stand for a reply's tokens: BLAKE2b over their ids as little-endian uint32."""
+    return hashlib.blake2b(np.asarray(tokens, dtype="<u4").tobytes(), digest_size=8).digest()

@@ -29,6 +29,7 @@ class Overlap(StrEnum):
     """What is drafted while a round is being verified."""
 
     NONE = "none"
+    PREDRAFT = "predraft"  # the next round, behind outcomes that early exits or guesses foretell
 
 
 class Side(StrEnum):
@@ -65,6 +66,10 @@ PRESETS: dict[str, Mode] = {
         Mode(
             "dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.NONE,
             "drafted on the robot, verified in the cloud by full distributions",
+        ),
+        Mode(
+            "fsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.PREDRAFT,
+            "as dsd, with the next draft made while the cloud still verifies this one",
         ),
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 
 BELOW = {"decoding", "vlm", "wire", "edge", "cloud", "navigation", "robot"}
-# Room -> the rooms it may import, itself apart. "top" is cli.py and the other modules beside the rooms.
+# Room -> the rooms it may import, itself apart. "top" is cli.py, commands/ and the modules beside the rooms.
 ARROWS = {
     "decoding": set(),
     "vlm": {"decoding"},
@@ -82,7 +82,7 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) < 2:
         return ""  # the package itself: its version
-    if (SOURCE / parts[1]).is_dir() or parts[1] in ARROWS:
+    if parts[1] != "commands" and ((SOURCE / parts[1]).is_dir() or parts[1] in ARROWS):
         return parts[1]
     return "top"
 
@@ -117,7 +117,7 @@ def name_of(path: Path) -> str:
 
 def test_every_room_is_in_the_table() -> None:
     rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert rooms <= ARROWS.keys()
+    assert rooms - {"commands"} <= ARROWS.keys()
 
 
 def test_arrows_have_no_cycle() -> None:

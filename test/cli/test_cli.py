@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dsd_ros import cli
+from dsd_ros.commands import shared
 
 INSTRUCTION = "find the red chair"
 ADDRESS = re.compile(r"wss?://\S+:\d+")
@@ -115,7 +116,7 @@ def test_the_verifier_wants_its_token(decode, models, tmp_path):
         assert decode("--verifier", url, "--token-file", tmp_path / "right")[0] == 0
         for options in ([], ["--token-file", tmp_path / "wrong"]):
             code, out, err = decode("--verifier", url, *options)
-            assert code == cli.EXIT_LINK
+            assert code == shared.EXIT_LINK
             assert out == "" and err.count("\n") == 1 and "token" in err
             assert "s3cret" not in err
 
@@ -124,7 +125,7 @@ def test_nobody_at_the_address_is_a_link_failure(decode):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         code, _, err = decode("--verifier", f"ws://127.0.0.1:{unused.getsockname()[1]}")
-    assert code == cli.EXIT_LINK
+    assert code == shared.EXIT_LINK
     assert err.count("\n") == 1
 
 
@@ -140,7 +141,7 @@ def test_a_port_in_use_is_named(models):
             text=True,
             timeout=60,
         )
-    assert done.returncode == cli.EXIT_BAD_INPUT
+    assert done.returncode == shared.EXIT_BAD_INPUT
     assert port in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -163,7 +164,7 @@ def test_a_port_in_use_is_named(models):
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(decode, options, named):
     code, out, err = decode(*options)
-    assert code == cli.EXIT_BAD_INPUT
+    assert code == shared.EXIT_BAD_INPUT
     assert out == ""
     assert err.startswith("dsd: ") and err.count("\n") == 1
     assert named in err
@@ -171,7 +172,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(decode, options, named):
 
 def test_models_that_do_not_share_a_tokenizer_are_refused(decode, models):
     code, _, err = decode("--draft", models / "stranger")
-    assert code == cli.EXIT_LINK
+    assert code == shared.EXIT_LINK
     assert "tokenizer" in err and err.count("\n") == 1
 
 
@@ -179,7 +180,7 @@ def test_doctor_says_what_a_machine_without_models_lacks(capsys, monkeypatch, tm
     monkeypatch.setattr("dsd_ros.paths.models_directory", lambda: tmp_path)
     code, out, _ = dsd(capsys, "doctor", "--role", "cloud", "--json")
     findings = {finding["name"]: finding for finding in json.loads(out)}
-    assert code == cli.EXIT_GOAL_MISSED
+    assert code == shared.EXIT_GOAL_MISSED
     assert not findings["shipped models"]["ok"]
     assert "dsd train pair" in findings["shipped models"]["remedy"]
     assert findings["torch"]["ok"]

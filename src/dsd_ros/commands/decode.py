@@ -1,0 +1,97 @@
+"""`dsd decode`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path
+from dsd_ros.flags import add_settings, settings_from
+
+SUMMARY = "one reply to one picture, without ROS"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.decoding.settings import DecodeSettings
+
+    parser.epilog = "Decodes in this process when no verifier is named."
+    parser.add_argument(
+        "--image", type=Path, required=True, metavar="FILE", help="picture to look at"
+    )
+    parser.add_argument("--instruction", required=True, help="what the robot is told")
+    add_settings(parser, DecodeSettings)
+    add_model(parser, "--draft", "draft")
+    add_model(parser, "--target", "target")
+    parser.add_argument(
+        "--verifier", metavar="URL", default="", help="ws://host:port or wss://host:port"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", default="", help="bearer token for the verifier"
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", default="", help="certificate to trust for wss://"
+    )
+    parser.add_argument("--json", action="store_true", help="print the reply as JSON")
+    parser.set_defaults(run=_decode)
+
+
+def _decode(args: argparse.Namespace) -> int:
+    from dsd_ros.decoding.settings import DecodeSettings
+    from dsd_ros.edge.session import EdgeSession
+    from dsd_ros.vlm.images import read_image
+    from dsd_ros.vlm.loading import ModelSettings, load_model
+    from dsd_ros.vlm.prompts import check_instruction
+
+    settings = settings_from(args, DecodeSettings)
+    instruction = check_instruction(args.instruction)
+    image = read_image(args.image)
+    draft = load_model(ModelSettings(model_path(args.draft, "draft")))
+    with _verifier_channel(args) as channel, EdgeSession(channel, draft, settings) as session:
+        reply = session.decode(image, instruction)
+    if args.json:
+        print(json.dumps(_reply_as_json(reply)))
+        return EXIT_DONE
+    print(reply.text)
+    print(
+        f"{reply.mode}: {len(reply.tokens)} tokens in {reply.rounds} rounds (tau {reply.tau:.2f}), "
+        f"{reply.seconds:.3f} s, {reply.bytes_up} bytes up, {reply.bytes_down} down",
+        file=sys.stderr,
+    )
+    return EXIT_DONE
+
+
+def _verifier_channel(args: argparse.Namespace) -> Any:
+    """The channel to the verifier named, or to one in this process."""
+    if not args.verifier:
+        from dsd_ros.cloud.local import in_process_channel
+
+        return in_process_channel(model_path(args.target, "target"))
+    from dsd_ros.wire.credentials import read_token
+    from dsd_ros.wire.websocket_client import WebsocketChannel
+
+    token = read_token(args.token_file) if args.token_file else None
+    return WebsocketChannel(args.verifier, token=token, ca_file=args.ca_file or None)
+
+
+def _reply_as_json(reply: Any) -> dict[str, Any]:
+    from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
+
+    try:
+        action = format_action(parse_reply(reply.text).action)
+    except UnparsableReply:
+        action = None
+    names = [
+        "tokens",
+        "text",
+        "mode",
+        "rounds",
+        "accepted",
+        "tau",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    ]
+    return {"action": action} | {name: getattr(reply, name) for name in names}

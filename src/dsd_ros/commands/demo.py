@@ -1,0 +1,49 @@
+"""`dsd demo`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsd_ros.commands.shared import add_model
+
+SUMMARY = "the simulated Go2 finds the object named in an instruction, every node a process"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.nodes.bringup import TRANSPORTS
+
+    parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
+    parser.add_argument(
+        "--instruction", default="find the silver bottle", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mode", default="dsd", help="decoding mode, dsd or ar (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--transport", choices=TRANSPORTS, default="dds", help="(default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the simulated world (default: 0)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: 0)")
+    parser.add_argument("--headless", action="store_true", help="open no window; plain output")
+    parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
+    add_model(parser, "--draft", "draft")
+    add_model(parser, "--target", "target")
+    parser.set_defaults(run=_demo)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from dsd_ros.nodes.demo import DemoSettings, run_demo
+
+    return run_demo(
+        DemoSettings(
+            instruction=args.instruction,
+            mode=args.mode,
+            transport=args.transport,
+            seed=args.seed,
+            temperature=args.temperature,
+            draft_model=args.draft,
+            target_model=args.target,
+            headless=args.headless,
+            json_path=args.json,
+        )
+    )

@@ -1,0 +1,32 @@
+"""`dsd doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED
+
+SUMMARY = "what is installed here, what is missing, and the remedy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.doctor import Role
+
+    parser.epilog = "Exit 0 when nothing that the role needs is missing, else 1."
+    parser.add_argument(
+        "--role",
+        choices=[role.value for role in Role],
+        default=Role.LAPTOP.value,
+        help="laptop: the whole demo; robot: draft and nodes; cloud: the verifier (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from dsd_ros import doctor
+
+    findings = doctor.examine(doctor.Role(args.role))
+    print(json.dumps(doctor.as_json(findings)) if args.json else doctor.render(findings))
+    return EXIT_DONE if doctor.healthy(findings) else EXIT_GOAL_MISSED

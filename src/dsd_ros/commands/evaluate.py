@@ -1,0 +1,41 @@
+"""`dsd evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path, write_json
+
+SUMMARY = "measure models on held-out scenes and in simulated runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    evaluations = parser.add_subparsers(required=True, metavar="WHAT")
+    pair = evaluations.add_parser(
+        "pair",
+        help="accuracy, acceptance and closed-loop success of a pair",
+        description="Measure a target and a draft on held-out scenes and in simulated runs from unseen seeds.",
+    )
+    pair.add_argument("--scenes", type=int, default=1000, help="(default: %(default)s)")
+    pair.add_argument("--seeds", type=int, default=50, help="runs (default: %(default)s)")
+    add_model(pair, "--draft", "draft")
+    add_model(pair, "--target", "target")
+    pair.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    pair.set_defaults(run=_evaluate_pair)
+
+
+def _evaluate_pair(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.pair import evaluate_pair
+
+    target, draft = model_path(args.target, "target"), model_path(args.draft, "draft")
+    figures = evaluate_pair(Path(target), Path(draft), scenes=args.scenes, seeds=args.seeds)
+    for name in ("target", "draft"):
+        row = figures[name]
+        print(
+            f"{name:6}  actions right {row['actions_right']:.1%}  closed loop {row['closed_loop']:.0%}  "
+            f"collided {row['collided']:.0%}  steps {row['steps']:.1f}"
+        )
+    print(f"acceptance {figures['acceptance']:.3f}, tau {figures['tokens_per_round']:.2f}")
+    write_json(args.json, figures)
+    return EXIT_DONE

@@ -1,0 +1,39 @@
+"""`dsd verifier`."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path
+from dsd_ros.flags import add_settings, settings_from
+
+SUMMARY = "serve the target model to robots over a websocket"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.cloud.settings import VerifierSettings
+
+    parser.epilog = (
+        "Prints one line with the address it listens on, then serves until SIGINT or SIGTERM."
+    )
+    add_settings(parser, VerifierSettings)
+    add_model(parser, "--model", "target")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)"
+    )
+    parser.set_defaults(run=_verifier)
+
+
+def _verifier(args: argparse.Namespace) -> int:
+    from dsd_ros.cloud.engine import VerifierEngine
+    from dsd_ros.cloud.server import run_verifier
+    from dsd_ros.cloud.settings import VerifierSettings
+    from dsd_ros.vlm.loading import ModelSettings, load_model
+
+    settings = settings_from(args, VerifierSettings)
+    model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
+    run_verifier(VerifierEngine(load_model(model), settings), settings)
+    return EXIT_DONE

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.exits import EXITS_FILE
 
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
@@ -39,7 +40,7 @@ def tokenizer_fingerprint(serialized: str) -> str:
 
 
 def model_fingerprint(directory: Path) -> str:
-    """32 hex digits for a model directory: its configuration and its weights.
+    """32 hex digits for a model directory: its configuration and its weights, not its early exits.
 
     Files of up to 256 MiB are read whole. Of larger ones, where reading all would take longer than
     loading, the safetensors header (names, shapes, offsets), the size and 64 evenly spaced chunks
@@ -48,7 +49,7 @@ def model_fingerprint(directory: Path) -> str:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):
         config.pop(key, None)
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(f for f in directory.glob("*.safetensors") if f.name != EXITS_FILE)
     if not files:
         raise ModelError(f"{directory} holds no *.safetensors weights; download or train the model")
     return _digest([config, [[file.name, _weights_digest(file)] for file in files]])

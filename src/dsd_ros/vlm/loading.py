@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.exits import load_exits
 from dsd_ros.vlm.fingerprints import model_fingerprint, tokenizer_fingerprint
 from dsd_ros.vlm.images import ImageProcessor
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -76,8 +77,11 @@ class ModelSettings:
             raise ModelError("4bit quantization needs a CUDA device; on the CPU choose int8")
 
 
-def load_model(settings: ModelSettings) -> VisionLanguageModel:
-    """Load a model as the settings say; ModelError, one sentence, on anything wrong with it."""
+def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguageModel:
+    """Load a model as the settings say; ModelError, one sentence, on anything wrong with it.
+
+    Early exits beside the weights come along unless ``exits`` is false.
+    """
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
     directory = resolve_directory(settings.path)
@@ -90,7 +94,7 @@ def load_model(settings: ModelSettings) -> VisionLanguageModel:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     is_directory = Path(settings.path).is_dir()
-    return VisionLanguageModel(
+    model = VisionLanguageModel(
         hf,
         tokenizer,
         images,
@@ -100,6 +104,12 @@ def load_model(settings: ModelSettings) -> VisionLanguageModel:
         fingerprint=model_fingerprint(directory),
         tokenizer_fingerprint=tokenizer_hash,
     )
+    if exits:
+        dtype = hf.model.language_model.embed_tokens.weight.dtype
+        model.exits = load_exits(
+            directory, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device
+        )
+    return model
 
 
 def resolve_directory(path: str) -> Path:

@@ -22,6 +22,8 @@ from dsd_ros.vlm.sequence import LayerHook, Sequence
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from dsd_ros.vlm.exits import ExitAdapters
+
 
 class VisionLanguageModel:
     """A loaded model with all it needs to be asked; made by ``loading.load_model``.
@@ -50,6 +52,7 @@ class VisionLanguageModel:
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
+        self.exits: ExitAdapters | None = None
         text = hf.config.text_config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size

@@ -87,6 +87,13 @@ class TableModel:
             contexts.append([i % size for i in context])
         return torch.stack([self._row(*context) for context in contexts])
 
+    def forward_batch(self, feeds) -> torch.Tensor:
+        if any(feed.cache.length + len(feed.tokens) > self.max_length for feed in feeds):
+            raise ContextError(
+                f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
+            )
+        return torch.cat([self.forward_tokens(*feed, 1) for feed in feeds])
+
     def decode_text(self, tokens: list[int]) -> str:
         return "".join(chr(97 + t) for t in tokens if t not in self.eos_token_ids)
 

@@ -1,4 +1,4 @@
-"""The keys and values of one sequence, in one tensor that is cropped by moving a length."""
+"""The keys and values of sequences; a sequence's own are cropped by moving a length."""
 
 from __future__ import annotations
 
@@ -58,3 +58,45 @@ class KeyValueCache:
         new[..., : self.length, :] = old[..., : self.length, :]
         self._data, self._capacity = new, capacity
         self._layers = [(layer[0], layer[1]) for layer in new]
+
+
+class BatchCache:
+    """The caches of several sequences side by side, for one forward pass over all of them.
+
+    What they hold is copied with its end at column ``past``, so that new rows go into the same
+    columns for all of them; a shorter sequence has padding (zeros) in front. ``commit`` hands the
+    new rows to each sequence's own cache. Until then none of those is touched.
+
+    caches: at least one, all of one model. counts: how many tokens each is fed, 1 or more.
+    """
+
+    def __init__(self, caches: list[KeyValueCache], counts: list[int]) -> None:
+        self.past = max(cache.length for cache in caches)
+        self._caches, self._counts = caches, counts
+        layers, pair, _, heads, _, head_size = caches[0]._data.shape
+        shape = (layers, pair, len(caches), heads, self.past + max(counts), head_size)
+        self._data = caches[0]._data.new_zeros(shape)
+        for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
+            cache.reserve(cache.length + count)
+            held = cache._data[:, :, 0, :, : cache.length]
+            self._data[:, :, index, :, self.past - cache.length : self.past] = held
+        self._layers = [(layer[0], layer[1]) for layer in self._data]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write (batch, heads, n, head size) behind ``past``; return all keys and values so far.
+
+        The result is (batch, heads, past + n, head size).
+        """
+        all_keys, all_values = self._layers[layer_idx]
+        all_keys[:, :, self.past :] = keys
+        all_values[:, :, self.past :] = values
+        return all_keys, all_values
+
+    def commit(self) -> None:
+        """Append each sequence's new rows to its own cache."""
+        for index, (cache, count) in enumerate(zip(self._caches, self._counts, strict=True)):
+            rows = self._data[:, :, index, :, self.past : self.past + count]
+            cache._data[:, :, 0, :, cache.length : cache.length + count] = rows
+            cache.length += count

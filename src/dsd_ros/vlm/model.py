@@ -8,16 +8,18 @@ caller look at each layer's hidden states while deeper layers have not run yet.
 from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from dsd_ros.vlm.cache import KeyValueCache
+from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.images import ImageProcessor
+from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.prompts import PromptTemplate
-from dsd_ros.vlm.sequence import LayerHook, Sequence
+from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,7 +31,8 @@ class VisionLanguageModel:
     """A loaded model with all it needs to be asked; made by ``loading.load_model``.
 
     ``hf`` is the transformers model, in evaluation mode. The object keeps no state of any sequence,
-    so sequences may be interleaved at will, each used by one thread at a time.
+    so sequences may be interleaved at will, each used by one thread at a time. ``pace`` holds its
+    forward passes to given times; None, as made, lets them run.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class VisionLanguageModel:
         tokenizer_fingerprint: str,
     ) -> None:
         self.hf = hf
+        self.pace: Pace | None = None
         self.tokenizer = tokenizer
         self.images = images
         self.template = template
@@ -90,6 +94,7 @@ class VisionLanguageModel:
 
         Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
         """
+        clock = self._clock()
         pixels = grid = None
         image_tokens = 0
         if image is not None:
@@ -119,8 +124,9 @@ class VisionLanguageModel:
         # Room for a reply as well, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
         rotations = self._language.rotary_emb(hidden, positions)
-        logits = self._run_layers(hidden, rotations, cache, None, 1, None)
-        return Sequence(self, cache, ids[-1], rope_delta, logits[0])
+        hidden = self._run_layers(hidden, rotations, cache, None, clock)
+        cache.length = len(ids)
+        return Sequence(self, cache, ids[-1], rope_delta, self.head(hidden[0, -1:])[0])
 
     @torch.inference_mode()
     def forward_tokens(
@@ -135,37 +141,73 @@ class VisionLanguageModel:
 
         ``rope_delta`` is the distance between a token's M-RoPE position and its place in the cache.
         """
+        clock = self._clock()
         past, count = cache.length, len(tokens)
-        if past + count > self.max_length:
-            raise ContextError(
-                f"prompt and reply would take {past + count} tokens and {self.name} holds "
-                f"{self.max_length}; ask for a shorter reply or use a smaller image"
-            )
+        self._check_room(past + count)
         cache.reserve(past + count)
         hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
-        # Text has the same position in all three M-RoPE axes, so its rotations come from a table.
         start = past + rope_delta
-        cos, sin = self._table
-        if start + count > cos.shape[1]:
-            cos, sin = self._table = self._rotations(max(start + count, 2 * cos.shape[1]))
+        cos, sin = self._text_rotations(start + count)
         rotations = cos[:, start : start + count], sin[:, start : start + count]
         mask = None
         if count > 1 and past > 0:
             mask = torch.ones((count, past + count), dtype=torch.bool, device=self._device)
             mask = mask.tril_(past)[None, None]
-        return self._run_layers(hidden, rotations, cache, mask, rows, on_layer)
+        hook = None
+        if on_layer is not None:
+            hook = partial(_last_rows, on_layer, rows)
+        hidden = self._run_layers(hidden, rotations, cache, mask, clock, hook)
+        cache.length = past + count
+        return self.head(hidden[0, -rows:])
+
+    @torch.inference_mode()
+    def forward_batch(self, feeds: list[Feed]) -> torch.Tensor:
+        """Feed each cache its tokens in one pass; logits (batch, vocabulary) float32 behind each.
+
+        Raises ContextError before any cache is touched when one of them would grow too long.
+        """
+        clock = self._clock(len(feeds))
+        for feed in feeds:
+            self._check_room(feed.cache.length + len(feed.tokens))
+        device = self._device
+        counts = [len(feed.tokens) for feed in feeds]
+        most = max(counts)
+        lengths = [feed.cache.length for feed in feeds]
+        starts = [feed.cache.length + feed.rope_delta for feed in feeds]
+        # Rows short of tokens repeat their last: what comes of those columns is never looked at.
+        rows = [feed.tokens + feed.tokens[-1:] * (most - len(feed.tokens)) for feed in feeds]
+        hidden = self._language.embed_tokens(torch.tensor(rows, device=device))
+        cos, sin = self._text_rotations(max(starts) + most)
+        steps = torch.arange(most, device=device)
+        positions = torch.tensor(starts, device=device)[:, None] + steps
+        rotations = cos[0][positions], sin[0][positions]
+        cache = BatchCache([feed.cache for feed in feeds], counts)
+        mask = None
+        if most > 1 or min(lengths) < cache.past:
+            # (batch, 1, most, past + most): behind the padding in front, up to the row's own column.
+            columns = torch.arange(cache.past + most, device=device)
+            padding = cache.past - torch.tensor(lengths, device=device)
+            mask = (columns >= padding[:, None, None]) & (columns <= cache.past + steps[:, None])
+            mask = mask[:, None]
+        hidden = self._run_layers(hidden, rotations, cache, mask, clock)
+        last = torch.tensor(counts, device=device) - 1
+        logits = self.head(hidden[torch.arange(len(feeds), device=device), last])
+        cache.commit()
+        return logits
 
     def _run_layers(
         self,
         hidden: torch.Tensor,
         rotations: tuple[torch.Tensor, torch.Tensor],
-        cache: KeyValueCache,
+        cache: KeyValueCache | BatchCache,
         mask: torch.Tensor | None,
-        rows: int,
-        on_layer: LayerHook | None,
+        clock: PacedPass | None,
+        on_layer: LayerHook | None = None,
     ) -> torch.Tensor:
-        """Hidden states (1, n, hidden size) through all layers; ``mask`` None means causal."""
-        count = hidden.shape[1]
+        """Hidden states (batch, n, hidden size) through all layers; ``mask`` None means causal.
+
+        ``on_layer`` is given all of the hidden states. The caller advances the cache's length.
+        """
         for index, layer in enumerate(self._layers):
             hidden = layer(
                 hidden,
@@ -174,10 +216,22 @@ class VisionLanguageModel:
                 use_cache=True,
                 position_embeddings=rotations,
             )
+            if clock is not None:
+                clock.layer_done(index + 1)
             if on_layer is not None:
-                on_layer(index, hidden[0, -rows:])
-        cache.length += count
-        return self.head(hidden[0, -rows:])
+                on_layer(index, hidden)
+        return hidden
+
+    def _clock(self, batch: int = 1) -> PacedPass | None:
+        """The clock of a pass that begins now, where a pace is set."""
+        return None if self.pace is None else self.pace.begin(self.num_layers, batch)
+
+    def _check_room(self, length: int) -> None:
+        if length > self.max_length:
+            raise ContextError(
+                f"prompt and reply would take {length} tokens and {self.name} holds "
+                f"{self.max_length}; ask for a shorter reply or use a smaller image"
+            )
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and LM head: hidden (n, hidden size) to logits (n, vocabulary) float32.
@@ -189,9 +243,24 @@ class VisionLanguageModel:
             logits[:, self._tokens :] = -torch.inf
         return logits
 
+    def _text_rotations(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines (1, length or more, head size) of text positions.
+
+        Text has the same position in all three M-RoPE axes, so its rotations come from a table.
+        """
+        table = self._table
+        if length > table[0].shape[1]:
+            table = self._table = self._rotations(max(length, 2 * table[0].shape[1]))
+        return table
+
     def _rotations(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines (1, length, head size) of the text positions 0 to length - 1."""
         with torch.inference_mode():
             positions = torch.arange(length, device=self._device).expand(3, 1, -1)
             like = torch.empty(0, dtype=self._dtype, device=self._device)
             return self._language.rotary_emb(like, positions)
+
+
+def _last_rows(hook: LayerHook, rows: int, index: int, hidden: torch.Tensor) -> None:
+    """Show a hook the last rows of hidden states (1, n, hidden size)."""
+    hook(index, hidden[0, -rows:])

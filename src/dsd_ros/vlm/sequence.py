@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
 
 LayerHook = Callable[[int, torch.Tensor], None]
+
+
+class Feed(NamedTuple):
+    """What one sequence brings to a forward pass.
+
+    tokens: those not in the cache yet, 1 or more. rope_delta: the distance between a token's
+    M-RoPE position and its place in the cache.
+    """
+
+    tokens: list[int]
+    cache: KeyValueCache
+    rope_delta: int
 
 
 class Sequence:
@@ -50,13 +62,8 @@ class Sequence:
 
     def next_logits(self) -> torch.Tensor:
         """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must."""
-        length = len(self.tokens)
-        if self._fed == length:
-            known = self._known_row(length)
-            if known is not None:
-                return known
-            self._step_back()
-        return self._advance(0, None)[-1]
+        known = self.known_logits()
+        return self._advance(0, None)[-1] if known is None else known
 
     def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Append ``draft``; return the logits in front of it and behind each of its tokens.
@@ -105,6 +112,28 @@ class Sequence:
         twin._cache = self._cache.copy()
         return twin
 
+    # What ``next_logits_together`` needs for a pass over several sequences.
+
+    def known_logits(self) -> torch.Tensor | None:
+        """What ``next_logits`` returns if it needs no forward pass, else None."""
+        length = len(self.tokens)
+        if self._fed != length:
+            return None
+        known = self._known_row(length)
+        if known is None:
+            self._step_back()
+        return known
+
+    def feed(self) -> Feed:
+        """What the next forward pass has to be given."""
+        fed = self._fed
+        pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
+        return Feed(pending, self._cache, self._rope_delta)
+
+    def note_row(self, logits: torch.Tensor) -> None:
+        """Keep the logits (vocabulary,) of a pass that has fed all pending tokens."""
+        self._rows, self._rows_start = logits.unsqueeze(0), len(self.tokens)
+
     @property
     def _fed(self) -> int:
         """How many reply tokens are in the cache; -1: not even the last token of the prompt."""
@@ -122,11 +151,7 @@ class Sequence:
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
         """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""
-        fed = self._fed
-        pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
-        rows = self.model.forward_tokens(
-            pending, self._cache, self._rope_delta, draft_length + 1, on_layer
-        )
+        rows = self.model.forward_tokens(*self.feed(), draft_length + 1, on_layer)
         self._rows, self._rows_start = rows, len(self.tokens) - draft_length
         return rows
 

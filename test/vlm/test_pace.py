@@ -1,0 +1,103 @@
+"""Forward passes held to given times, on a clock that only sleeping moves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dsd_ros.vlm import pace as pace_module
+from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.pace import Pace
+
+INSTRUCTION = "find the silver bottle"
+
+
+class Clock:
+    """Stands in for the time module: each sleep falls short by a third at first, as sleeps may."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.sleeps = []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.sleeps.append(seconds)
+        self.now += seconds if len(self.sleeps) % 2 == 0 else seconds * 2 / 3
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(pace_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def paced(model, monkeypatch):
+    monkeypatch.setattr(model, "pace", Pace(0.6, batch_growth=0.15))
+    return model
+
+
+def test_a_batch_takes_longer_as_it_grows():
+    pace = Pace(7.76e-3, batch_growth=0.15)
+    assert pace.seconds() == pytest.approx(7.76e-3)
+    assert pace.seconds(8) == pytest.approx(8.97e-3, rel=0.01)  # FSD Table 9
+    assert Pace(0.5).seconds(30) == 0.5
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["forward_seconds", "batch_growth"])
+def test_values_out_of_place_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        Pace(**{"forward_seconds": 1.0, name: value})
+
+
+def test_every_pass_lasts_as_told(paced, picture, clock):
+    sequence = paced.prefill(picture(), INSTRUCTION)
+    assert clock.now == pytest.approx(100.6)
+    sequence.append([3])
+    sequence.next_logits()
+    assert clock.now == pytest.approx(101.2)
+    sequence.next_logits()  # known: no pass
+    sequence.verify([4, 5, 6])
+    assert clock.now == pytest.approx(101.8)
+    others = [sequence.fork() for _ in range(8)]
+    for token, other in enumerate(others):
+        other.append([token])
+    next_logits_together(others)
+    assert clock.now == pytest.approx(101.8 + 0.6 * 1.15)
+
+
+def test_layer_hooks_see_the_paced_clock(paced, picture, clock):
+    sequence = paced.prefill(picture(), INSTRUCTION)
+    began, seen = clock.now, []
+    sequence.verify([4, 5], lambda layer, hidden: seen.append(clock.now - began))
+    layers = paced.num_layers
+    assert seen == pytest.approx([0.6 * (i + 1) / layers for i in range(layers)])
+
+
+def test_time_spent_in_a_hook_counts(paced, picture, clock):
+    sequence = paced.prefill(picture(), INSTRUCTION)
+    began = clock.now
+
+    def slow(layer, hidden):
+        clock.now += 0.5
+
+    sequence.verify([4, 5], slow)
+    # Layer 1 is due at 0.3 s, the hook ends at 0.8, layer 2 was due at 0.6: nothing to wait for.
+    assert clock.now - began == pytest.approx(1.3)
+
+
+def test_results_do_not_depend_on_the_pace(model, picture, clock, monkeypatch):
+    def reply():
+        sequence = model.prefill(picture(), INSTRUCTION)
+        return torch.cat([sequence.next_logits().unsqueeze(0), sequence.verify([1, 2, 3])])
+
+    free = reply()
+    monkeypatch.setattr(model, "pace", Pace(0.1))
+    assert torch.equal(reply(), free)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
+from dsd_ros.wire.outbox import Outbox
 
 
 class Engine(Protocol):
     """What answers messages: ``cloud.engine.VerifierEngine``."""
 
     def submit(
-        self, message: Message, reply: Callable[[Message], None], peer: Hashable
+        self, message: Message, reply: Callable[[Message], object], peer: Hashable
     ) -> bool: ...
 
     def disconnect(self, peer: Hashable) -> None: ...
@@ -29,35 +29,37 @@ class LocalChannel:
         self.bytes_down = 0
         self._engine = engine
         self._on_close = on_close
-        self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._outbox = Outbox()
         self._peer: object | None = object()
 
     def send(self, message: Message) -> None:
         data = encode(message)
-        peer, inbox = self._peer, self._inbox
-        if peer is None or not self._engine.submit(
-            decode(data), lambda answer: inbox.put(encode(answer)), peer
-        ):
+        peer, outbox = self._peer, self._outbox
+        outbox.obey(message)
+        if peer is None or not self._engine.submit(decode(data), outbox.put, peer):
             raise LinkClosed("the verifier in this process is closed")
         self.bytes_up += len(data)
 
     def receive(self, timeout: float) -> Message:
-        if self._peer is None:
-            raise LinkClosed("the verifier in this process is closed")
-        try:
-            data = self._inbox.get(timeout=max(0.0, timeout))
-        except queue.Empty:
-            raise LinkTimeout(f"the verifier said nothing for {timeout:.1f} s") from None
+        outbox = self._outbox
+        message = outbox.get(max(0.0, timeout)) if self._peer is not None else None
+        if message is None:
+            if self._peer is None or outbox.closed:
+                raise LinkClosed("the verifier in this process is closed")
+            raise LinkTimeout(f"the verifier said nothing for {timeout:.1f} s")
+        data = encode(message)
         self.bytes_down += len(data)
         return decode(data)
 
     def reconnect(self) -> None:
         if self._peer is not None:
             self._engine.disconnect(self._peer)
-        self._peer, self._inbox = object(), queue.SimpleQueue()
+        self._outbox.close()
+        self._peer, self._outbox = object(), Outbox()
 
     def close(self) -> None:
         peer, self._peer = self._peer, None
+        self._outbox.close()
         if peer is not None:
             self._engine.disconnect(peer)
         on_close, self._on_close = self._on_close, None

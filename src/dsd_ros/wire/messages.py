@@ -20,6 +20,7 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 PROTOCOL_VERSION = 2
 MAX_DRAFT = MAX_DRAFT_LENGTH
 MAX_EXITS = 256
+EXIT_POLICIES = ("priority", "fifo")  # by confidence, or as they come
 MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
 MAX_INSTRUCTION_CHARS = 2000

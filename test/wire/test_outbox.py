@@ -1,0 +1,163 @@
+"""Answers first and in order, early outcomes by policy, none behind the final one of its round."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from dsd_ros.wire.messages import Outcome, Refusal, SessionRequest
+from dsd_ros.wire.outbox import Outbox
+
+SESSIONS = [bytes(8), b"12345678"]
+
+
+def outcome(confidence=0.5, final=False, number=1, reply=1, token=0, session=SESSIONS[0], layer=1):
+    return Outcome(session, reply, number, layer, 0, token, confidence, final)
+
+
+def refusal(sentence=""):
+    return Refusal(SESSIONS[0], 1, 1, "code", sentence)
+
+
+def drain(box: Outbox) -> list:
+    return list(iter(box.get_nowait, None))
+
+
+def test_early_outcomes_leave_by_confidence_or_as_they_came():
+    confidences = [0.2, 0.9, 0.5, 0.9]
+    for policy, expected in (("priority", [0.9, 0.9, 0.5, 0.2]), ("fifo", confidences)):
+        box = Outbox(policy)
+        for token, confidence in enumerate(confidences):
+            box.put(outcome(confidence, token=token))
+        popped = drain(box)
+        assert [early.confidence for early in popped] == expected
+        assert [early.next_token for early in popped if early.confidence == 0.9] == [1, 3]
+    with pytest.raises(ValueError, match="priority, fifo"):
+        Outbox("random")
+
+
+def test_a_final_outcome_overtakes_and_ends_its_round():
+    box = Outbox()
+    other = outcome(0.1, session=SESSIONS[1])
+    following = outcome(0.4, number=2)
+    for message in (refusal("first"), outcome(0.9), other, following, outcome(0.8)):
+        assert box.put(message)
+    final = outcome(final=True)
+    box.put(final)
+    box.put(outcome(1.0))  # late: of a round that is over
+    assert drain(box) == [refusal("first"), final, following, other]
+
+
+def test_a_final_outcome_sent_again_does_not_reopen_earlier_rounds():
+    box = Outbox()
+    box.put(outcome(final=True, number=3))
+    box.put(outcome(final=True, number=1))
+    box.put(outcome(0.9, number=2))
+    assert [message.round for message in drain(box)] == [3, 1]
+    box.put(outcome(0.9, number=1, reply=2))
+    assert len(box) == 1
+
+
+def test_without_early_ones_only_answers_are_popped():
+    box = Outbox()
+    box.put(outcome())
+    assert box.get_nowait(early=False) is None
+    box.put(refusal())
+    assert box.get_nowait(early=False) == refusal()
+    assert len(box) == 1
+
+
+def test_it_is_bounded():
+    box = Outbox(limit=3, early_limit=4)
+    for number in range(20):
+        assert box.put(outcome(number / 20))
+    assert [early.confidence for early in drain(box)] == [0.95, 0.9, 0.85, 0.8]
+    fifo = Outbox("fifo", early_limit=4)
+    for number in range(20):
+        fifo.put(outcome(number / 20))
+    assert [early.confidence for early in drain(fifo)] == [0.0, 0.05, 0.1, 0.15]
+    assert [box.put(refusal()) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert not box.put(outcome(final=True))
+    assert box.put(outcome(0.5))
+
+
+def test_sessions_that_come_and_go_leave_nothing_behind():
+    box = Outbox()
+    for number in range(3000):
+        box.put(outcome(final=True, session=number.to_bytes(8, "little")))
+        box.get_nowait()
+    assert len(box._finished) < 300
+
+
+def test_it_wakes_who_waits():
+    woken = threading.Event()
+    box = Outbox(on_ready=woken.set)
+    got = []
+    waiting = threading.Thread(target=lambda: got.extend([box.get(30), box.get(30)]))
+    waiting.start()
+    box.put(refusal())
+    assert woken.wait(10)
+    while not got and waiting.is_alive() and len(box):
+        waiting.join(0.01)
+    box.close()
+    waiting.join(10)
+    assert got == [refusal(), None] and box.closed
+    assert not box.put(refusal()) and box.get(30) is None and len(box) == 0
+    assert Outbox().get(0.01) is None
+
+
+def test_the_policy_is_the_sessions():
+    box = Outbox()
+    request = SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="fifo")
+    box.obey(refusal())
+    assert box.policy == "priority"
+    box.obey(request)
+    assert box.policy == "fifo"
+    box.obey(SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="odd"))
+    assert box.policy == "fifo"
+
+
+OUTCOMES = st.builds(
+    outcome,
+    st.floats(0, 1),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 2),
+    st.integers(0, 3),
+    st.sampled_from(SESSIONS),
+)
+ACTIONS = st.lists(st.one_of(OUTCOMES, st.builds(refusal, st.text(max_size=3)), st.none()))
+
+
+@given(ACTIONS, st.sampled_from(["priority", "fifo"]))
+@profile(max_examples=200, deadline=None)
+def test_whatever_comes_it_keeps_its_promises(actions, policy):
+    """None stands for a fetch."""
+    box = Outbox(policy)
+    answers, fetched = [], []
+    finished: dict[bytes, tuple[int, int]] = {}
+    for action in [*actions, *[None] * len(actions)]:
+        if action is None:
+            waiting = list(box._early)
+            message = box.get_nowait()
+            if message is None:
+                assert len(box) == 0
+            elif isinstance(message, Outcome) and not message.is_final:
+                assert (message.reply, message.round) > finished.get(message.session, (0, 0))
+                assert fetched == answers, "an early outcome overtook an answer"
+                best = max(early.confidence for early in waiting)
+                assert message.confidence == best if policy == "priority" else message is waiting[0]
+            else:
+                fetched.append(message)
+            continue
+        assert box.put(action)
+        if isinstance(action, Refusal) or action.is_final:
+            answers.append(action)
+            if isinstance(action, Outcome):
+                name = action.reply, action.round
+                finished[action.session] = max(name, finished.get(action.session, (0, 0)))
+    assert fetched == answers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from dsd_ros.commands.shared import EXIT_DONE
+from dsd_ros.commands.shared import EXIT_DONE, model_path
 from dsd_ros.flags import add_settings, settings_from
 
-SUMMARY = "train the shipped models"
+SUMMARY = "train the shipped models, or early exits for any model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +22,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_settings(pair, TrainSettings)
     pair.set_defaults(run=_train_pair)
+    exits = trainings.add_parser(
+        "exits",
+        help="early-exit adapters for a model, beside it",
+        description="Train adapters that let a model's LM head foretell its final layer from earlier ones; "
+        "on rendered scenes and the model's own replies, or on conversations (JSONL of images and text, "
+        "ShareGPT's JSON). Interrupted, the same command goes on where it stopped.",
+    )
+    from dsd_ros.training.exit_report import PUBLISHED
+    from dsd_ros.training.exits import ExitSettings
+
+    add_settings(exits, ExitSettings)
+    exits.add_argument(
+        "--count",
+        choices=[*PUBLISHED, "all"],
+        help="train nothing: count the exits' parameters in a model of the paper's",
+    )
+    exits.set_defaults(run=_train_exits)
 
 
 def _train_pair(args: argparse.Namespace) -> int:
     from dsd_ros.training.pair import TrainSettings, train_pair
 
     train_pair(settings_from(args, TrainSettings))
+    return EXIT_DONE
+
+
+def _train_exits(args: argparse.Namespace) -> int:
+    from dsd_ros.training.exit_report import PUBLISHED, count_exits, render_count, table
+    from dsd_ros.training.exits import ExitSettings, train_exits
+
+    if args.count:
+        for name in PUBLISHED if args.count == "all" else [args.count]:
+            print(render_count(count_exits(name, args.rank)))
+        return EXIT_DONE
+    args.model = model_path(args.model, "target")
+    report = train_exits(settings_from(args, ExitSettings))
+    print(table(report))
     return EXIT_DONE

@@ -12,6 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
+from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.verification import Refused, open_reply, verify_round
@@ -19,6 +20,7 @@ from dsd_ros.decoding.modes import ModeError, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import (
+    EXIT_POLICIES,
     PROTOCOL_VERSION,
     Draft,
     Message,
@@ -32,8 +34,8 @@ from dsd_ros.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
-# A robot in step has an observation and a draft waiting at most, and their retransmissions are dropped.
-MAX_WAITING_PER_SESSION = 8
+# An observation and a draft wait at most, or the few drafts that a robot sends ahead; doubles are dropped.
+MAX_WAITING_PER_SESSION = 20
 MAX_WAITING_BYTES = 512 << 20
 
 
@@ -42,7 +44,7 @@ class VerifierEngine:
 
     ``submit`` and ``disconnect`` may be called from any thread and do not wait for the model. A round is
     named by (session, reply, round) and is idempotent: its outcome is kept and sent again on a duplicate;
-    what is older than the last round is ignored.
+    what the robot must have received is ignored. Early outcomes go out from within a round's pass.
     """
 
     def __init__(
@@ -196,21 +198,29 @@ class VerifierEngine:
         try:
             sampling = self._check(message)
             session = self._sessions.open(message, sampling, peer, answer, self._clock())
+            session.exits = self._exits(session.request)
         except (ValueError, SessionsFull) as error:
             sentence = str(error) or (
                 f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
                 "later, or raise its max_sessions"
             )
-            answer(self._session_reply(message.request, b"", sentence[:1024]))
+            answer(self._session_reply(message.request, b"", sentence[:1024], None))
             return
-        answer(self._session_reply(message.request, session.id, ""))
+        answer(self._session_reply(message.request, session.id, "", session.exits))
 
-    def _session_reply(self, request: int, session: bytes, error: str) -> SessionReply:
+    def _session_reply(
+        self, request: int, session: bytes, error: str, exits: ExitRules | None
+    ) -> SessionReply:
         model = self.model
         return SessionReply(
             request, session, error, model.name[:256], model.fingerprint[:256], model.vocab_size,
-            sorted(model.eos_token_ids)[:16],
+            sorted(model.eos_token_ids)[:16], list(exits.layers) if exits is not None else [],
         )  # fmt: skip
+
+    def _exits(self, request: SessionRequest) -> ExitRules | None:
+        share = self.settings.exit_share
+        layers = exit_layers(self.model, request.exits, request.exit_layers, share)
+        return ExitRules(layers, request.min_exit_confidence, share) if layers else None
 
     def _check(self, request: SessionRequest) -> SamplingSettings:
         """ValueError, one sentence, for a request this verifier cannot serve."""
@@ -224,6 +234,11 @@ class VerifierEngine:
             sampling = SamplingSettings(request.temperature, request.top_k, request.top_p)
         except (ModeError, SamplingError) as error:
             raise ValueError(f"the verifier cannot serve this: {error}") from error
+        if request.exit_policy not in EXIT_POLICIES:
+            raise ValueError(
+                f"the verifier knows no exit policy {request.exit_policy!r}; "
+                f"use one of {', '.join(EXIT_POLICIES)}"
+            )
         ours, theirs = self.model.tokenizer_fingerprint, request.tokenizer_fingerprint
         # Without drafts a robot may do without a tokenizer: only ids of the target travel.
         if theirs != ours and (theirs or preset.drafts):
@@ -279,13 +294,17 @@ class VerifierEngine:
             return
         done = len(reply.outcomes)
         if 1 <= draft.round <= done:
-            # A duplicate: the outcome got lost, or is about to arrive. Older rounds have been received.
-            if draft.autonomous_rounds or draft.round == done:
+            # A duplicate: the outcome got lost, or is about to arrive.
+            if draft.autonomous_rounds:
                 for outcome in reply.outcomes[draft.round - 1 :]:
                     session.send(outcome)
                 self._queue_turn(session, reply)
+            elif draft.round > reply.received:
+                session.send(reply.outcomes[draft.round - 1])
+                self._queue_turn(session, reply)
             return
-        self._round(session, reply, draft)
+        if self._round(session, reply, draft, session.send) and not draft.assumed:
+            reply.received = draft.round - 1  # it was drafted behind the outcome before
         if draft.autonomous_rounds and len(reply.outcomes) == draft.round:
             reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
             self._queue_turn(session, reply)
@@ -312,9 +331,11 @@ class VerifierEngine:
         with self._wake:
             self._turns.append((session, reply))
 
-    def _round(self, session: Session, reply: Reply, draft: Draft) -> bool:
+    def _round(
+        self, session: Session, reply: Reply, draft: Draft, early: Answer | None = None
+    ) -> bool:
         try:
-            outcome = verify_round(self.model, session, reply, draft)
+            outcome = verify_round(self.model, session, reply, draft, early)
         except Refused as error:
             session.send(
                 Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
@@ -327,7 +348,9 @@ class VerifierEngine:
 
 def _key(message: Observation | Draft) -> object:
     if isinstance(message, Draft):
-        return message.session, message.reply, message.round, message.autonomous_rounds
+        return (
+            message.session, message.reply, message.round, message.autonomous_rounds, message.assumed,
+        )  # fmt: skip
     return message.session, message.reply
 
 

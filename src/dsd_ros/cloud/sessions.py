@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.messages import Message, Outcome, Refusal, SessionRequest
 
-Answer = Callable[[Message], None]
+Answer = Callable[[Message], object]
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Reply:
     )
     outcomes: list[Outcome] = field(default_factory=list)
     last_autonomous_round: int = 0
+    received: int = 0  # rounds whose outcomes the robot has for certain
     turn_queued: bool = False
 
 
@@ -41,6 +43,7 @@ class Session:
     peer: Hashable | None
     answer: Answer | None
     last_used: float
+    exits: ExitRules | None = None  # None: no early outcomes
     reply: Reply | None = None
 
     def send(self, message: Message) -> None:

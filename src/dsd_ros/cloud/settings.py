@@ -25,6 +25,14 @@ class EngineSettings:
             "max": 86_400.0,
         },
     )
+    exit_share: float = field(
+        default=0.25,
+        metadata={
+            "help": "share of a CPU's pass that early exits may take; 0: no exits",
+            "min": 0.0,
+            "max": 1.0,
+        },
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_sessions <= 100_000:
@@ -33,6 +41,8 @@ class EngineSettings:
             raise VerifierSettingsError(
                 f"session_expiry_s is {self.session_expiry_s}; use 0.1 to 86400 seconds"
             )
+        if not 0.0 <= self.exit_share <= 1.0:
+            raise VerifierSettingsError(f"exit_share is {self.exit_share}; use 0 (no exits) to 1")
 
 
 @dataclass(frozen=True)

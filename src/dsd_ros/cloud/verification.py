@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
+from collections.abc import Callable
 
 import torch
 
+from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.sessions import Reply, Session
 from dsd_ros.decoding.acceptance import Verdict, check_distributions, verify_draft, verify_greedy
 from dsd_ros.decoding.sampling import SamplingError, generator_for, transform
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, unpack_distributions
-from dsd_ros.wire.messages import Draft, Observation, Outcome, Refusal, RefusalCode
+from dsd_ros.wire.messages import (
+    Draft,
+    Observation,
+    Outcome,
+    Refusal,
+    RefusalCode,
+    prefix_digest,
+)
 from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
@@ -46,17 +54,28 @@ def open_reply(model: VisionLanguageModel, observation: Observation) -> Reply:
 
 
 def verify_round(
-    model: VisionLanguageModel, session: Session, reply: Reply, draft: Draft
+    model: VisionLanguageModel,
+    session: Session,
+    reply: Reply,
+    draft: Draft,
+    early: Callable[[Outcome], object] | None = None,
 ) -> Outcome:
     """Verify a draft in one pass of the target and leave its sequence at the verified tokens.
 
+    ``early`` is given the outcomes of the session's exits during the pass; None: no exits this time.
     Refused when the round is out of step or its draft cannot be used; the sequence is then unchanged.
     """
     sequence = reply.sequence
     assert sequence is not None
     confirmed = len(sequence.tokens)
     number = len(reply.outcomes) + 1
-    if draft.round != number or draft.confirmed != confirmed:
+    in_step = draft.round == number and draft.confirmed == confirmed
+    if draft.assumed and not (in_step and draft.assumed == prefix_digest(sequence.tokens)):
+        raise Refused(
+            RefusalCode.ASSUMPTION_FAILED,
+            f"round {draft.round} was sent ahead behind tokens that did not come true; draft it again",
+        )
+    if not in_step:
         raise Refused(
             RefusalCode.OUT_OF_STEP,
             f"round {draft.round} behind {draft.confirmed} tokens is out of step: the verifier is at "
@@ -64,37 +83,53 @@ def verify_round(
         )
     if draft.parents:
         raise Refused(RefusalCode.UNSUPPORTED, "this verifier does not take token trees")
-    tokens = draft.tokens
     # What is beyond the context cannot be verified: a shorter draft is as exact.
     room = max(0, model.max_length - sequence.prompt_length - confirmed)
+    tokens = draft.tokens[:room]
     try:
         q = _draft_distributions(session, draft)[:room]
-        tokens = tokens[:room]
         began = time.perf_counter()
+
+        def judge(logits: torch.Tensor) -> Verdict:
+            return _judge(session, reply, number, tokens, q, logits)
+
+        def outcome(verdict: Verdict, layer: int, confidence: float, ran_us: int) -> Outcome:
+            return Outcome(
+                session=session.id,
+                reply=reply.number,
+                round=number,
+                layer=layer,
+                accepted=verdict.accepted,
+                next_token=verdict.next_token,
+                confidence=confidence,
+                is_final=layer == model.num_layers,
+                compute_us=ran_us + (reply.prefill_us if number == 1 else 0),
+            )
+
+        def say(verdict: Verdict, layer: int, confidence: float) -> None:
+            assert early is not None
+            early(outcome(verdict, layer, confidence, _microseconds(began)))
+
+        listener = None
+        # Behind the prompt the next token is known: without a draft there is no pass to run ahead of.
+        if early is not None and session.exits is not None and (tokens or confirmed):
+            listener = ExitListener(model, session.exits, judge, say)
         # An id the target does not have is rejected whatever follows, so any other stands in for it.
-        logits = sequence.verify([t if t < model.vocab_size else 0 for t in tokens])
+        logits = sequence.verify([t if t < model.vocab_size else 0 for t in tokens], listener)
+        if listener is not None:
+            listener.harvest()
         if logits.is_cuda:
             torch.cuda.synchronize(logits.device)
-        compute_us = _microseconds(began)
-        verdict = _judge(session, reply, number, tokens, q, logits)
-        confidence = _confidence(logits[verdict.accepted])
+        ran_us = _microseconds(began)
+        verdict = judge(logits)
+        confidence = confidence_of(logits[verdict.accepted])
         sequence.rollback(confirmed + verdict.accepted)
         sequence.append([verdict.next_token])
     except Exception as error:
         if len(sequence.tokens) > confirmed:
             sequence.rollback(confirmed)
         raise _refusal(error) from error
-    return Outcome(
-        session=session.id,
-        reply=reply.number,
-        round=number,
-        layer=model.num_layers,
-        accepted=verdict.accepted,
-        next_token=verdict.next_token,
-        confidence=confidence,
-        is_final=True,
-        compute_us=compute_us + (reply.prefill_us if number == 1 else 0),
-    )
+    return outcome(verdict, model.num_layers, confidence, ran_us)
 
 
 def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
@@ -123,11 +158,6 @@ def _judge(
     p = transform(logits, session.sampling).cpu()
     generator = generator_for("verifier", session.request.seed, reply.number, number)
     return verify_draft(tokens, q, p, generator)
-
-
-def _confidence(logits: torch.Tensor) -> float:
-    """The largest softmax probability of one row of logits (V,), whatever the temperature in use."""
-    return min(1.0, math.exp(float(logits.amax() - logits.logsumexp(dim=-1))))
 
 
 def _refusal(error: Exception) -> Refused:

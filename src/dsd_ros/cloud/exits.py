@@ -1,0 +1,143 @@
+"""Early outcomes while the pass goes on: the Listener's side of FSD's Algorithm 2.
+
+Each exit judges the whole draft as the final layer will, with the same random numbers, so that its outcome
+is a forecast of the final one. Whatever goes wrong in here, the pass and its final outcome go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dsd_ros.decoding.acceptance import Verdict
+from dsd_ros.vlm.model import VisionLanguageModel
+
+_log = logging.getLogger(__name__)
+_POLL_S = 50e-6
+
+Judge = Callable[[torch.Tensor], Verdict]
+Say = Callable[[Verdict, int, float], object]
+
+
+def exit_layers(
+    model: VisionLanguageModel, wanted: bool, layers: Sequence[int], share: float
+) -> tuple[int, ...]:
+    """The exits that speak in a session that asked for ``layers`` (empty: all there are)."""
+    adapters = getattr(model, "exits", None)
+    if not wanted or adapters is None or share <= 0.0:
+        return ()
+    return tuple(layer for layer in adapters.layers if not layers or layer in layers)
+
+
+def confidence_of(logits: torch.Tensor) -> float:
+    """The largest softmax probability of one row of logits (V,), whatever the temperature in use."""
+    return min(1.0, math.exp(float(logits.amax() - logits.logsumexp(dim=-1))))
+
+
+@dataclass(frozen=True)
+class ExitRules:
+    """Which exits speak in a session, and when they keep silent."""
+
+    layers: tuple[int, ...]
+    min_confidence: float
+    share: float
+
+
+class ExitListener:
+    """The hook of one pass: an outcome from every exit that speaks, while deeper layers have yet to run.
+
+    On a CPU an exit delays the pass, so one is skipped when those before it took more than the rules'
+    share of the pass's time so far; the first always runs. On a GPU exits run on a stream of their own and
+    are collected by ``harvest`` while the CPU waits for the pass anyway.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        rules: ExitRules,
+        judge: Judge,
+        say: Say,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``say(verdict, layer, confidence)`` is told of each new verdict (layer 1-based)."""
+        assert model.exits is not None
+        self._model = model
+        self._exits = model.exits
+        self._rules = rules
+        self._judge = judge
+        self._say = say
+        self._clock = clock
+        self._began = clock()
+        self._spent = 0.0
+        self._ran = 0
+        self._said: set[Verdict] = set()
+        self._broken = False
+        self._stream: torch.cuda.Stream | None = None
+        self._pending: list[tuple[int, torch.Tensor, torch.cuda.Event]] = []
+
+    def __call__(self, index: int, hidden: torch.Tensor) -> None:
+        """After decoder layer ``index`` (0-based): ``hidden`` (rows, hidden size), one row per verdict."""
+        layer = index + 1
+        if self._broken or layer not in self._rules.layers:
+            return
+        try:
+            if hidden.is_cuda:
+                self._launch(layer, hidden)
+                return
+            began = self._clock()
+            if self._ran and self._spent > self._rules.share * (began - self._began):
+                return
+            self._speak(layer, self._logits(layer, hidden))
+            self._ran += 1
+            self._spent += self._clock() - began
+        except Exception:
+            self._give_up(layer)
+
+    def harvest(self) -> None:
+        """On a GPU: say what the exits found, in order, until the pass is over; elsewhere nothing is left."""
+        if self._stream is None:
+            return
+        over = torch.cuda.current_stream(self._stream.device).record_event()
+        layer = 0
+        try:
+            for layer, logits, ready in self._pending:
+                while not ready.query():
+                    if over.query():
+                        return
+                    time.sleep(_POLL_S)
+                # The verdict waits for its own stream alone.
+                with torch.cuda.stream(self._stream):
+                    self._speak(layer, logits)
+        except Exception:
+            self._give_up(layer)
+
+    def _launch(self, layer: int, hidden: torch.Tensor) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(hidden.device)
+        self._stream.wait_stream(torch.cuda.current_stream(hidden.device))
+        with torch.cuda.stream(self._stream):
+            # The allocator must not hand this memory on before the exit has read it.
+            hidden.record_stream(self._stream)
+            logits = self._logits(layer, hidden)
+            self._pending.append((layer, logits, self._stream.record_event()))
+
+    def _logits(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        return self._exits.logits(self._model, layer, hidden)
+
+    def _speak(self, layer: int, logits: torch.Tensor) -> None:
+        verdict = self._judge(logits)
+        if verdict in self._said:
+            return
+        confidence = confidence_of(logits[verdict.accepted])
+        if confidence >= self._rules.min_confidence:
+            self._said.add(verdict)
+            self._say(verdict, layer, confidence)
+
+    def _give_up(self, layer: int) -> None:
+        self._broken = True
+        _log.exception("exit %d failed; the round goes on without exits", layer)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from dsd_ros import __version__
 from dsd_ros.commands.shared import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LINK
 
-COMMANDS = ("demo", "decode", "verifier", "doctor", "bench", "train", "evaluate")
+COMMANDS = ("demo", "decode", "verifier", "doctor", "bench", "theory", "train", "evaluate")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -159,18 +159,19 @@ def load_exits(
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        if metadata.get("format") != _FORMAT:
-            raise ModelError(
-                f"{path} has format {metadata.get('format')!r} and this version reads {_FORMAT}; {remedy}"
-            )
-        if metadata["model"] != model_fingerprint:
-            raise ModelError(f"{path} was trained for other weights than those beside it; {remedy}")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read ({error}); {remedy}") from error
+    if metadata.get("format") != _FORMAT:
+        raise ModelError(
+            f"{path} has format {metadata.get('format')!r} and this version reads {_FORMAT!r}; {remedy}"
+        )
+    if metadata.get("model") != model_fingerprint:
+        raise ModelError(f"{path} was trained for other weights than those beside it; {remedy}")
+    try:
         layers = [int(layer) for layer in metadata["layers"].split(",")]
         exits = ExitAdapters(layers, hidden_size, num_layers, int(metadata["rank"]))
         exits.load_state_dict(tensors)
-    except ModelError:
-        raise
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:  # ModelError is a ValueError
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"{path} cannot be read as early exits ({reason}); {remedy}") from error
+        raise ModelError(f"{path} holds no exits for this model ({reason}); {remedy}") from error
     return exits.to(device=device, dtype=dtype).eval().requires_grad_(False)

@@ -60,6 +60,7 @@ class TableModel:
         self.max_length = max_length
         self.period = period
         self.num_layers = 1
+        self.device = torch.device("cpu")
         self.name = f"table-{seed}"
         self.fingerprint = f"table-{seed}-{noise}"
         self.tokenizer_fingerprint = f"letters-{vocab_size}"

@@ -25,6 +25,9 @@ def test_every_setting_is_described_and_bounded():
         assert field.metadata["help"]
         if field.name == "mode":
             assert field.metadata["choices"] == tuple(PRESETS)
+        elif isinstance(field.default, str):
+            choices = field.metadata.get("choices", ("",))
+            assert field.default in choices and len(set(choices)) == len(choices)
         else:
             assert field.metadata["min"] < field.metadata["max"]
 
@@ -34,6 +37,11 @@ def test_every_setting_is_described_and_bounded():
     [
         ("draft_length", 0), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
         ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1), ("max_tokens", 0), ("max_tokens", 5000),
+        ("predraft_source", "hopes"), ("predraft_workers", 0), ("predraft_workers", 65),
+        ("predraft_policy", "lifo"), ("predraft_budget", 0), ("predraft_batch", 65),
+        ("pipeline_depth", 0), ("pipeline_depth", 9), ("exit_policy", "random"),
+        ("min_exit_confidence", 1.5), ("min_exit_confidence", float("nan")),
+        ("exit_layers", "0"), ("exit_layers", "two"), ("exit_layers", "2,,4"), ("exit_layers", "65536"),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_by_name(name, value):
@@ -46,3 +54,14 @@ def test_sampling_settings_are_those_of_the_decode():
     assert chosen.sampling == SamplingSettings(0.5, 3, 0.9)
     assert DecodeSettings().sampling.greedy
     assert DecodeSettings().needs_draft and not DecodeSettings(mode="ar").needs_draft
+
+
+def test_exits_are_named_by_their_layers():
+    assert DecodeSettings().exits == ()
+    assert DecodeSettings(exit_layers="none").exits is None
+    assert DecodeSettings(exit_layers=" 4, 2,4 ").exits == (2, 4)
+
+
+def test_only_some_modes_draft_ahead():
+    assert DecodeSettings(mode="fsd").predrafts
+    assert not DecodeSettings(mode="dsd").predrafts and not DecodeSettings(mode="ar").predrafts

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, mode
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, mode
 from dsd_ros.decoding.sampling import SamplingSettings
+
+PREDRAFT_SOURCES = ("exits", "guesses", "both")
+PREDRAFT_POLICIES = ("priority", "fifo", "random")
+EXIT_POLICIES = ("priority", "fifo")
+MAX_EXITS = 256
 
 
 class SettingsError(ValueError):
@@ -15,6 +20,8 @@ class SettingsError(ValueError):
 @dataclass(frozen=True)
 class DecodeSettings:
     """How replies are decoded. Metadata: ``help``, ``min``, ``max``, ``choices``.
+
+    What begins with predraft, pipeline or exit matters in modes that draft ahead only (``predrafts``).
 
     Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of place.
     """
@@ -45,6 +52,52 @@ class DecodeSettings:
     max_tokens: int = field(
         default=96, metadata={"help": "longest reply in tokens", "min": 1, "max": 4096}
     )
+    predraft_source: str = field(
+        default="both",
+        metadata={
+            "help": "outcomes to draft behind while a round is verified: those that early exits name, "
+            "the draft's own guesses, or both",
+            "choices": PREDRAFT_SOURCES,
+        },
+    )
+    predraft_workers: int = field(
+        default=6, metadata={"help": "drafts made ahead at the same time", "min": 1, "max": 64}
+    )
+    predraft_policy: str = field(
+        default="priority",
+        metadata={"help": "order of the outcomes to draft behind", "choices": PREDRAFT_POLICIES},
+    )
+    predraft_budget: int = field(
+        default=24, metadata={"help": "drafts begun ahead per round", "min": 1, "max": 1024}
+    )
+    predraft_batch: int = field(
+        default=1,
+        metadata={
+            "help": "drafts advanced by one pass of the draft model; 1: each worker is a thread",
+            "min": 1,
+            "max": 64,
+        },
+    )
+    pipeline_depth: int = field(
+        default=1,
+        metadata={
+            "help": "rounds on their way at once; above 1 they are sent on assumptions",
+            "min": 1,
+            "max": 8,
+        },
+    )
+    exit_layers: str = field(
+        default="",
+        metadata={"help": "exits that may speak, as 2,4; empty: all there are; none: none of them"},
+    )
+    exit_policy: str = field(
+        default="priority",
+        metadata={"help": "order of early outcomes waiting for the link", "choices": EXIT_POLICIES},
+    )
+    min_exit_confidence: float = field(
+        default=0.0,
+        metadata={"help": "early outcomes below this are not sent", "min": 0.0, "max": 1.0},
+    )
 
     def __post_init__(self) -> None:
         mode(self.mode)
@@ -56,7 +109,12 @@ class DecodeSettings:
             )
             if low is not None and high is not None and not low <= value <= high:
                 raise SettingsError(f"{item.name} is {value}; use {low} to {high}")
-        _ = self.sampling  # validated by its own class
+            choices = item.metadata.get("choices", (value,))
+            if value not in choices:
+                raise SettingsError(
+                    f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
+                )
+        _ = self.sampling, self.exits  # validated on being made
 
     @property
     def preset(self) -> Mode:
@@ -67,6 +125,28 @@ class DecodeSettings:
     def needs_draft(self) -> bool:
         """Whether a draft model takes part."""
         return self.preset.drafts
+
+    @property
+    def predrafts(self) -> bool:
+        """Whether drafts are made while a round is being verified."""
+        return self.preset.overlap is Overlap.PREDRAFT
+
+    @property
+    def exits(self) -> tuple[int, ...] | None:
+        """The exits to ask for, 1-based and ascending; () for all there are, None for none at all."""
+        text = self.exit_layers.strip()
+        if text == "none":
+            return None
+        try:
+            layers = sorted({int(part) for part in text.split(",")}) if text else []
+        except ValueError:
+            layers = [0]
+        if len(layers) > MAX_EXITS or any(not 1 <= layer < 1 << 16 for layer in layers):
+            raise SettingsError(
+                f"exit_layers is {self.exit_layers!r}; use layer numbers from 1 such as 2,4, "
+                "nothing for all exits, or none"
+            )
+        return tuple(layers)
 
     @property
     def sampling(self) -> SamplingSettings:

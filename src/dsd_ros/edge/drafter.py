@@ -1,80 +1,154 @@
-"""Drafting: a few tokens ahead of what is verified, from the robot's own small model."""
+"""Drafting: a few tokens ahead of what is verified, from the robot's own small model.
+
+What a round's draft is depends on the tokens in front of it and on the number of its round alone, so it
+may be made by whoever, at any time: before its outcome is known, or after.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from dsd_ros.decoding.sampling import SamplingSettings, sample, transform
+from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class DraftedTokens:
-    """Tokens and, unless greedy, the distributions q (len(tokens), V) float32 they were drawn from."""
-
-    tokens: list[int]
-    q: torch.Tensor | None
-
-
-class Drafter:
-    """One reply's draft. Its sequence holds exactly the verified tokens between two rounds.
+class Drafting:
+    """What holds for all drafts of one reply.
 
     ``eos_token_ids`` are the target's: nothing is drafted behind the end of a reply.
     """
 
+    draft_length: int
+    max_tokens: int
+    sampling: SamplingSettings
+    eos_token_ids: frozenset[int]
+    seed: int
+    reply: int
+
+
+class GrowingDraft:
+    """One round's draft, grown token by token on ``sequence``; for one thread at a time.
+
+    ``able`` is False once the draft model cannot go on: its context is full, or it lacks a token.
+    ``rows`` are the logits (V,) float32 that each token was chosen by.
+    """
+
     def __init__(
-        self, model: VisionLanguageModel, sampling: SamplingSettings, eos_token_ids: frozenset[int]
+        self, sequence: Sequence, length: int, drafting: Drafting, number: int, able: bool = True
     ) -> None:
-        self._model = model
-        self._sampling = sampling
-        self._eos = eos_token_ids
-        self._sequence: Sequence | None = None
-        self._confirmed = 0
-        self._able = False
+        self.sequence = sequence
+        self.length = length
+        self.able = able
+        self.tokens: list[int] = []
+        self.rows: list[torch.Tensor] = []
+        self.seconds = 0.0  # in the draft model
+        self._q: list[torch.Tensor] = []
+        self._drafting = drafting
+        self._generator: np.random.Generator | None = None
+        if not drafting.sampling.greedy:
+            self._generator = generator_for("draft", drafting.seed, drafting.reply, number)
 
-    def start(self, image: np.ndarray, instruction: str) -> None:
-        """Read image (RGB uint8, (H, W, 3)) and instruction; VlmError when they cannot be used."""
-        self._sequence = None
-        self._sequence = self._model.prefill(image, instruction)
-        self._confirmed = 0
-        self._able = True
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is to be added."""
+        if not self.able or len(self.tokens) >= self.length:
+            return True
+        return bool(self.tokens) and self.tokens[-1] in self._drafting.eos_token_ids
 
-    def draft(self, length: int, generator: np.random.Generator) -> DraftedTokens:
-        """Up to ``length`` tokens; fewer at the end of the reply or of the draft model's context."""
-        sequence = self._sequence
-        assert sequence is not None, "start comes first"
-        tokens: list[int] = []
-        rows: list[torch.Tensor] = []
-        try:
-            while len(tokens) < length and self._able:
-                q = transform(sequence.next_logits(), self._sampling)
-                # Greedy needs no draw, and its q is known to the verifier: one at the drafted token.
-                token = int(q.argmax()) if self._sampling.greedy else sample(q, generator)
-                sequence.append([token])
-                tokens.append(token)
-                rows.append(q)
-                if token in self._eos:
-                    break
-        except ContextError:
-            self._able = False  # the target may hold more: it goes on without drafts
-        if self._sampling.greedy or not tokens:
-            return DraftedTokens(tokens, None)
-        return DraftedTokens(tokens, torch.stack(rows))
+    @property
+    def q(self) -> torch.Tensor | None:
+        """The distributions (len(tokens), V) float32 the tokens were drawn from; None when greedy."""
+        return torch.stack(self._q) if self._q else None
 
-    def confirm(self, accepted: int, next_token: int) -> None:
-        """Keep ``accepted`` drafted tokens, drop the rest, and go on behind ``next_token``."""
-        sequence = self._sequence
-        assert sequence is not None, "start comes first"
-        if not self._able:
-            return
-        sequence.rollback(self._confirmed + accepted)
-        if next_token >= self._model.vocab_size:
-            self._able = False  # a token only the target has: nothing can be drafted behind it
-            return
-        sequence.append([next_token])
-        self._confirmed += accepted + 1
+    def finish(self) -> None:
+        """Add all that is missing."""
+        began = time.perf_counter()
+        while not self.complete:
+            try:
+                logits = self.sequence.next_logits()
+            except ContextError:
+                self.able = False  # the target may hold more: it goes on without drafts
+                break
+            self.take(logits)
+        self.seconds += time.perf_counter() - began
+
+    def take(self, logits: torch.Tensor) -> None:
+        """Add the token that the sequence's ``logits`` (V,) give."""
+        q = transform(logits, self._drafting.sampling)
+        if self._generator is None:
+            # Greedy needs no draw, and its q is known to the verifier: one at the drafted token.
+            token = int(q.argmax())
+        else:
+            token = sample(q, self._generator)
+            self._q.append(q)
+        self.sequence.append([token])
+        self.tokens.append(token)
+        self.rows.append(logits)
+
+
+@dataclass(frozen=True, eq=False)
+class DraftedRound:
+    """A round with its draft behind ``prefix``, all tokens of the reply in front of it.
+
+    While others may fork the draft's sequence it is not to be changed.
+    """
+
+    drafting: Drafting
+    number: int
+    prefix: list[int]
+    draft: GrowingDraft
+
+    @classmethod
+    def first(cls, drafting: Drafting, sequence: Sequence) -> DraftedRound:
+        """Round 1, its draft yet to be grown."""
+        length = min(drafting.draft_length, drafting.max_tokens - 1)
+        return cls(drafting, 1, [], GrowingDraft(sequence, length, drafting, 1))
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is anything to draft behind the whole draft."""
+        return self.draft.able and not (
+            self.drafting.eos_token_ids.intersection(self.draft.tokens)
+            or len(self.prefix) + len(self.draft.tokens) + 2 >= self.drafting.max_tokens
+        )
+
+    def tokens_of(self, accepted: int, next_token: int) -> tuple[int, ...]:
+        """What an outcome adds to the reply."""
+        return (*self.draft.tokens[:accepted], next_token)
+
+    def drafts_behind(self, accepted: int, next_token: int) -> bool:
+        """Whether there is anything to draft behind an outcome."""
+        gained = self.tokens_of(accepted, next_token)
+        return (
+            self.draft.able
+            and 0 <= accepted <= len(self.draft.tokens)
+            and next_token < self.draft.sequence.model.vocab_size
+            and not self.drafting.eos_token_ids.intersection(gained)
+            and len(self.prefix) + len(gained) < self.drafting.max_tokens - 1
+        )
+
+    def next_draft(self, accepted: int, next_token: int, fork: bool) -> GrowingDraft:
+        """The draft of the next round behind an outcome, to be grown; ``fork`` leaves this round as it is."""
+        drafting, draft = self.drafting, self.draft
+        # One token of the round is always the target's own.
+        left = drafting.max_tokens - len(self.prefix) - accepted - 1
+        length = max(0, min(drafting.draft_length, left - 1))
+        # A token only the target has: nothing can be drafted behind it.
+        able = draft.able and next_token < draft.sequence.model.vocab_size
+        sequence = draft.sequence
+        if able:
+            sequence = sequence.fork() if fork else sequence
+            sequence.rollback(len(self.prefix) + accepted)
+            sequence.append([next_token])
+        return GrowingDraft(sequence, length, drafting, self.number + 1, able)
+
+    def followed_by(self, accepted: int, next_token: int, draft: GrowingDraft) -> DraftedRound:
+        """The next round, with its draft."""
+        prefix = [*self.prefix, *self.tokens_of(accepted, next_token)]
+        return DraftedRound(self.drafting, self.number + 1, prefix, draft)

@@ -7,6 +7,7 @@ its way back is told by its numbers and dropped here.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,6 +118,8 @@ class VerifierLink:
         self._backoff = Backoff()
         self._up = False
         self._early: dict[tuple[int, int], Outcome] = {}
+        self._refused: set[tuple[int, int]] = set()  # rounds that came to nothing before their turn
+        self._sending = threading.Lock()  # rounds sent ahead come from other threads
 
     def open(self, limits: Limits) -> None:
         """Bring the link up and open or resume the session; SessionLost when it could not be resumed.
@@ -147,32 +150,47 @@ class VerifierLink:
     def forget(self) -> None:
         """The verifier does not know the session any more: the next ``open`` begins a new one."""
         self.session = b""
-        self._early.clear()
+        self.begin_reply()
 
     def begin_reply(self) -> None:
         """Drop what came ahead of its turn for the reply before."""
         self._early.clear()
+        self._refused.clear()
 
     def post(self, message: Message) -> None:
-        """Send without waiting. A link found down is not reported: ``exchange`` mends it."""
+        """Send without waiting, from any thread. A link found down is not reported: ``exchange`` mends it."""
         if not self._up:
             return
         try:
-            self.channel.send(message)
+            self._send(message)
         except LinkClosed:
             self._up = False
 
-    def exchange(
-        self, reply: int, number: int, first: list[Message], again: list[Message], limits: Limits
-    ) -> Outcome:
-        """Send ``first`` and wait for the final outcome of round ``number`` of ``reply``.
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            self.channel.send(message)
 
-        ``again`` is what is sent after silence, a broken link, or when the verifier lacks something.
-        Raises SessionLost, VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled.
+    def exchange(
+        self,
+        reply: int,
+        number: int,
+        again: list[Message],
+        limits: Limits,
+        on_early: Callable[[Outcome], None] | None = None,
+        ahead: bool = False,
+    ) -> Outcome:
+        """Wait for the final outcome of round ``number`` of ``reply``, which has been posted.
+
+        ``again`` is what is sent after silence, a broken link, or when the verifier lacks something;
+        ``ahead``: the round was sent on an assumption that has come true. ``on_early`` is called with
+        each early outcome of this round. Raises SessionLost, VerifierRefused, LinkError,
+        DeadlineExceeded, DecodeCancelled.
         """
-        if (early := self._early.pop((reply, number), None)) is not None and not first:
+        if (early := self._early.pop((reply, number), None)) is not None:
             return early
-        to_send = first if self._up else again
+        # What was said of a round sent ahead is nothing about one drafted after its outcome.
+        refused = ahead and (reply, number) in self._refused
+        to_send = again if refused or not self._up else []
         failures = 0
         failure: Exception | None = None
         while failures < self.settings.attempts:
@@ -181,8 +199,10 @@ class VerifierLink:
                 if not self._up:
                     self.open(limits)
                 for message in to_send:
-                    self.channel.send(message)
-                return self._await_outcome(reply, number, limits)
+                    self._send(message)
+                return self._await_outcome(
+                    reply, number, limits, on_early, ahead and to_send is not again
+                )
             except LinkClosed as error:
                 self._up = False
                 failure = error
@@ -191,7 +211,8 @@ class VerifierLink:
                 self._up = self._up and failures == 0
                 failure = error
             except _SendAgain as error:
-                limits.sleep(self._backoff.next_delay())
+                if not error.at_once:
+                    limits.sleep(self._backoff.next_delay())
                 failure = error
             failures += 1
             to_send = again
@@ -218,7 +239,7 @@ class VerifierLink:
                     "is one running at the other end?"
                 )
             if now >= retry:  # doubled requests open one session
-                self.channel.send(request)
+                self._send(request)
                 retry = now + _HANDSHAKE_RETRY_S
             message = self._receive(min(until, retry), limits)
             if isinstance(message, SessionReply) and message.request == number:
@@ -230,7 +251,14 @@ class VerifierLink:
             if isinstance(message, Refusal) and message.code == RefusalCode.MALFORMED:
                 raise VerifierRefused(message.sentence, message.code)
 
-    def _await_outcome(self, reply: int, number: int, limits: Limits) -> Outcome:
+    def _await_outcome(
+        self,
+        reply: int,
+        number: int,
+        limits: Limits,
+        on_early: Callable[[Outcome], None] | None,
+        ahead: bool,
+    ) -> Outcome:
         until = time.monotonic() + self.settings.response_timeout_s
         while True:
             message = self._receive(until, limits)
@@ -240,26 +268,32 @@ class VerifierLink:
                     f"{self.settings.response_timeout_s:g} s"
                 )
             if isinstance(message, Refusal):
-                self._heed(message, reply, number)
+                self._heed(message, reply, number, ahead)
             elif isinstance(message, Outcome):
-                if (
-                    message.session != self.session
-                    or message.reply != reply
-                    or not message.is_final
-                ):
+                if message.session != self.session or message.reply != reply:
+                    continue
+                if not message.is_final:
+                    if on_early is not None and message.round == number:
+                        on_early(message)
                     continue
                 if message.round == number:
                     return message
                 if message.round > number and len(self._early) < 4096:
                     self._early[reply, message.round] = message
 
-    def _heed(self, refusal: Refusal, reply: int, number: int) -> None:
+    def _heed(self, refusal: Refusal, reply: int, number: int, ahead: bool) -> None:
         """Raise what a refusal means for the round waited for; return when it is about another."""
         if refusal.code == RefusalCode.MALFORMED:
             raise VerifierRefused(refusal.sentence, refusal.code)
         about_us = refusal.session == self.session and refusal.reply == reply
         if not about_us or refusal.round not in (0, number):
+            if about_us and refusal.round > number and len(self._refused) < 4096:
+                self._refused.add((reply, refusal.round))
             return
+        if refusal.code == RefusalCode.ASSUMPTION_FAILED:
+            if ahead:  # it overtook the round in front of it: the assumption holds
+                raise _SendAgain(refusal.sentence, at_once=True)
+            return  # of an assumption that was given up
         had_observation = number > 1
         if refusal.code == RefusalCode.UNKNOWN_SESSION or (
             refusal.code == RefusalCode.NO_OBSERVATION and had_observation
@@ -285,3 +319,7 @@ class VerifierLink:
 
 class _SendAgain(Exception):
     """The verifier lacks something that sending again may bring."""
+
+    def __init__(self, sentence: str, at_once: bool = False) -> None:
+        super().__init__(sentence)
+        self.at_once = at_once

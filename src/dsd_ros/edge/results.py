@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -11,13 +16,22 @@ class RoundRecord:
 
     drafted: int
     accepted: int
-    draft_seconds: float  # in the draft model
+    draft_seconds: float  # in the draft model, while nothing else went on
     wait_seconds: float  # from sending the draft until its outcome was there
     verify_seconds: (
         float  # in the target, as the verifier measured it; round 1: its prefill included
     )
     bytes_up: int
     bytes_down: int
+    model_seconds: float = 0.0  # making this draft took, whoever made it and whenever
+    exits: int = 0  # early outcomes received
+    first_exit: int = 0  # layer that first said the final outcome; 0: mode without early outcomes
+    # Where the draft came from: "exit" or "guess" (begun before the outcome in front of it was known,
+    # behind what such a one said), "flight" (sent before that), "" (drafted after it).
+    source: str = ""
+    ready: bool = False  # the whole draft was there when the outcome in front of it came
+    predrafts: int = 0  # begun while this round was being verified
+    sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was there
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,8 @@ class DecodedReply:
     ``tokens`` are the target's, the token that ends the reply included, whatever the mode; ``text`` is
     theirs without special tokens ("" without a tokenizer). ``finished`` tells an ended reply from one cut
     off at max_tokens. ``seconds`` is the whole decode, ``prefill_seconds`` reading the image with the draft.
+    ``worker_error`` is the first failure of a pre-draft, "" if none; it costs time and changes no token.
+    ``peak_memory`` in bytes: of the GPU the draft model is on, else of this process; ``threads`` of it.
     """
 
     tokens: list[int]
@@ -38,6 +54,10 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
+    draft_length: int = 0  # gamma; 0 in modes that do not draft
+    worker_error: str = ""
+    peak_memory: int = 0
+    threads: int = 0
 
     @property
     def rounds(self) -> int:
@@ -56,7 +76,7 @@ class DecodedReply:
 
     @property
     def draft_seconds(self) -> float:
-        """In the draft model, after its prefill."""
+        """In the draft model, after its prefill, while nothing else went on."""
         return sum(record.draft_seconds for record in self.records)
 
     @property
@@ -68,3 +88,114 @@ class DecodedReply:
     def verify_seconds(self) -> float:
         """In the target model, prefill included, as the verifier measured it."""
         return sum(record.verify_seconds for record in self.records)
+
+    @property
+    def miss_rate(self) -> float:
+        """r: share of the drafts after the first that were not there whole when they were wanted."""
+        return _mean(not r.ready for r in self.records[1:] if r.drafted)
+
+    @property
+    def mean_exit(self) -> float:
+        """Mean layer that first said the final outcome, the last layer where no exit did."""
+        return _mean(r.first_exit for r in self.records if r.first_exit)
+
+    @property
+    def exits(self) -> int:
+        """Early outcomes received."""
+        return sum(record.exits for record in self.records)
+
+    @property
+    def predrafts_used(self) -> int:
+        """Drafts begun ahead that fitted, whole or in part."""
+        return sum(bool(record.source) for record in self.records)
+
+    @property
+    def predrafts_wasted(self) -> int:
+        """Drafts begun ahead and thrown away."""
+        return max(0, sum(record.predrafts for record in self.records) - self.predrafts_used)
+
+    @property
+    def draft_round_seconds(self) -> float:
+        """gamma T_p: to draft as many tokens as a round takes, alone or ahead."""
+        per_token = _mean(r.model_seconds / r.drafted for r in self.records if r.drafted)
+        return self.draft_length * per_token
+
+    @property
+    def verify_round_seconds(self) -> float:
+        """T_q: one round in the target, without its prefill; 0 when the reply took one round."""
+        return _mean(record.verify_seconds for record in self.records[1:])
+
+    @property
+    def cost_ratio(self) -> float:
+        """c = T_p / T_q; 0 when either is not known."""
+        if not self.draft_length or not self.verify_round_seconds:
+            return 0.0
+        return self.draft_round_seconds / self.draft_length / self.verify_round_seconds
+
+    @property
+    def link_delay_seconds(self) -> float:
+        """T_c: one way, with all that is neither of the models; rounds sent ahead tell nothing of it."""
+        return _mean(
+            max(0.0, r.wait_seconds - r.verify_seconds) / 2
+            for r in self.records[1:]
+            if r.source != "flight"
+        )
+
+    @property
+    def sync_seconds(self) -> float:
+        """T_r: from an outcome to sending the draft that was there already."""
+        return _mean(r.sync_seconds for r in self.records if r.sync_seconds > 0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, figures included, in plain types."""
+        return asdict(self) | {name: getattr(self, name) for name in _FIGURES}
+
+    def summary(self) -> str:
+        """One line for a log."""
+        line = (
+            f"{self.mode}: {len(self.tokens)} tokens in {self.rounds} rounds, {self.seconds:.3f} s, "
+            f"tau {self.tau:.2f}, T_q {_ms(self.verify_round_seconds)}, "
+            f"T_c {_ms(self.link_delay_seconds)}, {self.bytes_up} bytes up, {self.bytes_down} down"
+        )
+        if self.draft_length:
+            line += f", gamma T_p {_ms(self.draft_round_seconds)}, c {self.cost_ratio:.3f}"
+        if any(record.first_exit for record in self.records):
+            line += (
+                f", miss rate {100 * self.miss_rate:.1f} %, mean exit {self.mean_exit:.1f}, "
+                f"{self.exits} early outcomes, {self.predrafts_used} pre-drafts used and "
+                f"{self.predrafts_wasted} wasted, T_r {_ms(self.sync_seconds)}"
+            )
+        line += f", peak memory {self.peak_memory / 1e6:.0f} MB, {self.threads} threads"
+        return line + (f"; {self.worker_error}" if self.worker_error else "")
+
+
+_FIGURES = [name for name, value in vars(DecodedReply).items() if isinstance(value, property)]
+
+
+def resources(device: torch.device | None) -> tuple[int, int]:
+    """Peak memory in bytes (of ``device`` if that is a GPU, else of this process), and live threads."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), threading.active_count()
+    return _peak_of_process(), threading.active_count()
+
+
+def _peak_of_process() -> int:
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:  # no Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 0
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
 
-from dsd_ros.decoding.sampling import generator_for
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafter import DraftedTokens, Drafter
-from dsd_ros.edge.errors import SessionLost, VerifierRefused
+from dsd_ros.edge.drafter import DraftedRound
+from dsd_ros.edge.errors import SessionLost
 from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
-from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.edge.predraft import PredraftPool
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.rounds import Progress, Request, Rounds, draft_message
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
-from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import (
     MAX_DISTRIBUTION_BYTES,
     PROTOCOL_VERSION,
-    Draft,
-    Message,
-    Observation,
-    Outcome,
     SessionReply,
     SessionRequest,
 )
 from dsd_ros.wire.pictures import encode_picture
-
-Progress = Callable[[str, int], None]
 
 
 class TextModel(Protocol):
@@ -77,6 +70,7 @@ class EdgeSession:
                 )
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
         self._reply = 0
+        self._pool = PredraftPool(settings, self._send_ahead) if settings.predrafts else None
 
     @property
     def verifier(self) -> SessionReply | None:
@@ -110,17 +104,24 @@ class EdgeSession:
         check_instruction(instruction)
         picture = encode_picture(image, self._link.settings.image_encoding)
         self._reply += 1
-        for _ in range(self._link.settings.attempts):
-            try:
-                self._open(limits)
-                return self._decode(image, picture, instruction, on_progress, limits)
-            except SessionLost:
-                # Same reply number and seed: starting over draws the same tokens again.
-                continue
+        request = Request(self._reply, image, instruction, on_progress, self._text, limits)
+        try:
+            for _ in range(self._link.settings.attempts):
+                try:
+                    self._open(limits)
+                    rounds = Rounds(self._link, self.settings, self._draft_model, self._pool)
+                    return rounds.decode(request, picture)
+                except SessionLost:
+                    # Same reply number and seed: starting over draws the same tokens again.
+                    self._forget_predrafts()
+        finally:
+            self._forget_predrafts()
         raise LinkClosed("the verifier keeps forgetting the session; is it being restarted?")
 
     def close(self) -> None:
-        """End the session at the verifier. The channel stays open and is the caller's to close."""
+        """End the session at the verifier, and the worker threads. The channel is the caller's to close."""
+        if self._pool is not None:
+            self._pool.close()
         self._link.close()
 
     def __enter__(self) -> EdgeSession:
@@ -148,108 +149,27 @@ class EdgeSession:
             top_p=float(settings.top_p),
             seed=settings.seed,
             resume=resume,
+            exits=self._wants_exits,
+            exit_layers=list(settings.exits or ()) if self._wants_exits else [],
+            exit_policy=settings.exit_policy,
+            min_exit_confidence=float(settings.min_exit_confidence),
         )
 
-    def _decode(
-        self,
-        image: np.ndarray,
-        picture: bytes,
-        instruction: str,
-        on_progress: Progress | None,
-        limits: Limits,
-    ) -> DecodedReply:
-        link, settings, reply = self._link, self.settings, self._reply
-        assert link.verifier is not None
-        channel = link.channel
-        eos = frozenset(link.verifier.eos_token_ids)
-        began, up, down = time.perf_counter(), channel.bytes_up, channel.bytes_down
-        height, width = image.shape[:2]
-        observation = Observation(
-            link.session, reply, instruction, height, width, link.settings.image_encoding, picture
+    @property
+    def _wants_exits(self) -> bool:
+        settings = self.settings
+        return (
+            settings.predrafts
+            and settings.predraft_source != "guesses"
+            and settings.exits is not None
         )
-        link.begin_reply()
-        link.post(observation)
-        # 1. Both sides read the picture at the same time.
-        drafter = None
-        if self._draft_model is not None:
-            drafter = Drafter(self._draft_model, settings.sampling, eos)
-            drafter.start(image, instruction)
-        prefill_seconds = time.perf_counter() - began
-        tokens: list[int] = []
-        records: list[RoundRecord] = []
-        finished = False
-        while not finished and len(tokens) < settings.max_tokens:
-            limits.check()
-            number = len(records) + 1
-            round_began, round_up, round_down = _now(channel)
-            left = settings.max_tokens - len(tokens)
-            # 2. Draft; one token of the round is always the target's own.
-            drafted = DraftedTokens([], None)
-            if drafter is not None:
-                generator = generator_for("draft", settings.seed, reply, number)
-                drafted = drafter.draft(min(settings.draft_length, left - 1), generator)
-            draft_end = time.perf_counter()
-            # 3. Have it verified.
-            draft = Draft(
-                session=link.session,
-                reply=reply,
-                round=number,
-                confirmed=len(tokens),
-                tokens=drafted.tokens,
-                distributions=b"" if drafted.q is None else pack_distributions(drafted.q),
-                autonomous_rounds=0 if drafter is not None else left,
-            )
-            # Without drafts the target goes on alone: asking once is enough.
-            first: list[Message] = [draft] if drafter is not None or number == 1 else []
-            again: list[Message] = [observation, draft] if number == 1 else [draft]
-            outcome = link.exchange(reply, number, first, again, limits)
-            _check(outcome, drafted)
-            # 4. Keep what holds, up to the end of the reply.
-            if drafter is not None:
-                drafter.confirm(outcome.accepted, outcome.next_token)
-            for token in (*drafted.tokens[: outcome.accepted], outcome.next_token):
-                tokens.append(token)
-                finished = token in eos
-                if finished:
-                    break
-            ended = time.perf_counter()
-            records.append(
-                RoundRecord(
-                    drafted=len(drafted.tokens),
-                    accepted=outcome.accepted,
-                    draft_seconds=draft_end - round_began if drafter is not None else 0.0,
-                    wait_seconds=ended - draft_end,
-                    verify_seconds=outcome.compute_us * 1e-6,
-                    bytes_up=channel.bytes_up - round_up,
-                    bytes_down=channel.bytes_down - round_down,
-                )
-            )
-            if on_progress is not None:
-                on_progress(self._text(tokens), len(tokens))
-        return DecodedReply(
-            tokens=tokens,
-            text=self._text(tokens),
-            mode=settings.mode,
-            finished=finished,
-            seconds=time.perf_counter() - began,
-            prefill_seconds=prefill_seconds,
-            bytes_up=channel.bytes_up - up,
-            bytes_down=channel.bytes_down - down,
-            records=records,
-        )
+
+    def _send_ahead(self, drafted: DraftedRound) -> None:
+        self._link.post(draft_message(self._link.session, drafted, ahead=True))
+
+    def _forget_predrafts(self) -> None:
+        if self._pool is not None:
+            self._pool.reset()
 
     def _text(self, tokens: list[int]) -> str:
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
-
-
-def _now(channel: Channel) -> tuple[float, int, int]:
-    return time.perf_counter(), channel.bytes_up, channel.bytes_down
-
-
-def _check(outcome: Outcome, drafted: DraftedTokens) -> None:
-    if outcome.accepted > len(drafted.tokens):
-        raise VerifierRefused(
-            f"the verifier accepted {outcome.accepted} of {len(drafted.tokens)} drafted tokens; "
-            "it does not follow the protocol",
-            "out-of-step",
-        )

@@ -262,6 +262,7 @@ class DraftNode(LifecycleNode):
         answer.stats = self._statistics(reply, image)
         self._publish_progress(image, reply.text, len(reply.tokens), True)
         self._stats.publish(answer.stats)
+        self.get_logger().info(reply.summary())
         self._health.report(
             health.OK,
             "session open",
@@ -292,6 +293,19 @@ class DraftNode(LifecycleNode):
             draft_seconds=float(reply.draft_seconds),
             verify_seconds=float(reply.verify_seconds),
             link_seconds=max(0.0, reply.wait_seconds - reply.verify_seconds),
+            draft_round_seconds=float(reply.draft_round_seconds),
+            verify_round_seconds=float(reply.verify_round_seconds),
+            cost_ratio=float(reply.cost_ratio),
+            link_delay_seconds=float(reply.link_delay_seconds),
+            peak_memory=reply.peak_memory,
+            threads=reply.threads,
+            miss_rate=float(reply.miss_rate) if settings.predrafts else 0.0,
+            mean_exit=float(reply.mean_exit),
+            exits=reply.exits,
+            predrafts_used=reply.predrafts_used,
+            predrafts_wasted=reply.predrafts_wasted,
+            sync_seconds=float(reply.sync_seconds),
+            worker_error=reply.worker_error[:256],
             observation_age=float(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
         )
         stats.header.stamp = now.to_msg()

@@ -1,0 +1,132 @@
+"""Outcomes a round may have: which are worth drafting behind, and in what order (FSD Algorithm 1)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from dsd_ros.edge.drafter import DraftedRound, GrowingDraft
+from dsd_ros.edge.guesses import Guess
+
+FLOOR = 1e-3  # a guess less likely than this is not worth a draft
+
+EXIT, GUESS = "exit", "guess"
+
+
+@dataclass(eq=False)
+class Predraft:
+    """The next round's draft behind one outcome that the round may have."""
+
+    accepted: int
+    next_token: int
+    source: str  # who named it first, EXIT or GUESS
+    score: float
+    order: int  # of being named
+    draft: GrowingDraft | None = None  # None: nobody has begun
+    begun: bool = False
+    stepping: bool = False  # a worker is at it
+    failed: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the draft is there whole."""
+        return self.draft is not None and self.draft.complete and not self.failed
+
+
+class Outcomes:
+    """The outcomes named for one round, keyed by their tokens, and the queue of those to work on.
+
+    policy: "priority" (best score first), "fifo" (first named first) or "random"; ``budget``: how many are
+    begun at most. An outcome named again is never drafted twice. For one thread at a time.
+    """
+
+    def __init__(
+        self, of: DraftedRound, policy: str, budget: int, chance: random.Random, paper: bool
+    ) -> None:
+        """``paper``: exits score by their confidence alone, as in FSD, where nothing is guessed."""
+        self.round = of
+        self.begun = 0
+        self._policy = policy
+        self._budget = budget
+        self._chance = chance
+        self._paper = paper
+        self._named: dict[tuple[int, ...], Predraft] = {}
+        self._waiting: list[Predraft] = []
+        self._doubt = 1.0  # what early exits have left of the guesses' chances
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def find(self, accepted: int, next_token: int) -> Predraft | None:
+        """What there is for an outcome."""
+        return self._named.get(self.round.tokens_of(accepted, next_token))
+
+    def name(self, accepted: int, next_token: int, source: str, score: float) -> Predraft | None:
+        """Note an outcome, or raise its score; None when there is nothing to draft behind it."""
+        known = self.find(accepted, next_token)
+        if known is not None:
+            known.score = max(known.score, score)
+            return known
+        if not self.round.drafts_behind(accepted, next_token):
+            return None
+        predraft = Predraft(accepted, next_token, source, score, len(self._named))
+        self._named[self.round.tokens_of(accepted, next_token)] = predraft
+        self._waiting.append(predraft)
+        return predraft
+
+    def guess(self, guesses: list[Guess]) -> None:
+        """Note guesses; those below the floor are left out."""
+        for guess in guesses:
+            score = guess.score * self._doubt
+            if score >= FLOOR:
+                self.name(guess.accepted, guess.next_token, GUESS, score)
+
+    def heed(self, accepted: int, next_token: int, confidence: float) -> None:
+        """An early exit says an outcome: it gains what the others lose.
+
+        score <- s + (1 - s) score for the outcome of confidence s, and (1 - s) score for the others;
+        guesses that fall below the floor before they are begun are dropped.
+        """
+        said = self.name(accepted, next_token, EXIT, confidence if self._paper else 0.0)
+        if self._paper:
+            return
+        self._doubt *= 1 - confidence
+        for predraft in self._named.values():
+            predraft.score *= 1 - confidence
+        if said is not None:
+            said.score += confidence
+            said.source = said.source if said.begun else EXIT
+        kept = []
+        for predraft in self._waiting:
+            if predraft.begun or predraft.score >= FLOOR or predraft is said:
+                kept.append(predraft)
+            else:
+                del self._named[self.round.tokens_of(predraft.accepted, predraft.next_token)]
+        self._waiting = kept
+
+    def pop(self) -> Predraft | None:
+        """The next to work on for one token, taken out of the queue; None when there is none."""
+        spent = self.begun >= self._budget
+        able = [p for p in self._waiting if p.begun or not spent]
+        if not able:
+            return None
+        if self._policy == "priority":
+            best = max(able, key=lambda p: (p.score, -p.order))
+        elif self._policy == "fifo":
+            best = min(able, key=lambda p: p.order)
+        else:  # what was begun is finished first, or random would begin all and finish none
+            best = self._chance.choice([p for p in able if p.begun] or able)
+        self.take_out(best)
+        return best
+
+    def take_out(self, predraft: Predraft) -> None:
+        """Somebody goes to work on it."""
+        if predraft in self._waiting:
+            self._waiting.remove(predraft)
+        if not predraft.begun:
+            predraft.begun = True
+            self.begun += 1
+
+    def put_back(self, predraft: Predraft) -> None:
+        """A token further, and not complete."""
+        self._waiting.append(predraft)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import queue
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from by_hand import IMAGE, Robot
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
@@ -15,73 +15,12 @@ from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
-    Draft,
-    Observation,
     Outcome,
     Refusal,
     RefusalCode,
     SessionClose,
-    SessionReply,
-    SessionRequest,
 )
 from dsd_ros.wire.pictures import encode_picture
-
-IMAGE = np.full((2, 2, 3), 1, np.uint8)
-PNG = encode_picture(IMAGE)
-
-
-class Robot:
-    """Speaks to an engine message by message."""
-
-    numbers = iter(range(1, 1 << 30))
-
-    def __init__(self, engine: VerifierEngine, peer: object = None) -> None:
-        self.engine, self.peer = engine, peer or object()
-        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self.session = b""
-
-    def send(self, message) -> bool:
-        return self.engine.submit(message, self.inbox.put, self.peer)
-
-    def get(self, timeout: float = 10.0):
-        return self.inbox.get(timeout=timeout)
-
-    def silent(self, seconds: float = 0.1) -> bool:
-        try:
-            self.inbox.get(timeout=seconds)
-        except queue.Empty:
-            return True
-        return False
-
-    def request(self, **changes) -> SessionRequest:
-        model = self.engine.model
-        values = dict(
-            request=next(self.numbers), protocol_version=PROTOCOL_VERSION, mode="dsd",
-            tokenizer_fingerprint=model.tokenizer_fingerprint, vocab_size=model.vocab_size,
-            temperature=0.0, top_k=0, top_p=1.0, seed=0,
-        )  # fmt: skip
-        return SessionRequest(**(values | changes))
-
-    def open(self, **changes) -> SessionReply:
-        self.send(self.request(**changes))
-        reply = self.get()
-        self.session = reply.session
-        return reply
-
-    def observe(self, reply: int = 1, **changes) -> None:
-        values = dict(
-            session=self.session,
-            reply=reply,
-            instruction="go",
-            height=2,
-            width=2,
-            encoding="png",
-            image=PNG,
-        )
-        self.send(Observation(**(values | changes)))
-
-    def draft(self, number: int = 1, confirmed: int = 0, tokens=(), reply: int = 1, **rest) -> None:
-        self.send(Draft(self.session, reply, number, confirmed, list(tokens), **rest))
 
 
 @pytest.fixture

@@ -332,6 +332,19 @@ def test_a_llama_learns_from_sharegpt(
     assert (out / EXITS_FILE).exists()
 
 
+@pytest.mark.parametrize("kind", ["vlm", "llama"])
+def test_a_backbone_in_half_precision_trains_exits_too(
+    kind: str, vlm_directory: Path, llama_directory: Path, sharegpt: Path, tmp_path: Path
+) -> None:
+    path = vlm_directory if kind == "vlm" else llama_directory
+    out = tmp_path / "out"
+    asked = settings(
+        tmp_path, model=str(path), data=sharegpt, out=out, dtype="bfloat16", steps=30, rate=3e-3
+    )
+    report = train_exits(asked, quiet)
+    assert all(0 <= row["loss"] < 10 for row in report["exits"])
+
+
 def test_only_the_cards_own_section_is_replaced(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
     card.write_text("# tiny\n\nA card.\n")

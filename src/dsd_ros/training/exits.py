@@ -35,6 +35,7 @@ from .vision_stage import schedule
 _LOG = logging.getLogger(__name__)
 Report = Callable[[str, float], None]
 CONFIDENT = 0.95
+_EPOCHS = 10.0
 _LOG_EVERY = 50
 _LOG_ROWS = 200
 
@@ -43,9 +44,8 @@ _LOG_ROWS = 200
 class ExitSettings:
     """What `dsd train exits` is asked for; ValueError, one sentence, on a value out of place.
 
-    Without ``data`` it renders scenes and trains on the model's own replies to them, for two minutes
-    in steps of 64 replies at a rate of 3e-3; with ``data`` as the paper does: 10 epochs in steps of
-    one conversation at 1e-4.
+    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a
+    rate of 3e-3; with ``data`` as the paper does, one conversation a step at 1e-4. Both for 10 epochs.
     """
 
     model: str = field(
@@ -58,10 +58,14 @@ class ExitSettings:
         },
     )
     layers: str = field(default="all", metadata={"help": "layers with an exit: all, or 2,4"})
-    rank: int | None = field(default=None, metadata={"help": "adapters' width (none: hidden/8)"})
-    minutes: float | None = field(default=None, metadata={"help": "training time"})
+    rank: int | None = field(
+        default=None, metadata={"help": "adapters' width (none: hidden/8, 32 or more)"}
+    )
+    minutes: float | None = field(default=None, metadata={"help": "time for the training itself"})
     steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    epochs: float | None = field(default=None, metadata={"help": "epochs instead of minutes"})
+    epochs: float | None = field(
+        default=None, metadata={"help": "epochs instead (with none of the three: 10)"}
+    )
     rate: float | None = field(
         default=None, metadata={"help": "learning rate (none: 1e-4 with --data, else 3e-3)"}
     )
@@ -189,13 +193,8 @@ class ExitTraining:
         self.per_epoch = -(-len(examples) // self.batch)
         self.steps = settings.steps
         self.minutes = settings.minutes
-        if settings.epochs is not None:
-            self.steps = max(1, round(settings.epochs * self.per_epoch))
-        elif self.steps is None and self.minutes is None:
-            if scenes:
-                self.minutes = 2.0
-            else:
-                self.steps = 10 * self.per_epoch
+        if self.steps is None and self.minutes is None:
+            self.steps = max(1, round((settings.epochs or _EPOCHS) * self.per_epoch))
         self.path = settings.cache / backbone.fingerprint / f"{self._name(examples)}.safetensors"
 
     def _name(self, examples: Examples) -> str:

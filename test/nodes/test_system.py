@@ -29,7 +29,7 @@ class SystemRig:
         self.diagnostics: dict[str, int] = {}
         rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         rig.start("simulator_node")
-        rig.start("navigation_node", run__decode_timeout_s=8.0)
+        rig.start("navigation_node", run__decode_timeout_s=10.0)
         self.verifier = self.start_verifier()
         self.draft = self.start_draft()
         rig.until_active()
@@ -45,7 +45,7 @@ class SystemRig:
             decode__max_tokens=16,
             link__response_timeout_s=0.5,
             link__attempts=3,
-            image_timeout_s=1.0,
+            image_timeout_s=3.0,
         )
 
     def _on_diagnostics(self, message) -> None:

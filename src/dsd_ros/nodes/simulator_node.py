@@ -1,7 +1,7 @@
 """The simulated Go2 as a node: publishes and obeys what a real Go2 stack does.
 
-Simulated time starts at the wall clock's time and runs ``rate`` times as fast, so that at rate 1
-nodes work with or without ``use_sim_time``. Ground truth (distance to the target, collisions) is on
+Simulated time starts at the wall clock's time and runs ``rate`` times as fast; at rate 1 it follows
+the wall clock, so that nodes work with or without ``use_sim_time``. Ground truth (distance to the target, collisions) is on
 topics of its own, which no part of the robot listens to.
 """
 
@@ -144,6 +144,10 @@ class SimulatorNode(Node):
                     command.wz,
                 )
             self._last_step = until
+        if self._settings.rate == 1.0:
+            # The wall clock may be set while this runs (NTP, a virtual machine that was paused); nodes
+            # that compare stamps with it must not find every picture too old from then on.
+            self._wall_start = time.time() - self._simulator.time
 
     def _tick(self) -> None:
         before = self._simulator.time

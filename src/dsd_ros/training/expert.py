@@ -14,8 +14,9 @@ MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
 _AHEAD = math.radians(10.0)
 _LITTLE = math.radians(22.5)
 _MUCH = math.radians(37.5)
-_MARGIN = 0.05  # metres kept from obstacles beside the way
-_DETOURS = (15, -15, 30, -30, 45, -45, 60, -60)
+_MARGIN = 0.04  # metres kept from obstacles beside the way
+_LOOK_AHEAD = 0.6  # metres that must be free, for otherwise the robot goes round
+_DETOURS = (45, 75)  # degrees beside the goal's bearing
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ class View:
         return None
 
 
-def free_way(view: View, heading: float, ignore: int | None) -> tuple[float, str]:
-    """Metres the robot can go along a heading (relative, radians), and what then ends the way."""
+def free_way(view: View, heading: float, ignore: int | None) -> tuple[float, str, float]:
+    """Metres the robot can go along a heading (relative, radians), what then ends the way, and how far
+    to the left of the way that one's middle is (metres; 0 for a wall)."""
     x, y, yaw = view.pose
     c, s = math.cos(yaw + heading), math.sin(yaw + heading)
     width = ROBOT_RADIUS + _MARGIN
-    best, what = 4.0, "the wall"
+    best, what, aside = 4.0, "the wall", 0.0
     for position, direction, half in ((x, c, view.world.half_x), (y, s, view.world.half_y)):
         if abs(direction) > 1e-6:
             edge = math.copysign(half - ROBOT_RADIUS, direction)
@@ -80,13 +82,13 @@ def free_way(view: View, heading: float, ignore: int | None) -> tuple[float, str
             circles.append((cx, cy, depth * 1.1, "a cabinet"))
     for cx, cy, radius, name in circles:
         along = (cx - x) * c + (cy - y) * s
-        across = abs((cy - y) * c - (cx - x) * s)
+        across = (cy - y) * c - (cx - x) * s
         touch = radius + width
-        if along > 0 and across < touch:
+        if along > 0 and abs(across) < touch:
             distance = along - math.sqrt(touch**2 - across**2)
             if distance < best:
-                best, what = max(distance, 0.0), name
-    return best, what
+                best, what, aside = max(distance, 0.0), name, across
+    return best, what, aside
 
 
 def reply(view: View, goal: str) -> str:
@@ -102,26 +104,14 @@ def reply(view: View, goal: str) -> str:
     scene = f"{other}, " if other else "nothing else is near it, "
     if gap <= STOP_GAP:
         return f"{where}; {scene}and I have arrived. Action: stop"
-    heading = bearing
-    needed = min(gap, 0.8)
-    free, what = free_way(view, bearing, index)
-    around = ""
-    if free < needed:
-        for offset in sorted(_DETOURS, key=lambda o: (abs(o), abs(bearing + math.radians(o)))):
-            candidate = bearing + math.radians(offset)
-            if free_way(view, candidate, index)[0] >= needed:
-                heading = candidate
-                around = (
-                    f"{what} is in the way, so I go round its {'left' if offset > 0 else 'right'}"
-                )
-                break
+    heading, around = _round_obstacles(view, index, bearing, min(gap, _LOOK_AHEAD))
     if abs(heading) > _AHEAD:
         side = "left" if heading > 0 else "right"
         size = abs(heading)
         degrees = 15 if size <= _LITTLE else 30 if size <= _MUCH else 45
         plan = around or f"I turn {side}"
         return f"{where}; {scene}{plan}. Action: turn {side} {degrees} degrees"
-    free, what = free_way(view, 0.0, index)
+    free, what, _ = free_way(view, 0.0, index)
     step = 75 if gap >= 0.95 else 50 if gap >= 0.70 else 25
     while step > 25 and free < step / 100 + 0.05:
         step -= 25
@@ -132,6 +122,26 @@ def reply(view: View, goal: str) -> str:
     way = "open" if free > 2.0 else "clear" if free > 1.2 else "short"
     plan = around or f"the way is {way}"
     return f"{where}; {scene}{plan}. Action: forward {step} cm"
+
+
+def _round_obstacles(view: View, index: int, bearing: float, needed: float) -> tuple[float, str]:
+    """Heading (relative, radians) with ``needed`` metres free, and words on what is gone round.
+
+    Few and coarse choices, so that a picture tells which one it is: the side on which the obstacle's
+    middle is not, else the other; 45 degrees beside the goal, else 75.
+    """
+    free, what, aside = free_way(view, bearing, index)
+    if free >= needed:
+        return bearing, ""
+    first = -1 if aside > 0 else 1
+    for degrees in _DETOURS:
+        for side in (first, -first):
+            heading = bearing + side * math.radians(degrees)
+            if free_way(view, heading, index)[0] >= needed:
+                return heading, (
+                    f"{what} is in the way, so I go round its {'left' if side > 0 else 'right'}"
+                )
+    return bearing, ""
 
 
 def _side(bearing: float) -> str:

@@ -17,6 +17,7 @@ import torch
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.images import ImageProcessor
+from dsd_ros.vlm.layers import LeanLayer, Rotations, lean_rotations, rms_norm
 from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.prompts import PromptTemplate
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
@@ -68,6 +69,9 @@ class VisionLanguageModel:
         self._tokens = tokenizer.get_vocab_size(with_added_tokens=True)
         self._language = hf.model.language_model
         self._layers = list(self._language.layers)
+        self._lean = all(LeanLayer.fits(layer) for layer in self._layers)
+        if self._lean:
+            self._layers = [LeanLayer(layer) for layer in self._layers]
         self._image_token: int = hf.config.image_token_id
         self._device = self._language.embed_tokens.weight.device
         self._dtype = self._language.embed_tokens.weight.dtype
@@ -123,7 +127,7 @@ class VisionLanguageModel:
         )
         # Room for a reply as well, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
-        rotations = self._language.rotary_emb(hidden, positions)
+        rotations = self._turn(hidden, positions)
         hidden = self._run_layers(hidden, rotations, cache, None, clock)
         cache.length = len(ids)
         return Sequence(self, cache, ids[-1], rope_delta, self.head(hidden[0, -1:])[0])
@@ -198,7 +202,7 @@ class VisionLanguageModel:
     def _run_layers(
         self,
         hidden: torch.Tensor,
-        rotations: tuple[torch.Tensor, torch.Tensor],
+        rotations: Rotations,
         cache: KeyValueCache | BatchCache,
         mask: torch.Tensor | None,
         clock: PacedPass | None,
@@ -238,13 +242,13 @@ class VisionLanguageModel:
 
         Padding rows of the vocabulary, which stand for no token, get minus infinity.
         """
-        logits = self.hf.lm_head(self._language.norm(hidden)).float()
+        logits = self.hf.lm_head(rms_norm(self._language.norm, hidden)).float()
         if self._tokens < self.vocab_size:
             logits[:, self._tokens :] = -torch.inf
         return logits
 
-    def _text_rotations(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines (1, length or more, head size) of text positions.
+    def _text_rotations(self, length: int) -> Rotations:
+        """Cosines and sines of text positions, (1, length or more, ..., head size).
 
         Text has the same position in all three M-RoPE axes, so its rotations come from a table.
         """
@@ -253,12 +257,17 @@ class VisionLanguageModel:
             table = self._table = self._rotations(max(length, 2 * table[0].shape[1]))
         return table
 
-    def _rotations(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines (1, length, head size) of the text positions 0 to length - 1."""
+    def _rotations(self, length: int) -> Rotations:
+        """Cosines and sines (1, length, ..., head size) of the text positions 0 to length - 1."""
         with torch.inference_mode():
             positions = torch.arange(length, device=self._device).expand(3, 1, -1)
             like = torch.empty(0, dtype=self._dtype, device=self._device)
-            return self._language.rotary_emb(like, positions)
+            return self._turn(like, positions)
+
+    def _turn(self, like: torch.Tensor, positions: torch.Tensor) -> Rotations:
+        """Cosines and sines of M-RoPE positions (3, 1, n), as this model's layers take them."""
+        rotations = self._language.rotary_emb(like, positions)
+        return lean_rotations(rotations) if self._lean else rotations
 
 
 def _last_rows(hook: LayerHook, rows: int, index: int, hidden: torch.Tensor) -> None:

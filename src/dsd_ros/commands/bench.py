@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import sys
+import typing
 from pathlib import Path
+from typing import Any
 
-from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path, write_json
+from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_model, model_path, write_json
 
 SUMMARY = "measure the system on this machine"
 
@@ -30,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(overhead, "--target", "target")
     overhead.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     overhead.set_defaults(run=_bench_overhead)
+    _add_modes(benches)
+    _add_soak(benches)
 
 
 def _bench_overhead(args: argparse.Namespace) -> int:
@@ -44,3 +50,167 @@ def _bench_overhead(args: argparse.Namespace) -> int:
     print(render(report))
     write_json(args.json, report)
     return EXIT_DONE
+
+
+def _add_modes(benches: Any) -> None:
+    modes = benches.add_parser(
+        "modes",
+        help="decoding modes side by side over an emulated link",
+        description="Decode the same held-out pictures with every mode in turn over a link of the profile's delay, "
+        "jitter and bandwidth; print seconds per reply, the speed-up over mode ar, and what the paper's formulas "
+        "say. Exit 1 when a mode's tokens are not the target's.",
+    )
+    modes.add_argument(
+        "--profile", default="go2-a100", help="one of config/profiles.yaml (default: %(default)s)"
+    )
+    modes.add_argument(
+        "--modes",
+        default="ar,dsd,fsd",
+        help="separated by commas or spaces; a mode may have settings of its own: "
+        "fsd:predraft_source=exits+predraft_workers=10 (default: %(default)s)",
+    )
+    modes.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUES",
+        help="gamma=1..10 or predraft_workers=1,3,6; given several times, the sweeps are crossed",
+    )
+    modes.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
+    modes.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="multiply every held time and delay by S while measuring, and divide what is reported by it "
+        "(default: %(default)s)",
+    )
+    modes.add_argument(
+        "--transport",
+        default="local",
+        metavar="local|websocket",
+        help="what the emulated link is put round (default: %(default)s)",
+    )
+    _add_decode_settings(modes)
+    add_model(modes, "--draft", "draft")
+    add_model(modes, "--target", "target")
+    modes.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    modes.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw speed-up and miss rate (.png, .svg, .pdf)"
+    )
+    modes.set_defaults(run=_bench_modes)
+
+
+def _add_decode_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for every decode setting but the mode, None where it is not given."""
+    from dsd_ros.decoding.settings import DecodeSettings
+
+    hints = typing.get_type_hints(DecodeSettings)
+    for field in dataclasses.fields(DecodeSettings):
+        if field.name == "mode":
+            continue
+        of_profile = field.name == "draft_length" and parser.get_default("profile")
+        default = "the profile's" if of_profile else field.default
+        choices = field.metadata.get("choices")
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=hints[field.name],
+            metavar="|".join(choices) if choices else field.name.upper(),
+            help=field.metadata["help"] + (f" (default: {default})" if default != "" else ""),
+        )
+
+
+def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    from dsd_ros.decoding.settings import DecodeSettings
+
+    given = {
+        f.name: getattr(args, f.name)
+        for f in dataclasses.fields(DecodeSettings)
+        if f.name != "mode"
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _bench_modes(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.modes import measure_modes
+    from dsd_ros.evaluation.modes_plots import check_plot, draw
+    from dsd_ros.evaluation.modes_report import render
+    from dsd_ros.evaluation.profiles import load_profile
+    from dsd_ros.evaluation.sweeps import crossed, parse_modes, parse_sweep
+
+    profile = load_profile(args.profile)
+    if args.plot is not None:
+        check_plot(args.plot)
+    common = {"draft_length": profile.gamma, **_given_settings(args)}
+    sweeps = [parse_sweep(text) for text in args.sweep]
+    variants = crossed(parse_modes(args.modes, common), sweeps)
+    report = measure_modes(
+        profile,
+        variants,
+        args.images,
+        draft=model_path(args.draft, "draft"),
+        target=model_path(args.target, "target"),
+        transport=args.transport,
+        time_scale=args.time_scale,
+        seed=common.get("seed", 0),
+        sweeps=sweeps,
+        progress=_say_progress,
+    )
+    print(render(report))
+    write_json(args.json, report)
+    if args.plot is not None:
+        draw(report, args.plot)
+    return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
+
+
+def _say_progress(done: int, total: int, variant: Any, reply: Any) -> None:
+    print(
+        f"{done}/{total} {variant.label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _add_soak(benches: Any) -> None:
+    soak = benches.add_parser(
+        "soak",
+        help="memory, threads, open files and queues over many replies",
+        description="Decode many replies to small noise pictures over an emulated link, with short pauses and a new "
+        "session now and then, and watch what the process holds. Exit 1 when it grows beyond the bounds.",
+    )
+    soak.add_argument("--replies", type=int, default=2000, help="(default: %(default)s)")
+    soak.add_argument(
+        "--mode",
+        default="fsd",
+        help="with settings if need be, as in bench modes (default: %(default)s)",
+    )
+    soak.add_argument(
+        "--max-growth-mb",
+        type=float,
+        default=48.0,
+        help="how much memory may grow after the warm-up (default: %(default)s)",
+    )
+    _add_decode_settings(soak)
+    add_model(soak, "--draft", "draft")
+    add_model(soak, "--target", "target")
+    soak.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    soak.set_defaults(run=_bench_soak)
+
+
+def _bench_soak(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.soak import render, soak
+    from dsd_ros.evaluation.sweeps import parse_modes
+
+    variants = parse_modes(args.mode, _given_settings(args))
+    if len(variants) != 1:
+        raise ValueError(f"--mode {args.mode} names several modes; soak one at a time")
+    report = soak(
+        variants[0].decode,
+        args.replies,
+        draft=model_path(args.draft, "draft"),
+        target=model_path(args.target, "target"),
+        max_growth_mb=args.max_growth_mb,
+    )
+    print(render(report))
+    write_json(args.json, report)
+    return EXIT_DONE if report["steady"] else EXIT_GOAL_MISSED

@@ -19,6 +19,7 @@ from rclpy.clock_type import ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_ros.nodes import qos
@@ -44,6 +45,10 @@ _HELD_S = 0.5
 _SESSIONS_REMEMBERED = 256
 
 OnMessage = Callable[[wire.Message], None]
+
+
+def _qos_of(struct: type) -> QoSProfile:
+    return qos.OUTCOMES if struct is wire.Outcome else qos.LINK
 
 
 class _Topics:
@@ -72,12 +77,16 @@ class _Topics:
             parameter_overrides=[Parameter("start_type_description_service", value=False)],
         )
         self._publishers = {
-            struct: self.node.create_publisher(ROS_TYPES[struct], topic, qos.LINK)
+            struct: self.node.create_publisher(ROS_TYPES[struct], topic, _qos_of(struct))
             for struct, topic in outgoing.items()
         }
         self._subscriptions = [
             self.node.create_subscription(
-                ROS_TYPES[struct], topic, self._receiver(ROS_TYPES[struct]), qos.LINK, raw=True
+                ROS_TYPES[struct],
+                topic,
+                self._receiver(ROS_TYPES[struct]),
+                _qos_of(struct),
+                raw=True,
             )
             for struct, topic in incoming.items()
         ]
@@ -147,6 +156,7 @@ class DdsChannel:
         self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_QUEUE_LIMIT)
         self._match_timeout = match_timeout
         self._closed = threading.Event()
+        self._matched = False  # as far as is known; asking the ROS graph takes longer than sending
         self._topics = _Topics(node, UP_TOPICS, DOWN_TOPICS, self._put)
         self._topics.start()
 
@@ -159,11 +169,12 @@ class DdsChannel:
         return self._topics.bytes_in
 
     def send(self, message: wire.Message) -> None:
-        """Publish to whoever verifies.
+        """Publish to whoever verifies. Whether anybody does is asked at first and after each silence.
 
         :raises LinkClosed: when the channel is closed, or nobody listens.
         """
-        self._await_verifier()
+        if not self._matched or self._closed.is_set():
+            self._await_verifier()
         self._topics.publish(message)
 
     def receive(self, timeout: float) -> wire.Message:
@@ -177,6 +188,7 @@ class DdsChannel:
         try:
             message = self._inbox.get(timeout=max(0.0, timeout))
         except queue.Empty:
+            self._matched = False
             raise LinkTimeout(f"No word from the verifier node within {timeout:.1f} s.") from None
         if message is None:
             raise LinkClosed("The channel was closed.")
@@ -194,6 +206,7 @@ class DdsChannel:
                 self._inbox.get_nowait()
             except queue.Empty:
                 break
+        self._matched = False
         self._await_verifier()
 
     def close(self) -> None:
@@ -208,6 +221,7 @@ class DdsChannel:
         deadline = time.monotonic() + self._match_timeout
         while not self._closed.is_set():
             if self._topics.peers() > 0 and self._topics.senders() > 0:
+                self._matched = True
                 return
             if time.monotonic() > deadline:
                 raise LinkClosed(

@@ -27,7 +27,9 @@ CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the new
 STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
 COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
-LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and outcomes: all of them
+LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
+# With an exit behind every layer and several rounds in flight, a final one must not be pushed out.
+OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
 LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)

@@ -28,6 +28,7 @@ from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     Draft,
     Observation,
+    Outcome,
     Refusal,
     RefusalCode,
     SessionRequest,
@@ -214,6 +215,91 @@ def test_a_robot_that_does_not_read_is_bounded_and_hurts_nobody(engine, model, u
                 silent.send(encode(Draft(session, 1, 1, 0, [], autonomous_rounds=number)))
                 time.sleep(0.001)
         assert len(reply(channel, model)) == 12
+
+
+class Teller:
+    """In the engine's place: says what the test tells it to."""
+
+    answer = None
+
+    def submit(self, message, reply, peer) -> bool:
+        self.answer = reply
+        return True
+
+    def disconnect(self, peer) -> None:
+        pass
+
+
+def said(number: int, confidence: float, token: int = 0, final: bool = False) -> Outcome:
+    return Outcome(bytes(8), 1, number, 1, 0, token, confidence, final)
+
+
+@pytest.mark.parametrize("policy", ["priority", "fifo"])
+def test_a_slow_link_carries_the_final_outcome_before_early_ones(policy):
+    """The robot does not read until the link is full and everything has been said."""
+    teller = Teller()
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy=policy)
+    with VerifierServer(teller, SETTINGS) as server:
+        narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
+            robot.send(encode(request))
+            deadline = time.monotonic() + 20
+            while teller.answer is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            filler = Refusal(bytes(8), 1, 1, "code", "x" * 1024)
+            for _ in range(2000):
+                teller.answer(filler)
+            for token in range(40):
+                teller.answer(said(1, token / 40, token))
+            teller.answer(said(2, 0.25, 1))
+            teller.answer(said(2, 0.75, 2))
+            final = said(1, 0.5, final=True)
+            teller.answer(final)
+            teller.answer(said(1, 1.0, 99))
+            read = [decode(robot.recv(timeout=20)) for _ in range(2003)]
+            with pytest.raises(TimeoutError):
+                robot.recv(timeout=0.2)
+    assert read[:2001] == [filler] * 2000 + [final]
+    tokens = [early.next_token for early in read[2001:]]
+    assert tokens == ([2, 1] if policy == "priority" else [1, 2])
+
+
+def test_early_outcomes_do_not_fill_the_pipe_in_front_of_the_final_one():
+    """What the kernel has taken cannot be overtaken, and it would take all of these."""
+    teller, count = Teller(), 10_000
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    with VerifierServer(teller, SETTINGS) as server:
+        narrow.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        with connect(server.url, sock=narrow, proxy=None, max_queue=1) as robot:
+            robot.send(encode(SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0)))
+            while teller.answer is None:
+                time.sleep(0.01)
+            for token in range(count):
+                teller.answer(said(1, 0.5, token))
+                if token % 20 == 0:
+                    time.sleep(0.001)  # the sender takes them as the link does
+            teller.answer(said(1, 0.5, final=True))
+            before = 0
+            while not decode(robot.recv(timeout=20)).is_final:
+                before += 1
+    assert before < count / 10
+
+
+def test_early_outcomes_leave_at_once_when_the_link_is_free():
+    teller = Teller()
+    request = SessionRequest(1, PROTOCOL_VERSION, "fsd", "", 8, 0.0, 0, 1.0, 0)
+    with VerifierServer(teller, SETTINGS) as server, WebsocketChannel(server.url) as channel:
+        channel.reconnect()
+        channel.send(request)
+        while teller.answer is None:
+            time.sleep(0.01)
+        for number in range(1, 200):
+            for outcome in (said(number, 0.5), said(number, 0.5, final=True)):
+                teller.answer(outcome)
+                assert channel.receive(10) == outcome
 
 
 def test_shutting_down_gives_threads_and_sockets_back(engine, model):

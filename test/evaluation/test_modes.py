@@ -19,6 +19,8 @@ from dsd_ros.evaluation.modes_plots import draw
 from dsd_ros.evaluation.modes_report import Measured, make_report, render
 from dsd_ros.evaluation.profiles import load_profile
 from dsd_ros.evaluation.sweeps import BenchError, Variant, crossed, parse_modes, parse_sweep
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_model
 
 KEYS = {
     "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
@@ -31,7 +33,9 @@ KEYS = {
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("pair")
-    make_tiny_model(folder / "target", seed=1)
+    target = make_tiny_model(folder / "target", seed=1)
+    model = load_model(ModelSettings(str(target), threads=1))
+    ExitAdapters.untrained(model).save(target, model.fingerprint)
     make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
     return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
 
@@ -73,6 +77,8 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
     assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
     assert 0.0 <= guesses["miss_rate"] <= 1.0
+    assert guesses["exits"] == 0.0 and guesses["mean_exit"] == 2.0
+    assert fsd["exits"] > 0.0 and 1.0 <= fsd["mean_exit"] <= 2.0
     with Image.open(plot) as picture:
         assert picture.width > 500
     assert threading.active_count() == threads
@@ -236,10 +242,10 @@ def test_a_process_that_grows_is_told():
     from dsd_ros.evaluation.soak import _judged
 
     still = [{"replies": n, "memory_mb": 100.0, "threads": 9} for n in range(40)]
-    assert _judged(still, 10.0)["steady"]
+    assert _judged(still, {"memory_mb": 10.0})["steady"]
     for name, step in (("memory_mb", 1.0), ("threads", 0.2)):
         growing = [{**sample, name: sample[name] + step * n} for n, sample in enumerate(still)]
-        judged = _judged(growing, 10.0)
+        judged = _judged(growing, {"memory_mb": 10.0})
         assert not judged["steady"]
         assert judged["growth"][name]["growth"] > judged["growth"][name]["bound"]
 

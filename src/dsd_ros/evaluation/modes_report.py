@@ -233,8 +233,9 @@ def _link_delay(replies: Sequence[DecodedReply], drafts: bool, scale: float) -> 
     if drafts:
         known = [(r.link_delay_seconds, r.rounds) for r in replies if r.link_delay_seconds > 0.0]
     else:
-        first = [reply.records[0] for reply in replies]
-        known = [(max(0.0, r.wait_seconds - r.verify_seconds) / 2, 1) for r in first]
+        # The target begins to read the picture while the question is still on its way.
+        first = [(reply.prefill_seconds, reply.records[0]) for reply in replies]
+        known = [(max(0.0, p + r.wait_seconds - r.verify_seconds) / 2, 1) for p, r in first]
     return _weighted([value / scale for value, _ in known], [weight for _, weight in known])
 
 

@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,7 @@ SESSIONS_EVERY = 50  # replies of one session; opening and closing may leak as w
 _SAMPLES = 40
 _WARM_UP = 0.2  # share of the replies after which nothing may grow any more
 _PAUSE_S = 0.002
-# What counts at rest may differ by this much: a reply ends with more or less of the next one drafted.
-_SLACK = {"threads": 0, "open_files": 0, "sessions": 0, "caches": 4}
+_REST_S = 0.05  # before a sample: a worker ends the pass it is in after the reply is there
 
 Sample = dict[str, float]
 
@@ -48,8 +47,9 @@ def soak(
     """Decode ``replies`` noise pictures, a new session for every 50; figures of the process on the way.
 
     "steady" tells whether memory at the end (median of the last quarter) is at most ``max_growth_mb`` above that
-    after the warm-up (median of the first quarter behind it), and threads, open files, verifier sessions and live
-    key/value caches no more than they were then. ValueErrors for what cannot be run, ModelError, LinkError.
+    after the warm-up (median of the first quarter behind it), threads, open files and verifier sessions no more
+    than they were then, and live key/value caches not more by over one round's pre-drafts. ValueErrors for
+    what cannot be run, ModelError, LinkError.
     """
     if replies < _SAMPLES:
         raise BenchError(f"replies is {replies}; use {_SAMPLES} or more")
@@ -81,7 +81,7 @@ def soak(
         "replies": replies,
         "tokens": tokens,
         "seconds": round(time.monotonic() - began, 1),
-        **_judged(samples, max_growth_mb),
+        **_judged(samples, {"memory_mb": max_growth_mb, "caches": _caches(settings)}),
         "samples": samples,
     }
 
@@ -110,8 +110,16 @@ def _only_new_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _judged(samples: Sequence[Sample], max_growth_mb: float) -> dict[str, Any]:
-    """Growth between the first and the last quarter of the samples behind the warm-up, and its bounds."""
+def _caches(settings: DecodeSettings) -> int:
+    """How many key/value caches may be there at one sample and not at another: those of one round's work."""
+    return 2 + settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 2
+
+
+def _judged(samples: Sequence[Sample], bounds: Mapping[str, float]) -> dict[str, Any]:
+    """Growth between the first and the last quarter of the samples behind the warm-up.
+
+    ``bounds`` are of the figures that may grow; the others may not.
+    """
     settled = samples[int(_WARM_UP * len(samples)) :]
     quarter = max(1, len(settled) // 4)
     first, last = settled[:quarter], settled[-quarter:]
@@ -123,16 +131,17 @@ def _judged(samples: Sequence[Sample], max_growth_mb: float) -> dict[str, Any]:
             change = statistics.median(s[name] for s in last) - statistics.median(
                 s[name] for s in first
             )
-            growth[name] = {"growth": round(change, 2), "bound": max_growth_mb}
+            growth[name] = {"growth": round(change, 2), "bound": bounds[name]}
         else:
             change = max(s[name] for s in last) - max(s[name] for s in first)
-            growth[name] = {"growth": change, "bound": _SLACK[name]}
+            growth[name] = {"growth": change, "bound": bounds.get(name, 0)}
     steady = all(judged["growth"] <= judged["bound"] for judged in growth.values())
     return {"steady": steady, "growth": growth}
 
 
 def _holds(engine: VerifierEngine) -> Sample:
     """What the process holds now, garbage apart."""
+    time.sleep(_REST_S)
     gc.collect()
     held: Sample = {
         "memory_mb": round(_resident_bytes() / 1e6, 2),

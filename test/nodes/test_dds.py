@@ -14,6 +14,8 @@ from ros_rig import CameraRig, Rig, picture
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress
 from dsd_msgs.srv import Decode
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import VerifierRefused
@@ -21,9 +23,11 @@ from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.dds_channel import DdsChannel, VerifierTopics
+from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkTimeout
+from dsd_ros.wire.pictures import encode_picture
 
 INSTRUCTION = "find the silver bottle"
 LENGTH = 24
@@ -240,6 +244,78 @@ def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):
     finally:
         client.close()
         topics.close()
+
+
+def test_early_outcomes_of_many_rounds_push_no_final_one_out(rig):
+    """28 layers, 8 rounds in flight, and a robot that is slow to look."""
+    topics = VerifierTopics(rig.node, lambda _: None)
+    topics.start()
+    client = DdsChannel(rig.node)
+    try:
+        client.reconnect()
+        said = [
+            wire.Outcome(b"8 bytes.", 1, number, layer, 1, 1, 0.5, layer == 28)
+            for number in range(1, 9)
+            for layer in range(1, 29)
+        ]
+        for outcome in said:
+            topics.publish(outcome)
+            time.sleep(0.001)
+        assert [client.receive(10.0) for _ in said] == said
+    finally:
+        client.close()
+        topics.close()
+
+
+def test_after_a_silence_the_channel_looks_whether_anybody_listens(rig):
+    topics = VerifierTopics(rig.node, lambda _: None)
+    topics.start()
+    client = DdsChannel(rig.node, match_timeout=0.2)
+    try:
+        client.reconnect()
+        client.send(wire.SessionClose(b"8 bytes."))
+        topics.close()
+        with pytest.raises(LinkTimeout):
+            client.receive(0.1)
+        with pytest.raises(LinkClosed, match="start verifier_node or bridge_node"):
+            rig.until(lambda: client.send(wire.SessionClose(b"8 bytes.")))
+    finally:
+        client.close()
+
+
+def test_early_outcomes_travel_over_topics(rig, tiny_pair):
+    model = load_model(ModelSettings(str(tiny_pair[0])))
+    model.exits = ExitAdapters.untrained(model)
+    client = DdsChannel(rig.node)
+    with VerifierEngine(model, EngineSettings(exit_share=1.0)) as engine:
+        topics = VerifierTopics(
+            rig.node, lambda message: engine.submit(message, topics.publish, "dds")
+        )
+        topics.start()
+        try:
+            client.reconnect()
+            client.send(
+                wire.SessionRequest(
+                    1, wire.PROTOCOL_VERSION, "fsd", model.tokenizer_fingerprint,
+                    model.vocab_size, 0.0, 0, 1.0, 0, exits=True,
+                )
+            )  # fmt: skip
+            opened = client.receive(20.0)
+            assert opened.exit_layers == list(model.exits.layers)
+            image = picture(3)
+            client.send(
+                wire.Observation(
+                    opened.session, 1, INSTRUCTION, *image.shape[:2], "png", encode_picture(image)
+                )
+            )
+            client.send(wire.Draft(opened.session, 1, 1, 0, [1, 2, 3]))
+            outcomes = [client.receive(20.0)]
+            while not outcomes[-1].is_final:
+                outcomes.append(client.receive(20.0))
+            assert len(outcomes) > 1
+        finally:
+            client.close()
+            topics.close()
 
 
 def test_the_draft_nodes_lifecycle(rig, tiny_pair):

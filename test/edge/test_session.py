@@ -18,7 +18,7 @@ from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Observation, Outcome
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
-MODES = ("ar", "dsd")
+MODES = ("ar", "dsd", "fsd")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_reply_says_what_it_took(channel, target, draft, mode):
     assert 0 < reply.bytes_up < channel.bytes_up - up  # the rest is the closing
     assert sum(r.bytes_down for r in reply.records) == reply.bytes_down
     assert reply.verify_seconds > 0 and reply.wait_seconds > 0
-    assert (reply.draft_seconds > 0) == (mode == "dsd")
+    assert (reply.draft_seconds > 0) == (mode != "ar")
     assert reply.draft_seconds + reply.wait_seconds + reply.prefill_seconds <= reply.seconds
 
 
@@ -102,7 +102,7 @@ def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
                 tokens[mode] = reply.tokens
                 assert reply.finished == (reply.tokens[-1] == 7)
                 assert 7 not in reply.tokens[:-1] and "h" not in reply.text
-            assert tokens["ar"] == tokens["dsd"] == greedy(target, 25)
+            assert tokens["ar"] == tokens["dsd"] == tokens["fsd"] == greedy(target, 25)
             ended += tokens["ar"][-1] == 7
     assert ended >= 6
 
@@ -114,10 +114,11 @@ def test_the_targets_end_counts_not_the_drafts(target, draft, channel):
     assert reply.tokens == greedy(target, 20) and max(reply.accepted) > 1
 
 
+@pytest.mark.parametrize("mode", ["dsd", "fsd"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_with_a_shorter_context_lets_the_target_go_on(engine, target, temperature):
+def test_a_draft_with_a_shorter_context_lets_the_target_go_on(engine, target, temperature, mode):
     short = TableModel(1, 12, ends=False, noise=0.3, max_length=12)
-    chosen = DecodeSettings(max_tokens=30, temperature=temperature)
+    chosen = DecodeSettings(mode=mode, max_tokens=30, temperature=temperature)
     with LocalChannel(engine) as channel, EdgeSession(channel, short, chosen) as session:
         reply = session.decode(IMAGE, "go")
     assert len(reply.tokens) == 30 and sum(reply.accepted[-10:]) == 0 < sum(reply.accepted)
@@ -125,14 +126,15 @@ def test_a_draft_with_a_shorter_context_lets_the_target_go_on(engine, target, te
         assert reply.tokens == greedy(target, 30)
 
 
-def test_a_draft_that_lacks_a_token_lets_the_target_go_on():
+@pytest.mark.parametrize("mode", ["dsd", "fsd"])
+def test_a_draft_that_lacks_a_token_lets_the_target_go_on(mode):
     """A target whose vocabulary goes on where the draft's rows end."""
     target, draft = TableModel(3, 12, ends=False), TableModel(3, 12, ends=False)
     target.table[..., 10] += 3
     draft.vocab_size, draft.table = 10, draft.table[:10, :10, :10]
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
         for temperature in (0.0, 1.0):
-            chosen = DecodeSettings(max_tokens=20, temperature=temperature)
+            chosen = DecodeSettings(mode=mode, max_tokens=20, temperature=temperature)
             with EdgeSession(channel, draft, chosen) as session:
                 reply = session.decode(IMAGE, "go")
             assert 10 in reply.tokens and len(reply.tokens) == 20

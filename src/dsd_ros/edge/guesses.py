@@ -6,6 +6,7 @@ the work behind it: what the reply becomes never depends on one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, t
 
 _FIRST_RATE = 0.7  # of acceptance, before any was seen
 _MEMORY = 0.9  # how much of the rate a drafted token leaves as it was
+_STEP = 0.3  # of the shift, in nats, for a token that holds against all odds
+_LARGEST_SHIFT = 4.0
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,27 @@ class Guess:
 
 
 class Guesser:
-    """Guesses for a session's rounds; learns how often sampled drafts are accepted.
+    """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
 
-    Greedy: a drafted token holds with the draft's own probability of it. Sampled: whether it holds depends
-    on the verifier's uniform draw, which both sides can derive (``generator_for``); the robot
-    may look ahead at it since its draft is fixed by then, and draws of its own are never touched.
+    Greedy: a drafted token holds with the draft's own probability of it, its odds shifted by what was
+    learned. Sampled: whether it holds depends on the verifier's uniform draw, which both sides can derive
+    (``generator_for``); the robot may look ahead at it since its draft is fixed by then.
     """
 
     def __init__(self, sampling: SamplingSettings, seed: int) -> None:
         self._sampling = sampling
         self._seed = seed
         self._rate = _FIRST_RATE
+        self._shift = 0.0
 
-    def learn(self, drafted: int, accepted: int) -> None:
-        """One round's outcome: ``accepted`` tokens of ``drafted`` held."""
-        for held in [True] * accepted + [False] * (accepted < drafted):
+    def learn(self, chances: Sequence[float], accepted: int) -> None:
+        """One round's outcome: ``accepted`` of the tokens that were given these ``chances`` held."""
+        for i, chance in enumerate(chances[: accepted + 1]):
+            held = i < accepted
             self._rate = _MEMORY * self._rate + (1 - _MEMORY) * held
+            # One step of logistic regression with the bias as its only weight.
+            shift = self._shift + _STEP * (held - chance)
+            self._shift = min(_LARGEST_SHIFT, max(-_LARGEST_SHIFT, shift))
 
     def chances(
         self, reply: int, number: int, tokens: Sequence[int], rows: Sequence[torch.Tensor]
@@ -53,7 +61,7 @@ class Guesser:
         """
         if self._sampling.greedy:
             shares = [self._probabilities(row)[t] for t, row in zip(tokens, rows, strict=True)]
-            return [min(1.0, float(share)) for share in shares]
+            return [self._shifted(float(share)) for share in shares]
         draws = generator_for("verifier", self._seed, reply, number).random(len(tokens))
         # Accepted when the draw is below p(x) / q(x): linear in the draw, with the rate as its mean.
         return [min(1.0, max(0.02, 1 - 2 * (1 - self._rate) * float(u))) for u in draws]
@@ -95,13 +103,23 @@ class Guesser:
         for chance in chances:
             whole *= chance
         probabilities = self._probabilities(row)
-        if not self._sampling.greedy:
+        if self._sampling.greedy:
+            same = int(probabilities.argmax())
+            first = float(probabilities[same])
+            trusted = self._shifted(first)
+            probabilities = probabilities * ((1 - trusted) / max(1 - first, 1e-9))
+            probabilities[same] = trusted
+        else:
             generator = generator_for("verifier", self._seed, reply, number)
             generator.random(drafted)
             same = sample(probabilities, generator)
             probabilities = probabilities * (1 - self._rate)
             probabilities[same] += self._rate
         return _best(_likeliest(drafted, probabilities, whole, limit), limit)
+
+    def _shifted(self, share: float) -> float:
+        share = min(1 - 1e-6, max(1e-6, share))
+        return 1 / (1 + math.exp(-self._shift) * (1 - share) / share)
 
     def _probabilities(self, row: torch.Tensor) -> torch.Tensor:
         if self._sampling.greedy:

@@ -176,7 +176,7 @@ class PredraftPool:
             if not self._levels:
                 return Taken()
             level, *ahead = self._levels
-            self._guesser.learn(len(level.round.draft.tokens), accepted)
+            self._guesser.learn(level.chances, accepted)
             begun = level.outcomes.begun
             fitting = level.outcomes.find(accepted, next_token)
             if fitting is not None and ahead and fitting is level.ahead:

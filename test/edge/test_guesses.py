@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from dsd_ros.decoding.acceptance import verify_draft
+from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.edge.guesses import Guesser
+
+V = 9
+
+
+def logits(seed: int, rows: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (rows, V)).astype(np.float32))
+
+
+@given(st.integers(0, 999), st.integers(1, 5))
+@profile(deadline=None, max_examples=40)
+def test_greedy_guesses_are_ranked_by_the_product_of_probabilities(seed, gamma):
+    guesser = Guesser(SamplingSettings(), 0)
+    rows = logits(seed, gamma + 1)
+    tokens = rows[:-1].argmax(-1).tolist()
+    chances = guesser.chances(1, 1, tokens, list(rows[:-1]))
+    q = torch.softmax(rows, -1).double().numpy()
+    assert chances == pytest.approx([q[i][t] for i, t in enumerate(tokens)], abs=1e-5)
+    wanted = {}
+    for accepted in range(gamma + 1):
+        before = math.prod(q[i][tokens[i]] for i in range(accepted))
+        for token in range(V):
+            if accepted == gamma:
+                wanted[accepted, token] = before * q[gamma][token]
+            elif token != tokens[accepted]:  # (1 - q(x)) * q(y) / (1 - q(x))
+                wanted[accepted, token] = before * q[accepted][token]
+    assert sum(wanted.values()) == pytest.approx(1.0, abs=1e-5)
+    some = guesser.rejections(tokens, list(rows[:-1]), chances, 1000)
+    rest = guesser.acceptances(1, 1, gamma, rows[-1], chances, 1000)
+    for guesses in (some, rest):
+        scores = [guess.score for guess in guesses]
+        assert scores == sorted(scores, reverse=True)
+    found = {(guess.accepted, guess.next_token): guess.score for guess in some + rest}
+    assert found == pytest.approx(wanted, abs=1e-5)
+    assert guesser.rejections(tokens, list(rows[:-1]), chances, 3) == some[:3]
+
+
+def test_a_draft_that_is_trusted_too_much_or_too_little_is_found_out():
+    for accepted, better in ((0, False), (4, True)):
+        guesser = Guesser(SamplingSettings(), 0)
+        rows = logits(1, 5)
+        tokens = rows[:-1].argmax(-1).tolist()
+        first = guesser.chances(1, 1, tokens, list(rows[:-1]))
+        for _ in range(50):
+            guesser.learn(guesser.chances(1, 1, tokens, list(rows[:-1])), accepted)
+        later = guesser.chances(1, 1, tokens, list(rows[:-1]))
+        assert all((b > a) == better for a, b in zip(first, later, strict=True))
+        assert all(0 < chance < 1 for chance in later)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_bonus_of_a_target_like_the_draft_is_foreseen(top_p):
+    """The guess derives the verifier's draw, so only where the distributions part can it be wrong."""
+    sampling = SamplingSettings(1.0, 0, top_p)
+    guesser = Guesser(sampling, 7)
+    for number in range(1, 60):
+        rows = logits(number, 4)
+        q = transform(rows, sampling)
+        tokens = [sample(row, generator_for("draft", 7, 2, number)) for row in q[:-1]]
+        verdict = verify_draft(tokens, q[:-1], q, generator_for("verifier", 7, 2, number))
+        assert verdict.accepted == 3
+        chances = guesser.chances(2, number, tokens, list(rows[:-1]))
+        best = guesser.acceptances(2, number, 3, rows[-1], chances, 5)[0]
+        assert (best.accepted, best.next_token) == (3, verdict.next_token)
+        guesser.learn(chances, verdict.accepted)
+    assert min(guesser.chances(2, 1, [0] * 64, [rows[0]] * 64)) > 0.95
+
+
+def test_sampled_chances_tell_which_tokens_will_hold():
+    """A target near its draft: tokens with a high draw against them are the ones that fall."""
+    sampling = SamplingSettings(1.0)
+    guesser = Guesser(sampling, 3)
+    held, fell = [], []
+    for number in range(1, 300):
+        rows = logits(number, 2)
+        q = transform(rows, sampling)
+        p = transform(rows + 0.7 * logits(number + 5000, 2) / 2, sampling)
+        token = sample(q[0], generator_for("draft", 3, 1, number))
+        verdict = verify_draft([token], q[:1], p, generator_for("verifier", 3, 1, number))
+        chances = guesser.chances(1, number, [token], [rows[0]])
+        (held if verdict.accepted else fell).append(chances[0])
+        guesser.learn(chances, verdict.accepted)
+    assert np.mean(held) > np.mean(fell) + 0.08

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from table_model import TableModel
+
+from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.edge.drafter import DraftedRound, Drafting
+from dsd_ros.edge.guesses import Guess
+from dsd_ros.edge.outcomes import FLOOR, Outcomes
+
+MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+
+
+def drafted(gamma: int = 4, max_tokens: int = 50, eos: tuple[int, ...] = (11,)) -> DraftedRound:
+    drafting = Drafting(gamma, max_tokens, SamplingSettings(), frozenset(eos), 0, 1)
+    of = DraftedRound.first(drafting, MODEL.prefill(IMAGE, "go"))
+    of.draft.finish()
+    return of
+
+
+def outcomes(policy="priority", budget=100, paper=False, **values) -> Outcomes:
+    return Outcomes(drafted(**values), policy, budget, random.Random(0), paper)
+
+
+named = st.tuples(st.integers(0, 4), st.integers(0, 10), st.floats(0.01, 1.0))
+
+
+@given(st.lists(named, max_size=40), st.sampled_from(["priority", "fifo", "random"]))
+@profile(deadline=None, max_examples=60)
+def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
+    queue = outcomes(policy)
+    for accepted, token, score in items:
+        queue.name(accepted, token, "guess", score)
+    came = []
+    while (predraft := queue.pop()) is not None:
+        came.append(predraft)
+    assert {(p.accepted, p.next_token) for p in came} == {(a, t) for a, t, _ in items}
+    assert len({queue.round.tokens_of(p.accepted, p.next_token) for p in came}) == len(came)
+    assert queue.begun == len(came) and len(queue) == 0
+    if policy == "priority":
+        assert [p.score for p in came] == sorted((p.score for p in came), reverse=True)
+        for p in came:
+            assert p.score == max(s for a, t, s in items if (a, t) == (p.accepted, p.next_token))
+    if policy == "fifo":
+        assert [p.order for p in came] == sorted(p.order for p in came)
+
+
+@given(
+    st.lists(named, min_size=1, max_size=30),
+    st.integers(1, 10),
+    st.sampled_from(["priority", "fifo", "random"]),
+    st.integers(0, 99),
+)
+@profile(deadline=None, max_examples=60)
+def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budget, policy, seed):
+    queue = Outcomes(drafted(), policy, budget, random.Random(seed), False)
+    for accepted, token, score in items:
+        queue.name(accepted, token, "guess", score)
+    steps = 0
+    while (predraft := queue.pop()) is not None:
+        steps += 1
+        if steps % 3:
+            queue.put_back(predraft)
+    different = len({(a, t) for a, t, _ in items})
+    assert queue.begun == min(budget, different) and steps <= 3 * budget
+
+
+@given(st.lists(st.one_of(named.map(lambda n: ("guess", n)), named.map(lambda n: ("exit", n)))))
+@profile(deadline=None, max_examples=80)
+def test_exits_rerank_guesses_and_nothing_begun_is_dropped(news):
+    queue = outcomes()
+    scores: dict[tuple[int, int], float] = {}
+    begun = []
+    for kind, (accepted, token, value) in news:
+        key = accepted, token
+        if kind == "guess":
+            queue.guess([Guess(accepted, token, value)])
+            found = queue.find(*key)
+            if found is not None:
+                scores[key] = found.score
+        else:
+            before = queue.find(*key)
+            old = before.score if before is not None else 0.0
+            others = {k: queue.find(*k).score for k in scores if queue.find(*k) is not None}
+            queue.heed(accepted, token, value)
+            assert queue.find(*key).score == pytest.approx(value + (1 - value) * old)
+            for other, score in others.items():
+                left = queue.find(*other)
+                if other != key:
+                    assert left is None or left.score == pytest.approx((1 - value) * score)
+                    assert (left is None) <= ((1 - value) * score < FLOOR)
+            scores[key] = queue.find(*key).score
+        if len(begun) < 3 and (predraft := queue.pop()) is not None:
+            begun.append(predraft)
+        assert all(queue.find(p.accepted, p.next_token) is p for p in begun)
+
+
+def test_exits_alone_score_by_their_confidence():
+    queue = outcomes(paper=True)
+    queue.heed(1, 5, 0.4)
+    queue.heed(2, 6, 0.9)
+    queue.heed(1, 5, 0.6)
+    assert [(p.accepted, p.score) for p in (queue.pop(), queue.pop())] == [(2, 0.9), (1, 0.6)]
+    assert queue.find(1, 5).source == "exit"
+
+
+def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
+    queue = outcomes()
+    queue.guess([Guess(0, 1, 0.5), Guess(0, 2, 0.4)])
+    assert queue.pop() is queue.find(0, 1)
+    queue.heed(0, 1, 0.5)
+    queue.heed(0, 2, 0.9)
+    assert queue.find(0, 1).source == "guess" and queue.find(0, 2).source == "exit"
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_reply():
+    of = drafted()
+    whole = len(of.draft.tokens)
+    assert of.drafts_behind(whole, 3) and of.goes_on
+    assert not of.drafts_behind(whole, 11)  # it ends with the target's token
+    assert not of.drafts_behind(0, 12) and not of.drafts_behind(whole + 1, 3)
+    ended = drafted(eos=(of.draft.tokens[1],))
+    assert ended.draft.tokens == of.draft.tokens[:2] and not ended.goes_on
+    assert ended.drafts_behind(1, 3) and not ended.drafts_behind(2, 3)
+    # A reply of six tokens: behind five there is room for the target's own only.
+    short = drafted(max_tokens=6)
+    assert short.drafts_behind(3, 3) and not short.drafts_behind(4, 3) and not short.goes_on
+    assert len(short.next_draft(2, 3, fork=True).sequence.tokens) == 3
+    for accepted in range(4):
+        ahead = short.next_draft(accepted, 3, fork=True)
+        ahead.finish()
+        assert len(ahead.tokens) == 6 - accepted - 2
+
+
+@given(st.integers(0, 4), st.integers(0, 10), st.integers(0, 4), st.integers(0, 10))
+@profile(deadline=None, max_examples=60)
+def test_forks_leave_the_round_and_each_other_as_they_are(one, token, other, another):
+    of = drafted(eos=())
+    tokens, fed = list(of.draft.sequence.tokens), list(of.draft.sequence._cache.ids)
+    first, second = of.next_draft(one, token, True), of.next_draft(other, another, True)
+    while not (first.complete and second.complete):  # in turns
+        for draft in (first, second):
+            if not draft.complete:
+                draft.take(draft.sequence.next_logits())
+    assert of.draft.sequence.tokens == tokens and of.draft.sequence._cache.ids == fed
+    alone = drafted(eos=()).next_draft(one, token, False)
+    alone.finish()
+    assert first.tokens == alone.tokens and first.sequence.tokens == alone.sequence.tokens
+    following = of.followed_by(one, token, first)
+    assert following.prefix == [*tokens[:one], token] and following.number == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -162,6 +164,19 @@ def test_an_error_of_three_percent_is_noticed():
         drawn = np.random.default_rng(seed).multinomial(SAMPLES, wrong.ravel())
         noticed += p_value(drawn.reshape(wrong.shape).astype(float), expected) < ALPHA
     assert noticed >= 18
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_drafting_ahead_draws_the_very_tokens_of_dsd(depth):
+    """So the tests of dsd above are tests of fsd, and a small sample is enough for it."""
+    target, draft = models()
+    tokens = {}
+    with VerifierEngine(target) as engine:
+        for mode in ("dsd", "fsd"):
+            chosen = replace(settings(mode), pipeline_depth=depth, predraft_workers=2)
+            with LocalChannel(engine) as channel, EdgeSession(channel, draft, chosen) as session:
+                tokens[mode] = [session.decode(IMAGE, INSTRUCTION).tokens for _ in range(2)]
+    assert tokens["fsd"] == tokens["dsd"]
 
 
 def test_same_seed_same_reply_and_another_seed_another():

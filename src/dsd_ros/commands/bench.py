@@ -210,6 +210,12 @@ def _bench_soak(args: argparse.Namespace) -> int:
         draft=model_path(args.draft, "draft"),
         target=model_path(args.target, "target"),
         max_growth_mb=args.max_growth_mb,
+        progress=lambda sample: print(
+            f"{sample['replies']:g}/{args.replies} replies, {sample['memory_mb']:.0f} MB, "
+            f"{sample['threads']:g} threads",
+            file=sys.stderr,
+            flush=True,
+        ),
     )
     print(render(report))
     write_json(args.json, report)

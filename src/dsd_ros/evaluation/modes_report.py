@@ -54,7 +54,7 @@ def make_report(
         notes.append("speed-ups are missing: they are over mode ar, which was not measured.")
     rows = [_row(m, baseline, profile, time_scale) for m in measured]
     notes += _late(rows, profile)
-    notes.append(FORMULA)
+    notes += [FORMULA, "memory and threads in the JSON are this process's, which holds both ends."]
     return {
         "bench": "modes",
         "profile": profile.name,

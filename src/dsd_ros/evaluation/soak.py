@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,14 @@ def soak(
     draft: str,
     target: str,
     max_growth_mb: float = 48.0,
+    progress: Callable[[dict[str, float]], None] | None = None,
 ) -> dict[str, Any]:
     """Decode ``replies`` noise pictures, a new session for every 50; figures of the process on the way.
 
     "steady" tells whether memory at the end (median of the last quarter) is at most ``max_growth_mb`` above that
     after the warm-up (median of the first quarter behind it), threads, open files and verifier sessions no more
     than they were then, and live key/value caches not more by over one round's pre-drafts. ValueErrors for
-    what cannot be run, ModelError, LinkError.
+    what cannot be run, ModelError, LinkError. progress(sample) some forty times on the way.
     """
     if replies < _SAMPLES:
         raise BenchError(f"replies is {replies}; use {_SAMPLES} or more")
@@ -74,6 +75,8 @@ def soak(
                     time.sleep(_PAUSE_S)
                     if done % every == 0:
                         samples.append({"replies": done, **_holds(engine)})
+                        if progress is not None:
+                            progress(samples[-1])
     return {
         "bench": "soak",
         "machine": f"{machine()}, torch {torch.__version__}",

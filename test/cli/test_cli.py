@@ -79,9 +79,13 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     code, out, _ = decode("--json")
     assert code == 0
     reply = json.loads(out)
-    assert set(reply) == {
+    assert set(reply) >= {
         "tokens", "text", "action", "mode", "rounds", "accepted", "tau", "bytes_up", "bytes_down", "seconds",
+        "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_round_seconds",
+        "verify_round_seconds", "cost_ratio", "link_delay_seconds", "sync_seconds", "peak_memory", "threads",
+        "records", "worker_error",
     }  # fmt: skip
+    assert len(reply["records"]) == reply["rounds"]
     assert reply["mode"] == "dsd"
     assert reply["rounds"] == len(reply["accepted"])
     assert reply["tau"] == pytest.approx(len(reply["tokens"]) / reply["rounds"])
@@ -89,11 +93,10 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     assert reply["action"] is None  # a random model's text is no action
 
 
-def test_both_modes_give_the_same_tokens(decode):
-    tokens = {
-        mode: json.loads(decode("--json", "--mode", mode)[1])["tokens"] for mode in ("ar", "dsd")
-    }
-    assert tokens["ar"] == tokens["dsd"]
+def test_all_modes_give_the_same_tokens(decode):
+    modes = ("ar", "dsd", "fsd")
+    tokens = {mode: json.loads(decode("--json", "--mode", mode)[1])["tokens"] for mode in modes}
+    assert tokens["ar"] == tokens["dsd"] == tokens["fsd"]
 
 
 def test_a_verifier_elsewhere_gives_the_same_tokens(decode, models):

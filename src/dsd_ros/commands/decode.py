@@ -55,11 +55,7 @@ def _decode(args: argparse.Namespace) -> int:
         print(json.dumps(_reply_as_json(reply)))
         return EXIT_DONE
     print(reply.text)
-    print(
-        f"{reply.mode}: {len(reply.tokens)} tokens in {reply.rounds} rounds (tau {reply.tau:.2f}), "
-        f"{reply.seconds:.3f} s, {reply.bytes_up} bytes up, {reply.bytes_down} down",
-        file=sys.stderr,
-    )
+    print(reply.summary(), file=sys.stderr)
     return EXIT_DONE
 
 
@@ -83,15 +79,4 @@ def _reply_as_json(reply: Any) -> dict[str, Any]:
         action = format_action(parse_reply(reply.text).action)
     except UnparsableReply:
         action = None
-    names = [
-        "tokens",
-        "text",
-        "mode",
-        "rounds",
-        "accepted",
-        "tau",
-        "bytes_up",
-        "bytes_down",
-        "seconds",
-    ]
-    return {"action": action} | {name: getattr(reply, name) for name in names}
+    return {"action": action} | reply.as_json()

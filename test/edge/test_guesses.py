@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsd_ros.decoding.acceptance import verify_draft
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
-from dsd_ros.edge.guesses import Guesser
+from dsd_ros.edge.guesses import Guesser, Trust
 
 V = 9
 
@@ -94,3 +94,13 @@ def test_sampled_chances_tell_which_tokens_will_hold():
         (held if verdict.accepted else fell).append(chances[0])
         guesser.learn(chances, verdict.accepted)
     assert np.mean(held) > np.mean(fell) + 0.08
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_trust_follows_what_comes_true(held):
+    trust = Trust()
+    assert trust.corrected(0.3) == pytest.approx(0.3)
+    for _ in range(200):
+        trust.learn(trust.corrected(0.99 if not held else 0.2), held)
+    assert (trust.corrected(0.5) > 0.9) if held else (trust.corrected(0.99) < 0.7)
+    assert 0 < trust.corrected(0.0) < trust.corrected(0.5) < trust.corrected(1.0) < 1

@@ -29,6 +29,24 @@ class Guess:
     score: float
 
 
+class Trust:
+    """How far somebody's own probabilities can be trusted: a shift of their odds, learned from outcomes."""
+
+    def __init__(self) -> None:
+        self._shift = 0.0
+
+    def corrected(self, chance: float) -> float:
+        """``chance`` (0 to 1) with the odds that experience gives it."""
+        chance = min(1 - 1e-6, max(1e-6, chance))
+        return 1 / (1 + math.exp(-self._shift) * (1 - chance) / chance)
+
+    def learn(self, chance: float, held: bool) -> None:
+        """What had been given the corrected ``chance`` came true, or not."""
+        # One step of logistic regression with the bias as its only weight.
+        shift = self._shift + _STEP * (held - chance)
+        self._shift = min(_LARGEST_SHIFT, max(-_LARGEST_SHIFT, shift))
+
+
 class Guesser:
     """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
 
@@ -41,16 +59,14 @@ class Guesser:
         self._sampling = sampling
         self._seed = seed
         self._rate = _FIRST_RATE
-        self._shift = 0.0
+        self._trust = Trust()
 
     def learn(self, chances: Sequence[float], accepted: int) -> None:
         """One round's outcome: ``accepted`` of the tokens that were given these ``chances`` held."""
         for i, chance in enumerate(chances[: accepted + 1]):
             held = i < accepted
             self._rate = _MEMORY * self._rate + (1 - _MEMORY) * held
-            # One step of logistic regression with the bias as its only weight.
-            shift = self._shift + _STEP * (held - chance)
-            self._shift = min(_LARGEST_SHIFT, max(-_LARGEST_SHIFT, shift))
+            self._trust.learn(chance, held)
 
     def chances(
         self, reply: int, number: int, tokens: Sequence[int], rows: Sequence[torch.Tensor]
@@ -61,7 +77,7 @@ class Guesser:
         """
         if self._sampling.greedy:
             shares = [self._probabilities(row)[t] for t, row in zip(tokens, rows, strict=True)]
-            return [self._shifted(float(share)) for share in shares]
+            return [self._trust.corrected(float(share)) for share in shares]
         draws = generator_for("verifier", self._seed, reply, number).random(len(tokens))
         # Accepted when the draw is below p(x) / q(x): linear in the draw, with the rate as its mean.
         return [min(1.0, max(0.02, 1 - 2 * (1 - self._rate) * float(u))) for u in draws]
@@ -106,7 +122,7 @@ class Guesser:
         if self._sampling.greedy:
             same = int(probabilities.argmax())
             first = float(probabilities[same])
-            trusted = self._shifted(first)
+            trusted = self._trust.corrected(first)
             probabilities = probabilities * ((1 - trusted) / max(1 - first, 1e-9))
             probabilities[same] = trusted
         else:
@@ -116,10 +132,6 @@ class Guesser:
             probabilities = probabilities * (1 - self._rate)
             probabilities[same] += self._rate
         return _best(_likeliest(drafted, probabilities, whole, limit), limit)
-
-    def _shifted(self, share: float) -> float:
-        share = min(1 - 1e-6, max(1e-6, share))
-        return 1 / (1 + math.exp(-self._shift) * (1 - share) / share)
 
     def _probabilities(self, row: torch.Tensor) -> torch.Tensor:
         if self._sampling.greedy:

@@ -11,14 +11,15 @@ import logging
 import random
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
 from dsd_ros.edge.drafter import DraftedRound, GrowingDraft
-from dsd_ros.edge.guesses import Guesser
+from dsd_ros.edge.guesses import Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, Outcomes, Predraft
 from dsd_ros.vlm.batch import next_logits_together
 from dsd_ros.vlm.errors import ContextError
@@ -47,6 +48,9 @@ class _Level:
     chances: list[float]
     behind: _LookBehind = field(default_factory=_LookBehind)
     ahead: Predraft | None = None  # behind the likeliest outcome, to be sent ahead
+    said: list[tuple[Outcome, float]] = field(
+        default_factory=list
+    )  # by exits, and how far believed
 
     @property
     def round(self) -> DraftedRound:
@@ -113,6 +117,7 @@ class PredraftPool:
         self._settings = settings
         self._send_ahead = send_ahead
         self._guesser = Guesser(settings.sampling, settings.seed)
+        self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
         self._chance = random.Random(settings.seed)
         self._guessing = settings.predraft_source != "exits"
         self._ahead = settings.pipeline_depth > 1
@@ -164,7 +169,12 @@ class PredraftPool:
                 return
             if outcome.accepted > len(level.round.draft.tokens):
                 return
-            level.outcomes.heed(outcome.accepted, outcome.next_token, outcome.confidence)
+            confidence = outcome.confidence
+            if self._guessing:  # an exit too sure of itself must not drive out all guesses
+                confidence = self._trust[outcome.layer].corrected(confidence)
+            if len(level.said) < MAX_EXITS:
+                level.said.append((outcome, confidence))
+            level.outcomes.heed(outcome.accepted, outcome.next_token, confidence)
             self._work.notify_all()
 
     def take(self, accepted: int, next_token: int) -> Taken:
@@ -177,6 +187,9 @@ class PredraftPool:
                 return Taken()
             level, *ahead = self._levels
             self._guesser.learn(level.chances, accepted)
+            for outcome, confidence in level.said:
+                held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
+                self._trust[outcome.layer].learn(confidence, held)
             begun = level.outcomes.begun
             fitting = level.outcomes.find(accepted, next_token)
             if fitting is not None and ahead and fitting is level.ahead:

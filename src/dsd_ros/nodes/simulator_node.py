@@ -1,8 +1,8 @@
 """The simulated Go2 as a node: publishes and obeys what a real Go2 stack does.
 
 Simulated time starts at the wall clock's time and runs ``rate`` times as fast; at rate 1 it follows
-the wall clock, so that nodes work with or without ``use_sim_time``. Ground truth (distance to the target, collisions) is on
-topics of its own, which no part of the robot listens to.
+the wall clock, so that nodes work with or without ``use_sim_time``. Ground truth (distance to the
+target, collisions) is on topics of its own, which no part of the robot listens to.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ SUMMARY = "the simulated Go2 finds the object named in an instruction, every nod
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.decoding.modes import PRESETS
     from dsd_ros.nodes.bringup import TRANSPORTS
 
     parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
@@ -17,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--instruction", default="find the silver bottle", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--mode", default="dsd", help="decoding mode, dsd or ar (default: %(default)s)"
+        "--mode",
+        default="dsd",
+        metavar="MODE",
+        help=f"decoding mode: {', '.join(PRESETS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--transport", choices=TRANSPORTS, default="dds", help="(default: %(default)s)"

@@ -19,7 +19,9 @@ from dsd_ros.nodes.demo import DemoSettings, run_demo
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "bytes_up",
-    "bytes_down", "pose",
+    "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
+    "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
+    "predrafts_wasted", "peak_memory", "threads",
 }  # fmt: skip
 RUN = (
     "import json, sys; from dsd_ros.nodes.demo import DemoSettings, run_demo; "
@@ -87,7 +89,9 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
 
 
 @pytest.mark.parametrize(
-    ("transport", "mode"), [("dds", "dsd"), ("websocket", "ar")], ids=["dds-dsd", "websocket-ar"]
+    ("transport", "mode"),
+    [("dds", "dsd"), ("websocket", "ar"), ("dds", "fsd"), ("websocket", "fsd")],
+    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd"],
 )
 def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode):
     report_path = tmp_path / "report.json"
@@ -106,6 +110,9 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
         assert step["tokens"] > 5 and step["rounds"] > 0
         assert step["bytes_up"] > 0 and step["bytes_down"] > 0
         assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)
+        assert step["peak_memory"] > 0 and step["threads"] > 0
+        assert (step["draft_round_seconds"] > 0) == (mode != "ar")
+        assert (step["mean_exit"] > 0) == (mode == "fsd")
         assert f"step {number:2}: {step['action']}" in output
     assert "REACHED" in output and "Traceback" not in output
 

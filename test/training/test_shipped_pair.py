@@ -40,6 +40,33 @@ def test_the_directories_are_whole_small_and_share_a_tokenizer() -> None:
     assert tokenizers[0] == tokenizers[1]
 
 
+def test_the_targets_exits_fit_it_and_foretell_its_replies() -> None:
+    model = load_model(ModelSettings(path=MODELS / "target"))
+    assert model.exits is not None and model.exits.layers == tuple(range(1, model.num_layers))
+    assert "## Early exits" in (MODELS / "target" / "README.md").read_text()
+    images, labels = held_out_scenes(6)
+    right = dict.fromkeys(model.exits.layers, 0)
+    tokens = 0
+    for image, frame in zip(images, labels, strict=True):
+        sequence = model.prefill(image, f"find the {frame.replies[0][0]}")
+        while len(sequence.tokens) < 24:
+            foretold: dict[int, int] = {}
+
+            def note(index: int, hidden: torch.Tensor, said: dict[int, int] = foretold) -> None:
+                if index + 1 in right:
+                    said[index + 1] = int(model.exits.logits(model, index + 1, hidden)[-1].argmax())
+
+            token = int(sequence.verify([], note)[-1].argmax())
+            sequence.append([token])
+            tokens += 1
+            for layer, guess in foretold.items():
+                right[layer] += guess == token
+            if token in model.eos_token_ids:
+                break
+    shares = [right[layer] / tokens for layer in model.exits.layers]
+    assert min(shares) > 0.8 and shares[-1] > 0.92, shares
+
+
 @pytest.mark.parametrize("name", PAIR)
 def test_the_vlm_room_says_what_training_saw(name: str) -> None:
     images, labels = held_out_scenes(6)

@@ -33,6 +33,22 @@ _KINDS = {
 }
 
 
+_FIGURES = (  # of DecodeStats, as they are
+    "draft_round_seconds",
+    "verify_round_seconds",
+    "cost_ratio",
+    "link_delay_seconds",
+    "sync_seconds",
+    "miss_rate",
+    "mean_exit",
+    "exits",
+    "predrafts_used",
+    "predrafts_wasted",
+    "peak_memory",
+    "threads",
+)
+
+
 class DemoClient:
     """A ROS node of its own, spinning in a thread of its own."""
 
@@ -214,6 +230,7 @@ class DemoClient:
             "bytes_down": stats.bytes_down,
             "pose": pose,  # x, y (m), yaw (rad) where the action began
         }
+        step |= {name: round(getattr(stats, name), 6) for name in _FIGURES}
         self._steps.append(step)
         line = (
             f"step {action.step:2}: {phrase:22} {stats.tokens:3} tokens, {stats.rounds:3} rounds "

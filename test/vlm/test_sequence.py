@@ -214,6 +214,21 @@ def test_a_failing_hook_leaves_the_sequence_usable(model, picture):
     same(sequence.verify(REPLY[2:]), one_shot(model, picture(), INSTRUCTION, REPLY)[2:])
 
 
+def test_a_head_that_fails_leaves_the_sequence_usable(model, picture, monkeypatch):
+    def head(hidden):
+        raise RuntimeError("out of memory")
+
+    sequence = model.prefill(picture(), INSTRUCTION)
+    sequence.append(REPLY[:2])
+    for attempt in (lambda: sequence.verify(REPLY[2:5]), sequence.next_logits):
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "head", head)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                attempt()
+        assert sequence.tokens == REPLY[:2]
+    same(sequence.verify(REPLY[2:]), one_shot(model, picture(), INSTRUCTION, REPLY)[2:])
+
+
 operations = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.lists(st.integers(0, 255), max_size=3)),

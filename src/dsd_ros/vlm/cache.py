@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 _FIRST_CAPACITY = 64
@@ -41,6 +43,18 @@ class KeyValueCache:
         all_keys[:, :, start:end] = keys
         all_values[:, :, start:end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
+
+    @torch.inference_mode()
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        """Of what is behind ``start`` keep the rows start + row, moved together, and end there.
+
+        ``rows`` ascend and lie within ``length``.
+        """
+        end = start + len(rows)
+        if list(rows) != list(range(len(rows))):
+            chosen = torch.tensor(rows, device=self._data.device) + start
+            self._data[..., start:end, :] = self._data.index_select(4, chosen)
+        self.length = end
 
     def copy(self) -> KeyValueCache:
         """An independent cache with the same content."""

@@ -21,6 +21,7 @@ from dsd_ros.vlm.layers import LeanLayer, Rotations, lean_rotations, rms_norm
 from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.prompts import PromptTemplate
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
+from dsd_ros.vlm.trees import TreeLayout
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -161,8 +162,47 @@ class VisionLanguageModel:
         if on_layer is not None:
             hook = partial(_last_rows, on_layer, rows)
         hidden = self._run_layers(hidden, rotations, cache, mask, clock, hook)
-        cache.length = past + count
-        return self.head(hidden[0, -rows:])
+        logits = self.head(hidden[0, -rows:])
+        cache.length = past + count  # last, so that a pass that fails has fed nothing
+        return logits
+
+    @torch.inference_mode()
+    def forward_tree(
+        self,
+        tokens: Tokens[int],
+        cache: KeyValueCache,
+        rope_delta: int,
+        parents: Tokens[int],
+        held: int,
+        rows: int,
+        on_layer: LayerHook | None = None,
+    ) -> torch.Tensor:
+        """Feed text tokens, perhaps none, and then nodes of a tree in one pass.
+
+        ``parents`` are those of all the tree's nodes, -1 for the root's children, each before its
+        own. The first ``held`` nodes are the cache's last rows; the others' tokens end ``tokens``.
+        A node attends to the text, its ancestors and itself, from the position of its depth.
+        Returns logits (rows, vocabulary) float32 of the last ``rows`` tokens fed.
+        """
+        clock = self._clock()
+        text = len(tokens) - (len(parents) - held)
+        past = cache.length - held
+        layout = TreeLayout.of(parents, held, past, text)
+        # A tree may be wider than the context is long: what counts is how deep it goes.
+        self._check_room(past + text + layout.depth)
+        cache.reserve(cache.length + len(tokens))
+        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
+        cos, sin = self._text_rotations(past + text + layout.depth + rope_delta)
+        positions = torch.from_numpy(layout.positions + rope_delta).to(self._device)
+        rotations = cos[:, positions], sin[:, positions]
+        mask = torch.from_numpy(layout.mask).to(self._device)[None, None]
+        hook = None
+        if on_layer is not None:
+            hook = partial(_last_rows, on_layer, rows)
+        hidden = self._run_layers(hidden, rotations, cache, mask, clock, hook)
+        logits = self.head(hidden[0, -rows:])
+        cache.length += len(tokens)
+        return logits
 
     @torch.inference_mode()
     def forward_batch(self, feeds: list[Feed]) -> torch.Tensor:

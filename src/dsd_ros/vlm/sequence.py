@@ -10,6 +10,7 @@ import torch
 
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.errors import SequenceError
+from dsd_ros.vlm.trees import HangingTree
 
 if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
@@ -35,6 +36,10 @@ class Sequence:
     Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify``
     takes them along. Every position is explicit, so sequences of one model may be advanced in any
     order. Returned logits belong to the sequence: read them, do not change them in place.
+
+    A tree of tokens may hang behind the last token (``verify_tree``, ``grow_tree``). It is no part
+    of the reply: ``keep_path`` makes a path of it one, and whatever else changes the reply, or needs
+    a pass, drops it.
     """
 
     def __init__(
@@ -55,10 +60,13 @@ class Sequence:
         # Logits known from the last pass: row i stands behind reply token number _rows_start + i.
         self._rows = prompt_logits.unsqueeze(0)
         self._rows_start = 0
+        self._tree = HangingTree()
 
     def append(self, tokens: Tokens[int]) -> None:
         """Extend the reply; SequenceError for a token the model does not have."""
-        self.tokens.extend(self._checked(tokens))
+        tokens = self._checked(tokens)
+        self._drop_tree()
+        self.tokens.extend(tokens)
 
     def next_logits(self) -> torch.Tensor:
         """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must."""
@@ -74,6 +82,7 @@ class Sequence:
         norm. If the pass fails (ContextError, or an error of the hook) the draft is taken back.
         """
         draft = self._checked(draft)
+        self._drop_tree()
         before = len(self.tokens)
         first_row = None
         if self._fed == before:
@@ -93,6 +102,55 @@ class Sequence:
         self._rows, self._rows_start = rows, before
         return rows
 
+    def verify_tree(
+        self, tokens: Tokens[int], parents: Tokens[int], on_layer: LayerHook | None = None
+    ) -> torch.Tensor:
+        """Hang a tree of tokens behind the reply; return the logits in front of it and behind each node.
+
+        ``parents`` names each node's parent by its index, -1 for children of the last token; parents
+        come first. One pass; pending tokens ride along. Returns (nodes + 1, vocabulary) float32.
+        ``on_layer`` is called as by ``verify``. A pass that fails leaves no tree, and the reply as it
+        was. ContextError when tokens and depth exceed the context, whatever the number of nodes.
+        """
+        tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
+        self._drop_tree()
+        return self._hang(tokens, parents, on_layer)
+
+    def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
+        """Add nodes to the tree that hangs behind the reply; return the logits behind each of them.
+
+        ``parents`` as of ``verify_tree``, where nodes are counted through all calls; so a tree of
+        depth L costs L passes, with ``next_logits`` for the first level. Returns (new nodes,
+        vocabulary) float32. A pass that fails leaves the tree as it was.
+        """
+        held = len(self._tree.tokens)
+        tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), held)
+        return self._hang(tokens, parents, None)[1:]
+
+    def keep_path(self, path: Tokens[int]) -> None:
+        """Make the nodes of a path, from a child of the last token down, part of the reply.
+
+        The rest of the tree is dropped, with its keys and values; no forward pass. An empty path
+        drops all of it. SequenceError for what is no path of the tree that hangs here.
+        """
+        tree, before = self._tree, len(self.tokens)
+        above = -1
+        for node in path:
+            if not 0 <= node < len(tree.tokens) or tree.parents[node] != above:
+                raise SequenceError(
+                    f"{list(path)} is no path down the tree of {len(tree.tokens)} nodes behind this "
+                    "sequence; name a child of the last token and each one's child in turn"
+                )
+            above = node
+        if not path:
+            self._drop_tree()
+            return
+        self._cache.keep(self.prompt_length + before, path)
+        self._rows = torch.stack([tree.rows[0], *(tree.rows[node + 1] for node in path)])
+        self._rows_start = before
+        self.tokens.extend(tree.tokens[node] for node in path)
+        self._tree = HangingTree()
+
     def rollback(self, length: int) -> None:
         """Keep the first ``length`` tokens of the reply, 0 to all of them; no forward pass."""
         if not 0 <= length <= len(self.tokens):
@@ -100,6 +158,7 @@ class Sequence:
                 f"cannot keep {length} tokens of a reply of {len(self.tokens)}; "
                 f"give a length from 0 to {len(self.tokens)}"
             )
+        self._drop_tree()
         del self.tokens[length:]
         if self._fed > length:
             self._cache.length = self.prompt_length + length
@@ -126,6 +185,7 @@ class Sequence:
 
     def feed(self) -> Feed:
         """What the next forward pass has to be given."""
+        self._drop_tree()
         fed = self._fed
         pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
         return Feed(pending, self._cache, self._rope_delta)
@@ -137,7 +197,7 @@ class Sequence:
     @property
     def _fed(self) -> int:
         """How many reply tokens are in the cache; -1: not even the last token of the prompt."""
-        return self._cache.length - self.prompt_length
+        return self._cache.length - self.prompt_length - len(self._tree.tokens)
 
     def _known_row(self, length: int) -> torch.Tensor | None:
         if length == 0:
@@ -147,7 +207,47 @@ class Sequence:
 
     def _step_back(self) -> None:
         """Forget the last position, so that the next pass computes it, and its logits, again."""
+        self._drop_tree()
         self._cache.length -= 1
+
+    def _drop_tree(self) -> None:
+        if self._tree.tokens:
+            self._cache.length -= len(self._tree.tokens)
+            self._tree = HangingTree()
+
+    def _hang(
+        self, tokens: list[int], parents: list[int], on_layer: LayerHook | None
+    ) -> torch.Tensor:
+        """Feed what is pending and new nodes; return logits in front of the tree and behind those."""
+        tree = self._tree
+        front = tree.rows[0] if tree.tokens else None
+        if front is None and on_layer is None:
+            front = self.known_logits()
+        elif front is None and self._fed == len(self.tokens):
+            self._step_back()
+        if not tokens and front is not None:
+            return front.unsqueeze(0)
+        text, held = [], len(tree.tokens)
+        if front is None:
+            text = self.feed().tokens
+        rows = self.model.forward_tree(
+            text + tokens,
+            self._cache,
+            self._rope_delta,
+            [*tree.parents, *parents],
+            held,
+            len(tokens) + (front is None),
+            on_layer,
+        )
+        if front is None:
+            self.note_row(rows[0])
+        else:
+            rows = torch.cat([front.unsqueeze(0), rows])
+        known = tree.rows or (rows[0],)
+        self._tree = HangingTree(
+            (*tree.tokens, *tokens), (*tree.parents, *parents), (*known, *rows[1:])
+        )
+        return rows
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
         """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""
@@ -165,3 +265,16 @@ class Sequence:
                     f"(0 to {size - 1}); draft and target must share a tokenizer"
                 )
         return tokens
+
+
+def _checked_parents(parents: Tokens[int], count: int, held: int) -> list[int]:
+    parents = [int(parent) for parent in parents]
+    if len(parents) != count:
+        raise SequenceError(f"{count} nodes of a tree need as many parents, not {len(parents)}")
+    for node, parent in enumerate(parents, held):
+        if not -1 <= parent < node:
+            raise SequenceError(
+                f"node {node} of a tree names parent {parent}; use -1 for the last token, or a node "
+                "in front of it"
+            )
+    return parents

@@ -1,0 +1,376 @@
+"""A whole tree in one pass gives each node what its path alone would get."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import TOKENS, make_tiny_model
+
+from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
+from dsd_ros.decoding.trees import TokenTree
+from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.errors import ContextError, SequenceError
+from dsd_ros.vlm.layers import LeanLayer
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.trees import TreeLayout
+
+INSTRUCTION = "find the silver bottle"
+REPLY = [3, 77, 200, 12, 12]
+#   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)
+TREE = TokenTree((5, 6, 5, 7, 8, 9, 5), (-1, -1, -1, 0, 0, 2, 4))
+
+
+def same(actual, expected):
+    torch.testing.assert_close(actual[..., :TOKENS], expected[..., :TOKENS], atol=1e-4, rtol=1e-4)
+
+
+def alone(model, image, tokens):
+    """The logits behind ``tokens``, by a sequence of their own."""
+    sequence = model.prefill(image, INSTRUCTION)
+    sequence.append(tokens)
+    return sequence.next_logits()
+
+
+def rows_alone(model, image, reply, tree):
+    """The logits in front of a tree and behind each node, each path a sequence of its own."""
+    paths = [tree.path_to(node) for node in range(-1, len(tree))]
+    return torch.stack([alone(model, image, [*reply, *tree.tokens_of(path)]) for path in paths])
+
+
+def check_cache(sequence, image):
+    """The keys and values are those of a sequence that was fed the same tokens plainly."""
+    fresh = sequence.model.prefill(image, INSTRUCTION)
+    fresh.append(sequence.tokens)
+    fresh.next_logits()
+    length = sequence._cache.length
+    mine, plain = (s._cache._data[..., :length, :] for s in (sequence, fresh))
+    torch.testing.assert_close(mine, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def forwards(model, monkeypatch):
+    """How many tokens each pass of the model was fed."""
+    seen = []
+    run_layers = model._run_layers
+
+    def counting(hidden, *rest):
+        seen.append(hidden.shape[1])
+        return run_layers(hidden, *rest)
+
+    monkeypatch.setattr(model, "_run_layers", counting)
+    return seen
+
+
+def test_layout_by_hand():
+    # Two tokens in the cache, one pending, then a tree: 0, 1 at the root, 2 below 0.
+    layout = TreeLayout.of([-1, -1, 0], 0, 2, 1)
+    expected = ["111000", "111100", "111010", "111101"]
+    assert ["".join("01"[int(bit)] for bit in row) for row in layout.mask] == expected
+    assert layout.positions.tolist() == [2, 3, 3, 4] and layout.depth == 2
+    # The same, with the first two nodes in the cache already.
+    held = TreeLayout.of([-1, -1, 0], 2, 3, 0)
+    assert np.array_equal(held.mask, layout.mask[-1:])
+    assert held.positions.tolist() == [4] and held.depth == 2
+
+
+@pytest.mark.parametrize("with_image", [True, False])
+@pytest.mark.parametrize("pending", [0, 1, 3])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_every_node_equals_its_path(model, picture, forwards, with_image, pending, hooked):
+    image = picture() if with_image else None
+    expected = rows_alone(model, image, REPLY[: 2 + pending], TREE)
+    sequence = model.prefill(image, INSTRUCTION)
+    sequence.append(REPLY[:2])
+    sequence.next_logits()
+    sequence.append(REPLY[2 : 2 + pending])
+    seen = []
+    hook = (lambda layer, hidden: seen.append((layer, hidden.clone()))) if hooked else None
+    forwards.clear()
+    logits = sequence.verify_tree(TREE.tokens, TREE.parents, hook)
+    assert len(forwards) == 1
+    assert logits.shape == (8, model.vocab_size) and logits.dtype == torch.float32
+    same(logits, expected)
+    assert sequence.tokens == REPLY[: 2 + pending]
+    if hooked:
+        assert [layer for layer, _ in seen] == list(range(model.num_layers))
+        assert all(h.shape == (8, model.hidden_size) for _, h in seen)
+        same(model.head(seen[-1][1]), logits)
+
+
+def test_directly_behind_the_prompt(model, picture):
+    expected = rows_alone(model, picture(), [], TREE)
+    sequence = model.prefill(picture(), INSTRUCTION)
+    same(sequence.verify_tree(TREE.tokens, TREE.parents), expected)
+    rows = []
+    hook = lambda layer, hidden: rows.append(len(hidden))  # noqa: E731
+    same(sequence.verify_tree(TREE.tokens, TREE.parents, hook), expected)
+    assert rows == [8] * model.num_layers
+    same(sequence.verify_tree([], []), expected[:1])
+    same(sequence.verify_tree([], [], hook), expected[:1])
+
+
+@pytest.mark.parametrize("node", range(-1, len(TREE)))
+def test_every_path_can_be_kept(model, picture, forwards, node):
+    sequence = model.prefill(picture(), INSTRUCTION)
+    sequence.append(REPLY)
+    logits = sequence.verify_tree(TREE.tokens, TREE.parents)
+    path = TREE.path_to(node)
+    sequence.keep_path(path)
+    reply = [*REPLY, *TREE.tokens_of(path)]
+    assert sequence.tokens == reply
+    check_cache(sequence, picture())
+    forwards.clear()
+    # What the pass has shown is known without another, back to the token in front of the tree.
+    assert torch.equal(sequence.next_logits(), logits[node + 1])
+    twin = sequence.fork()
+    twin.rollback(len(REPLY))
+    assert torch.equal(twin.next_logits(), logits[0])
+    assert not forwards
+    same(sequence.verify([40, 41])[-1], alone(model, picture(), [*reply, 40, 41]))
+
+
+def test_growing_level_by_level_is_one_pass_a_level(model, picture, forwards):
+    expected = rows_alone(model, picture(), REPLY, TREE)
+    sequence = model.prefill(picture(), INSTRUCTION)
+    sequence.append(REPLY)
+    forwards.clear()
+    rows = [sequence.next_logits()[None]]
+    for level in (slice(0, 3), slice(3, 6), slice(6, 7)):
+        rows.append(sequence.grow_tree(TREE.tokens[level], TREE.parents[level]))
+    assert forwards == [5, 3, 3, 1]
+    same(torch.cat(rows), expected)
+    sequence.keep_path((0, 4, 6))
+    check_cache(sequence, picture())
+    same(sequence.next_logits(), expected[7])
+    # Without next_logits in front, pending tokens ride along.
+    other = model.prefill(picture(), INSTRUCTION)
+    other.append(REPLY)
+    forwards.clear()
+    same(other.grow_tree(TREE.tokens[:3], TREE.parents[:3]), expected[1:4])
+    same(other.grow_tree([], []), expected[:0])
+    same(other.next_logits(), expected[0])
+    same(other.grow_tree(TREE.tokens[3:], TREE.parents[3:]), expected[4:])
+    assert forwards == [8, 4]
+
+
+def test_growers_and_sequences_fit_together(model, picture, forwards):
+    """Every accepted path of a grown tree leaves the draft's sequence as plain feeding would."""
+    for grower in (
+        ExpansionTree((2, 2, 2), generator=np.random.default_rng(3)),
+        ExpansionTree((3, 1, 2)),
+        BudgetTree(16, 4),
+    ):
+        sequence = model.prefill(picture(), INSTRUCTION)
+        sequence.append(REPLY)
+        forwards.clear()
+        grower.take(torch.softmax(sequence.next_logits(), -1)[None])
+        while not grower.complete:
+            grower.take(torch.softmax(sequence.grow_tree(*grower.level), -1))
+        assert len(forwards) <= 4
+        grown = grower.grown()
+        for node in range(-1, len(grown.tree), 3):
+            path = grown.tree.path_to(node)
+            twin = sequence.fork()
+            held, missing = grown.split(path)
+            twin.keep_path(held)
+            twin.append(missing)
+            assert twin.tokens == [*REPLY, *grown.tree.tokens_of(path)]
+            same(twin.next_logits(), alone(model, picture(), twin.tokens))
+
+
+def test_forks_keep_different_paths(model, picture):
+    first = model.prefill(picture(), INSTRUCTION)
+    first.append(REPLY)
+    expected = rows_alone(model, picture(), REPLY, TREE)
+    first.verify_tree(TREE.tokens, TREE.parents)
+    second, third = first.fork(), first.fork()
+    first.keep_path((2, 5))
+    second.keep_path((0, 4, 6))
+    third.append([9])
+    same(first.next_logits(), expected[6])
+    same(second.next_logits(), expected[7])
+    same(third.next_logits(), alone(model, picture(), [*REPLY, 9]))
+    for sequence in (first, second, third):
+        sequence.rollback(2)
+        same(sequence.verify_tree(TREE.tokens, TREE.parents)[1:],
+             rows_alone(model, picture(), REPLY[:2], TREE)[1:])  # fmt: skip
+
+
+def test_whatever_changes_the_reply_drops_the_tree(model, picture):
+    def hung():
+        sequence = model.prefill(picture(), INSTRUCTION)
+        sequence.append(REPLY)
+        sequence.verify_tree(TREE.tokens, TREE.parents)
+        return sequence
+
+    changes = {
+        (*REPLY, 9): lambda s: s.append([9]),
+        (*REPLY, 9, 8): lambda s: s.verify([9, 8]),
+        (*REPLY[:3],): lambda s: s.rollback(3),
+        (*REPLY,): lambda s: s.rollback(len(REPLY)),
+    }
+    for reply, change in changes.items():
+        sequence = hung()
+        change(sequence)
+        assert tuple(sequence.tokens) == reply
+        with pytest.raises(SequenceError, match="no path down the tree of 0 nodes"):
+            sequence.keep_path([0])
+        same(next_logits_together([sequence])[0], alone(model, picture(), list(reply)))
+        check_cache(sequence, picture())
+    # A new tree takes the old one's place; looking at what is known does not harm it.
+    sequence = hung()
+    same(sequence.verify_tree([1, 2], [-1, 0])[2], alone(model, picture(), [*REPLY, 1, 2]))
+    sequence.next_logits()
+    sequence.keep_path([0, 1])
+    check_cache(sequence, picture())
+    # A tree behind a row that is not known any more.
+    sequence = hung()
+    sequence.rollback(2)
+    same(sequence.verify_tree(TREE.tokens, TREE.parents),
+         rows_alone(model, picture(), REPLY[:2], TREE))  # fmt: skip
+
+
+def test_hanging_trees_step_aside_in_batches(model, picture):
+    sequences = [model.prefill(picture(seed), INSTRUCTION) for seed in range(2)]
+    for sequence in sequences:
+        sequence.append(REPLY)
+        sequence.verify_tree(TREE.tokens, TREE.parents)
+    sequences[0].keep_path([0, 3])
+    sequences[0].append([50])
+    sequences[1].append([51])
+    first, second = next_logits_together(sequences)
+    same(first, alone(model, picture(0), [*REPLY, 5, 7, 50]))
+    same(second, alone(model, picture(1), [*REPLY, 51]))
+
+
+def test_failures_leave_the_sequence_as_it_was(model, picture, monkeypatch):
+    def hook(layer, hidden):
+        raise RuntimeError("gone")
+
+    sequence = model.prefill(picture(), INSTRUCTION)
+    sequence.append(REPLY)
+    with pytest.raises(RuntimeError, match="gone"):
+        sequence.verify_tree(TREE.tokens, TREE.parents, hook)
+    assert sequence.tokens == REPLY
+    expected = rows_alone(model, picture(), REPLY, TREE)
+    same(sequence.grow_tree(TREE.tokens[:3], TREE.parents[:3]), expected[1:4])
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "head", lambda hidden: hook(0, hidden))
+        with pytest.raises(RuntimeError, match="gone"):
+            sequence.grow_tree(TREE.tokens[3:], TREE.parents[3:])
+    same(sequence.grow_tree(TREE.tokens[3:], TREE.parents[3:]), expected[4:])
+    for path in ([7], [-1], [3], [0, 5], [0, 0]):
+        with pytest.raises(SequenceError, match="no path down the tree of 7 nodes"):
+            sequence.keep_path(path)
+    for tokens, parents in (([1, 2], [-1]), ([1], [7]), ([1], [-2])):
+        with pytest.raises(SequenceError, match="tree"):
+            sequence.grow_tree(tokens, parents)
+    with pytest.raises(SequenceError, match="not in the vocabulary"):
+        sequence.verify_tree([1, model.vocab_size], [-1, -1])
+    sequence.keep_path([0, 4, 6])
+    check_cache(sequence, picture())
+
+
+def test_the_context_holds_paths_not_nodes(tmp_path):
+    small = load_model(
+        ModelSettings(str(make_tiny_model(tmp_path / "m", seed=3, max_positions=64)))
+    )
+    sequence = small.prefill(None, INSTRUCTION)
+    room = 64 - sequence.prompt_length
+    reply = list(range(room - 2))
+    sequence.append(reply)
+    wide = TokenTree(tuple(range(20)), (-1,) * 10 + (0,) * 10)
+    rows = sequence.verify_tree(wide.tokens, wide.parents)
+    same(rows[20], alone(small, None, [*reply, 0, 19]))
+    sequence.keep_path([0, 19])
+    same(sequence.next_logits(), rows[20])
+    with pytest.raises(ContextError, match="holds 64"):
+        sequence.verify_tree([1], [-1])
+    sequence.rollback(room - 1)
+    with pytest.raises(ContextError, match="holds 64"):
+        sequence.verify_tree([1, 2], [-1, 0])
+    assert len(sequence.tokens) == room - 1
+    same(sequence.verify_tree([1, 2], [-1, -1])[2], alone(small, None, [*reply, 0, 2]))
+
+
+def test_transformers_layers_take_trees_too(model_directory, picture, monkeypatch):
+    monkeypatch.setattr(LeanLayer, "fits", staticmethod(lambda layer: False))
+    plain = load_model(ModelSettings(str(model_directory)))
+    expected = rows_alone(plain, picture(), REPLY, TREE)
+    sequence = plain.prefill(picture(), INSTRUCTION)
+    sequence.append(REPLY)
+    same(sequence.grow_tree(TREE.tokens[:6], TREE.parents[:6]), expected[1:7])
+    same(sequence.grow_tree(TREE.tokens[6:], TREE.parents[6:]), expected[7:])
+    same(sequence.verify_tree(TREE.tokens, TREE.parents), expected)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("append"), st.lists(st.integers(0, 255), max_size=3)),
+    st.tuples(st.just("verify"), st.lists(st.integers(0, 255), max_size=3)),
+    st.tuples(st.just("rollback"), st.floats(0, 1)),
+    st.tuples(st.just("grow"), st.lists(st.tuples(st.integers(0, 255), st.floats(0, 1)), max_size=4)),
+    st.tuples(st.just("tree"), st.lists(st.tuples(st.integers(0, 255), st.floats(0, 1)), max_size=6)),
+    st.tuples(st.just("keep"), st.floats(0, 1)),
+    st.tuples(st.just("logits"), st.none()),
+    st.tuples(st.just("fork"), st.booleans()),
+)  # fmt: skip
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(STEP, min_size=3, max_size=10), with_image=st.booleans())
+def test_any_history_equals_a_fresh_sequence(model, picture, steps, with_image):
+    image = picture(4) if with_image else None
+    sequence = model.prefill(image, INSTRUCTION)
+    reply: list[int] = []
+    tokens: list[int] = []
+    parents: list[int] = []
+    others = []
+
+    def path_to(node):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        return path[::-1]
+
+    for name, argument in steps:
+        if name in ("grow", "tree"):
+            if name == "tree":
+                tokens, parents = [], []
+            first = len(tokens)
+            for token, where in argument:
+                parents.append(round(where * len(tokens)) - 1)
+                tokens.append(token)
+            call = sequence.verify_tree if name == "tree" else sequence.grow_tree
+            rows = call(tokens[first:], parents[first:])
+            for node, row in zip(range(len(tokens) - 1, -1, -1), rows.flip(0), strict=False):
+                path = [tokens[n] for n in path_to(node)]
+                same(row, alone(model, image, reply + path))
+                break  # one of each call is enough
+        elif name == "keep":
+            path = path_to(round(argument * len(tokens)) - 1)
+            sequence.keep_path(path)
+            reply = reply + [tokens[node] for node in path]
+            tokens, parents = [], []
+        elif name == "logits":
+            same(sequence.next_logits(), alone(model, image, reply))
+        elif name == "fork":
+            others.append((sequence if argument else sequence.fork(), reply))
+            sequence = sequence.fork() if argument else sequence
+        else:
+            if name == "rollback":
+                reply = reply[: round(argument * len(reply))]
+                sequence.rollback(len(reply))
+            else:
+                getattr(sequence, name)(argument)
+                reply = reply + argument
+            tokens, parents = [], []
+        assert sequence.tokens == reply
+    for other, said in [*others, (sequence, reply)]:
+        assert other.tokens == said
+        same(other.next_logits(), alone(model, image, said))

@@ -114,7 +114,8 @@ class Sequence:
         """
         tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
         self._drop_tree()
-        return self._hang(tokens, parents, on_layer)
+        front, rows = self._hang(tokens, parents, on_layer)
+        return torch.cat([front, rows])
 
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
         """Add nodes to the tree that hangs behind the reply; return the logits behind each of them.
@@ -125,7 +126,7 @@ class Sequence:
         """
         held = len(self._tree.tokens)
         tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), held)
-        return self._hang(tokens, parents, None)[1:]
+        return self._hang(tokens, parents, None)[1]
 
     def keep_path(self, path: Tokens[int]) -> None:
         """Make the nodes of a path, from a child of the last token down, part of the reply.
@@ -217,8 +218,8 @@ class Sequence:
 
     def _hang(
         self, tokens: list[int], parents: list[int], on_layer: LayerHook | None
-    ) -> torch.Tensor:
-        """Feed what is pending and new nodes; return logits in front of the tree and behind those."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Feed what is pending and new nodes; logits in front of the tree (1, vocabulary), and theirs."""
         tree = self._tree
         front = tree.rows[0] if tree.tokens else None
         if front is None and on_layer is None:
@@ -226,28 +227,24 @@ class Sequence:
         elif front is None and self._fed == len(self.tokens):
             self._step_back()
         if not tokens and front is not None:
-            return front.unsqueeze(0)
-        text, held = [], len(tree.tokens)
-        if front is None:
-            text = self.feed().tokens
+            return front[None], front.new_empty((0, len(front)))
+        text = self.feed().tokens if front is None else []
         rows = self.model.forward_tree(
             text + tokens,
             self._cache,
             self._rope_delta,
             [*tree.parents, *parents],
-            held,
+            len(tree.tokens),
             len(tokens) + (front is None),
             on_layer,
         )
         if front is None:
-            self.note_row(rows[0])
-        else:
-            rows = torch.cat([front.unsqueeze(0), rows])
-        known = tree.rows or (rows[0],)
+            front, rows = rows[0], rows[1:]
+            self.note_row(front)
         self._tree = HangingTree(
-            (*tree.tokens, *tokens), (*tree.parents, *parents), (*known, *rows[1:])
+            (*tree.tokens, *tokens), (*tree.parents, *parents), (*(tree.rows or (front,)), *rows)
         )
-        return rows
+        return front[None], rows
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
         """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""

@@ -6,9 +6,10 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from dsd_ros.commands import theory_proofs
 from dsd_ros.commands.shared import EXIT_DONE, write_json
 
-SUMMARY = "what the paper's formulas predict"
+SUMMARY = "what the papers' formulas predict"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_latency(
         kinds.add_parser("fsd-latency", help="seconds a reply and speed-ups (Table 4, equation 9)")
     )
+    theory_proofs.add_kinds(kinds)
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:

@@ -22,13 +22,15 @@ class TheoryError(ValueError):
     """A quantity that no formula can take."""
 
 
-def _check(**values: float) -> None:
+def check_amounts(**values: float) -> None:
+    """TheoryError naming the first value that is negative or not finite."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise TheoryError(f"{name} is {value}; give a number of 0 or more")
 
 
-def _check_positive(**values: float) -> None:
+def check_positive(**values: float) -> None:
+    """TheoryError naming the first value that is 0, negative or not finite."""
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise TheoryError(f"{name} is {value}; give a number above 0")
@@ -51,13 +53,13 @@ def _check_share(r: float) -> None:
 
 def ar_seconds(*, n: float, t_q: float, t_c: float) -> float:
     """The cloud alone, token by token: ``2 t_c + n t_q`` (Table 4)."""
-    _check(n=n, t_q=t_q, t_c=t_c)
+    check_amounts(n=n, t_q=t_q, t_c=t_c)
     return 2 * t_c + n * t_q
 
 
 def sd_seconds(*, n: float, tau: float, gamma: int, t_p: float, t_q: float, t_c: float) -> float:
     """Speculative decoding over the link: ``(n / tau) (2 t_c + gamma t_p + t_q)`` (Table 4)."""
-    _check(n=n, t_p=t_p, t_q=t_q, t_c=t_c)
+    check_amounts(n=n, t_p=t_p, t_q=t_q, t_c=t_c)
     _check_round(tau, gamma)
     return n / tau * (2 * t_c + gamma * t_p + t_q)
 
@@ -74,7 +76,7 @@ def fsd_seconds(
     t_r: float = 0.0,
 ) -> float:
     """With pre-drafting: ``(n / tau) (2 t_c + r gamma t_p + (1 - r) t_r + t_q)`` (Table 4)."""
-    _check(n=n, t_p=t_p, t_q=t_q, t_c=t_c, t_r=t_r)
+    check_amounts(n=n, t_p=t_p, t_q=t_q, t_c=t_c, t_r=t_r)
     _check_round(tau, gamma)
     _check_share(r)
     return n / tau * (2 * t_c + r * gamma * t_p + (1 - r) * t_r + t_q)
@@ -85,8 +87,8 @@ def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
 
     Every draft is there in time and rounds in flight hide all of the link but one round trip.
     """
-    _check(n=n, t_q=t_q, t_c=t_c)
-    _check_positive(tau=tau)
+    check_amounts(n=n, t_q=t_q, t_c=t_c)
+    check_positive(tau=tau)
     return n / tau * t_q + 2 * t_c
 
 
@@ -95,7 +97,7 @@ def fsd_speedup(*, gamma: int, c: float, r: float) -> float:
 
     ``(gamma c + 1) / (r gamma c + 1)``
     """
-    _check(c=c)
+    check_amounts(c=c)
     _check_round(1.0, gamma)
     _check_share(r)
     return (gamma * c + 1) / (r * gamma * c + 1)
@@ -129,7 +131,7 @@ def predict(
     t_r: float = 0.0,
 ) -> Latency:
     """All of the above at once; ``n`` and ``t_q`` must not be 0."""
-    _check_positive(n=n, t_q=t_q)
+    check_positive(n=n, t_q=t_q)
     ar = ar_seconds(n=n, t_q=t_q, t_c=t_c)
     sd = sd_seconds(n=n, tau=tau, gamma=gamma, t_p=t_p, t_q=t_q, t_c=t_c)
     fsd = fsd_seconds(n=n, tau=tau, gamma=gamma, t_p=t_p, t_q=t_q, t_c=t_c, r=r, t_r=t_r)
@@ -194,7 +196,7 @@ class Prices:
     target_out: float
 
     def __post_init__(self) -> None:
-        _check(
+        check_amounts(
             draft_in=self.draft_in,
             draft_out=self.draft_out,
             target_in=self.target_in,
@@ -233,7 +235,7 @@ def api_cost(
     A target pass is billed as one token written, however many drafts it reads, and the prompt is billed once; a
     draft token is billed as written, and at the edge it is free.
     """
-    _check(requests=requests, input_tokens=input_tokens, output_tokens=output_tokens)
+    check_amounts(requests=requests, input_tokens=input_tokens, output_tokens=output_tokens)
     _check_round(tau, gamma)
     millions = requests / 1e6
     passes = output_tokens / tau

@@ -201,6 +201,7 @@ def test_interleaved_sessions_do_not_mix(model, engine):
         ({"tokenizer_fingerprint": ""}, ["none", "letters-8"]),
         ({"mode": "telepathy"}, ["telepathy", "ar, dsd"]),
         ({"temperature": 1000.0}, ["temperature"]),
+        ({"proof": "oath"}, ["oath", "none, full", "coupled"]),
     ],
 )
 def test_a_session_that_cannot_be_is_refused_with_a_sentence(engine, changes, words):

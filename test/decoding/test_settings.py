@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from dsd_ros.decoding.modes import PRESETS, ModeError, mode
+from dsd_ros.decoding.modes import PRESETS, ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.settings import DecodeSettings, SettingsError
 
 
 def test_every_preset_can_be_had_by_name():
@@ -65,3 +65,14 @@ def test_exits_are_named_by_their_layers():
 def test_only_some_modes_draft_ahead():
     assert DecodeSettings(mode="fsd").predrafts
     assert not DecodeSettings(mode="dsd").predrafts and not DecodeSettings(mode="ar").predrafts
+
+
+def test_a_mode_has_its_proof_unless_another_is_asked_for():
+    assert DecodeSettings(mode="dsd").proven_by is Proof.FULL
+    assert DecodeSettings(mode="coupled").proven_by is Proof.COUPLED
+    assert DecodeSettings(mode="fsd", proof="coupled").proven_by is Proof.COUPLED
+    assert DecodeSettings(mode="coupled", proof="full").proven_by is Proof.FULL
+    # The target alone can draw with the noise that coupled drafts are drawn with.
+    assert DecodeSettings(mode="ar", proof="coupled").proven_by is Proof.COUPLED
+    with pytest.raises(SettingsError, match="mode ar has no drafts that proof 'full'"):
+        DecodeSettings(mode="ar", proof="full")

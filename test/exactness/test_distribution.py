@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+from joint import (
+    ALPHA,
+    IMAGE,
+    INSTRUCTION,
+    LENGTH,
+    PER_REPLY,
+    chi_squared,
+    count,
+    p_value,
+)
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.verification as verification
@@ -18,48 +27,7 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.websocket_client import WebsocketChannel
 
-IMAGE = np.full((1, 1, 3), 3, np.uint8)
-INSTRUCTION = "go"
-LENGTH = 3
-PER_REPLY = 100  # independent stretches of LENGTH tokens, which rounds cross anywhere
 SAMPLES = 12_000
-ALPHA = 1e-3  # of a false alarm, per test
-
-
-def p_value(counts: np.ndarray, expected: np.ndarray) -> float:
-    """The smallest of: whole joint distribution, and each position's own; corrected for their number.
-
-    An error spread over hundreds of cells hides in the joint and shows in a marginal.
-    """
-    views = [tuple(range(LENGTH))] + [(axis,) for axis in range(LENGTH)]
-    values = []
-    for view in views:
-        others = tuple(axis for axis in range(LENGTH) if axis not in view)
-        values.append(_chi_squared(counts.sum(axis=others), expected.sum(axis=others)))
-    return min(1.0, len(values) * min(values))
-
-
-def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
-    counts, expected = counts.ravel(), expected.ravel() * counts.sum() / expected.sum()
-    assert counts[expected == 0].sum() == 0, "a token came that the target never says"
-    order = np.argsort(expected)
-    counts, expected = counts[order], expected[order]
-    # Cells too rare for the test's approximation count as one.
-    rare = expected < 5
-    if rare.any():
-        counts = np.append(counts[~rare], counts[rare].sum())
-        expected = np.append(expected[~rare], expected[rare].sum())
-    keep = expected > 0
-    return float(stats.chisquare(counts[keep], expected[keep]).pvalue)
-
-
-def count(session: EdgeSession, size: int, samples: int) -> np.ndarray:
-    counts = np.zeros((size,) * LENGTH)
-    for _ in range(samples // PER_REPLY):
-        tokens = session.decode(IMAGE, INSTRUCTION).tokens
-        for stretch in np.reshape(tokens, (PER_REPLY, LENGTH)):
-            counts[tuple(stretch)] += 1
-    return counts
 
 
 def settings(mode: str = "dsd", gamma: int = 2, **sampling: float) -> DecodeSettings:
@@ -216,4 +184,4 @@ def test_a_real_model_sampled(target, draft, picture, mode):
     ):
         for _ in range(400):
             counts[tuple(session.decode(image, INSTRUCTION).tokens)] += 1
-    assert _chi_squared(np.array(list(counts.values())), np.array(list(cells.values()))) > ALPHA
+    assert chi_squared(np.array(list(counts.values())), np.array(list(cells.values()))) > ALPHA

@@ -29,7 +29,7 @@ MESSAGES = st.one_of(
     st.builds(
         wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
         st.floats(0.001, 1), st.integers(0, 2**63 - 1), st.sampled_from([b"", SESSION]),
-        st.booleans(), LAYERS, TEXT, st.floats(0, 1),
+        st.booleans(), LAYERS, TEXT, st.floats(0, 1), TEXT,
     ),
     st.builds(
         wire.SessionReply, U32, st.sampled_from([b"", SESSION]), TEXT, TEXT, TEXT, U32,

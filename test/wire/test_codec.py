@@ -22,7 +22,7 @@ MESSAGES = st.one_of(
         temperature=st.floats(0, 100), top_k=u32, top_p=st.floats(0, 1, exclude_min=True),
         seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=8),
         exits=st.booleans(), exit_layers=st.lists(u16, max_size=256), exit_policy=short,
-        min_exit_confidence=st.floats(0, 1),
+        min_exit_confidence=st.floats(0, 1), proof=short,
     ),
     st.builds(
         m.SessionReply,

@@ -16,7 +16,7 @@ from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.verification import Refused, open_reply, verify_round
-from dsd_ros.decoding.modes import ModeError, mode
+from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import (
@@ -234,6 +234,10 @@ class VerifierEngine:
             sampling = SamplingSettings(request.temperature, request.top_k, request.top_p)
         except (ModeError, SamplingError) as error:
             raise ValueError(f"the verifier cannot serve this: {error}") from error
+        if request.proof not in ("", *Proof):
+            raise ValueError(
+                f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}"
+            )
         if request.exit_policy not in EXIT_POLICIES:
             raise ValueError(
                 f"the verifier knows no exit policy {request.exit_policy!r}; "

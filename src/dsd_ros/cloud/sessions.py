@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.messages import Message, Outcome, Refusal, SessionRequest
@@ -45,6 +46,11 @@ class Session:
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
     reply: Reply | None = None
+
+    @property
+    def proof(self) -> Proof:
+        """What the robot's drafts are verified by."""
+        return Proof(self.request.proof) if self.request.proof else mode(self.request.mode).proof
 
     def send(self, message: Message) -> None:
         """To the peer that holds the session now; dropped while there is none."""

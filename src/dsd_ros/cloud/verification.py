@@ -10,7 +10,15 @@ import torch
 
 from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.sessions import Reply, Session
-from dsd_ros.decoding.acceptance import Verdict, check_distributions, verify_draft, verify_greedy
+from dsd_ros.decoding.acceptance import (
+    Verdict,
+    check_distributions,
+    verify_coupled,
+    verify_draft,
+    verify_greedy,
+)
+from dsd_ros.decoding.coupling import gumbel
+from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingError, generator_for, transform
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -91,7 +99,7 @@ def verify_round(
         began = time.perf_counter()
 
         def judge(logits: torch.Tensor) -> Verdict:
-            return _judge(session, reply, number, tokens, q, logits)
+            return _judge(session, reply, number, confirmed, tokens, q, logits)
 
         def outcome(verdict: Verdict, layer: int, confidence: float, ran_us: int) -> Outcome:
             return Outcome(
@@ -133,8 +141,8 @@ def verify_round(
 
 
 def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
-    """q (gamma, V) of the draft, checked; with no rows in greedy, where the ids suffice."""
-    if session.sampling.greedy or not draft.tokens:
+    """q (gamma, V) of the draft, checked; with no rows where the ids suffice."""
+    if session.sampling.greedy or session.proof is Proof.COUPLED or not draft.tokens:
         return torch.empty(0, 0)
     if not draft.distributions:
         raise SamplingError("a sampled draft was sent without its distributions")
@@ -147,6 +155,7 @@ def _judge(
     session: Session,
     reply: Reply,
     number: int,
+    confirmed: int,
     tokens: list[int],
     q: torch.Tensor,
     logits: torch.Tensor,
@@ -156,7 +165,11 @@ def _judge(
             raise FloatingPointError("the target's logits are not finite")
         return verify_greedy(tokens, logits.argmax(dim=-1).tolist())
     p = transform(logits, session.sampling).cpu()
-    generator = generator_for("verifier", session.request.seed, reply.number, number)
+    seed = session.request.seed
+    if session.proof is Proof.COUPLED:
+        size = p.shape[-1]
+        return verify_coupled(tokens, p, lambda i: gumbel(seed, reply.number, confirmed + i, size))
+    generator = generator_for("verifier", seed, reply.number, number)
     return verify_draft(tokens, q, p, generator)
 
 

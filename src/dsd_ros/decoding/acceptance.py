@@ -6,12 +6,13 @@ min(1, p(x) / q(x)), target over draft; two of the papers implemented here print
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 
@@ -64,6 +65,23 @@ def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> Verdict
     while accepted < len(draft_tokens) and draft_tokens[accepted] == argmax[accepted]:
         accepted += 1
     return Verdict(accepted, argmax[accepted])
+
+
+def verify_coupled(
+    draft_tokens: Sequence[int], p: torch.Tensor, noise: Callable[[int], np.ndarray]
+) -> Verdict:
+    """Accept while the draft is what the target draws itself with the shared noise, then emit that.
+
+    p: (gamma + 1, V) the target's distributions; noise(i): row i of it, (V,), from ``coupling.gumbel``. The
+    outcome is the target's own sample whatever was drafted, so the draft's distributions are not needed.
+    """
+    # Behind the first token that does not hold nothing is looked at.
+    for i, x in enumerate(draft_tokens):
+        drawn = choose(p[i], noise(i))
+        if drawn != x:
+            return Verdict(i, drawn)
+    gamma = len(draft_tokens)
+    return Verdict(gamma, choose(p[gamma], noise(gamma)))
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

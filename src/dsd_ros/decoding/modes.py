@@ -17,6 +17,7 @@ class Proof(StrEnum):
 
     NONE = "none"  # there is no draft
     FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
+    COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
 
 
 class Shape(StrEnum):
@@ -70,6 +71,10 @@ PRESETS: dict[str, Mode] = {
         Mode(
             "fsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.PREDRAFT,
             "as dsd, with the next draft made while the cloud still verifies this one",
+        ),
+        Mode(
+            "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,
+            "as dsd, with noise that both sides derive instead of distributions on the link",
         ),
     )
 }  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, mode
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 EXIT_POLICIES = ("priority", "fifo")
+PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
 MAX_EXITS = 256
 
 
@@ -27,6 +28,13 @@ class DecodeSettings:
     """
 
     mode: str = field(default="dsd", metadata={"help": "decoding mode", "choices": tuple(PRESETS)})
+    proof: str = field(
+        default="preset",
+        metadata={
+            "help": "what lets the cloud verify a sampled draft; preset: what the mode says",
+            "choices": PROOFS,
+        },
+    )
     draft_length: int = field(
         default=4,
         metadata={"help": "tokens drafted per round (gamma)", "min": 1, "max": MAX_DRAFT_LENGTH},
@@ -114,7 +122,7 @@ class DecodeSettings:
                 raise SettingsError(
                     f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
                 )
-        _ = self.sampling, self.exits  # validated on being made
+        _ = self.sampling, self.exits, self.proven_by  # validated on being made
 
     @property
     def preset(self) -> Mode:
@@ -125,6 +133,18 @@ class DecodeSettings:
     def needs_draft(self) -> bool:
         """Whether a draft model takes part."""
         return self.preset.drafts
+
+    @property
+    def proven_by(self) -> Proof:
+        """The proof in force. In mode ar, COUPLED: the target alone draws with the shared noise."""
+        if self.proof == "preset":
+            return self.preset.proof
+        if not self.preset.drafts and self.proof != Proof.COUPLED:
+            raise SettingsError(
+                f"mode {self.mode} has no drafts that proof {self.proof!r} could be about; "
+                "use preset or coupled"
+            )
+        return Proof(self.proof)
 
     @property
     def predrafts(self) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dsd_ros.decoding.coupling import gumbel, scores
+from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
@@ -30,13 +32,29 @@ class Drafting:
     eos_token_ids: frozenset[int]
     seed: int
     reply: int
+    proof: Proof = Proof.FULL
+
+    @property
+    def coupled(self) -> bool:
+        """Whether tokens are drawn with the noise that the verifier shares."""
+        return self.proof is Proof.COUPLED and not self.sampling.greedy
+
+    def ranking(self, logits: torch.Tensor, position: int) -> torch.Tensor:
+        """What ranks the tokens at a position of the reply (from 0), (V,): the logits themselves, or
+        log q + G when coupled, whose draft is the argmax of these as if it were greedy.
+        """
+        if not self.coupled:
+            return logits
+        q = transform(logits, self.sampling)
+        noise = gumbel(self.seed, self.reply, position, len(q))
+        return torch.from_numpy(scores(q, noise))
 
 
 class GrowingDraft:
     """One round's draft, grown token by token on ``sequence``; for one thread at a time.
 
     ``able`` is False once the draft model cannot go on: its context is full, or it lacks a token.
-    ``rows`` are the logits (V,) float32 that each token was chosen by.
+    ``rows`` are the ``Drafting.ranking`` (V,) that each token was chosen by.
     """
 
     def __init__(
@@ -51,7 +69,7 @@ class GrowingDraft:
         self._q: list[torch.Tensor] = []
         self._drafting = drafting
         self._generator: np.random.Generator | None = None
-        if not drafting.sampling.greedy:
+        if not (drafting.sampling.greedy or drafting.coupled):
             self._generator = generator_for("draft", drafting.seed, drafting.reply, number)
 
     @property
@@ -63,7 +81,7 @@ class GrowingDraft:
 
     @property
     def q(self) -> torch.Tensor | None:
-        """The distributions (len(tokens), V) float32 the tokens were drawn from; None when greedy."""
+        """The distributions (len(tokens), V) float32 the tokens were drawn from; None when none is sent."""
         return torch.stack(self._q) if self._q else None
 
     def finish(self) -> None:
@@ -80,16 +98,20 @@ class GrowingDraft:
 
     def take(self, logits: torch.Tensor) -> None:
         """Add the token that the sequence's ``logits`` (V,) give."""
-        q = transform(logits, self._drafting.sampling)
-        if self._generator is None:
+        drafting = self._drafting
+        row = drafting.ranking(logits, len(self.sequence.tokens))
+        if drafting.coupled:
+            token = int(row.argmax())
+        elif self._generator is None:
             # Greedy needs no draw, and its q is known to the verifier: one at the drafted token.
-            token = int(q.argmax())
+            token = int(transform(logits, drafting.sampling).argmax())
         else:
+            q = transform(logits, drafting.sampling)
             token = sample(q, self._generator)
             self._q.append(q)
         self.sequence.append([token])
         self.tokens.append(token)
-        self.rows.append(logits)
+        self.rows.append(row)
 
 
 @dataclass(frozen=True, eq=False)

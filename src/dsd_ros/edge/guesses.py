@@ -51,12 +51,15 @@ class Guesser:
     """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
 
     Greedy: a drafted token holds with the draft's own probability of it, its odds shifted by what was
-    learned. Sampled: whether it holds depends on the verifier's uniform draw, which both sides can derive
-    (``generator_for``); the robot may look ahead at it since its draft is fixed by then.
+    learned. Coupled is greedy with log q + G in the place of the logits. Sampled: whether it holds depends
+    on the verifier's uniform draw, which both sides can derive (``generator_for``); the robot may look
+    ahead at it since its draft is fixed by then.
     """
 
-    def __init__(self, sampling: SamplingSettings, seed: int) -> None:
+    def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
+        """``coupled``: rows are given as log q + G (``Drafting.ranking``), and nothing else is drawn."""
         self._sampling = sampling
+        self._draws = not (sampling.greedy or coupled)
         self._seed = seed
         self._rate = _FIRST_RATE
         self._trust = Trust()
@@ -73,9 +76,9 @@ class Guesser:
     ) -> list[float]:
         """How likely each drafted token is to hold, if those before it do.
 
-        rows: the logits (V,) that each token was chosen by.
+        rows: the logits (V,) that each token was chosen by, or its ``Drafting.ranking``.
         """
-        if self._sampling.greedy:
+        if not self._draws:
             shares = [self._probabilities(row)[t] for t, row in zip(tokens, rows, strict=True)]
             return [self._trust.corrected(float(share)) for share in shares]
         draws = generator_for("verifier", self._seed, reply, number).random(len(tokens))
@@ -112,14 +115,14 @@ class Guesser:
     ) -> list[Guess]:
         """Outcomes that accept the whole draft, the ``limit`` likeliest, best first.
 
-        row: the draft model's logits (V,) behind its whole draft. When sampled, the target's draw
+        row: as above, behind the whole draft. When sampled, the target's draw
         most probably gives what the same draw gives of the draft's distribution.
         """
         whole = 1.0
         for chance in chances:
             whole *= chance
         probabilities = self._probabilities(row)
-        if self._sampling.greedy:
+        if not self._draws:
             same = int(probabilities.argmax())
             first = float(probabilities[same])
             trusted = self._trust.corrected(first)
@@ -134,7 +137,7 @@ class Guesser:
         return _best(_likeliest(drafted, probabilities, whole, limit), limit)
 
     def _probabilities(self, row: torch.Tensor) -> torch.Tensor:
-        if self._sampling.greedy:
+        if not self._draws:
             return torch.softmax(row, dim=-1)
         return transform(row, self._sampling)
 

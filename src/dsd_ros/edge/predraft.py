@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
 from dsd_ros.edge.drafter import DraftedRound, GrowingDraft
 from dsd_ros.edge.guesses import Guesser, Trust
@@ -37,7 +38,7 @@ class _LookBehind:
     begun: bool = False
     stepping: bool = False
     failed: bool = False
-    row: torch.Tensor | None = None  # logits (V,)
+    row: torch.Tensor | None = None  # what ranks the tokens there, (V,)
 
 
 @dataclass(eq=False)
@@ -77,9 +78,11 @@ class _Job:
 
     def take(self, logits: torch.Tensor | None, seconds: float) -> None:
         """``logits`` None: the context is full."""
+        of = self.level.round
         if isinstance(self.task, _LookBehind):
-            self.task.row = logits
             self.task.failed = logits is None
+            if logits is not None:
+                self.task.row = of.drafting.ranking(logits, len(of.prefix) + len(of.draft.tokens))
             return
         draft = self.task.draft
         assert draft is not None
@@ -116,7 +119,8 @@ class PredraftPool:
     ) -> None:
         self._settings = settings
         self._send_ahead = send_ahead
-        self._guesser = Guesser(settings.sampling, settings.seed)
+        coupled = settings.proven_by is Proof.COUPLED
+        self._guesser = Guesser(settings.sampling, settings.seed, coupled)
         self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
         self._chance = random.Random(settings.seed)
         self._guessing = settings.predraft_source != "exits"

@@ -71,7 +71,7 @@ class Rounds:
         if self._model is not None:
             drafting = Drafting(
                 settings.draft_length, settings.max_tokens, settings.sampling, self._eos,
-                settings.seed, request.number,
+                settings.seed, request.number, settings.proven_by,
             )  # fmt: skip
             sequence = self._model.prefill(request.image, request.instruction)
             drafted = DraftedRound.first(drafting, sequence)

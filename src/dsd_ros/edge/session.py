@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
+from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import SessionLost
@@ -61,7 +62,8 @@ class EdgeSession:
             self._draft_model = cast(VisionLanguageModel, draft_model)
             row = 4 * draft_model.vocab_size
             if (
-                not settings.sampling.greedy
+                settings.proven_by is Proof.FULL
+                and not settings.sampling.greedy
                 and settings.draft_length * row > MAX_DISTRIBUTION_BYTES
             ):
                 raise ValueError(
@@ -153,6 +155,7 @@ class EdgeSession:
             exit_layers=list(settings.exits or ()) if self._wants_exits else [],
             exit_policy=settings.exit_policy,
             min_exit_confidence=float(settings.min_exit_confidence),
+            proof=settings.proven_by,
         )
 
     @property

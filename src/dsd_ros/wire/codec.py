@@ -1,12 +1,14 @@
 """Messages to bytes and back: MessagePack arrays ``[tag, field, ...]``, validated as they are read.
 
+Fields at the end of a message that have their defaults are not sent: most drafts are a few dozen bytes.
+
 Not pickle, which would run whatever a peer sends. Nothing but ``WireError`` comes out of ``decode``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import numpy as np
@@ -21,13 +23,27 @@ class WireError(ValueError):
     """Bytes that are no message of this protocol, or a message that holds nonsense; one sentence."""
 
 
+def _defaults(struct: type[msgspec.Struct]) -> tuple[object, ...]:
+    """The values that the last fields of a struct have when they are not given."""
+    return tuple(
+        default.factory() if hasattr(default, "factory") else default
+        for default in struct.__struct_defaults__
+    )
+
+
 _encoder = msgspec.msgpack.Encoder()
+_DEFAULTS = {struct: _defaults(struct) for struct in get_args(Message)}
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of one message, MAX_FRAME_BYTES at most."""
-    data = _encoder.encode(message)
+    """The bytes of one message, MAX_FRAME_BYTES at most. Last fields at their defaults are left out."""
+    values = msgspec.structs.astuple(message)
+    defaults = _DEFAULTS[type(message)]
+    needed, optional = len(values), len(defaults)
+    while optional and values[needed - 1] == defaults[optional - 1]:
+        needed, optional = needed - 1, optional - 1
+    data = _encoder.encode((type(message).__struct_config__.tag, *values[:needed]))
     if len(data) > MAX_FRAME_BYTES:
         raise WireError(f"a message of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return data

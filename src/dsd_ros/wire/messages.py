@@ -61,7 +61,8 @@ class SessionRequest(_Message, frozen=True, tag=1):
     ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
     ``exits`` asks for early outcomes, of the exits behind ``exit_layers`` (1-based; empty: all there are), from
     ``min_exit_confidence`` up; ``exit_policy`` orders those that wait for the link: "priority" (by
-    confidence) or "fifo".
+    confidence) or "fifo". ``proof`` is what lets drafts be verified, a value of decoding.modes.Proof; empty:
+    what the mode says.
     """
 
     request: UInt32
@@ -78,6 +79,7 @@ class SessionRequest(_Message, frozen=True, tag=1):
     exit_layers: Layers = []
     exit_policy: ShortText = "priority"
     min_exit_confidence: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    proof: ShortText = ""
 
 
 class SessionReply(_Message, frozen=True, tag=2):
@@ -115,7 +117,8 @@ class Observation(_Message, frozen=True, tag=3):
 class Draft(_Message, frozen=True, tag=4):
     """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
 
-    ``distributions`` holds len(tokens) x vocab_size float32 of the draft (proof "full"), or nothing (greedy).
+    ``distributions`` holds len(tokens) x vocab_size float32 of the draft (proof "full"), or nothing (greedy, or
+    proof "coupled").
     ``parents`` names each node's parent for a tree (empty: a sequence).
     ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
     ``assumed`` is for a round sent ahead, while earlier ones are under way: the ``prefix_digest`` of all the

@@ -1,0 +1,95 @@
+"""Sampling by shared randomness: both sides derive the same noise, so that no distribution travels.
+
+Gumbel coupling (Daliri, Musco and Suresh 2024, arXiv 2408.07978): argmax(log p + G) with standard Gumbel
+noise G is a sample of p. The draft's argmax(log q + G) under the same G mostly equals it, with a
+probability of at least (1 - TV) / (1 + TV), and the target's choice never depends on what was drafted.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.sampling import SamplingError
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the counter's stride in SplitMix64
+_HALVES = 2.0**-52
+_LN_2 = 0.6931471805599453
+_SQRT_HALF = 0.7071067811865476
+_TERMS = 12  # of the logarithm's series: beyond, they are below one part in 2^53
+
+
+@lru_cache(maxsize=32)  # the exits of a pass and the workers that draft ahead ask for the same rows
+def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
+    """Standard Gumbel noise (size,) float64 for the token at ``position`` (from 0) of a reply; read-only.
+
+    The same bits on every machine: a counter hash in integers gives a uniform of 53 bits, and its
+    logarithms take only operations that IEEE 754 rounds exactly. The noise of an id does not depend on
+    ``size``, so models may pad their vocabularies as they like.
+    """
+    key = 0
+    for part in (seed, reply, position):
+        key = _mixed(key ^ _mixed(part + _STEP))
+    counters = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(key)
+    bits = _scrambled(counters) >> np.uint64(12)
+    uniform = (bits.astype(np.float64) + 0.5) * _HALVES  # never 0 or 1
+    noise = -_log(-_log(uniform))
+    noise.setflags(write=False)
+    return noise
+
+
+def scores(probabilities: torch.Tensor, noise: np.ndarray) -> np.ndarray:
+    """log p + G, (V,) float64, of probabilities (V,) after the sampling transform; -inf where p is 0.
+
+    What is likeliest in them is a sample of p, and the k likeliest are k samples without replacement.
+    """
+    weights = probabilities.detach().cpu().double().numpy()
+    with np.errstate(divide="ignore"):
+        return np.log(weights) + noise
+
+
+def choose(probabilities: torch.Tensor, noise: np.ndarray) -> int:
+    """argmax(log p + G): the sample of p (V,) that the noise gives; the lowest id among equals.
+
+    SamplingError for weights that are no probabilities.
+    """
+    found = scores(probabilities, noise)
+    best = int(found.argmax())
+    if not np.isfinite(found[best]):
+        raise SamplingError("cannot draw from weights that are no probabilities")
+    return best
+
+
+def _mixed(value: int) -> int:
+    """SplitMix64's finalizer of one number (Steele, Lea and Flood 2014)."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _scrambled(values: np.ndarray) -> np.ndarray:
+    """``_mixed`` of uint64 numbers, which wrap round as it needs."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _log(values: np.ndarray) -> np.ndarray:
+    """Natural logarithm of positive float64, the same on every machine; libraries differ in the last bit.
+
+    log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)) with m between sqrt(1/2) and sqrt(2).
+    """
+    mantissa, exponent = np.frexp(values)
+    small = mantissa < _SQRT_HALF
+    mantissa = np.where(small, 2.0 * mantissa, mantissa)
+    exponent = exponent - small
+    ratio = (mantissa - 1.0) / (mantissa + 1.0)
+    square = ratio * ratio
+    series = np.full_like(ratio, 1.0 / (2 * _TERMS - 1))
+    for term in range(_TERMS - 2, -1, -1):
+        series = series * square + 1.0 / (2 * term + 1)
+    return exponent * _LN_2 + 2.0 * ratio * series

@@ -11,7 +11,7 @@ from tiny_models import TOKENS, make_tiny_model
 
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
 from dsd_ros.decoding.trees import TokenTree
-from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError, SequenceError
 from dsd_ros.vlm.layers import LeanLayer
 from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -69,11 +69,11 @@ def test_layout_by_hand():
     layout = TreeLayout.of([-1, -1, 0], 0, 2, 1)
     expected = ["111000", "111100", "111010", "111101"]
     assert ["".join("01"[int(bit)] for bit in row) for row in layout.mask] == expected
-    assert layout.positions.tolist() == [2, 3, 3, 4] and layout.depth == 2
+    assert layout.positions.tolist() == [2, 3, 3, 4] and layout.end == 5
     # The same, with the first two nodes in the cache already.
     held = TreeLayout.of([-1, -1, 0], 2, 3, 0)
     assert np.array_equal(held.mask, layout.mask[-1:])
-    assert held.positions.tolist() == [4] and held.depth == 2
+    assert held.positions.tolist() == [4] and held.end == 5
 
 
 @pytest.mark.parametrize("with_image", [True, False])
@@ -244,6 +244,53 @@ def test_hanging_trees_step_aside_in_batches(model, picture):
     first, second = next_logits_together(sequences)
     same(first, alone(model, picture(0), [*REPLY, 5, 7, 50]))
     same(second, alone(model, picture(1), [*REPLY, 51]))
+
+
+def test_trees_of_several_sequences_grow_in_one_pass(model, picture, forwards):
+    """Other pictures, prefixes, pending counts, and levels of other sizes; each as alone."""
+    images = [picture(0), None, picture(2, 112, 168), picture(0)]
+    replies = [REPLY, REPLY[:2], [], REPLY[:4]]
+    trees = [
+        TREE,
+        TokenTree.chain([9, 8, 7]),
+        TokenTree((1, 2, 3), (-1, -1, 0)),
+        TokenTree((), ()),
+    ]
+    sequences = [model.prefill(image, INSTRUCTION) for image in images]
+    for sequence, reply in zip(sequences, replies, strict=True):
+        sequence.append(reply)
+    sequences[1].next_logits()
+    expected = [rows_alone(model, *row) for row in zip(images, replies, trees, strict=True)]
+    forwards.clear()
+    rows: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for depth in (1, 2, 3):
+        growths = []
+        for sequence, tree in zip(sequences, trees, strict=True):
+            level = [node for node in range(len(tree)) if tree.depths[node] == depth]
+            parents = [tree.parents[node] for node in level]
+            growths.append((sequence, [tree.tokens[node] for node in level], parents))
+        for found, logits in zip(rows, grow_trees_together(growths), strict=True):
+            assert logits.shape[1] == model.vocab_size
+            found.append(logits)
+    assert len(forwards) == 3
+    for sequence, found, right in zip(sequences, rows, expected, strict=True):
+        same(torch.cat(found), right[1:])
+        same(sequence.next_logits(), right[0])
+    for sequence, tree, image, right in zip(sequences, trees, images, expected, strict=True):
+        sequence.keep_path(tree.path_to(len(tree) - 1))
+        same(sequence.next_logits(), right[-1])
+        check_cache(sequence, image)
+    with pytest.raises(SequenceError, match="each one once"):
+        grow_trees_together([(sequences[0], [1], [-1])] * 2)
+    assert grow_trees_together([]) == []
+
+
+def test_a_full_sequence_leaves_the_others_trees_as_they_were(model, picture):
+    short, full = (model.prefill(picture(), INSTRUCTION) for _ in range(2))
+    full.append([5] * (model.max_length - full.prompt_length))
+    with pytest.raises(ContextError, match="ask for a shorter reply"):
+        grow_trees_together([(short, [1], [-1]), (full, [1], [-1])])
+    same(short.grow_tree([1], [-1])[0], alone(model, picture(), [1]))
 
 
 def test_failures_leave_the_sequence_as_it_was(model, picture, monkeypatch):

@@ -5,9 +5,12 @@ On an edge device a pass over eight sequences costs hardly more than over one (F
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
+
 import torch
 
-from dsd_ros.vlm.sequence import Sequence
+from dsd_ros.vlm.errors import SequenceError
+from dsd_ros.vlm.sequence import Sequence, TreeFeed
 
 
 def next_logits_together(sequences: list[Sequence]) -> list[torch.Tensor]:
@@ -37,3 +40,34 @@ def _advance(group: list[Sequence]) -> None:
     feeds = [sequence.feed() for sequence in group]
     for sequence, row in zip(group, group[0].model.forward_batch(feeds), strict=True):
         sequence.note_row(row)
+
+
+def grow_trees_together(
+    growths: list[tuple[Sequence, Tokens[int], Tokens[int]]],
+) -> list[torch.Tensor]:
+    """``Sequence.grow_tree`` for several sequences, (sequence, tokens, parents) each, in their order.
+
+    Each result equals that sequence's own up to rounding. Those of one model share a pass, whatever
+    the numbers of their nodes and of pending tokens. No sequence may appear twice.
+
+    Raises SequenceError, or ContextError when one is too long for its model; no sequence has grown
+    then where there is one model.
+    """
+    if len({id(sequence) for sequence, _, _ in growths}) < len(growths):
+        raise SequenceError("a sequence grows one level of its tree in a pass; name each one once")
+    results: list[torch.Tensor | None] = [None] * len(growths)
+    waiting: dict[int, list[tuple[int, TreeFeed]]] = {}
+    for index, (sequence, tokens, parents) in enumerate(growths):
+        feed = sequence.tree_feed(tokens, parents)
+        if feed is not None:
+            waiting.setdefault(id(sequence.model), []).append((index, feed))
+    for group in waiting.values():
+        model = growths[group[0][0]][0].model
+        feeds = [feed for _, feed in group]
+        together = model.forward_trees(feeds) if len(feeds) > 1 else [model.forward_tree(feeds[0])]
+        for (index, feed), rows in zip(group, together, strict=True):
+            results[index] = growths[index][0].note_tree(feed, rows)
+    return [
+        sequence.grow_tree([], []) if rows is None else rows
+        for (sequence, _, _), rows in zip(growths, results, strict=True)
+    ]

@@ -20,7 +20,7 @@ from dsd_ros.vlm.images import ImageProcessor
 from dsd_ros.vlm.layers import LeanLayer, Rotations, lean_rotations, rms_norm
 from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.prompts import PromptTemplate
-from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
+from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeFeed
 from dsd_ros.vlm.trees import TreeLayout
 
 if TYPE_CHECKING:
@@ -167,42 +167,66 @@ class VisionLanguageModel:
         return logits
 
     @torch.inference_mode()
-    def forward_tree(
-        self,
-        tokens: Tokens[int],
-        cache: KeyValueCache,
-        rope_delta: int,
-        parents: Tokens[int],
-        held: int,
-        rows: int,
-        on_layer: LayerHook | None = None,
-    ) -> torch.Tensor:
-        """Feed text tokens, perhaps none, and then nodes of a tree in one pass.
+    def forward_tree(self, feed: TreeFeed, on_layer: LayerHook | None = None) -> torch.Tensor:
+        """Feed pending text and new nodes of a tree in one pass; logits (feed.rows, vocabulary).
 
-        ``parents`` are those of all the tree's nodes, -1 for the root's children, each before its
-        own. The first ``held`` nodes are the cache's last rows; the others' tokens end ``tokens``.
         A node attends to the text, its ancestors and itself, from the position of its depth.
-        Returns logits (rows, vocabulary) float32 of the last ``rows`` tokens fed.
         """
         clock = self._clock()
-        text = len(tokens) - (len(parents) - held)
-        past = cache.length - held
-        layout = TreeLayout.of(parents, held, past, text)
-        # A tree may be wider than the context is long: what counts is how deep it goes.
-        self._check_room(past + text + layout.depth)
-        cache.reserve(cache.length + len(tokens))
-        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
-        cos, sin = self._text_rotations(past + text + layout.depth + rope_delta)
-        positions = torch.from_numpy(layout.positions + rope_delta).to(self._device)
+        cache, past, count = feed.cache, feed.cache.length, len(feed.tokens)
+        layout = self._tree_layout(feed)
+        cache.reserve(past + count)
+        hidden = self._language.embed_tokens(torch.tensor([feed.tokens], device=self._device))
+        cos, sin = self._text_rotations(layout.end + feed.rope_delta)
+        positions = torch.from_numpy(layout.positions + feed.rope_delta).to(self._device)
         rotations = cos[:, positions], sin[:, positions]
         mask = torch.from_numpy(layout.mask).to(self._device)[None, None]
         hook = None
         if on_layer is not None:
-            hook = partial(_last_rows, on_layer, rows)
+            hook = partial(_last_rows, on_layer, feed.rows)
         hidden = self._run_layers(hidden, rotations, cache, mask, clock, hook)
-        logits = self.head(hidden[0, -rows:])
-        cache.length += len(tokens)
+        logits = self.head(hidden[0, -feed.rows :])
+        cache.length = past + count
         return logits
+
+    @torch.inference_mode()
+    def forward_trees(self, feeds: list[TreeFeed]) -> list[torch.Tensor]:
+        """What ``forward_tree`` gives for each feed, in one pass over caches of their own each.
+
+        Raises ContextError before any cache is touched when one of them would grow too long.
+        """
+        clock = self._clock(len(feeds))
+        layouts = [self._tree_layout(feed) for feed in feeds]
+        counts = [len(feed.tokens) for feed in feeds]
+        most = max(counts)
+        cache = BatchCache([feed.cache for feed in feeds], counts)
+        # Rows short of tokens repeat their last: what comes of those columns is never looked at.
+        tokens = [feed.tokens + feed.tokens[-1:] * (most - len(feed.tokens)) for feed in feeds]
+        mask = np.zeros((len(feeds), most, cache.past + most), np.bool_)
+        positions = np.zeros((len(feeds), most), np.int64)
+        for index, (feed, layout, count) in enumerate(zip(feeds, layouts, counts, strict=True)):
+            columns = slice(cache.past - feed.cache.length, cache.past + count)
+            mask[index, :count, columns] = layout.mask
+            mask[index, count:, columns] = layout.mask[-1]
+            positions[index, :count] = layout.positions + feed.rope_delta
+        hidden = self._language.embed_tokens(torch.tensor(tokens, device=self._device))
+        cos, sin = self._text_rotations(int(positions.max()) + 1)
+        places = torch.from_numpy(positions).to(self._device)
+        rotations = cos[0][places], sin[0][places]
+        allowed = torch.from_numpy(mask).to(self._device)[:, None]
+        hidden = self._run_layers(hidden, rotations, cache, allowed, clock)
+        wanted = [
+            hidden[i, n - f.rows : n] for i, (f, n) in enumerate(zip(feeds, counts, strict=True))
+        ]
+        logits = self.head(torch.cat(wanted))
+        cache.commit()
+        return list(logits.split([feed.rows for feed in feeds]))
+
+    def _tree_layout(self, feed: TreeFeed) -> TreeLayout:
+        layout = TreeLayout.of(feed.parents, feed.held, feed.past, feed.text)
+        # A tree may be wider than the context is long: what counts is how deep it goes.
+        self._check_room(layout.end)
+        return layout
 
     @torch.inference_mode()
     def forward_batch(self, feeds: list[Feed]) -> torch.Tensor:

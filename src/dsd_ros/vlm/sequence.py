@@ -30,6 +30,36 @@ class Feed(NamedTuple):
     rope_delta: int
 
 
+class TreeFeed(NamedTuple):
+    """What one sequence brings to a pass that hangs nodes of a tree behind it.
+
+    tokens: pending text, perhaps none, and then the new nodes', 1 or more in all. parents: of all
+    the tree's nodes, -1 for the root's children, each before its own; the first ``held`` are the
+    cache's last rows already. rope_delta: as of ``Feed``.
+    """
+
+    tokens: list[int]
+    cache: KeyValueCache
+    rope_delta: int
+    parents: list[int]
+    held: int
+
+    @property
+    def text(self) -> int:
+        """How many of the tokens are text."""
+        return len(self.tokens) - (len(self.parents) - self.held)
+
+    @property
+    def past(self) -> int:
+        """How many tokens of text are in the cache."""
+        return self.cache.length - self.held
+
+    @property
+    def rows(self) -> int:
+        """How many logits are wanted: behind each new node, and behind the text if there is any."""
+        return len(self.parents) - self.held + (self.text > 0)
+
+
 class Sequence:
     """A prompt with its reply so far, made by ``VisionLanguageModel.prefill``; for one thread.
 
@@ -114,8 +144,14 @@ class Sequence:
         """
         tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
         self._drop_tree()
-        front, rows = self._hang(tokens, parents, on_layer)
-        return torch.cat([front, rows])
+        if on_layer is not None and self._fed == len(self.tokens):
+            self._step_back()
+        feed = self.tree_feed(tokens, parents)
+        if feed is None:
+            return self.next_logits().unsqueeze(0)
+        rows = self.model.forward_tree(feed, on_layer)
+        self.note_tree(feed, rows)
+        return rows if feed.text else torch.cat([self.next_logits().unsqueeze(0), rows])
 
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
         """Add nodes to the tree that hangs behind the reply; return the logits behind each of them.
@@ -124,9 +160,10 @@ class Sequence:
         depth L costs L passes, with ``next_logits`` for the first level. Returns (new nodes,
         vocabulary) float32. A pass that fails leaves the tree as it was.
         """
-        held = len(self._tree.tokens)
-        tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), held)
-        return self._hang(tokens, parents, None)[1]
+        feed = self.tree_feed(tokens, parents)
+        if feed is None:
+            return self.next_logits().new_empty((0, self.model.vocab_size))
+        return self.note_tree(feed, self.model.forward_tree(feed))
 
     def keep_path(self, path: Tokens[int]) -> None:
         """Make the nodes of a path, from a child of the last token down, part of the reply.
@@ -172,7 +209,7 @@ class Sequence:
         twin._cache = self._cache.copy()
         return twin
 
-    # What ``next_logits_together`` needs for a pass over several sequences.
+    # What ``next_logits_together`` and ``grow_trees_together`` need for a pass over several sequences.
 
     def known_logits(self) -> torch.Tensor | None:
         """What ``next_logits`` returns if it needs no forward pass, else None."""
@@ -195,6 +232,31 @@ class Sequence:
         """Keep the logits (vocabulary,) of a pass that has fed all pending tokens."""
         self._rows, self._rows_start = logits.unsqueeze(0), len(self.tokens)
 
+    def tree_feed(self, tokens: Tokens[int], parents: Tokens[int]) -> TreeFeed | None:
+        """What the pass of ``grow_tree`` has to be given; None where there is nothing to feed."""
+        tree = self._tree
+        tokens = self._checked(tokens)
+        parents = _checked_parents(parents, len(tokens), len(tree.tokens))
+        text: list[int] = []
+        if not tree.tokens and self.known_logits() is None:
+            text = self.feed().tokens
+        if not text and not tokens:
+            return None
+        parents = [*tree.parents, *parents]
+        return TreeFeed(text + tokens, self._cache, self._rope_delta, parents, len(tree.tokens))
+
+    def note_tree(self, feed: TreeFeed, rows: torch.Tensor) -> torch.Tensor:
+        """Keep a pass' logits (feed.rows, vocabulary); return those behind the new nodes."""
+        tree, text = self._tree, feed.text
+        if text:
+            self.note_row(rows[0])
+            rows = rows[1:]
+        if len(rows):
+            front = tree.rows or (self._known_row(len(self.tokens)),)
+            tokens = (*tree.tokens, *feed.tokens[text:])
+            self._tree = HangingTree(tokens, tuple(feed.parents), (*front, *rows))
+        return rows
+
     @property
     def _fed(self) -> int:
         """How many reply tokens are in the cache; -1: not even the last token of the prompt."""
@@ -215,36 +277,6 @@ class Sequence:
         if self._tree.tokens:
             self._cache.length -= len(self._tree.tokens)
             self._tree = HangingTree()
-
-    def _hang(
-        self, tokens: list[int], parents: list[int], on_layer: LayerHook | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Feed what is pending and new nodes; logits in front of the tree (1, vocabulary), and theirs."""
-        tree = self._tree
-        front = tree.rows[0] if tree.tokens else None
-        if front is None and on_layer is None:
-            front = self.known_logits()
-        elif front is None and self._fed == len(self.tokens):
-            self._step_back()
-        if not tokens and front is not None:
-            return front[None], front.new_empty((0, len(front)))
-        text = self.feed().tokens if front is None else []
-        rows = self.model.forward_tree(
-            text + tokens,
-            self._cache,
-            self._rope_delta,
-            [*tree.parents, *parents],
-            len(tree.tokens),
-            len(tokens) + (front is None),
-            on_layer,
-        )
-        if front is None:
-            front, rows = rows[0], rows[1:]
-            self.note_row(front)
-        self._tree = HangingTree(
-            (*tree.tokens, *tokens), (*tree.parents, *parents), (*(tree.rows or (front,)), *rows)
-        )
-        return front[None], rows
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
         """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""

@@ -28,12 +28,12 @@ class TreeLayout:
     """A pass over ``text`` tokens and new nodes, n in all, behind ``past`` tokens and held nodes.
 
     mask: (n, past + held + n) bool, True where a row attends. positions: (n,) int64, counted from the
-    start of the sequence; siblings share theirs. depth: that of the whole tree.
+    start of the sequence; siblings share theirs. end: behind the last position of text and the whole tree.
     """
 
     mask: np.ndarray
     positions: np.ndarray
-    depth: int
+    end: int
 
     @classmethod
     def of(cls, parents: Sequence[int], held: int, past: int, text: int) -> TreeLayout:
@@ -51,4 +51,4 @@ class TreeLayout:
         positions = np.empty(len(mask), np.int64)
         positions[:text] = np.arange(past, first)
         positions[text:] = np.array(depths[held:], np.int64) + (first - 1)
-        return cls(mask, positions, max(depths, default=0))
+        return cls(mask, positions, first + max(depths, default=0))

@@ -144,6 +144,17 @@ def test_what_is_kept():
         assert q_hat[ids] == pytest.approx(q[ids] / q[ids].sum())
 
 
+def test_distributions_of_a_model_in_single_precision():
+    """Their sums are off by more than the formulas may be."""
+    logits = torch.tensor(np.random.default_rng(43).normal(size=(2, 3, 50_000)) * 3)
+    p, q = torch.softmax(logits.float(), -1).numpy() * np.float32(1 + 2e-5)
+    assert acceptance(p, q) == pytest.approx(1 - total_variation(p, q), abs=1e-12)
+    assert candidate_acceptance(p[0], p[0], 2) == pytest.approx([1, 1], abs=1e-12)
+    assert coupled_acceptance(p, p) == pytest.approx(1, abs=1e-9)
+    q_hat, sigma = truncate(q, top_k=500)
+    assert total_variation(q_hat, q) == pytest.approx(sigma, abs=1e-9)
+
+
 # ------------------------------------------------------------------------------------- several candidates
 
 

@@ -28,9 +28,10 @@ def _distributions(*arrays: np.ndarray) -> list[np.ndarray]:
             shapes = ", ".join(str(other.shape) for other in given)
             raise TheoryError(f"distributions of shapes {shapes}; give all over one vocabulary")
         # NaN fails both comparisons.
-        if not (np.all(array >= 0) and np.all(np.abs(array.sum(-1) - 1) <= 1e-6)):
+        if not (np.all(array >= 0) and np.all(np.abs(array.sum(-1) - 1) <= 1e-4)):
             raise TheoryError("a distribution must have entries of 0 or more that sum to 1")
-    return given
+    # A softmax in single precision over a large vocabulary sums to 1 only so far.
+    return [array / array.sum(-1, keepdims=True) for array in given]
 
 
 # ------------------------------------------------------------------------------------------- one candidate
@@ -108,7 +109,7 @@ def candidate_targets(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
 def candidate_acceptance(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
     """beta^(j) = sum min(q, p^(j)) of candidate j where all before it were rejected, (count,): equations 29 to 31."""
     targets = candidate_targets(p, q, count)[:-1]
-    return np.asarray(np.minimum(targets, np.asarray(q, np.float64)).sum(-1))
+    return np.asarray(np.minimum(targets, _distributions(q)[0]).sum(-1))
 
 
 def total_acceptance(rates: Sequence[float] | np.ndarray) -> float:

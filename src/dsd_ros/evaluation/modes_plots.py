@@ -57,7 +57,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     ):
         if not numbers:
             _plain_bars(axes, rows, figure)
-        elif len(numbers) < len(sweep):
+            continue
+        if len(numbers) < len(sweep):
             _bars(axes, rows, figure, numbers[0], sweep[numbers[0]], colours)
         else:
             _lines(axes, rows, figure, numbers[0], sweep[numbers[0]], colours)
@@ -127,12 +128,23 @@ def _bars(
 
 
 def _plain_bars(axes: Any, rows: Sequence[Row], figure: str) -> None:
+    """A bar lying down for every mode, the first one on top: names of modes with settings are long."""
     shown = [row for row in rows if row[figure] is not None]
-    heights = _scaled([row[figure] for row in shown], figure)
-    spread = [row["speedup_spread"] for row in shown] if figure == "speedup" else None
-    axes.bar(range(len(shown)), heights, 0.7, yerr=spread, capsize=3, color=_COLOURS[0])
-    labels = [row["label"].replace(":", "\n").replace("+", "\n") for row in shown]
-    axes.set_xticks(range(len(shown)), labels, fontsize=6, rotation=30 if len(shown) > 4 else 0)
+    names = [row["label"].replace("+", "+\n") for row in shown]
+    spreads = [row["speedup_spread"] for row in shown] if figure == "speedup" else None
+    widths = _scaled([row[figure] for row in shown], figure)
+    axes.barh(range(len(shown)), widths, 0.7, xerr=spreads, color=_COLOURS[0], capsize=3)
+    axes.set_yticks(range(len(shown)), names, fontsize=7)
+    axes.invert_yaxis()
+    if figure == "speedup":
+        axes.set_xlabel("times as fast as the target alone (ar)")
+        axes.axvline(1.0, color="#999999", linewidth=0.8, linestyle=":")
+    else:
+        axes.set_xlabel("pre-draft miss rate, %")
+    axes.set_xlim(left=0.0)
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _groups(rows: Sequence[Row], figure: str, name: str) -> dict[str, list[Row]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dsd_ros.decoding.trees import node_depths
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
 
@@ -29,6 +30,9 @@ class _Tokens:
 
     def copy(self) -> _Tokens:
         return _Tokens(list(self.ids))
+
+    def keep(self, start: int, rows: list[int]) -> None:
+        self.ids[start:] = [self.ids[start + row] for row in rows]
 
 
 class TableModel:
@@ -78,15 +82,36 @@ class TableModel:
                 f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
             )
         cache.ids.extend(tokens)
-        size = len(self.table)
         ids = cache.ids
-        contexts = []
-        for end in range(len(ids) - rows, len(ids)):
-            # Tokens of this period, behind the two that stand for the prompt.
-            said = (end - 1) % self.period if self.period else end - 1
-            context = [*ids[:2], *ids[end + 1 - said : end + 1]][-2:]
-            contexts.append([i % size for i in context])
-        return torch.stack([self._row(*context) for context in contexts])
+        return torch.stack(
+            [self._behind(ids[:end]) for end in range(len(ids) - rows + 1, len(ids) + 1)]
+        )
+
+    def forward_tree(self, feed, on_layer=None) -> torch.Tensor:
+        text, depths = feed.past + feed.text, node_depths(feed.parents)
+        if text + max(depths, default=0) > self.max_length:
+            raise ContextError(
+                f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
+            )
+        ids = feed.cache.ids
+        ids.extend(feed.tokens)
+        paths: list[list[int]] = []
+        for node, parent in enumerate(feed.parents):
+            paths.append((paths[parent] if parent >= 0 else ids[:text]) + [ids[text + node]])
+        wanted = paths[feed.held :]
+        if feed.text:
+            wanted = [ids[:text], *wanted]
+        return torch.stack([self._behind(path) for path in wanted])
+
+    def forward_trees(self, feeds) -> list[torch.Tensor]:
+        return [self.forward_tree(feed) for feed in feeds]
+
+    def _behind(self, ids: list[int]) -> torch.Tensor:
+        """The logits behind all of a prompt's two tokens and a reply's."""
+        size = len(self.table)
+        # Tokens of this period, behind the two that stand for the prompt.
+        said = (len(ids) - 2) % self.period if self.period else len(ids) - 2
+        return self._row(*[i % size for i in [*ids[:2], *ids[len(ids) - said :]][-2:]])
 
     def forward_batch(self, feeds) -> torch.Tensor:
         if any(feed.cache.length + len(feed.tokens) > self.max_length for feed in feeds):

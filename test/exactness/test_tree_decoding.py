@@ -10,6 +10,7 @@ import torch
 from joint import ALPHA, IMAGE, INSTRUCTION, LENGTH, PER_REPLY, p_value
 from table_model import TableModel, joint_distribution
 
+from dsd_ros.decoding.coupling import choose, gumbel, scores
 from dsd_ros.decoding.sampling import SamplingSettings, transform
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
 from dsd_ros.decoding.trees import (
@@ -89,16 +90,23 @@ def test_greedy_replies_are_the_targets(target, draft, picture):
 
 def test_replies_of_shared_randomness_are_the_targets(target, draft, picture):
     def perturbed(logits, said):
-        noise = np.random.default_rng([7, said]).gumbel(size=1024)[: logits.shape[-1]]
-        return torch.log_softmax(logits.double(), -1) + torch.from_numpy(noise)
+        """log p + G of every row (n, V): what the two sides share is the noise."""
+        noise = gumbel(7, 0, said, logits.shape[-1])
+        found = [scores(row, noise) for row in torch.softmax(logits, -1)]
+        return torch.from_numpy(np.stack(found))
 
     def judge(_, tree, logits, said):
-        depth = (0, *tree.depths)
-        return follow_tree(
-            tree, lambda node: int(perturbed(logits[node + 1], said + depth[node + 1]).argmax())
-        )
+        p, depths = torch.softmax(logits, -1), (0, *tree.depths)
 
-    plain = alone(target, picture(), 60, lambda logits, said: int(perturbed(logits, said).argmax()))
+        def emitted(node):
+            return choose(p[node + 1], gumbel(7, 0, said + depths[node + 1], p.shape[-1]))
+
+        return follow_tree(tree, emitted)
+
+    def drawn(logits, said):
+        return choose(torch.softmax(logits, -1), gumbel(7, 0, said, len(logits)))
+
+    plain = alone(target, picture(), 60, drawn)
     assert len(set(plain)) > 30  # it is sampled
     for name, grower in SHAPES.items():
         rows = perturbed

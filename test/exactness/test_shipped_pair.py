@@ -17,9 +17,11 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 def replies(engine, draft, scenes, **values) -> list[list[int]]:
-    with LocalChannel(engine) as channel:
-        with EdgeSession(channel, draft, DecodeSettings(seed=4, **values)) as session:
-            return [session.decode(image, text).tokens for image, text in scenes]
+    with (
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings(seed=4, **values)) as session,
+    ):
+        return [session.decode(image, text).tokens for image, text in scenes]
 
 
 @pytest.mark.slow
@@ -30,7 +32,11 @@ def test_every_mode_says_what_the_shipped_target_says():
     with VerifierEngine(load_model(ModelSettings(str(MODELS / "target")))) as engine:
         alone = replies(engine, draft, scenes, mode="ar")
         assert replies(engine, draft, scenes, mode="dsd", draft_length=6) == alone
-        for values in ({}, {"predraft_source": "exits"}, {"pipeline_depth": 3, "predraft_batch": 6}):
+        for values in (
+            {},
+            {"predraft_source": "exits"},
+            {"pipeline_depth": 3, "predraft_batch": 6},
+        ):
             assert replies(engine, draft, scenes, mode="fsd", **values) == alone, values
         sampled = replies(engine, draft, scenes, mode="dsd", temperature=1.0)
         assert sampled != alone

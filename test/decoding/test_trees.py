@@ -97,7 +97,8 @@ def test_mask_paths_and_depths_agree(tree):
         assert tuple(np.flatnonzero(mask[node])) == path
         assert tree.depths[node] == len(path)
     for depth in range(tree.depth + 1):
-        assert tree.cut(depth).depth == depth
+        cut = tree.cut(depth)
+        assert cut.depth == depth and cut.inner == tree.inner[: len(cut.inner)]
 
 
 def test_masks_of_more_nodes_than_a_tree_may_have():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,23 @@ def test_layout_by_hand():
     held = TreeLayout.of([-1, -1, 0], 2, 3, 0)
     assert np.array_equal(held.mask, layout.mask[-1:])
     assert held.positions.tolist() == [4] and held.end == 5
+
+
+def test_mask_and_positions_of_64_nodes_take_little_cpu(model):
+    """Under half a millisecond of this thread's own time, whatever else the machine does."""
+    parents = TokenTree(tuple(range(64)), (-1, -1, *(n // 2 for n in range(62)))).parents_bytes()
+    cos, sin = model._text_rotations(1200)
+    spent = []
+    for _ in range(30):
+        began = time.thread_time_ns()
+        tree = TokenTree.from_bytes(range(64), parents)
+        layout = TreeLayout.of(tree.parents, 0, 1000, 1)
+        mask = torch.from_numpy(layout.mask)[None, None]
+        positions = torch.from_numpy(layout.positions)
+        rotations = cos[:, positions], sin[:, positions]
+        spent.append(time.thread_time_ns() - began)
+        assert mask.shape == (1, 1, 65, 1065) and rotations[0].shape[1] == 65
+    assert min(spent) < 500_000
 
 
 @pytest.mark.parametrize("with_image", [True, False])

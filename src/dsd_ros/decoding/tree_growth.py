@@ -211,7 +211,8 @@ class BudgetTree(_Grower):
         """Consider the children of ``level``'s nodes.
 
         rows: (nodes of level, V), each token's likelihood, 0 to 1, to be what the target emits
-        there: the draft's probabilities. TreeError for another number of rows.
+        there: the draft's probabilities when greedy, softmax(log q + G) with shared randomness.
+        TreeError for another number of rows.
         """
         first = len(self._tokens)
         nodes = self._feed(rows)

@@ -101,7 +101,7 @@ class TokenTree:
         return self.depths[-1] if self.tokens else 0
 
     def cut(self, depth: int) -> TokenTree:
-        """The nodes at most ``depth`` deep, under the same indices."""
+        """The nodes at most ``depth`` deep, under the same indices; the first rows of q are its."""
         kept = sum(found <= depth for found in self.depths)
         return TokenTree(self.tokens[:kept], self.parents[:kept])
 

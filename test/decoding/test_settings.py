@@ -76,3 +76,16 @@ def test_a_mode_has_its_proof_unless_another_is_asked_for():
     assert DecodeSettings(mode="ar", proof="coupled").proven_by is Proof.COUPLED
     with pytest.raises(SettingsError, match="mode ar has no drafts that proof 'full'"):
         DecodeSettings(mode="ar", proof="full")
+
+
+def test_what_split_cannot_do_is_refused_with_a_sentence():
+    values = {"mode": "fsd", "proof": "split", "temperature": 1.0}
+    with pytest.raises(SettingsError, match="early exits cannot name the token.* predraft_source"):
+        DecodeSettings(**values)
+    with pytest.raises(SettingsError, match="rounds cannot be sent ahead.* pipeline_depth 1"):
+        DecodeSettings(**values, predraft_source="guesses", pipeline_depth=2)
+    assert DecodeSettings(**values, predraft_source="guesses").splits
+    assert DecodeSettings(**values, exit_layers="none").splits
+    # Greedy, nothing is drawn on either side.
+    assert not DecodeSettings(mode="fsd", proof="split", pipeline_depth=3).splits
+    assert not DecodeSettings(mode="dsd", temperature=1.0).splits

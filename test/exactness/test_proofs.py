@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given
@@ -13,19 +15,24 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.verification as verification
+import dsd_ros.edge.rounds as rounds
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.acceptance import Verdict
+from dsd_ros.decoding.sampling import sample
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.local import LocalChannel
-from dsd_ros.wire.messages import Draft
+from dsd_ros.wire.messages import Draft, Outcome
 from dsd_ros.wire.websocket_client import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
+PROOFS = ("coupled", "split")
 AHEAD = (
     {"mode": "fsd"},
     {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
@@ -100,6 +107,8 @@ def sampled(proof: str, samples: int, **values) -> float:
     [
         ("coupled", {}),
         ("coupled", {"draft_length": 4, "temperature": 1.3, "top_k": 5}),
+        ("split", {}),
+        ("split", {"draft_length": 4, "temperature": 0.7, "top_k": 5}),
     ],
     ids=str,
 )
@@ -115,11 +124,70 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
     assert sampled("coupled", 4000) < ALPHA
 
 
+def _inverted(tokens, chances, p, generator):
+    for i, (x, q_x) in enumerate(zip(tokens, chances, strict=True)):
+        if generator.random() * float(p[i][x]) >= q_x:  # min(1, q/p)
+            return Verdict(i, 0, p[i])
+    return Verdict(len(tokens), sample(p[-1], generator))
+
+
+def test_an_inverted_ratio_is_noticed_in_split(monkeypatch):
+    monkeypatch.setattr(verification, "verify_split", _inverted)
+    assert sampled("split", 4000) < ALPHA
+
+
+def test_a_resample_from_p_instead_of_the_rest_is_noticed(monkeypatch):
+    monkeypatch.setattr(rounds, "residual", lambda p, q: p)
+    assert sampled("split", 4000) < ALPHA
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof, serving):
+    with VerifierEngine(TARGET) as engine:
+        with LocalChannel(engine) as channel:
+            wanted = tokens_of(over(channel, mode="ar", temperature=0.0))
+        for mode in ("dsd", "fsd"):
+            with Watched(engine) as channel:
+                replies = over(channel, mode=mode, proof=proof, temperature=0.0)
+            assert tokens_of(replies) == wanted
+            for draft in channel.drafts:
+                assert not (draft.distributions or draft.probabilities or draft.resampled)
+
+
+def test_split_through_a_websocket_to_another_process(target_directory, draft, picture, serving):
+    """A real model: the tokens of a verifier in this process, drawn on either side of the link."""
+    chosen = DecodeSettings(mode="dssd", temperature=0.8, top_k=40, seed=7, max_tokens=16)
+    ahead = replace(chosen, mode="fsd", proof="split", predraft_source="guesses")
+    replies = []
+
+    def run(channel, settings):
+        with channel, EdgeSession(channel, draft, settings) as session:
+            replies.append([session.decode(picture(n), INSTRUCTION).tokens for n in range(6)])
+
+    with serving(str(target_directory)) as url:
+        run(WebsocketChannel(url), chosen)
+        run(WebsocketChannel(url), ahead)
+    with VerifierEngine(load_model(ModelSettings(str(target_directory)))) as engine:
+        run(LocalChannel(engine), chosen)
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_split_drafted_ahead_draws_the_tokens_of_split():
+    with VerifierEngine(TARGET) as engine:
+        replies = []
+        for mode in ("dssd", "fsd"):
+            with LocalChannel(engine) as channel:
+                values = {"mode": mode, "proof": "split", "predraft_source": "guesses"}
+                replies.append(over(channel, **values))
+    assert tokens_of(replies[0]) == tokens_of(replies[1])
+    assert sum(reply.predrafts_used for reply in replies[1]) > 0
+
+
 @pytest.fixture(scope="module")
 def undisturbed():
     replies = {}
     with VerifierEngine(TARGET) as engine:
-        for proof in ("coupled",):
+        for proof in PROOFS:
             with LocalChannel(engine) as channel:
                 replies[proof] = tokens_of(over(channel, mode="dsd", proof=proof))
     return replies
@@ -127,20 +195,23 @@ def undisturbed():
 
 @given(
     seed=st.integers(0, 1 << 20),
-    proof=st.sampled_from(["coupled"]),
+    proof=st.sampled_from(PROOFS),
     mode=st.sampled_from(["dsd", "fsd"]),
     loss=st.floats(0, 0.15),
     doubled=st.floats(0, 0.3),
     delayed=st.floats(0, 0.2),
     cut=st.floats(0, 0.04),
 )
-@profile(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@profile(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_misfortune_leaves_the_reply_as_it_is(
     undisturbed, seed, proof, mode, loss, doubled, delayed, cut
 ):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
-        replies = over(channel, link=PATIENT, mode=mode, proof=proof, predraft_workers=2)
+        replies = over(
+            channel, link=PATIENT, mode=mode, proof=proof, predraft_workers=2,
+            predraft_source="guesses",
+        )  # fmt: skip
     assert tokens_of(replies) == undisturbed[proof]
 
 
@@ -176,6 +247,31 @@ def test_coupled_sends_nothing_but_ids():
     assert sum(map(overhead, channel.drafts)) <= 16 * reply.rounds
     ids = sum(packed(token) for draft in channel.drafts for token in draft.tokens)
     assert ids / len(reply.tokens) <= 8
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_split_sends_a_number_a_token_and_gets_a_row_where_one_is_rejected(top_k):
+    class Both(Watched):
+        def receive(self, timeout):
+            message = super().receive(timeout)
+            if isinstance(message, Outcome):
+                outcomes.append(message)
+            return message
+
+    outcomes: list[Outcome] = []
+    with VerifierEngine(TARGET) as engine, Both(engine) as channel:
+        (reply,) = over(channel, 1, mode="dssd", max_tokens=96, top_k=top_k)
+    for draft in channel.drafts:
+        ids = sum(map(packed, draft.tokens))
+        told = 1 + sum(map(packed, draft.resampled))
+        # No distributions, and a float32 each.
+        assert len(encode(draft)) <= overhead(draft) + ids + 2 + (2 + 4 * len(draft.tokens)) + told
+    assert sum(bool(draft.resampled) for draft in channel.drafts) > 0
+    row = 5 + (5 * 4 + 7) // 8 + 4 * 5 if top_k else 1 + 4 * 12
+    for outcome in outcomes:
+        rejected = outcome.accepted < len(channel.drafts[outcome.round - 1].tokens)
+        assert len(outcome.distribution) == (row if rejected else 0)
+    assert reply.bytes_up < 96 * (16 + 4 * 5)
 
 
 def test_the_largest_ids_survive_and_take_five_bytes_each():

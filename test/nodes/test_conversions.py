@@ -41,10 +41,12 @@ MESSAGES = st.one_of(
     ),
     st.builds(
         wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), FLOATS,
+        FLOATS, st.lists(TOKEN, max_size=1), st.binary(max_size=100),
         st.binary(max_size=64), U16, st.sampled_from([b"", b"digested"]),
     ),
     st.builds(
-        wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32
+        wire.Outcome, ID, U32, U32, U16, U16, TOKEN, st.floats(0, 1), st.booleans(), U32,
+        st.binary(max_size=100),
     ),
     st.builds(
         wire.Refusal, st.sampled_from([b"", SESSION]), U32, U32, st.sampled_from(wire.RefusalCode),

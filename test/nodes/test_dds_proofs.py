@@ -1,29 +1,37 @@
-"""Sampled by shared noise over real DDS: ar, drafts and drafts ahead say the same, token by token."""
+"""Sampled replies over real DDS, by every proof, token by token as without a link."""
 
 from __future__ import annotations
 
 from ros_rig import picture
 
+from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.local import LocalChannel
 
 
-def test_coupled_over_topics_gives_the_targets_tokens(rig, tiny_pair):
+def test_every_proof_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
     rig.start("verifier_node", model__path=tiny_pair[0])
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     draft = load_model(ModelSettings(str(tiny_pair[1])))
-    channel = DdsChannel(rig.node)
-    replies = []
+    topics = DdsChannel(rig.node)
+
+    def run(channel, **values) -> list[list[int]]:
+        settings = DecodeSettings(temperature=1.0, seed=2, max_tokens=16, **values)
+        with EdgeSession(channel, draft, settings) as session:
+            return [session.decode(picture(n), "go").tokens for n in range(4)]
+
     try:
-        for values in ({"mode": "ar"}, {"mode": "coupled"}, {"mode": "fsd", "pipeline_depth": 2}):
-            settings = DecodeSettings(
-                proof="coupled", temperature=1.0, seed=2, max_tokens=16, **values
-            )
-            with EdgeSession(channel, draft, settings) as session:
-                replies.append([session.decode(picture(n), "go").tokens for n in range(4)])
+        alone = run(topics, mode="ar", proof="coupled")
+        assert len(set(map(tuple, alone))) == 4
+        assert run(topics, mode="coupled") == alone
+        assert run(topics, mode="fsd", proof="coupled", pipeline_depth=2) == alone
+        # Other proofs draw other tokens: those that they draw in one process.
+        target = load_model(ModelSettings(str(tiny_pair[0])))
+        for mode in ("dssd",):
+            with VerifierEngine(target) as engine, LocalChannel(engine) as here:
+                assert run(topics, mode=mode) == run(here, mode=mode)
     finally:
-        channel.close()
-    assert replies[0] == replies[1] == replies[2]
-    assert len(set(map(tuple, replies[0]))) == 4
+        topics.close()

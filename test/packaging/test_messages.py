@@ -23,8 +23,7 @@ DEFINITIONS = sorted(
 
 # Fields the ROS messages have for modes whose websocket form comes with those modes.
 FOR_LATER = {
-    "Draft": {"probabilities", "sparse_counts", "sparse_ids", "sparse_values"},
-    "Outcome": {"compute_us", "accepted_nodes", "sparse_ids", "sparse_values"},
+    "Outcome": {"accepted_nodes"},
 }
 WIRE_MESSAGES = list(wire.Message.__args__)
 

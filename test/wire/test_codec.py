@@ -38,13 +38,16 @@ MESSAGES = st.one_of(
     st.builds(
         m.Draft,
         session=session, reply=u32, round=u32, confirmed=u32, tokens=st.lists(ids, max_size=64),
-        distributions=st.binary(max_size=300), parents=st.binary(max_size=64), autonomous_rounds=u16,
+        distributions=st.binary(max_size=300), probabilities=st.binary(max_size=256),
+        resampled=st.lists(ids, max_size=1), sparse=st.binary(max_size=300),
+        parents=st.binary(max_size=64), autonomous_rounds=u16,
         assumed=st.binary(max_size=8),
     ),
     st.builds(
         m.Outcome,
         session=session, reply=u32, round=u32, layer=u16, accepted=u16, next_token=ids,
         confidence=st.floats(0, 1), is_final=st.booleans(), compute_us=u32,
+        distribution=st.binary(max_size=300),
     ),
     st.builds(
         m.Refusal,

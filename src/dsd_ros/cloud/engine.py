@@ -12,10 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
+import msgspec
+
 from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.verification import Refused, open_reply, verify_round
+from dsd_ros.cloud.verification import Refused, open_reply, take_resampled, verify_round
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -198,7 +200,8 @@ class VerifierEngine:
         try:
             sampling = self._check(message)
             session = self._sessions.open(message, sampling, peer, answer, self._clock())
-            session.exits = self._exits(session.request)
+            # Behind a rejection the robot draws: no exit can name that token.
+            session.exits = None if session.splits else self._exits(session.request)
         except (ValueError, SessionsFull) as error:
             sentence = str(error) or (
                 f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
@@ -297,6 +300,9 @@ class VerifierEngine:
             session.send(reply.refusal)
             return
         done = len(reply.outcomes)
+        if reply.owed and draft.round == done and draft.resampled and not draft.tokens:
+            self._complete(session, reply, draft)
+            return
         if 1 <= draft.round <= done:
             # A duplicate: the outcome got lost, or is about to arrive.
             if draft.autonomous_rounds:
@@ -312,6 +318,19 @@ class VerifierEngine:
         if draft.autonomous_rounds and len(reply.outcomes) == draft.round:
             reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
             self._queue_turn(session, reply)
+
+    def _complete(self, session: Session, reply: Reply, draft: Draft) -> None:
+        """A reply ended with a token that the robot drew itself; nobody waits for an answer."""
+        try:
+            take_resampled(self.model, reply, draft.resampled[0])
+        except SamplingError as error:
+            session.send(
+                Refusal(
+                    session.id, draft.reply, draft.round, RefusalCode.BAD_DISTRIBUTION, str(error)
+                )
+            )
+            return
+        reply.received = draft.round
 
     def _go_on_alone(self, session: Session, reply: Reply) -> None:
         """One more round without a draft, unless the robot has gone on to something else."""
@@ -345,6 +364,9 @@ class VerifierEngine:
                 Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
             )
             return False
+        if reply.outcomes and reply.outcomes[-1].distribution:
+            # The robot has drawn with it and will not ask for it again.
+            reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
         reply.outcomes.append(outcome)
         session.send(outcome)
         return True
@@ -354,12 +376,15 @@ def _key(message: Observation | Draft) -> object:
     if isinstance(message, Draft):
         return (
             message.session, message.reply, message.round, message.autonomous_rounds, message.assumed,
+            bool(message.tokens),
         )  # fmt: skip
     return message.session, message.reply
 
 
 def _size(message: Observation | Draft) -> int:
-    return len(message.distributions if isinstance(message, Draft) else message.image)
+    if isinstance(message, Draft):
+        return len(message.distributions) + len(message.sparse)
+    return len(message.image)
 
 
 def _overloaded(session: bytes, reply: int, number: int) -> Refusal:

@@ -31,6 +31,7 @@ class Reply:
     last_autonomous_round: int = 0
     received: int = 0  # rounds whose outcomes the robot has for certain
     turn_queued: bool = False
+    owed: bool = False  # the last round was rejected, and the robot draws the token behind it
 
 
 @dataclass
@@ -46,6 +47,11 @@ class Session:
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
     reply: Reply | None = None
+
+    @property
+    def splits(self) -> bool:
+        """Whether the robot draws what follows a rejection."""
+        return self.proof is Proof.SPLIT and not self.sampling.greedy
 
     @property
     def proof(self) -> Proof:

@@ -16,6 +16,7 @@ from dsd_ros.decoding.acceptance import (
     verify_coupled,
     verify_draft,
     verify_greedy,
+    verify_split,
 )
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.modes import Proof
@@ -31,6 +32,7 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     prefix_digest,
 )
+from dsd_ros.wire.packing import pack_distribution
 from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
@@ -75,9 +77,14 @@ def verify_round(
     """
     sequence = reply.sequence
     assert sequence is not None
-    confirmed = len(sequence.tokens)
+    before = len(sequence.tokens)
+    confirmed = before + len(draft.resampled)
     number = len(reply.outcomes) + 1
-    in_step = draft.round == number and draft.confirmed == confirmed
+    in_step = (
+        draft.round == number
+        and draft.confirmed == confirmed
+        and len(draft.resampled) == int(reply.owed)
+    )
     if draft.assumed and not (in_step and draft.assumed == prefix_digest(sequence.tokens)):
         raise Refused(
             RefusalCode.ASSUMPTION_FAILED,
@@ -87,7 +94,7 @@ def verify_round(
         raise Refused(
             RefusalCode.OUT_OF_STEP,
             f"round {draft.round} behind {draft.confirmed} tokens is out of step: the verifier is at "
-            f"round {number} behind {confirmed}",
+            f"round {number} behind {before + int(reply.owed)}",
         )
     if draft.parents:
         raise Refused(RefusalCode.UNSUPPORTED, "this verifier does not take token trees")
@@ -95,11 +102,10 @@ def verify_round(
     room = max(0, model.max_length - sequence.prompt_length - confirmed)
     tokens = draft.tokens[:room]
     try:
-        q = _draft_distributions(session, draft)[:room]
+        if draft.resampled:
+            take_resampled(model, reply, draft.resampled[0])
+        judge = _judge_of(session, reply, draft, confirmed, tokens)
         began = time.perf_counter()
-
-        def judge(logits: torch.Tensor) -> Verdict:
-            return _judge(session, reply, number, confirmed, tokens, q, logits)
 
         def outcome(verdict: Verdict, layer: int, confidence: float, ran_us: int) -> Outcome:
             return Outcome(
@@ -112,6 +118,7 @@ def verify_round(
                 confidence=confidence,
                 is_final=layer == model.num_layers,
                 compute_us=ran_us + (reply.prefill_us if number == 1 else 0),
+                distribution=b"" if verdict.target is None else _packed(verdict.target),
             )
 
         def say(verdict: Verdict, layer: int, confidence: float) -> None:
@@ -132,17 +139,72 @@ def verify_round(
         verdict = judge(logits)
         confidence = confidence_of(logits[verdict.accepted])
         sequence.rollback(confirmed + verdict.accepted)
-        sequence.append([verdict.next_token])
+        if verdict.target is None:
+            sequence.append([verdict.next_token])
     except Exception as error:
-        if len(sequence.tokens) > confirmed:
-            sequence.rollback(confirmed)
+        if len(sequence.tokens) > before:
+            sequence.rollback(before)
+        reply.owed = bool(draft.resampled)
         raise _refusal(error) from error
+    reply.owed = verdict.target is not None
     return outcome(verdict, model.num_layers, confidence, ran_us)
 
 
+def take_resampled(model: VisionLanguageModel, reply: Reply, token: int) -> None:
+    """The robot tells which token it drew behind the rejection that the last round ended with."""
+    if token >= model.vocab_size:
+        raise SamplingError(
+            f"token {token} cannot follow a rejection: the target has {model.vocab_size} tokens"
+        )
+    assert reply.sequence is not None
+    reply.sequence.append([token])
+    reply.owed = False
+
+
+def _judge_of(
+    session: Session, reply: Reply, draft: Draft, confirmed: int, tokens: list[int]
+) -> Callable[[torch.Tensor], Verdict]:
+    """What turns logits (len(tokens) + 1, V) into a verdict on ``tokens``, the draft as far as there is room.
+
+    SamplingError or WireError when what the draft brings does not prove it.
+    """
+    sampling, seed = session.sampling, session.request.seed
+
+    def by_argmax(logits: torch.Tensor) -> Verdict:
+        if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+            raise FloatingPointError("the target's logits are not finite")
+        return verify_greedy(tokens, logits.argmax(dim=-1).tolist())
+
+    def by_noise(logits: torch.Tensor) -> Verdict:
+        p = transform(logits, sampling).cpu()
+        return verify_coupled(
+            tokens, p, lambda i: gumbel(seed, reply.number, confirmed + i, p.shape[-1])
+        )
+
+    def by_chances(logits: torch.Tensor) -> Verdict:
+        generator = generator_for("verifier", seed, reply.number, draft.round)
+        return verify_split(tokens, chances, transform(logits, sampling).cpu(), generator)
+
+    def by_distributions(logits: torch.Tensor) -> Verdict:
+        generator = generator_for("verifier", seed, reply.number, draft.round)
+        return verify_draft(tokens, q, transform(logits, sampling).cpu(), generator)
+
+    if sampling.greedy:
+        return by_argmax
+    if session.proof is Proof.COUPLED:
+        return by_noise
+    if session.proof is Proof.SPLIT:
+        chances = unpack_distributions(draft.probabilities, len(draft.tokens), 1)[
+            : len(tokens), 0
+        ].tolist()
+        return by_chances
+    q = _draft_distributions(session, draft)[: len(tokens)]
+    return by_distributions
+
+
 def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
-    """q (gamma, V) of the draft, checked; with no rows where the ids suffice."""
-    if session.sampling.greedy or session.proof is Proof.COUPLED or not draft.tokens:
+    """q (gamma, V) that the draft was drawn from, checked."""
+    if not draft.tokens:
         return torch.empty(0, 0)
     if not draft.distributions:
         raise SamplingError("a sampled draft was sent without its distributions")
@@ -151,26 +213,8 @@ def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
     return q
 
 
-def _judge(
-    session: Session,
-    reply: Reply,
-    number: int,
-    confirmed: int,
-    tokens: list[int],
-    q: torch.Tensor,
-    logits: torch.Tensor,
-) -> Verdict:
-    if session.sampling.greedy:
-        if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-            raise FloatingPointError("the target's logits are not finite")
-        return verify_greedy(tokens, logits.argmax(dim=-1).tolist())
-    p = transform(logits, session.sampling).cpu()
-    seed = session.request.seed
-    if session.proof is Proof.COUPLED:
-        size = p.shape[-1]
-        return verify_coupled(tokens, p, lambda i: gumbel(seed, reply.number, confirmed + i, size))
-    generator = generator_for("verifier", seed, reply.number, number)
-    return verify_draft(tokens, q, p, generator)
+def _packed(p: torch.Tensor) -> bytes:
+    return pack_distribution(p.numpy())
 
 
 def _refusal(error: Exception) -> Refused:

@@ -7,7 +7,7 @@ min(1, p(x) / q(x)), target over draft; two of the papers implemented here print
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ class Verdict:
 
     accepted: int
     next_token: int
+    # p (V,) where a draft is rejected and its own side is to draw the next token (next_token is then 0).
+    target: torch.Tensor | None = field(default=None, compare=False)
 
 
 def verify_draft(
@@ -54,6 +56,27 @@ def verify_draft(
         return Verdict(i, sample(residual(p[i], q[i]), generator))
     # 3. All accepted: the bonus token.
     return Verdict(gamma, sample(p[gamma], generator))
+
+
+def verify_split(
+    draft_tokens: Sequence[int],
+    chances: Sequence[float],
+    p: torch.Tensor,
+    generator: np.random.Generator,
+) -> Verdict:
+    """The cloud's half of split verification (DSSD): it knows q_i(x_i) alone, as ``chances``.
+
+    p: (gamma + 1, V). The verdict of a rejection names no token: whoever holds q draws it from
+    ``residual(verdict.target, q)``. SamplingError for chances that are no probabilities.
+    """
+    if len(chances) != len(draft_tokens) or not all(0.0 < q_x <= 1.0 + 1e-3 for q_x in chances):
+        raise SamplingError(
+            f"{len(draft_tokens)} drafted tokens need as many probabilities above 0 and up to 1"
+        )
+    for i, (x, q_x) in enumerate(zip(draft_tokens, chances, strict=True)):
+        if generator.random() * q_x >= _at(p[i], x):
+            return Verdict(i, 0, p[i])
+    return Verdict(len(draft_tokens), sample(p[-1], generator))
 
 
 def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> Verdict:

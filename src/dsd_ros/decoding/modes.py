@@ -17,6 +17,7 @@ class Proof(StrEnum):
 
     NONE = "none"  # there is no draft
     FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
+    SPLIT = "split"  # each drafted token's probability (DSSD); where one is rejected, p comes down
     COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
 
 
@@ -71,6 +72,10 @@ PRESETS: dict[str, Mode] = {
         Mode(
             "fsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.PREDRAFT,
             "as dsd, with the next draft made while the cloud still verifies this one",
+        ),
+        Mode(
+            "dssd", Side.EDGE_CLOUD, Proof.SPLIT, Shape.SEQUENCE, Overlap.NONE,
+            "as dsd, with one probability a token on the link, and drawing anew on the robot",
         ),
         Mode(
             "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,

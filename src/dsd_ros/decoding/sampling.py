@@ -98,7 +98,8 @@ def generator_for(side: str, seed: int, reply: int, round_number: int) -> np.ran
     """The random stream of one side ("draft" or "verifier") in one round of one reply.
 
     Keyed by what names the round, so that serving a retransmitted round draws the same; the two sides
-    never share a stream, since acceptance must be independent of what was drafted.
+    never share a stream, since acceptance must be independent of what was drafted. "resample" is the
+    draft's side again, drawing what follows a rejection.
     """
-    stream = {"draft": 1, "verifier": 2}[side]
+    stream = {"draft": 1, "verifier": 2, "resample": 3}[side]
     return np.random.default_rng([stream, seed, reply, round_number])

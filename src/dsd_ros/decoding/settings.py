@@ -123,6 +123,7 @@ class DecodeSettings:
                     f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
                 )
         _ = self.sampling, self.exits, self.proven_by  # validated on being made
+        self._check_split()
 
     @property
     def preset(self) -> Mode:
@@ -145,6 +146,25 @@ class DecodeSettings:
                 "use preset or coupled"
             )
         return Proof(self.proof)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the robot draws what follows a rejection, with a distribution from the cloud."""
+        return self.proven_by is Proof.SPLIT and not self.sampling.greedy
+
+    def _check_split(self) -> None:
+        if not (self.splits and self.predrafts):
+            return
+        if self.pipeline_depth > 1:
+            raise SettingsError(
+                "rounds cannot be sent ahead when proof 'split' is sampled, since the cloud does not know "
+                "the token behind a rejection; use pipeline_depth 1 or another proof"
+            )
+        if self.predraft_source != "guesses" and self.exits is not None:
+            raise SettingsError(
+                "early exits cannot name the token behind a rejection when proof 'split' is sampled; "
+                "use predraft_source guesses or another proof"
+            )
 
     @property
     def predrafts(self) -> bool:

@@ -80,9 +80,9 @@ class GrowingDraft:
         return bool(self.tokens) and self.tokens[-1] in self._drafting.eos_token_ids
 
     @property
-    def q(self) -> torch.Tensor | None:
-        """The distributions (len(tokens), V) float32 the tokens were drawn from; None when none is sent."""
-        return torch.stack(self._q) if self._q else None
+    def q(self) -> list[torch.Tensor]:
+        """The distributions (V,) float32 the tokens were drawn from; none when greedy or coupled."""
+        return self._q
 
     def finish(self) -> None:
         """Add all that is missing."""

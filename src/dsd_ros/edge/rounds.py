@@ -6,8 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+import torch
 
+from dsd_ros.decoding.acceptance import residual
+from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.sampling import SamplingError, generator_for, sample
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.drafter import DraftedRound, Drafting
 from dsd_ros.edge.errors import VerifierRefused
@@ -15,8 +20,9 @@ from dsd_ros.edge.link import Limits, VerifierLink
 from dsd_ros.edge.predraft import PredraftPool, Taken
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.codec import pack_distributions
+from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
+from dsd_ros.wire.packing import unpack_distribution
 
 Progress = Callable[[str, int], None]
 
@@ -53,6 +59,7 @@ class Rounds:
         self._records: list[RoundRecord] = []
         self._finished = False
         self._marks = (0, 0)
+        self._resampled: list[int] = []  # drawn here behind the last round's rejection
 
     def decode(self, request: Request, picture: bytes) -> DecodedReply:
         """See ``EdgeSession.decode``; SessionLost when the verifier forgot the session."""
@@ -86,6 +93,17 @@ class Rounds:
                 request.on_progress(request.text(self._tokens), len(self._tokens))
             if self._finished or len(self._tokens) >= settings.max_tokens:
                 break
+        if self._resampled:  # there is no next round to tell of it
+            link.post(
+                Draft(
+                    link.session,
+                    request.number,
+                    len(self._records),
+                    len(self._tokens),
+                    [],
+                    resampled=self._resampled,
+                )  # fmt: skip
+            )
         memory, threads = resources(self._model.device if self._model is not None else None)
         return DecodedReply(
             tokens=self._tokens,
@@ -142,6 +160,10 @@ class Rounds:
             request.number, number, again, limits, on_early, ahead=taken.sent is not None
         )
         outcome_at, outcome_before = time.perf_counter(), outcome_at
+        if outcome.distribution:
+            outcome = self._resample(drafted, outcome)
+        else:
+            self._resampled = []
         # 4. Keep what holds, up to the end of the reply.
         following, next_taken = self._follow(drafted, outcome)
         drafts = drafted.draft.tokens if drafted is not None else []
@@ -197,23 +219,57 @@ class Rounds:
 
     def _message(self, reply: int, number: int, drafted: DraftedRound | None) -> Draft:
         if drafted is not None:
-            return draft_message(self._link.session, drafted)
+            return draft_message(self._link.session, drafted, self._resampled)
         left = self._settings.max_tokens - len(self._tokens)
         return Draft(
             self._link.session, reply, number, len(self._tokens), [], autonomous_rounds=left
         )
 
+    def _resample(self, drafted: DraftedRound | None, outcome: Outcome) -> Outcome:
+        """Split verification: the token behind a rejection is drawn here, where q is known (DSSD)."""
+        verifier = self._link.verifier
+        assert verifier is not None
+        rows = drafted.draft.q if drafted is not None else []
+        if not self._settings.splits or drafted is None or outcome.accepted >= len(rows):
+            raise VerifierRefused(
+                "the verifier sent a distribution where none was rejected; it does not follow the protocol",
+                "out-of-step",
+            )
+        try:
+            p = torch.from_numpy(unpack_distribution(outcome.distribution, verifier.vocab_size))
+            generator = generator_for("resample", self._settings.seed, outcome.reply, outcome.round)
+            token = sample(residual(p, rows[outcome.accepted]), generator)
+        except (WireError, SamplingError) as error:
+            raise VerifierRefused(
+                f"the verifier's distribution cannot be used: {error}", "bad-distribution"
+            ) from error
+        self._resampled = [token]
+        return msgspec.structs.replace(outcome, next_token=token, distribution=b"")
 
-def draft_message(session: bytes, drafted: DraftedRound, ahead: bool = False) -> Draft:
-    """A round as it is sent; ``ahead``: the tokens in front of it are assumed, and named by their digest."""
-    q = drafted.draft.q
+
+def draft_message(
+    session: bytes, drafted: DraftedRound, resampled: list[int] | None = None, ahead: bool = False
+) -> Draft:
+    """A round as it is sent. ``resampled``: the token drawn here behind the rejection in front of it.
+
+    ``ahead``: the tokens in front of it are assumed, and named by their digest.
+    """
+    draft, proof = drafted.draft, drafted.drafting.proof
+    distributions = probabilities = b""
+    if draft.q and proof is Proof.FULL:
+        distributions = pack_distributions(torch.stack(draft.q))
+    elif draft.q and proof is Proof.SPLIT:
+        chances = [float(q[x]) for q, x in zip(draft.q, draft.tokens, strict=True)]
+        probabilities = pack_distributions(torch.tensor(chances))
     return Draft(
         session=session,
         reply=drafted.drafting.reply,
         round=drafted.number,
         confirmed=len(drafted.prefix),
-        tokens=drafted.draft.tokens,
-        distributions=b"" if q is None else pack_distributions(q),
+        tokens=draft.tokens,
+        distributions=distributions,
+        probabilities=probabilities,
+        resampled=resampled or [],
         assumed=prefix_digest(drafted.prefix) if ahead else b"",
     )
 

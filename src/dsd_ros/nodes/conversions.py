@@ -28,8 +28,8 @@ ROS_TYPES: dict[type, type] = {
     wire.SessionClose: ros.SessionClose,
 }
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
-_BYTES = frozenset({"session", "resume", "image", "parents", "assumed"})
-_FLOATS = frozenset({"distributions"})
+_BYTES = frozenset({"session", "resume", "image", "parents", "assumed", "sparse", "distribution"})
+_FLOATS = frozenset({"distributions", "probabilities"})
 _SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list is one of uint32
 
 

@@ -25,6 +25,8 @@ MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
 MAX_INSTRUCTION_CHARS = 2000
 MAX_DISTRIBUTION_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
+MAX_SPARSE_BYTES = 1 << 24  # truncated distributions of one draft
+MAX_ROW_BYTES = 4 * MAX_VOCABULARY + 8  # one distribution, packed
 MAX_FRAME_BYTES = MAX_DISTRIBUTION_BYTES + 4096  # of any encoded message
 
 SessionId = Annotated[bytes, Meta(min_length=8, max_length=8)]
@@ -117,8 +119,11 @@ class Observation(_Message, frozen=True, tag=3):
 class Draft(_Message, frozen=True, tag=4):
     """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
 
-    ``distributions`` holds len(tokens) x vocab_size float32 of the draft (proof "full"), or nothing (greedy, or
-    proof "coupled").
+    What the proof needs is given, and nothing when greedy or by proof "coupled": ``distributions`` holds
+    len(tokens) x vocab_size float32 of the draft (proof "full"), ``probabilities`` the drafted tokens' own as
+    float32 ("split"), ``sparse`` the truncated distributions they were drawn from (``packing.pack_kept``,
+    "truncated"). ``resampled`` is the token the robot drew where the round before was rejected ("split"),
+    counted in ``confirmed``; with no tokens and that round's own number it only tells of the reply's last token.
     ``parents`` names each node's parent for a tree (empty: a sequence).
     ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
     ``assumed`` is for a round sent ahead, while earlier ones are under way: the ``prefix_digest`` of all the
@@ -132,6 +137,9 @@ class Draft(_Message, frozen=True, tag=4):
     confirmed: UInt32
     tokens: Tokens
     distributions: Annotated[bytes, Meta(max_length=MAX_DISTRIBUTION_BYTES)] = b""
+    probabilities: Annotated[bytes, Meta(max_length=4 * MAX_DRAFT)] = b""
+    resampled: Annotated[list[TokenId], Meta(max_length=1)] = []
+    sparse: Annotated[bytes, Meta(max_length=MAX_SPARSE_BYTES)] = b""
     parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""
     autonomous_rounds: UInt16 = 0
     assumed: Annotated[bytes, Meta(max_length=8)] = b""
@@ -145,6 +153,8 @@ class Outcome(_Message, frozen=True, tag=5):
     ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
     ``compute_us`` is how long the verifier's model ran for this round, in microseconds by its own monotonic
     clock; that of a reply's first round includes reading the observation.
+    ``distribution`` is given by proof "split" where a token is rejected: the target's own there
+    (``packing.pack_distribution``), with which the robot draws the next token; ``next_token`` is then 0.
     """
 
     session: SessionId
@@ -156,6 +166,7 @@ class Outcome(_Message, frozen=True, tag=5):
     confidence: Annotated[float, Meta(ge=0.0, le=1.0)]
     is_final: bool
     compute_us: UInt32 = 0
+    distribution: Annotated[bytes, Meta(max_length=MAX_ROW_BYTES)] = b""
 
 
 class Refusal(_Message, frozen=True, tag=6):

@@ -1,0 +1,107 @@
+"""Parts of distributions as bytes: token ids in as few bits as their vocabulary takes, and their values.
+
+Integers and floats are little-endian; ids fill their bytes from the lowest bit on, ceil(log2 V) bits each.
+Sizes, order and range of ids are checked here; whether values make a distribution, where they are used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from dsd_ros.wire.codec import WireError
+
+_DENSE, _SPARSE = 0, 1
+_COUNT_BYTES = 4
+
+
+def id_bits(vocab_size: int) -> int:
+    """ceil(log2 V): the bits of one id of a vocabulary of V."""
+    return max(1, (vocab_size - 1).bit_length())
+
+
+def pack_ids(ids: np.ndarray, vocab_size: int) -> bytes:
+    """Ids (n,), each below ``vocab_size``, in ceil(n ceil(log2 V) / 8) bytes."""
+    shifts = np.arange(id_bits(vocab_size), dtype=np.uint32)
+    bits = (np.asarray(ids, dtype=np.uint32)[:, None] >> shifts) & 1
+    return np.packbits(bits.astype(np.uint8).ravel(), bitorder="little").tobytes()
+
+
+def unpack_ids(data: bytes, count: int, vocab_size: int) -> np.ndarray:
+    """(count,) int64 ascending ids from ``pack_ids``; WireError unless each is above the one before."""
+    width = id_bits(vocab_size)
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width, bitorder="little")
+    ids = bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
+    if count and (int(ids[-1]) >= vocab_size or bool((np.diff(ids) <= 0).any())):
+        raise WireError(f"packed ids must ascend and be below the vocabulary's size, {vocab_size}")
+    return ids
+
+
+def ids_bytes(count: int, vocab_size: int) -> int:
+    """How long ``pack_ids`` of ``count`` ids is."""
+    return (count * id_bits(vocab_size) + 7) // 8
+
+
+def pack_distribution(p: np.ndarray) -> bytes:
+    """One distribution (V,) float32, exactly: whole, or as the ids and values above 0 where that is shorter."""
+    ids = np.flatnonzero(p)
+    if _COUNT_BYTES + ids_bytes(len(ids), len(p)) + 4 * len(ids) >= 4 * len(p):
+        return bytes([_DENSE]) + p.astype("<f4", copy=False).tobytes()
+    return (
+        struct.pack("<BI", _SPARSE, len(ids))
+        + pack_ids(ids, len(p))
+        + p[ids].astype("<f4", copy=False).tobytes()
+    )
+
+
+def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
+    """(vocab_size,) float32 from ``pack_distribution``; WireError for bytes that hold something else."""
+    p = np.zeros(vocab_size, np.float32)
+    if len(data) == 1 + 4 * vocab_size and data[0] == _DENSE:
+        p[:] = np.frombuffer(data, "<f4", offset=1)
+        return p
+    if len(data) >= 1 + _COUNT_BYTES and data[0] == _SPARSE:
+        count = int.from_bytes(data[1 : 1 + _COUNT_BYTES], "little")
+        at = 1 + _COUNT_BYTES + ids_bytes(count, vocab_size)
+        if 1 <= count <= vocab_size and len(data) == at + 4 * count:
+            ids = unpack_ids(data[1 + _COUNT_BYTES : at], count, vocab_size)
+            p[ids] = np.frombuffer(data, "<f4", offset=at)
+            return p
+    raise WireError(
+        f"{len(data)} bytes are no packed distribution over a vocabulary of {vocab_size}"
+    )
+
+
+def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> bytes:
+    """What is kept of one distribution per drafted token: (ids ascending (k,), weights (k,) float16) each.
+
+    A row is its count less one (2 bytes), its ids and its weights.
+    """
+    return b"".join(
+        struct.pack("<H", len(ids) - 1)
+        + pack_ids(ids, vocab_size)
+        + weights.astype("<f2").tobytes()
+        for ids, weights in rows
+    )
+
+
+def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """``rows`` pairs of ids and weights from ``pack_kept``; WireError for bytes that hold something else."""
+    kept = []
+    at = 0
+    for _ in range(rows):
+        count = int.from_bytes(data[at : at + 2], "little") + 1
+        values = at + 2 + ids_bytes(count, vocab_size)
+        end = values + 2 * count
+        if len(data) < end or count > vocab_size:
+            raise WireError(f"{len(data)} bytes do not hold {rows} truncated distributions")
+        ids = unpack_ids(data[at + 2 : values], count, vocab_size)
+        kept.append((ids, np.frombuffer(data[values:end], "<f2").astype(np.float16)))
+        at = end
+    if at != len(data):
+        raise WireError(
+            f"{len(data) - at} bytes are left over behind {rows} truncated distributions"
+        )
+    return kept

@@ -15,10 +15,11 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.verification as verification
+import dsd_ros.edge.drafter as drafter
 import dsd_ros.edge.rounds as rounds
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.acceptance import Verdict
-from dsd_ros.decoding.sampling import sample
+from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
@@ -32,7 +33,7 @@ from dsd_ros.wire.websocket_client import WebsocketChannel
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
-PROOFS = ("coupled", "split")
+PROOFS = ("coupled", "split", "truncated")
 AHEAD = (
     {"mode": "fsd"},
     {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
@@ -105,10 +106,10 @@ def sampled(proof: str, samples: int, **values) -> float:
 @pytest.mark.parametrize(
     "proof, values",
     [
-        ("coupled", {}),
         ("coupled", {"draft_length": 4, "temperature": 1.3, "top_k": 5}),
-        ("split", {}),
         ("split", {"draft_length": 4, "temperature": 0.7, "top_k": 5}),
+        ("truncated", {"top_k_proof": 2}),
+        ("truncated", {"draft_length": 3, "top_p": 0.9, "top_rho_proof": 0.6}),
     ],
     ids=str,
 )
@@ -141,6 +142,24 @@ def test_a_resample_from_p_instead_of_the_rest_is_noticed(monkeypatch):
     assert sampled("split", 4000) < ALPHA
 
 
+def test_truncation_after_sampling_is_noticed(monkeypatch):
+    """Drawn from the whole distribution and verified against what is kept of it: not lossless."""
+    whole = []
+
+    def noting(logits, chosen):
+        whole.append(transform(logits, chosen))
+        return whole[-1]
+
+    def from_whole(q, generator):
+        kept = whole[-1] * (q > 0)
+        drawn = sample(whole[-1], generator)
+        return drawn if q[drawn] > 0 else int(kept.argmax())
+
+    monkeypatch.setattr(drafter, "transform", noting)
+    monkeypatch.setattr(drafter, "sample", from_whole)
+    assert sampled("truncated", 4000, top_k_proof=3) < ALPHA
+
+
 @pytest.mark.parametrize("proof", PROOFS)
 def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof, serving):
     with VerifierEngine(TARGET) as engine:
@@ -152,12 +171,16 @@ def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof,
             assert tokens_of(replies) == wanted
             for draft in channel.drafts:
                 assert not (draft.distributions or draft.probabilities or draft.resampled)
+                assert not draft.sparse
 
 
-def test_split_through_a_websocket_to_another_process(target_directory, draft, picture, serving):
+def test_split_and_truncated_through_a_websocket_to_another_process(
+    target_directory, draft, picture, serving
+):
     """A real model: the tokens of a verifier in this process, drawn on either side of the link."""
     chosen = DecodeSettings(mode="dssd", temperature=0.8, top_k=40, seed=7, max_tokens=16)
     ahead = replace(chosen, mode="fsd", proof="split", predraft_source="guesses")
+    cut = replace(chosen, mode="tslt", top_rho_proof=0.8)
     replies = []
 
     def run(channel, settings):
@@ -167,9 +190,23 @@ def test_split_through_a_websocket_to_another_process(target_directory, draft, p
     with serving(str(target_directory)) as url:
         run(WebsocketChannel(url), chosen)
         run(WebsocketChannel(url), ahead)
+        run(WebsocketChannel(url), cut)
     with VerifierEngine(load_model(ModelSettings(str(target_directory)))) as engine:
         run(LocalChannel(engine), chosen)
-    assert replies[0] == replies[1] == replies[2]
+        run(LocalChannel(engine), cut)
+    assert replies[0] == replies[1] == replies[3]
+    assert replies[2] == replies[4]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_truncated_drafted_ahead_draws_the_tokens_of_truncated(depth):
+    with VerifierEngine(TARGET) as engine:
+        replies = []
+        for mode in ("tslt", "fsd"):
+            with LocalChannel(engine) as channel:
+                values = {"mode": mode, "proof": "truncated", "top_k_proof": 3}
+                replies.append(over(channel, pipeline_depth=depth, **values))
+    assert tokens_of(replies[0]) == tokens_of(replies[1])
 
 
 def test_split_drafted_ahead_draws_the_tokens_of_split():
@@ -272,6 +309,18 @@ def test_split_sends_a_number_a_token_and_gets_a_row_where_one_is_rejected(top_k
         rejected = outcome.accepted < len(channel.drafts[outcome.round - 1].tokens)
         assert len(outcome.distribution) == (row if rejected else 0)
     assert reply.bytes_up < 96 * (16 + 4 * 5)
+
+
+def test_truncated_sends_half_floats_and_packed_ids():
+    with VerifierEngine(TARGET) as engine, Watched(engine) as channel:
+        (reply,) = over(channel, 1, mode="tslt", max_tokens=96, top_k_proof=3)
+    for draft in channel.drafts:
+        gamma = len(draft.tokens)
+        # A count, 3 ids of 4 bits for a vocabulary of 15, 3 float16.
+        assert len(draft.sparse) == gamma * (2 + 2 + 6)
+        ids = sum(map(packed, draft.tokens))
+        assert len(encode(draft)) <= overhead(draft) + ids + len(draft.sparse) + 2 + 2 + 1 + 2
+    assert sum(reply.accepted) > 0
 
 
 def test_the_largest_ids_survive_and_take_five_bytes_each():

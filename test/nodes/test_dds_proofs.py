@@ -30,7 +30,7 @@ def test_every_proof_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
         assert run(topics, mode="fsd", proof="coupled", pipeline_depth=2) == alone
         # Other proofs draw other tokens: those that they draw in one process.
         target = load_model(ModelSettings(str(tiny_pair[0])))
-        for mode in ("dssd",):
+        for mode in ("dssd", "tslt"):
             with VerifierEngine(target) as engine, LocalChannel(engine) as here:
                 assert run(topics, mode=mode) == run(here, mode=mode)
     finally:

@@ -21,6 +21,7 @@ from dsd_ros.decoding.acceptance import (
 from dsd_ros.decoding.coupling import gumbel
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingError, generator_for, transform
+from dsd_ros.decoding.truncation import restored
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, unpack_distributions
@@ -32,7 +33,7 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     prefix_digest,
 )
-from dsd_ros.wire.packing import pack_distribution
+from dsd_ros.wire.packing import pack_distribution, unpack_kept
 from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
@@ -198,6 +199,9 @@ def _judge_of(
             : len(tokens), 0
         ].tolist()
         return by_chances
+    if session.proof is Proof.TRUNCATED:
+        q = _truncated_distributions(session, draft)[: len(tokens)]
+        return by_distributions
     q = _draft_distributions(session, draft)[: len(tokens)]
     return by_distributions
 
@@ -209,6 +213,17 @@ def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
     if not draft.distributions:
         raise SamplingError("a sampled draft was sent without its distributions")
     q = unpack_distributions(draft.distributions, len(draft.tokens), session.request.vocab_size)
+    check_distributions(draft.tokens, q)
+    return q
+
+
+def _truncated_distributions(session: Session, draft: Draft) -> torch.Tensor:
+    """q_hat (gamma, V) that the draft was drawn from, checked."""
+    size = session.request.vocab_size
+    if not draft.tokens:
+        return torch.empty(0, 0)
+    kept = unpack_kept(draft.sparse, len(draft.tokens), size)
+    q = torch.stack([restored(*row, size) for row in kept])
     check_distributions(draft.tokens, q)
     return q
 

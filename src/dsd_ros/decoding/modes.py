@@ -18,6 +18,9 @@ class Proof(StrEnum):
     NONE = "none"  # there is no draft
     FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
     SPLIT = "split"  # each drafted token's probability (DSSD); where one is rejected, p comes down
+    TRUNCATED = (
+        "truncated"  # what is kept of each distribution before a token is drawn from it (TSLT)
+    )
     COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
 
 
@@ -76,6 +79,10 @@ PRESETS: dict[str, Mode] = {
         Mode(
             "dssd", Side.EDGE_CLOUD, Proof.SPLIT, Shape.SEQUENCE, Overlap.NONE,
             "as dsd, with one probability a token on the link, and drawing anew on the robot",
+        ),
+        Mode(
+            "tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.SEQUENCE, Overlap.NONE,
+            "as dsd, drafted from truncated distributions, of which little is sent",
         ),
         Mode(
             "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,

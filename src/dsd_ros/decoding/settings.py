@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.decoding.truncation import MAX_KEPT
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
@@ -33,6 +34,22 @@ class DecodeSettings:
         metadata={
             "help": "what lets the cloud verify a sampled draft; preset: what the mode says",
             "choices": PROOFS,
+        },
+    )
+    top_k_proof: int = field(
+        default=32,
+        metadata={
+            "help": "likeliest tokens that proof truncated keeps of a draft's distribution",
+            "min": 1,
+            "max": MAX_KEPT,
+        },
+    )
+    top_rho_proof: float = field(
+        default=0.0,
+        metadata={
+            "help": "mass that proof truncated keeps instead; 0: top_k_proof tokens, whatever their mass",
+            "min": 0.0,
+            "max": 1.0,
         },
     )
     draft_length: int = field(

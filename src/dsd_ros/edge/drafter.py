@@ -15,6 +15,7 @@ import torch
 from dsd_ros.decoding.coupling import gumbel, scores
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
 
@@ -33,6 +34,8 @@ class Drafting:
     seed: int
     reply: int
     proof: Proof = Proof.FULL
+    top_k_proof: int = 0
+    top_rho_proof: float = 0.0
 
     @property
     def coupled(self) -> bool:
@@ -66,6 +69,7 @@ class GrowingDraft:
         self.tokens: list[int] = []
         self.rows: list[torch.Tensor] = []
         self.seconds = 0.0  # in the draft model
+        self.kept: list[tuple[np.ndarray, np.ndarray]] = []  # of proof TRUNCATED: ids and weights
         self._q: list[torch.Tensor] = []
         self._drafting = drafting
         self._generator: np.random.Generator | None = None
@@ -107,6 +111,11 @@ class GrowingDraft:
             token = int(transform(logits, drafting.sampling).argmax())
         else:
             q = transform(logits, drafting.sampling)
+            if drafting.proof is Proof.TRUNCATED:
+                # Before the draw: what is verified has to be what it was drawn from.
+                kept = truncate(q, drafting.top_k_proof, drafting.top_rho_proof)
+                q = restored(*kept, len(q))
+                self.kept.append(kept)
             token = sample(q, self._generator)
             self._q.append(q)
         self.sequence.append([token])

@@ -22,7 +22,7 @@ from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
-from dsd_ros.wire.packing import unpack_distribution
+from dsd_ros.wire.packing import pack_kept, unpack_distribution
 
 Progress = Callable[[str, int], None]
 
@@ -79,6 +79,7 @@ class Rounds:
             drafting = Drafting(
                 settings.draft_length, settings.max_tokens, settings.sampling, self._eos,
                 settings.seed, request.number, settings.proven_by,
+                settings.top_k_proof, settings.top_rho_proof,
             )  # fmt: skip
             sequence = self._model.prefill(request.image, request.instruction)
             drafted = DraftedRound.first(drafting, sequence)
@@ -255,12 +256,14 @@ def draft_message(
     ``ahead``: the tokens in front of it are assumed, and named by their digest.
     """
     draft, proof = drafted.draft, drafted.drafting.proof
-    distributions = probabilities = b""
+    distributions = probabilities = sparse = b""
     if draft.q and proof is Proof.FULL:
         distributions = pack_distributions(torch.stack(draft.q))
     elif draft.q and proof is Proof.SPLIT:
         chances = [float(q[x]) for q, x in zip(draft.q, draft.tokens, strict=True)]
         probabilities = pack_distributions(torch.tensor(chances))
+    elif draft.q and proof is Proof.TRUNCATED:
+        sparse = pack_kept(draft.kept, draft.sequence.model.vocab_size)
     return Draft(
         session=session,
         reply=drafted.drafting.reply,
@@ -270,6 +273,7 @@ def draft_message(
         distributions=distributions,
         probabilities=probabilities,
         resampled=resampled or [],
+        sparse=sparse,
         assumed=prefix_digest(drafted.prefix) if ahead else b"",
     )
 

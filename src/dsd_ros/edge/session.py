@@ -9,6 +9,7 @@ import numpy as np
 
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.truncation import MAX_KEPT
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import SessionLost
 from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
@@ -20,10 +21,12 @@ from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
 from dsd_ros.wire.messages import (
     MAX_DISTRIBUTION_BYTES,
+    MAX_SPARSE_BYTES,
     PROTOCOL_VERSION,
     SessionReply,
     SessionRequest,
 )
+from dsd_ros.wire.packing import kept_bytes
 from dsd_ros.wire.pictures import encode_picture
 
 
@@ -60,16 +63,7 @@ class EdgeSession:
                     f"mode {settings.mode} needs a draft model; give one, or use mode ar"
                 )
             self._draft_model = cast(VisionLanguageModel, draft_model)
-            row = 4 * draft_model.vocab_size
-            if (
-                settings.proven_by is Proof.FULL
-                and not settings.sampling.greedy
-                and settings.draft_length * row > MAX_DISTRIBUTION_BYTES
-            ):
-                raise ValueError(
-                    f"draft_length {settings.draft_length} is too long for a vocabulary of "
-                    f"{draft_model.vocab_size}; use {MAX_DISTRIBUTION_BYTES // row} or less"
-                )
+            _check_room(settings, draft_model.vocab_size)
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
         self._reply = 0
         self._pool = PredraftPool(settings, self._send_ahead) if settings.predrafts else None
@@ -176,3 +170,18 @@ class EdgeSession:
 
     def _text(self, tokens: list[int]) -> str:
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
+
+
+def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
+    """ValueError when a draft's distributions would not fit into one message."""
+    row, room = 0, MAX_DISTRIBUTION_BYTES
+    if settings.proven_by is Proof.FULL:
+        row = 4 * vocab_size
+    elif settings.proven_by is Proof.TRUNCATED:
+        most = MAX_KEPT if settings.top_rho_proof > 0.0 else settings.top_k_proof
+        row, room = kept_bytes(min(most, vocab_size), vocab_size), MAX_SPARSE_BYTES
+    if not settings.sampling.greedy and settings.draft_length * row > room:
+        raise ValueError(
+            f"draft_length {settings.draft_length} is too long for a vocabulary of "
+            f"{vocab_size}; use {room // row} or less"
+        )

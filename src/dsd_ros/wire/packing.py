@@ -87,14 +87,19 @@ def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) ->
     )
 
 
+def kept_bytes(count: int, vocab_size: int) -> int:
+    """How long a row of ``pack_kept`` with ``count`` ids is."""
+    return 2 + ids_bytes(count, vocab_size) + 2 * count
+
+
 def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """``rows`` pairs of ids and weights from ``pack_kept``; WireError for bytes that hold something else."""
     kept = []
     at = 0
     for _ in range(rows):
         count = int.from_bytes(data[at : at + 2], "little") + 1
-        values = at + 2 + ids_bytes(count, vocab_size)
-        end = values + 2 * count
+        end = at + kept_bytes(count, vocab_size)
+        values = end - 2 * count
         if len(data) < end or count > vocab_size:
             raise WireError(f"{len(data)} bytes do not hold {rows} truncated distributions")
         ids = unpack_ids(data[at + 2 : values], count, vocab_size)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.packing import (
+    id_bits,
+    kept_bytes,
+    pack_distribution,
+    pack_ids,
+    pack_kept,
+    unpack_distribution,
+    unpack_ids,
+    unpack_kept,
+)
+
+LARGEST = 152_064
+
+
+@st.composite
+def vocabulary_and_ids(draw) -> tuple[int, np.ndarray]:
+    size = draw(st.integers(1, 1 << 20))
+    ids = draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=40))
+    return size, np.array(sorted(ids))
+
+
+@given(vocabulary_and_ids())
+@profile(deadline=None)
+def test_ids_survive_in_as_few_bits_as_they_take(chosen):
+    size, ids = chosen
+    data = pack_ids(ids, size)
+    assert len(data) == -(-len(ids) * id_bits(size) // 8)
+    assert unpack_ids(data, len(ids), size).tolist() == ids.tolist()
+
+
+def test_bits_of_an_id():
+    sizes = {1: 1, 2: 1, 3: 2, 512: 9, 513: 10, 65_536: 16, LARGEST: 18}
+    assert {size: id_bits(size) for size in sizes} == sizes
+    assert pack_ids(np.array([1, 2, 5]), 8) == bytes([0b01010001, 0b1])  # from the lowest bit on
+    assert unpack_ids(pack_ids(np.array([0, 65_535, 152_063]), LARGEST), 3, LARGEST)[-1] == 152_063
+
+
+def test_a_distribution_is_sparse_where_that_is_shorter_and_always_exact():
+    generator = np.random.default_rng(0)
+    for size, kept in ((10, 10), (10, 1), (LARGEST, 40), (LARGEST, LARGEST)):
+        p = np.zeros(size, np.float32)
+        p[generator.choice(size, kept, replace=False)] = generator.random(kept) + 1e-3
+        data = pack_distribution(p)
+        assert (unpack_distribution(data, size) == p).all()
+        assert len(data) == min(1 + 4 * size, 5 + -(-kept * id_bits(size) // 8) + 4 * kept)
+
+
+@given(st.lists(st.sets(st.integers(0, 511), min_size=1, max_size=20), max_size=5))
+def test_what_is_kept_survives(chosen):
+    rows = [
+        (np.array(sorted(ids)), np.linspace(0.1, 1, len(ids)).astype(np.float16)) for ids in chosen
+    ]
+    data = pack_kept(rows, 512)
+    assert len(data) == sum(kept_bytes(len(ids), 512) for ids, _ in rows)
+    found = unpack_kept(data, len(rows), 512)
+    assert [(i.tolist(), w.tolist()) for i, w in found] == [
+        (i.tolist(), w.tolist()) for i, w in rows
+    ]
+
+
+@given(st.binary(max_size=200), st.integers(0, 5), st.sampled_from([2, 15, 512, LARGEST]))
+@profile(max_examples=300)
+def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
+    for unpack in (lambda: unpack_kept(data, rows, size), lambda: unpack_distribution(data, size)):
+        try:
+            unpack()
+        except WireError as error:
+            assert str(error)
+
+
+@pytest.mark.parametrize("ids", [[3, 3], [5, 2], [1, 14]])
+def test_ids_out_of_order_or_range_are_refused(ids):
+    with pytest.raises(WireError, match="ascend"):
+        unpack_ids(pack_ids(np.array(ids), 16), 2, 14)

@@ -10,7 +10,10 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from dsd_ros.decoding.acceptance import verify_draft
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.edge.drafter import Drafting
 from dsd_ros.edge.guesses import Guesser, Trust
 
 V = 9
@@ -104,3 +107,22 @@ def test_trust_follows_what_comes_true(held):
         trust.learn(trust.corrected(0.99 if not held else 0.2), held)
     assert (trust.corrected(0.5) > 0.9) if held else (trust.corrected(0.99) < 0.7)
     assert 0 < trust.corrected(0.0) < trust.corrected(0.5) < trust.corrected(1.0) < 1
+
+
+def test_coupled_guesses_begin_with_what_the_noise_gives_the_draft():
+    sampling = SamplingSettings(temperature=1.0)
+    drafting = Drafting(3, 50, sampling, frozenset(), 11, 2, Proof.COUPLED)
+    guesser = Guesser(sampling, 11, coupled=True)
+    for seed in range(20):
+        rows = [drafting.ranking(row, 5 + i) for i, row in enumerate(logits(seed, 4))]
+        noise = [gumbel(11, 2, 5 + i, V) for i in range(4)]
+        q = torch.softmax(logits(seed, 4), -1)
+        tokens = [int(row.argmax()) for row in rows[:-1]]
+        assert tokens == [choose(q[i], noise[i]) for i in range(3)]
+        chances = guesser.chances(2, 1, tokens, rows[:-1])
+        assert all(0 < chance < 1 for chance in chances)
+        first = guesser.acceptances(2, 1, 3, rows[-1], chances, 5)[0]
+        assert (first.accepted, first.next_token) == (3, choose(q[3], noise[3]))
+        # Where the draft does not hold, its runner-up is the likeliest.
+        for guess in guesser.rejections(tokens, rows[:-1], chances, 1):
+            assert guess.next_token == int(rows[guess.accepted].topk(2).indices[1])

@@ -326,3 +326,16 @@ def test_truncated_sends_half_floats_and_packed_ids():
 def test_the_largest_ids_survive_and_take_five_bytes_each():
     draft = Draft(b"8 bytes.", 1, 2, 3, [152_063, 152_062, 0])
     assert len(encode(draft)) == overhead(draft) + 5 + 5 + 1
+
+
+def test_a_draft_that_no_message_could_hold_is_refused_at_once():
+    wide = TableModel(4, 12, padding=200_000)
+    with VerifierEngine(TARGET) as engine, LocalChannel(engine) as channel:
+        for values, most in (({"mode": "dsd"}, 52), ({"mode": "tslt", "top_rho_proof": 0.9}, 60)):
+            chosen = DecodeSettings(temperature=1.0, draft_length=64, **values)
+            with pytest.raises(
+                ValueError, match=f"draft_length 64 is too long.* use {most} or less"
+            ):
+                EdgeSession(channel, wide, chosen)
+            EdgeSession(channel, wide, replace(chosen, draft_length=most))
+            EdgeSession(channel, wide, replace(chosen, proof="coupled"))

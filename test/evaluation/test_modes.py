@@ -73,7 +73,8 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     ar, dsd_row, fsd, guesses = report["rows"]
     assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
     assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
-    assert dsd_row["settings"] == {"draft_length": 4} and dsd_row["miss_rate"] is None
+    assert dsd_row["settings"] == {"proof": "preset", "draft_length": 4}
+    assert dsd_row["miss_rate"] is None
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
     assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
     assert 0.0 <= guesses["miss_rate"] <= 1.0
@@ -111,7 +112,11 @@ def test_a_real_websocket_under_the_emulated_link(pair):
 
 
 def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
-    variants = parse_modes("ar dsd fsd fsd:draft_length=2", {"max_tokens": 8, "temperature": 1.0})
+    modes = (
+        "ar dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated "
+        "ar:proof=coupled coupled fsd:proof=coupled+draft_length=3"
+    )
+    variants = parse_modes(modes, {"max_tokens": 8, "temperature": 1.0})
     report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
     assert report["exact"] and report["temperature"] == 1.0
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.evaluation import theory
 from dsd_ros.evaluation.overhead import machine
@@ -161,6 +163,8 @@ def render(report: dict[str, Any]) -> str:
         table.append(f"{row['label']:{first}}  {cells}")
     if report["exact"]:
         exact = "every mode decoded the same tokens."
+        if report["temperature"] > 0.0:
+            exact = "all modes that draw the same numbers decoded the same tokens."
     else:
         exact = "NOT EXACT: " + "; ".join(report["differences"])
     about = f"profile {report['profile']}, {pictures(report)}, {report['machine']}"
@@ -275,13 +279,13 @@ def _theory(
 def _differences(measured: Sequence[Measured]) -> list[str]:
     """Where a mode's tokens are not what they must be: a sentence each.
 
-    Greedy, all modes decode what the target would. Sampled, those that draft equally long draw the same numbers.
+    Greedy, all modes decode what the target would. Sampled, those whose draws the same settings decide do.
     """
     found = []
     first: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda m: m.variant.decode.mode != "ar"):
         decode = one.variant.decode
-        group = None if decode.sampling.greedy else (decode.needs_draft, decode.draft_length)
+        group = _draws(decode)
         reference = first.setdefault(group, one)
         for number, (ours, theirs) in enumerate(zip(one.replies, reference.replies, strict=True)):
             if ours.tokens != theirs.tokens:
@@ -289,6 +293,15 @@ def _differences(measured: Sequence[Measured]) -> list[str]:
                     f"{one.variant.label} differs from {reference.variant.label} on picture {number}"
                 )
     return found
+
+
+def _draws(decode: DecodeSettings) -> object:
+    """What decides a mode's tokens: equal values, equal tokens."""
+    if decode.sampling.greedy:
+        return "greedy"
+    if decode.proven_by is Proof.COUPLED:
+        return "coupled"  # shared noise: whoever drafts, and ar
+    return decode.proven_by, decode.draft_length, decode.top_k_proof, decode.top_rho_proof
 
 
 def _weighted(values: Sequence[float], weights: Sequence[int]) -> float | None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsd_ros.decoding.modes import Overlap
+from dsd_ros.decoding.modes import Overlap, Proof
 from dsd_ros.decoding.settings import DecodeSettings
 
 MAX_VARIANTS = 200
@@ -58,6 +58,10 @@ def matters(name: str, decode: DecodeSettings) -> bool:
         return True
     if name == "draft_length":
         return decode.needs_draft
+    if name == "proof":
+        return decode.needs_draft or decode.proven_by is Proof.COUPLED
+    if name in ("top_k_proof", "top_rho_proof"):
+        return decode.proven_by is Proof.TRUNCATED
     return decode.preset.overlap is Overlap.PREDRAFT
 
 

@@ -1,0 +1,325 @@
+"""docs/protocol.md against the code: every example byte for byte, every field table, every number."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from dsd_ros.decoding.acceptance import residual
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
+from dsd_ros.wire import messages as m
+from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions
+from dsd_ros.wire.packing import (
+    pack_distribution,
+    pack_ids,
+    pack_kept,
+    unpack_distribution,
+    unpack_kept,
+)
+from dsd_ros.wire.pictures import decode_picture
+
+PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+STRUCTS = {struct.__name__: struct for struct in get_args(m.Message)}
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+UINT16, UINT32 = (1 << 16) - 1, (1 << 32) - 1
+
+
+class Example:
+    """A block of the page: a name, a message's fields as JSON, and its bytes with the names of what they are."""
+
+    def __init__(self, text: str) -> None:
+        head, listing = text.split("\n\n")
+        self.name, fields = head.split("\n", 1)
+        kind, literal = fields.split(" ", 1)
+        struct = STRUCTS[kind]
+        values = json.loads(literal)
+        for field in msgspec.structs.fields(struct):
+            if isinstance(msgspec.inspect.type_info(field.type), msgspec.inspect.BytesType):
+                values[field.name] = bytes.fromhex(values.get(field.name, ""))
+        self.given = set(json.loads(literal))
+        self.message: m.Message = struct(**values)
+        self.lines: list[tuple[bytes, list[str]]] = []
+        for line in listing.strip().split("\n"):
+            digits, _, names = line.partition("# ")
+            data = bytes.fromhex(digits)
+            if not names:  # what does not fit into one line goes on in the next
+                before, listed = self.lines.pop()
+                data, names = before + data, ", ".join(listed)
+            self.lines.append((data, names.split(", ")))
+        self.hex = b"".join(data for data, _ in self.lines)
+
+
+EXAMPLES = {e.name: e for e in (Example(text) for kind, text in BLOCKS if kind == "message")}
+FIGURES: dict[str, dict[str, Any]] = {
+    figures.pop("example"): figures
+    for figures in (json.loads(text) for kind, text in BLOCKS if kind == "json")
+}
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table behind a heading, without its two head lines."""
+    _, found, rest = PAGE.partition(f"\n{heading}\n")
+    assert found, heading
+    rows = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE).group().strip().split("\n")
+    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def type_text(kind: msgspec.inspect.Type) -> str:
+    """How the page writes a field's type and bounds."""
+    match kind:
+        case msgspec.inspect.IntType():
+            high = kind.le if kind.le is not None else kind.lt - 1
+            names = {UINT16: "uint16", UINT32: "uint32", m.MAX_VOCABULARY - 1: "id"}
+            return names.get(high, f"int {kind.ge}..{'2^63-1' if high == 2**63 - 1 else high}")
+        case msgspec.inspect.FloatType():
+            low = f"above {kind.gt:g}" if kind.gt is not None else f"{kind.ge:g}"
+            return f"float {low}..{kind.le:g}"
+        case msgspec.inspect.BoolType():
+            return "bool"
+        case msgspec.inspect.ListType():
+            return f"list({kind.max_length}) of {type_text(kind.item_type)}"
+        case msgspec.inspect.BytesType() | msgspec.inspect.StrType():
+            word = "bin" if isinstance(kind, msgspec.inspect.BytesType) else "str"
+            low = kind.min_length or 0
+            return f"{word} {low}..{kind.max_length}" if low != kind.max_length else f"{word} {low}"
+    raise AssertionError(kind)
+
+
+def default_text(value: Any) -> str:
+    return (
+        ""
+        if value is msgspec.NODEFAULT
+        else "empty"
+        if value in (b"", "", [])
+        else json.dumps(value)
+    )
+
+
+def test_the_page_is_of_this_version():
+    assert f"PROTOCOL_VERSION {m.PROTOCOL_VERSION}." in PAGE
+    assert f"{m.MAX_FRAME_BYTES} bytes" in PAGE
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+def test_an_example_is_what_the_codec_writes_and_reads(example):
+    assert encode(example.message).hex(" ") == example.hex.hex(" ")
+    assert decode(example.hex) == example.message
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+def test_the_bytes_of_an_example_are_what_stands_behind_them(example):
+    values = msgspec.structs.asdict(example.message)
+    (head, [kind]), *rest = example.lines
+    sent = [name for _, names in rest for name in names]
+    assert kind == type(example.message).__name__
+    assert sent == list(type(example.message).__struct_fields__)[: len(sent)]
+    assert example.given <= set(sent)
+    for data, names in rest:
+        assert data.hex() == b"".join(msgspec.msgpack.encode(values[n]) for n in names).hex()
+    assert head == msgspec.msgpack.encode([0] * (1 + len(sent)))[: len(head) - 1] + head[-1:]
+
+
+def test_every_message_has_an_example_and_a_table_of_its_fields():
+    assert {type(e.message).__name__ for e in EXAMPLES.values()} == set(STRUCTS)
+    assert len(EXAMPLES) == sum(kind == "message" for kind, _ in BLOCKS)
+    for name, struct in STRUCTS.items():
+        expected = []
+        for field in msgspec.structs.fields(struct):
+            default = field.default
+            if field.default_factory is not msgspec.NODEFAULT:
+                default = field.default_factory()
+            kind = type_text(msgspec.inspect.type_info(field.type))
+            expected.append([field.name, kind, default_text(default)])
+        rows = table(f"### {name}: tag {struct.__struct_config__.tag}")
+        assert [row[:3] for row in rows] == expected, name
+
+
+def test_every_mode_is_named_with_its_proof():
+    rows = [(name.strip("`"), proof) for row in table("#### Modes") for name, proof in [row]]
+    assert rows == [(name, preset.proof.value) for name, preset in PRESETS.items()]
+
+
+def test_every_refusal_code_is_explained():
+    assert [row[0] for row in table("## Refusals")] == [code.value for code in m.RefusalCode]
+
+
+def test_other_encodings_of_the_same_values_are_read_alike():
+    close = bytes.fromhex("dc0002cc07c50008") + bytes(range(8))  # wider headers than are needed
+    assert decode(close) == m.SessionClose(bytes(range(8)))
+    outcome = EXAMPLES["an early outcome"].message
+    values = list(msgspec.structs.astuple(outcome))  # all fields, defaults too
+    assert decode(msgspec.msgpack.encode([5, *values])) == outcome
+    values[6] = 1  # an integer for a float
+    assert decode(msgspec.msgpack.encode([5, *values])).confidence == 1.0
+    with pytest.raises(WireError):
+        decode(msgspec.msgpack.encode([5, *values, 0]))  # one field too many
+
+
+def test_the_picture_is_the_one_described():
+    figures = FIGURES["picture"]
+    observation = EXAMPLES["an observation"].message
+    assert decode_picture(observation).tolist() == figures["rows"]
+    png = msgspec.structs.replace(observation, encoding="png", image=bytes.fromhex(figures["png"]))
+    assert decode_picture(png).tolist() == figures["rows"]
+
+
+def test_the_tokenizer_is_fingerprinted_as_described():
+    figures = FIGURES["fingerprint"]
+    assert tokenizer_fingerprint(json.dumps(figures["tokenizer"])) == figures["fingerprint"]
+    assert EXAMPLES["a session opened"].message.tokenizer_fingerprint == figures["fingerprint"]
+
+
+def test_full_rows_are_those_of_the_example():
+    figures = FIGURES["full"]
+    draft = EXAMPLES["a round with its distributions"].message
+    assert draft.distributions == pack_distributions(torch.tensor(figures["q"]))
+    assert draft.tokens == figures["tokens"]
+
+
+def test_split_verification_is_that_of_the_example():
+    figures = FIGURES["split"]
+    p, q = (torch.tensor(figures[name]) for name in "pq")
+    draft, outcome = (
+        EXAMPLES[name].message for name in ("a round with probabilities", "a rejection")
+    )
+    chances = np.frombuffer(draft.probabilities, "<f4").tolist()
+    assert chances[outcome.accepted] == q[draft.tokens[outcome.accepted]]
+    assert outcome.distribution == pack_distribution(p.numpy())
+    assert unpack_distribution(outcome.distribution, len(p)).tolist() == p.tolist()
+    rest = residual(p, q)
+    assert (rest / rest.sum()).tolist() == pytest.approx(figures["resampled_by"], abs=1e-7)
+    whole = np.array(figures["whole_p"], np.float32)
+    assert bytes.fromhex(figures["whole_packed"]) == pack_distribution(whole)
+    told = EXAMPLES["the round behind a rejection"].message
+    last = EXAMPLES["a reply that ends with a rejection"].message
+    assert rest[told.resampled[0]] > 0 and told.resampled == last.resampled
+    assert told.confirmed == last.confirmed == draft.confirmed + outcome.accepted + 1
+    assert (told.round, last.round) == (draft.round + 1, draft.round)
+
+
+def test_truncation_is_that_of_the_example():
+    figures = FIGURES["truncated"]
+    draft = EXAMPLES["a round with truncated distributions"].message
+    size = len(figures["q"])
+    ids, weights = truncate(torch.tensor(figures["q"]), top_k=figures["top_k"])
+    assert ids.tolist() == figures["ids"]
+    assert pack_ids(ids, size).hex() == figures["packed_ids"]
+    assert weights.astype("<f2").tobytes().hex() == figures["weights"]
+    assert draft.sparse == pack_kept([(ids, weights)], size)
+    ((ids, weights),) = unpack_kept(draft.sparse, len(draft.tokens), size)
+    assert restored(ids, weights, size).tolist() == torch.tensor(figures["q_hat"]).tolist()
+    assert draft.tokens[0] in ids
+
+
+def test_noise_is_that_of_the_example_and_of_the_description():
+    figures = FIGURES["noise"]
+    keyed = figures["seed"], figures["reply"], figures["position"]
+    noise = gumbel(*keyed, len(figures["noise"]))
+    assert noise.tolist() == figures["noise"]
+    assert choose(torch.tensor(figures["p"]), noise) == figures["drawn"]
+
+    def mix(value: int) -> int:
+        value %= 1 << 64
+        value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+        value = (value ^ (value >> 27)) * 0x94D049BB133111EB % (1 << 64)
+        return value ^ (value >> 31)
+
+    def log(x: float) -> float:
+        fraction, exponent = math.frexp(x)
+        if fraction < math.sqrt(0.5):
+            fraction, exponent = 2 * fraction, exponent - 1
+        r = (fraction - 1) / (fraction + 1)
+        s = 1 / 23
+        for k in range(21, 0, -2):
+            s = s * (r * r) + 1 / k
+        return exponent * 0.6931471805599453 + 2 * r * s
+
+    step, key = 0x9E3779B97F4A7C15, 0
+    for part in keyed:
+        key = mix(key ^ mix(part + step))
+    assert f"{key:016x}" == figures["key"]
+    for i, (bits, value) in enumerate(zip(figures["bits"], figures["noise"], strict=True)):
+        assert mix((i + 1) * step + key) >> 12 == int(bits, 16)
+        uniform = (int(bits, 16) + 0.5) / 2**52
+        assert -log(-log(uniform)) == value
+        assert -math.log(-math.log(uniform)) == pytest.approx(value, rel=1e-14)
+
+
+def test_digests_are_those_of_the_example():
+    figures = FIGURES["digest"]
+    assert m.prefix_digest(figures["tokens"]).hex() == figures["digest"]
+    assert m.prefix_digest([]).hex() == figures["digest_of_none"]
+    ahead = EXAMPLES["a round sent ahead"].message
+    assert ahead.assumed == m.prefix_digest(figures["tokens"])
+    assert ahead.confirmed == len(figures["tokens"])
+
+
+def content(value: Any) -> int:
+    """Bytes of a value without the header that says how long it is; numbers as MessagePack has them."""
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, list):
+        return sum(map(content, value))
+    return len(msgspec.msgpack.encode(value))
+
+
+def widest(message: m.Message, payload: list[str]) -> m.Message:
+    """The same message with every number that is not payload at its largest, and longest payload headers."""
+    changes: dict[str, Any] = {}
+    for field in msgspec.structs.fields(type(message)):
+        kind, value = msgspec.inspect.type_info(field.type), getattr(message, field.name)
+        if field.name in payload and value:
+            if isinstance(kind, (msgspec.inspect.BytesType, msgspec.inspect.StrType)):
+                # Above 2^16 bytes a header has its full length.
+                longest = min(kind.max_length, (1 << 16) + 1)
+                changes[field.name] = (b"x" if isinstance(value, bytes) else "x") * longest
+            elif isinstance(kind, msgspec.inspect.ListType):
+                changes[field.name] = [value[0]] * kind.max_length
+        elif isinstance(kind, msgspec.inspect.IntType) and field.name not in payload:
+            high = kind.le if kind.le is not None else kind.lt - 1
+            changes[field.name] = high if value or field.required else value
+    return msgspec.structs.replace(message, **changes)
+
+
+def test_overheads_are_those_of_the_table():
+    rows = table("## Sizes")
+    assert rows
+    for name, fields, total, overhead, most in rows:
+        message = EXAMPLES[name].message
+        payload = [field.strip("`") for field in fields.split(", ")] if fields else []
+
+        def over(message: m.Message, payload: list[str] = payload) -> int:
+            return len(encode(message)) - sum(content(getattr(message, f)) for f in payload)
+
+        measured = len(encode(message)), over(message), over(widest(message, payload))
+        assert (int(total), int(overhead), int(most)) == measured, name
+
+
+def test_rounds_of_a_large_vocabulary_take_what_the_table_says():
+    size, gamma, kept = 152_064, 4, 32
+    tokens = [size - 1 - i for i in range(gamma)]
+    ids, weights = np.arange(size - kept, size), np.ones(kept, np.float16)
+    proofs: dict[str, dict[str, Any]] = {
+        "coupled, or greedy": {},
+        "split": {"probabilities": bytes(4 * gamma)},
+        "truncated, K = 32": {"sparse": pack_kept([(ids, weights)] * gamma, size)},
+        "full": {"distributions": bytes(4 * gamma * size)},
+    }
+    rows = table("### A round of four drafted tokens")
+    assert [row[0] for row in rows] == list(proofs)
+    for name, length in rows:
+        draft = m.Draft(bytes(8), 7, 3, 12, tokens, **proofs[name])
+        assert int(length.replace(" ", "")) == len(encode(draft)), name

@@ -77,8 +77,9 @@ def test_progress_grows_to_the_reply(channel, draft, mode):
     seen = []
     with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=20)) as session:
         reply = session.decode(IMAGE, "go", on_progress=lambda *news: seen.append(news))
-    assert seen[-1] == (reply.text, len(reply.tokens)) and len(seen) == reply.rounds
-    for (text, count), (more, larger) in zip(seen, seen[1:], strict=False):
+    assert seen[-1][:2] == (reply.text, len(reply.tokens))
+    assert [record for _, _, record in seen] == reply.records
+    for (text, count, _), (more, larger, _) in zip(seen, seen[1:], strict=False):
         assert more.startswith(text) and larger > count
 
 
@@ -228,7 +229,7 @@ def test_a_cancelled_decode_ends_and_the_session_goes_on(draft, mode):
     ):
         stop = threading.Event()
 
-        def progress(_: str, verified: int) -> None:
+        def progress(_: str, verified: int, __: object) -> None:
             if verified > 3:
                 stop.set()
 

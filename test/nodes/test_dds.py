@@ -188,6 +188,9 @@ def test_the_decode_service(rig, tiny_pair, models):
     rig.until(lambda: len(nodes.stats) == 5)
     rig.until(lambda: nodes.progress and nodes.progress[-1].done)
     assert nodes.progress[-1].text == expected
+    told = nodes.progress[-1]
+    assert told.rounds == nodes.stats[-1].rounds and told.last_round.wait_seconds > 0
+    assert told.last_round.accepted == nodes.stats[-1].accepted[-1]
 
     for instruction, timeout, code in [
         ("", 1.0, Decode.Response.INVALID_REQUEST),

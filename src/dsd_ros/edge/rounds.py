@@ -24,7 +24,7 @@ from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
 from dsd_ros.wire.packing import pack_kept, unpack_distribution
 
-Progress = Callable[[str, int], None]
+Progress = Callable[[str, int, RoundRecord], None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Rounds:
                 request, observation, drafted, taken, outcome_at
             )
             if request.on_progress is not None:
-                request.on_progress(request.text(self._tokens), len(self._tokens))
+                request.on_progress(
+                    request.text(self._tokens), len(self._tokens), self._records[-1]
+                )
             if self._finished or len(self._tokens) >= settings.max_tokens:
                 break
         if self._resampled:  # there is no next round to tell of it

@@ -91,7 +91,7 @@ class EdgeSession:
     ) -> DecodedReply:
         """One reply about ``image`` (RGB uint8, (H, W, 3)), exactly as the target alone would give it.
 
-        on_progress(text so far, verified tokens) is called after each verified round. ``deadline`` is a
+        on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. Raises PromptError, ImageError or WireError
         (ValueErrors) for an input that cannot be used, LinkError when link or verifier fail for good,
         DeadlineExceeded, DecodeCancelled.

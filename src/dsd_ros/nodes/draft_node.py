@@ -29,6 +29,7 @@ from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.nodes.images import ImageError, to_rgb
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.progress import Progress
 from dsd_ros.nodes.running import EXIT_BAD_START, EXIT_GAVE_UP
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import seconds
@@ -228,11 +229,12 @@ class DraftNode(LifecycleNode):
                 f"No fresh picture came from the camera within {wait:.1f} s.",
             )
         answer.observation_stamp = image.header.stamp
+        progress = Progress(self._progress, image.header)
         try:
             reply = self._session.decode(
                 to_rgb(image),
                 text,
-                on_progress=lambda said, count: self._publish_progress(image, said, count, False),
+                on_progress=progress.tell,
                 deadline=deadline,
                 cancelled=cancelled,
             )
@@ -260,7 +262,7 @@ class DraftNode(LifecycleNode):
         answer.code = Answer.OK
         answer.text = reply.text
         answer.stats = self._statistics(reply, image)
-        self._publish_progress(image, reply.text, len(reply.tokens), True)
+        progress.tell(reply.text, len(reply.tokens), reply.records[-1], done=True)
         self._stats.publish(answer.stats)
         self.get_logger().info(reply.summary())
         self._health.report(
@@ -269,11 +271,6 @@ class DraftNode(LifecycleNode):
             {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"},
         )
         return answer
-
-    def _publish_progress(self, image: Image, text: str, tokens: int, done: bool) -> None:
-        self._progress.publish(
-            ReplyProgress(header=image.header, text=text[:2000], verified_tokens=tokens, done=done)
-        )
 
     def _statistics(self, reply: DecodedReply, image: Image) -> DecodeStats:
         settings = self._decode_settings

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     overhead.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     overhead.set_defaults(run=_bench_overhead)
     _add_modes(benches)
+    _add_wire(benches)
     _add_soak(benches)
 
 
@@ -101,16 +102,17 @@ def _add_modes(benches: Any) -> None:
     modes.set_defaults(run=_bench_modes)
 
 
-def _add_decode_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for every decode setting but the mode, None where it is not given."""
+def _add_decode_settings(parser: argparse.ArgumentParser, *names: str) -> None:
+    """A flag for each of these decode settings, or for every one but the mode; None where it is not given."""
     from dsd_ros.decoding.settings import DecodeSettings
 
     hints = typing.get_type_hints(DecodeSettings)
     for field in dataclasses.fields(DecodeSettings):
-        if field.name == "mode":
+        if field.name == "mode" or (names and field.name not in names):
             continue
         of_profile = field.name == "draft_length" and parser.get_default("profile")
-        default = "the profile's" if of_profile else field.default
+        preset = parser.get_default(field.name)
+        default = "the profile's" if of_profile else field.default if preset is None else preset
         choices = field.metadata.get("choices")
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
@@ -124,7 +126,7 @@ def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
     from dsd_ros.decoding.settings import DecodeSettings
 
     given = {
-        f.name: getattr(args, f.name)
+        f.name: getattr(args, f.name, None)
         for f in dataclasses.fields(DecodeSettings)
         if f.name != "mode"
     }
@@ -169,6 +171,120 @@ def _say_progress(done: int, total: int, variant: Any, reply: Any) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _add_wire(benches: Any) -> None:
+    wire = benches.add_parser(
+        "wire",
+        help="bytes, acceptance and seconds of each proof of a draft",
+        description="Sample replies about the same held-out pictures with every proof; print bytes per generated "
+        "token, acceptance, tokens per round, and seconds per reply at each uplink rate of an emulated link, with "
+        "what the papers' formulas say. Exit 1 when a reply is not what it must be.",
+    )
+    wire.add_argument(
+        "--proofs",
+        default="full,split,truncated,coupled",
+        help="comma-separated (default: %(default)s)",
+    )
+    wire.add_argument(
+        "--kept",
+        default="2,1%,10%",
+        metavar="K,...",
+        help="ids that proof truncated keeps: numbers, or shares of the vocabulary "
+        "(default: 2,1%%,10%%)",
+    )
+    wire.add_argument(
+        "--uplinks",
+        default="0.1,1,10,100",
+        metavar="MBIT,...",
+        help="rates to measure at, Mbit/s (default: %(default)s)",
+    )
+    wire.add_argument(
+        "--downlink",
+        type=float,
+        default=0.0,
+        metavar="MBIT",
+        help="rate of the other direction, Mbit/s; 0: that of the uplink (default: %(default)s)",
+    )
+    wire.add_argument(
+        "--delay-ms",
+        type=float,
+        default=20.0,
+        metavar="MS",
+        help="of the link, one way (default: %(default)s)",
+    )
+    wire.add_argument("--images", type=int, default=6, help="pictures (default: %(default)s)")
+    wire.add_argument(
+        "--draws",
+        type=int,
+        default=4,
+        help="replies a picture to count bytes and acceptance of; one of them is timed "
+        "(default: %(default)s)",
+    )
+    wire.add_argument(
+        "--profile",
+        metavar="PROFILE",
+        help="hold the models to the times of this one of config/profiles.yaml "
+        "(default: this machine's speed)",
+    )
+    wire.set_defaults(temperature=1.0)  # greedy drafts need no proof
+    _add_decode_settings(
+        wire, "draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens"
+    )
+    add_model(wire, "--draft", "draft")
+    add_model(wire, "--target", "target")
+    wire.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    wire.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw kept mass, acceptance and seconds (.png, .svg, .pdf)",
+    )
+    wire.set_defaults(run=_bench_wire)
+
+
+def _bench_wire(args: argparse.Namespace) -> int:
+    from dsd_ros.decoding.settings import DecodeSettings
+    from dsd_ros.evaluation.modes_plots import check_plot
+    from dsd_ros.evaluation.profiles import load_profile
+    from dsd_ros.evaluation.wire_bench import measure_wire
+    from dsd_ros.evaluation.wire_plots import draw_wire
+    from dsd_ros.evaluation.wire_report import render
+    from dsd_ros.evaluation.wire_setting import (
+        WireSetting,
+        parse_kept,
+        parse_proofs,
+        parse_uplinks,
+    )
+
+    if args.plot is not None:
+        check_plot(args.plot)
+    setting = WireSetting(
+        decode=DecodeSettings(**_given_settings(args)),
+        proofs=parse_proofs(args.proofs),
+        kept=parse_kept(args.kept),
+        uplinks=parse_uplinks(args.uplinks),
+        downlink=args.downlink,
+        delay_s=1e-3 * args.delay_ms,
+        images=args.images,
+        draws=args.draws,
+        profile=load_profile(args.profile) if args.profile else None,
+    )
+    report = measure_wire(
+        setting,
+        draft=model_path(args.draft, "draft"),
+        target=model_path(args.target, "target"),
+        progress=lambda done, total, label, reply: print(
+            f"{done}/{total} {label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        ),
+    )
+    print(render(report))
+    write_json(args.json, report)
+    if args.plot is not None:
+        draw_wire(report, args.plot)
+    return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
 def _add_soak(benches: Any) -> None:

@@ -1,0 +1,125 @@
+"""What `dsd bench wire` measures: proofs, ids kept of truncated distributions, rates of the link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.evaluation.profiles import Profile
+from dsd_ros.evaluation.sweeps import BenchError
+from dsd_ros.evaluation.theory_proofs import PROOFS
+from dsd_ros.training.data import TEST_SEEDS
+from dsd_ros.wire.emulation import LinkProfile
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many ids a truncated distribution has: a number, or a share of the vocabulary."""
+
+    text: str
+    amount: float
+    is_share: bool
+
+    def of(self, vocabulary: int) -> int:
+        """K for a vocabulary of that size: 1 to all of it."""
+        count = self.amount * vocabulary if self.is_share else self.amount
+        return max(1, min(vocabulary, round(count)))
+
+
+def parse_kept(text: str) -> list[Kept]:
+    """``1,5,1%,10%``; BenchError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        is_share = part.endswith("%")
+        amount = _number(part.rstrip("%"))
+        if is_share:
+            amount /= 100.0
+        if not (0.0 < amount <= 1.0 if is_share else amount >= 1.0 and amount == int(amount)):
+            raise BenchError(
+                f"{part!r} tells no K to keep; give whole numbers or shares as 8 or 1%"
+            )
+        found.append(Kept(part, amount, is_share))
+    if not found:
+        raise BenchError("no K is given for proof truncated; use for example 1%,10%")
+    return list(dict.fromkeys(found))
+
+
+def parse_uplinks(text: str) -> list[float]:
+    """Rates in Mbit/s, ascending; BenchError."""
+    rates = sorted({_number(part) for part in text.split(",") if part.strip()})
+    if not rates:
+        raise BenchError("no uplink rate is given; use for example 0.1,1,10,100 (Mbit/s)")
+    for rate in rates:
+        _check_rate("uplinks", rate)
+    return rates
+
+
+def parse_proofs(text: str) -> list[str]:
+    """Of theory_proofs.PROOFS; BenchError."""
+    proofs = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for proof in proofs:
+        if proof not in PROOFS:
+            raise BenchError(f"unknown proof {proof!r}; choose from {', '.join(PROOFS)}")
+    if not proofs:
+        raise BenchError(f"no proof is named; choose from {', '.join(PROOFS)}")
+    return proofs
+
+
+@dataclass(frozen=True)
+class WireSetting:
+    """What is measured, besides the models. ``decode``: sampling, draft length, most tokens and seed of all proofs.
+
+    Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies a picture are
+    counted, the first of which are decoded over the link too. BenchError for values out of range.
+    """
+
+    decode: DecodeSettings
+    proofs: Sequence[str] = PROOFS
+    kept: Sequence[Kept] = ()
+    uplinks: Sequence[float] = (0.1, 1.0, 10.0, 100.0)
+    downlink: float = 0.0
+    delay_s: float = 0.020
+    images: int = 6
+    draws: int = 4
+    profile: Profile | None = None  # whose model times are kept; None: this machine's
+
+    def __post_init__(self) -> None:
+        if self.decode.sampling.greedy:
+            raise BenchError(
+                "greedy drafts need no proof, ids alone are sent; use a temperature above 0"
+            )
+        if not 1 <= self.images <= 3 * len(TEST_SEEDS):
+            raise BenchError(f"images is {self.images}; use 1 to {3 * len(TEST_SEEDS)}")
+        if not 1 <= self.draws <= 1000:
+            raise BenchError(f"draws is {self.draws}; use 1 to 1000")
+        if not 0.0 <= self.delay_s <= 60.0:
+            raise BenchError(f"delay-ms is {1e3 * self.delay_s:g}; use 0 to 60000")
+        if self.downlink:
+            _check_rate("downlink", self.downlink)
+        if self.profile is not None and not self.profile.paced:
+            raise BenchError(
+                f"profile {self.profile.name} gives no times of models; leave --profile out, or use one with "
+                "draft_ms and target_ms"
+            )
+
+    def link(self, uplink: float) -> LinkProfile:
+        """The link at one uplink rate."""
+        down = self.downlink or uplink
+        return LinkProfile(self.delay_s, self.delay_s, 0.0, 1e6 * uplink, 1e6 * down)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BenchError(f"{text!r} is no number") from None
+    if not math.isfinite(value):
+        raise BenchError(f"{text!r} is no number to measure with; give a finite one")
+    return value
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0.001 <= rate <= 1e6:  # false for a NaN too
+        raise BenchError(f"{name} has {rate:g} Mbit/s; use 0.001 to 1000000")

@@ -1,0 +1,200 @@
+"""`dsd bench wire`, run with tiny models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_models import make_tiny_model
+
+from dsd_ros import cli
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.evaluation import wire_bench
+from dsd_ros.evaluation.sweeps import BenchError
+from dsd_ros.evaluation.wire_bench import measure_wire
+from dsd_ros.evaluation.wire_plots import draw_wire
+from dsd_ros.evaluation.wire_report import Distances, make_report, render
+from dsd_ros.evaluation.wire_setting import WireSetting, parse_kept, parse_uplinks
+
+KEYS = {
+    "proof", "label", "settings", "replies", "tokens_per_reply", "bytes_up_per_token", "bytes_down_per_token",
+    "tau", "seconds_per_reply",
+}  # fmt: skip
+DRAFTED = KEYS | {
+    "acceptance", "position_acceptance", "expected_acceptance", "kept_mass", "payload_up_per_token",
+    "payload_down_per_token", "large_vocabulary_up_per_token", "large_vocabulary_down_per_token", "formula_seconds",
+}  # fmt: skip
+VOCABULARY = 264
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pair")
+    make_tiny_model(folder / "target", seed=1)
+    make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
+    return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
+
+
+def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    try:
+        code = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:  # argparse
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_every_proof_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
+    threads = threading.active_count()
+    file, plot = tmp_path / "wire.json", tmp_path / "wire.png"
+    code, out, err = dsd(
+        capsys, "bench", "wire", *pair, "--images", "2", "--draws", "2", "--max-tokens", "10", "--delay-ms", "1",
+        "--uplinks", "10,1", "--kept", "3,10%", "--json", file, "--plot", plot,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    assert report["bench"] == "wire" and "torch" in report["machine"]
+    assert report["exact"] is True and report["differences"] == []
+    assert report["temperature"] == 1.0 and report["vocabulary"] == VOCABULARY
+    rows = {row["label"]: row for row in report["rows"]}
+    assert list(rows) == ["ar", "dsd", "dssd", "tslt K=3", "tslt K=26", "coupled"]
+    for label, row in rows.items():
+        assert row.keys() == (KEYS if label == "ar" else DRAFTED)
+        assert label in out and row["replies"] == 4
+        assert list(row["seconds_per_reply"]) == ["1", "10"]
+        assert all(seconds > 0.004 for seconds in row["seconds_per_reply"].values())
+        assert row["bytes_up_per_token"] > 0 and row["bytes_down_per_token"] > 0
+    full, split, coupled = rows["dsd"], rows["dssd"], rows["coupled"]
+    # Nothing is sent in fewer bytes than it has, and headers are small.
+    for row in list(rows.values())[1:]:
+        assert 0 < row["acceptance"] <= row["position_acceptance"] <= 1
+    assert full["payload_up_per_token"] > 4 * VOCABULARY  # a float32 for each id, for every token
+    assert (
+        abs(full["bytes_up_per_token"] - full["payload_up_per_token"])
+        < 0.3 * full["payload_up_per_token"]
+    )  # the last round of a reply may be shorter
+    assert coupled["payload_up_per_token"] < coupled["bytes_up_per_token"] < 40
+    assert coupled["bytes_up_per_token"] < split["bytes_up_per_token"] < full["bytes_up_per_token"]
+    assert split["bytes_down_per_token"] > coupled["bytes_down_per_token"]
+    assert full["large_vocabulary_up_per_token"] > 4 * 152_064
+    assert rows["tslt K=3"]["kept_mass"] < rows["tslt K=26"]["kept_mass"] < 1
+    assert rows["tslt K=3"]["bytes_up_per_token"] < rows["tslt K=26"]["bytes_up_per_token"]
+    assert [point["kept"] for point in report["kept_curve"]] == sorted(
+        {point["kept"] for point in report["kept_curve"]}
+    )
+    assert report["kept_curve"][-1]["mass"] == 1.0
+    with Image.open(plot) as picture:
+        assert picture.width > 1000
+    assert threading.active_count() == threads
+
+
+def test_a_slow_uplink_shows_in_seconds_and_in_no_byte(pair, tmp_path):
+    decode = DecodeSettings(max_tokens=6, temperature=1.0, top_k=8, draft_length=2)
+    setting = WireSetting(
+        decode, ["full", "split"], uplinks=[1.0, 50.0], downlink=50.0, delay_s=0.0, images=1, draws=1
+    )  # fmt: skip
+    report = measure_wire(setting, pair[1], pair[3])
+    assert report["exact"] and report["downlink_mbps"] == 50.0
+    alone, full, split = report["rows"]
+    slow, fast = full["seconds_per_reply"]["1"], full["seconds_per_reply"]["50"]
+    # The link takes at least 8 bits a byte of the drafts and of the picture.
+    link = 8e-6 * (full["bytes_up_per_token"] * full["tokens_per_reply"] + report["picture_bytes"])
+    assert slow > link and fast > link / 50
+    assert full["formula_seconds"]["1"] > 8e-6 * report["picture_bytes"]
+    # Of a target truncated by its own settings only what is left comes down.
+    assert split["payload_down_per_token"] < VOCABULARY
+    assert alone["tau"] == 1.0
+    assert "50 down" in render(report)
+    draw_wire(report, tmp_path / "wire.svg")
+    assert (tmp_path / "wire.svg").stat().st_size > 1000
+
+
+def test_models_can_be_held_to_given_times(pair, capsys, tmp_path):
+    code, out, err = dsd(
+        capsys, "bench", "wire", *pair, "--proofs", "coupled", "--images", "1", "--draws", "1", "--uplinks", "100",
+        "--max-tokens", "3", "--profile", "rtx-a100", "--json", tmp_path / "wire.json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "held to the times of profile rtx-a100" in out
+    coupled = json.loads((tmp_path / "wire.json").read_text())["rows"][1]
+    assert coupled["seconds_per_reply"]["100"] >= 0.442  # one forward of the target
+
+
+def test_a_reply_that_is_not_the_targets_fails_the_run(pair, capsys, monkeypatch):
+    def corrupted(setting, contenders, *rest):
+        reply = contenders[1].counted[0]
+        wrong = dataclasses.replace(reply, tokens=[reply.tokens[0] + 1, *reply.tokens[1:]])
+        contenders[1].counted[0] = wrong
+        return make_report(setting, contenders, *rest)
+
+    monkeypatch.setattr(wire_bench, "make_report", corrupted)
+    code, out, _ = dsd(
+        capsys, "bench", "wire", *pair, "--proofs", "coupled", "--images", "1", "--draws", "1", "--uplinks", "100",
+        "--max-tokens", "4",
+    )  # fmt: skip
+    assert code == 1
+    assert "NOT EXACT" in out and "coupled differs from the target alone in reply 0" in out
+    assert "coupled at 100 Mbit/s differs on picture 0" in out
+
+
+def test_distances_are_means_over_tokens():
+    p = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])
+    q = np.array([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]])
+    distances = Distances(3, [2])
+    for row in range(2):
+        distances.add(p[row : row + 1], q[row : row + 1])
+    assert distances.expected("full", 0) == distances.expected("split", 0) == (0.75 + 0.5) / 2
+    assert distances.mass(1) == 0.5 and distances.mass(2) == pytest.approx((0.75 + 1.0) / 2)
+    # Of the first row two thirds and one third are left: 1/2 + 1/3.
+    assert distances.expected("truncated", 2) == pytest.approx((5 / 6 + 1 / 2) / 2)
+    assert 0 < distances.expected("coupled", 0) <= distances.expected("full", 0)
+
+
+def test_what_is_kept_is_a_number_or_a_share():
+    assert [kept.of(152_064) for kept in parse_kept("8, 1%,0.0001%,8")] == [8, 1521, 1]
+    assert parse_kept("1000")[0].of(512) == 512
+    assert parse_uplinks("10,0.1, 1,10") == [0.1, 1.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--proofs", "full,tree"], "unknown proof 'tree'"),
+        (["--proofs", ","], "no proof is named"),
+        (["--kept", "none"], "'none' is no number"),
+        (["--kept", "0"], "'0' tells no K"),
+        (["--kept", "2.5"], "'2.5' tells no K"),
+        (["--kept", "101%"], "'101%' tells no K"),
+        (["--kept", " "], "no K is given"),
+        (["--uplinks", "fast"], "'fast' is no number"),
+        (["--uplinks", "0"], "uplinks has 0 Mbit/s"),
+        (["--uplinks", "nan"], "'nan' is no number"),
+        (["--uplinks", ","], "no uplink rate"),
+        (["--downlink", "-1"], "downlink has -1 Mbit/s"),
+        (["--downlink", "nan"], "downlink has nan Mbit/s"),
+        (["--delay-ms", "nan"], "delay-ms is nan"),
+        (["--delay-ms", "-1"], "delay-ms is -1"),
+        (["--images", "0"], "images is 0"),
+        (["--draws", "0"], "draws is 0"),
+        (["--profile", "mars"], "unknown profile 'mars'"),
+        (["--profile", "lte"], "gives no times of models"),
+        (["--temperature", "0"], "use a temperature above 0"),
+        (["--draft-length", "0"], "draft_length is 0"),
+        (["--plot", "plot.jpeg2"], "is no picture file"),
+        (["--plot", "no/such/place/plot.png"], "no directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_a_sentence(pair, capsys, options, said):
+    code, out, err = dsd(capsys, "bench", "wire", *pair, *options)
+    assert code == 2 and out == ""
+    assert said in err and err.count("\n") == 1
+
+
+def test_greedy_drafts_need_no_proof():
+    with pytest.raises(BenchError, match="greedy"):
+        WireSetting(DecodeSettings())

@@ -27,6 +27,7 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
     """Draw a report of ``evaluation.wire_report`` into ``path``; BenchError, OSError."""
     check_plot(path)
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
 
     canvas = Figure(figsize=(14.0, 4.3), layout="constrained", dpi=130)
     mass, accepted, seconds = canvas.subplots(1, 3)
@@ -84,7 +85,9 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
         ylabel="seconds per reply, picture included",
     )
     seconds.set_xticks(report["uplinks_mbps"], [f"{rate:g}" for rate in report["uplinks_mbps"]])
+    seconds.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     seconds.yaxis.set_major_formatter("{x:g}")
+    seconds.yaxis.set_minor_formatter("")
     for axes in (mass, accepted, seconds):
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
@@ -13,16 +14,22 @@ from sensor_msgs.msg import Image
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.stamps import seconds
 
+_SILENT_S = 2.0  # without any picture for so long, the subscription is made anew
+
 
 class Camera:
     """Keeps the newest Image of ``camera/image_raw``; pictures are converted only when one is wanted."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         self._changed = threading.Condition()
         self._newest: Image | None = None
         self._arrived = float("-inf")
         self.received = 0
-        node.create_subscription(
+        self._subscription = self._subscribe()
+
+    def _subscribe(self) -> Any:
+        return self._node.create_subscription(
             Image,
             "camera/image_raw",
             self._on_image,
@@ -51,8 +58,13 @@ class Camera:
                     if recent and seconds(image.header.stamp) >= not_before:
                         return image
                 if remaining <= 0.0:
-                    return None
+                    break
                 self._changed.wait(min(remaining, 0.1))
+        if not cancelled() and self.silence > max(timeout, _SILENT_S):
+            # After this process was frozen, or a sender died in mid-picture, a best-effort reader can
+            # stay deaf for good while all other topics work: a new one hears again.
+            deaf, self._subscription = self._subscription, self._subscribe()
+            self._node.destroy_subscription(deaf)
         return None
 
     def _on_image(self, message: Image) -> None:

@@ -226,7 +226,8 @@ class DraftNode(LifecycleNode):
             return _fail(
                 answer,
                 Answer.NO_IMAGE,
-                f"No fresh picture came from the camera within {wait:.1f} s.",
+                f"No fresh picture came from the camera within {wait:.1f} s; the last one came "
+                f"{min(self._camera.silence, 9999.0):.1f} s ago.",
             )
         answer.observation_stamp = image.header.stamp
         progress = Progress(self._progress, image.header)

@@ -188,10 +188,9 @@ It knows the project's simulated rooms and nothing else: it is no model for real
 
 `dsd train pair`, on pictures rendered by the project's own simulator and labelled by its expert. Stages:
 the vision tower through throw-away heads, the language model on the frozen tower's tokens, both
-together, the same with pictures met while running the model in the loop and labelling what it meets
-(DAgger), and for the draft: a copy of the target's tower and a two-layer language model trained on the
-target's own replies, and at last the mean of the target's weights at the ends of its stages. Seeds: training
-1 000 000 and up, validation 2 000 000 and up, held-out pictures 8 000 to 9 999, runs 100 and up.
+together{_dagger_clause(training)}, and for the draft: a copy of the target's tower and a two-layer language model
+trained on the target's own replies. Seeds: training 1 000 000 and up, validation 2 000 000 and up, held-out pictures
+8 000 to 9 999, runs 100 and up.
 
 {_training_lines(training)}
 
@@ -219,6 +218,16 @@ decoding. A third of the pictures were taken on the way to a target, as in train
 | --- | --- | --- |
 {rows}
 """
+
+
+def _dagger_clause(training: dict[str, Any] | None) -> str:
+    """What the stages of DAgger add to the prose, when there were any."""
+    if not training or not training["dagger"]:
+        return ""
+    return (
+        ", the same with pictures met while running the model in the loop and labelling what it\n"
+        "meets (DAgger), then the mean of the weights at the ends of these last stages"
+    )
 
 
 def _training_lines(training: dict[str, Any] | None) -> str:

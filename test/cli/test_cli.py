@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from in_process import dsd
 
-from dsd_ros import cli
 from dsd_ros.commands import shared
 
 INSTRUCTION = "find the red chair"
@@ -51,16 +51,6 @@ def verifier(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.kill()
             process.wait()
             process.stdout.close()
-
-
-def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """Run a command in this process: exit code, what it printed, what it complained."""
-    try:
-        code = cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from pathlib import Path
 
 import pytest
+from in_process import dsd
 from PIL import Image
 from tiny_models import make_tiny_model
 
@@ -38,15 +38,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ExitAdapters.untrained(model).save(target, model.fingerprint)
     make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
     return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
-
-
-def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    try:
-        code = cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import dsd
 from PIL import Image
 from tiny_models import make_tiny_model
 
-from dsd_ros import cli
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.evaluation import wire_bench
 from dsd_ros.evaluation.sweeps import BenchError
@@ -38,15 +37,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     make_tiny_model(folder / "target", seed=1)
     make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
     return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
-
-
-def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    try:
-        code = cli.main([str(argument) for argument in arguments])
-    except SystemExit as end:  # argparse
-        code = int(end.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_every_proof_is_measured_on_the_same_pictures(pair, capsys, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from dsd_ros.decoding.modes import PRESETS, ModeError, Proof, mode
+from dsd_ros.decoding.modes import PRESETS, ModeError, Proof, Shape, mode
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.decoding.settings import DecodeSettings, SettingsError
 
@@ -26,7 +26,7 @@ def test_every_setting_is_described_and_bounded():
         if field.name == "mode":
             assert field.metadata["choices"] == tuple(PRESETS)
         elif isinstance(field.default, str):
-            choices = field.metadata.get("choices", ("",))
+            choices = field.metadata.get("choices", (field.default,))
             assert field.default in choices and len(set(choices)) == len(choices)
         else:
             assert field.metadata["min"] < field.metadata["max"]
@@ -41,6 +41,8 @@ def test_every_setting_is_described_and_bounded():
         ("predraft_policy", "lifo"), ("predraft_budget", 0), ("predraft_batch", 65),
         ("pipeline_depth", 0), ("pipeline_depth", 9), ("exit_policy", "random"),
         ("min_exit_confidence", 1.5), ("min_exit_confidence", float("nan")),
+        ("shape", "bush"), ("tree_budget", 0), ("tree_budget", 65), ("tree_expansion", "2,0"),
+        ("tree_expansion", ""), ("tree_expansion", "2,two"), ("tree_expansion", "4,4,4"),
         ("exit_layers", "0"), ("exit_layers", "two"), ("exit_layers", "2,,4"), ("exit_layers", "65536"),
     ],
 )  # fmt: skip
@@ -89,3 +91,30 @@ def test_what_split_cannot_do_is_refused_with_a_sentence():
     # Greedy, nothing is drawn on either side.
     assert not DecodeSettings(mode="fsd", proof="split", pipeline_depth=3).splits
     assert not DecodeSettings(mode="dsd", temperature=1.0).splits
+
+
+def test_a_mode_has_its_shape_unless_another_is_asked_for():
+    assert DecodeSettings(mode="dsd").shaped_by is Shape.SEQUENCE
+    assert DecodeSettings(mode="mc-dsd").shaped_by is Shape.EXPANSION
+    assert DecodeSettings(mode="mc-tslt").proven_by is Proof.TRUNCATED
+    assert DecodeSettings(mode="mc-tslt", shape="sequence").shaped_by is Shape.SEQUENCE
+    assert DecodeSettings(mode="fsd", shape="budget").shaped_by is Shape.BUDGET
+    assert DecodeSettings(mode="dssd", shape="expansion", temperature=1.0).splits
+    assert DecodeSettings(mode="ar", shape="sequence").shaped_by is Shape.SEQUENCE
+    with pytest.raises(SettingsError, match="mode ar has no drafts that could have shape 'expan"):
+        DecodeSettings(mode="ar", shape="expansion")
+
+
+def test_a_draft_is_as_deep_as_its_shape_says():
+    assert DecodeSettings(draft_length=7).depth == 7
+    assert DecodeSettings(draft_length=7, shape="budget").depth == 7
+    chosen = DecodeSettings(draft_length=7, shape="expansion", tree_expansion=" 3, 2")
+    assert chosen.depth == 2 and chosen.expansion == (3, 2)
+
+
+def test_a_tree_by_budget_needs_a_target_that_says_one_token():
+    assert DecodeSettings(mode="coupled", shape="budget", temperature=1.0).shaped_by is Shape.BUDGET
+    for name in ("dsd", "dssd", "tslt"):
+        assert DecodeSettings(mode=name, shape="budget").shaped_by is Shape.BUDGET
+        with pytest.raises(SettingsError, match="'budget' draws no nodes.* use shape expansion"):
+            DecodeSettings(mode=name, shape="budget", temperature=1.0)

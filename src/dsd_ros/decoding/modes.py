@@ -28,6 +28,8 @@ class Shape(StrEnum):
     """How drafted tokens hang together."""
 
     SEQUENCE = "sequence"
+    EXPANSION = "expansion"  # a tree where every node of a level has as many children (MCSample)
+    BUDGET = "budget"  # the tree of so many nodes of which most are expected to be accepted
 
 
 class Overlap(StrEnum):
@@ -87,6 +89,14 @@ PRESETS: dict[str, Mode] = {
         Mode(
             "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,
             "as dsd, with noise that both sides derive instead of distributions on the link",
+        ),
+        Mode(
+            "mc-dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.EXPANSION, Overlap.NONE,
+            "as dsd, with a tree of tokens instead of a sequence",
+        ),
+        Mode(
+            "mc-tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.EXPANSION, Overlap.NONE,
+            "as tslt, with a tree of tokens instead of a sequence",
         ),
     )
 }  # fmt: skip

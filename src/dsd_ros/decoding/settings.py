@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, mode
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, Shape, mode
 from dsd_ros.decoding.sampling import SamplingSettings
+from dsd_ros.decoding.tree_growth import parse_expansion
+from dsd_ros.decoding.trees import MAX_NODES, TreeError
 from dsd_ros.decoding.truncation import MAX_KEPT
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 EXIT_POLICIES = ("priority", "fifo")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
+SHAPES = ("preset", *(shape.value for shape in Shape))
 MAX_EXITS = 256
 
 
@@ -52,9 +55,30 @@ class DecodeSettings:
             "max": 1.0,
         },
     )
+    shape: str = field(
+        default="preset",
+        metadata={
+            "help": "how drafted tokens hang together: one behind the other, as a tree that tree_expansion "
+            "or tree_budget describes; preset: what the mode says",
+            "choices": SHAPES,
+        },
+    )
+    tree_expansion: str = field(
+        default="2,2,2",
+        metadata={"help": "in shape expansion, the children of every node, level by level"},
+    )
+    tree_budget: int = field(
+        default=16,
+        metadata={"help": "nodes of a tree in shape budget", "min": 1, "max": MAX_NODES},
+    )
     draft_length: int = field(
         default=4,
-        metadata={"help": "tokens drafted per round (gamma)", "min": 1, "max": MAX_DRAFT_LENGTH},
+        metadata={
+            "help": "tokens drafted per round (gamma), in shape budget the tree's depth; "
+            "an expansion has its own depth",
+            "min": 1,
+            "max": MAX_DRAFT_LENGTH,
+        },
     )
     temperature: float = field(
         default=0.0, metadata={"help": "sampling temperature; 0: greedy", "min": 0.0, "max": 100.0}
@@ -139,7 +163,8 @@ class DecodeSettings:
                 raise SettingsError(
                     f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
                 )
-        _ = self.sampling, self.exits, self.proven_by  # validated on being made
+        # Validated on being made.
+        _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
 
     @property
@@ -163,6 +188,35 @@ class DecodeSettings:
                 "use preset or coupled"
             )
         return Proof(self.proof)
+
+    @property
+    def shaped_by(self) -> Shape:
+        """The shape in force."""
+        shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
+        if not self.preset.drafts and shape is not Shape.SEQUENCE:
+            raise SettingsError(
+                f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset"
+            )
+        sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
+        if shape is Shape.BUDGET and sampled:
+            raise SettingsError(
+                f"shape 'budget' draws no nodes, so that proof {self.proven_by.value!r} has nothing to go by; "
+                "use shape expansion, or proof coupled, or temperature 0"
+            )
+        return shape
+
+    @property
+    def expansion(self) -> tuple[int, ...]:
+        """The children of every node, level by level, in shape expansion."""
+        try:
+            return parse_expansion(self.tree_expansion)
+        except TreeError as error:
+            raise SettingsError(f"tree_expansion cannot be used: {error}") from None
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that one draft can add to a reply."""
+        return len(self.expansion) if self.shaped_by is Shape.EXPANSION else self.draft_length
 
     @property
     def splits(self) -> bool:

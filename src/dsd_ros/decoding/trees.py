@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -150,6 +151,8 @@ class TreeVerdict:
 
     path: tuple[int, ...]
     next_token: int
+    # The last node's first child is rejected, and whoever holds q goes on from there; next_token is then 0.
+    owed: bool = False
 
     @property
     def last(self) -> int:
@@ -173,13 +176,31 @@ def verify_tree(
             f"a tree of {len(tree)} nodes needs {len(tree.inner)} rows of q and {len(tree) + 1} of "
             f"p, not {len(q)} and {len(p)}"
         )
+    first = _Here(ROOT, tree.children(ROOT), p[0], 1.0)
+    return _walk(tree, first, q, lambda node: p[node + 1], generator)
+
+
+class _Here(NamedTuple):
+    """Where a walk stands: at ``node``, its ``children`` yet to be tried, p^(i) as weights / mass."""
+
+    node: int
+    children: Sequence[int]
+    weights: torch.Tensor
+    mass: float
+
+
+def _walk(
+    tree: TokenTree,
+    here: _Here,
+    q: torch.Tensor,
+    p_behind: Callable[[int], torch.Tensor],
+    generator: np.random.Generator,
+) -> TreeVerdict:
+    """MCVeri from ``here`` on; the verdict's path begins at the root all the same."""
     q_row = {node: row for row, node in enumerate(tree.inner)}
-    path: list[int] = []
-    node = ROOT
-    while children := tree.children(node):
+    node, children, weights, mass = here
+    while children:
         q_here = q[q_row[node]]
-        # p^(i) is weights / mass.
-        weights, mass = p[node + 1], 1.0
         for child in children:
             x = tree.tokens[child]
             q_x, p_x = _at(q_here, x), _at(weights, x)
@@ -187,17 +208,85 @@ def verify_tree(
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")
             # 1. Accept x^(i) with probability min(1, p^(i)(x) / q(x)), and walk down to it.
             if generator.random() * q_x * mass < p_x:
-                path.append(child)
-                node = child
+                node, weights, mass = child, p_behind(child), 1.0
                 break
             # 2. Else p^(i+1) = norm(max(0, p^(i) - q)) for the next sibling.
             weights = residual(weights / mass, q_here)
             mass = float(weights.sum())
         else:
             # 3. No child accepted: the token of p^(k+1).
-            return TreeVerdict(tuple(path), sample(weights, generator))
-    # 4. A leaf: the bonus token.
-    return TreeVerdict(tuple(path), sample(p[node + 1], generator))
+            break
+        children = tree.children(node)
+    # Without further children, behind a leaf: the bonus token.
+    return TreeVerdict(tree.path_to(node), sample(weights, generator))
+
+
+def remaining_nodes(tree: TokenTree, node: int) -> tuple[int, ...]:
+    """What is left of a tree where ``node``'s first child is rejected: its other children's subtrees.
+
+    In the order of the nodes, so that of a tree cut at a depth they are the first ones.
+    """
+    inside = set(tree.children(node)[1:])
+    for candidate in range(node + 1, len(tree)):
+        if tree.parents[candidate] in inside:
+            inside.add(candidate)
+    return tuple(sorted(inside))
+
+
+def verify_split_tree(
+    tree: TokenTree, r: Sequence[float], p: torch.Tensor, generator: np.random.Generator
+) -> TreeVerdict:
+    """The cloud's half of split verification of a tree: first children alone, as it does not know q.
+
+    r: of each node's token its q(x) or a little more (``acceptance.rounded_up``); p: (len(tree) + 1, V)
+    as of ``verify_tree``. A verdict that is ``owed`` says where the first child is rejected: whoever
+    holds q goes on with ``finish_split_tree``. Of a tree without branches it is ``verify_split`` with
+    the same generator. SamplingError for r that are no probabilities.
+    """
+    if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 + 1e-3 for r_x in r):
+        raise SamplingError(f"{len(tree)} nodes need as many probabilities above 0 and up to 1")
+    if len(p) != len(tree) + 1:
+        raise SamplingError(
+            f"a tree of {len(tree)} nodes needs {len(tree) + 1} rows of p, not {len(p)}"
+        )
+    node = ROOT
+    while children := tree.children(node):
+        child = children[0]
+        if generator.random() * r[child] >= _at(p[node + 1], tree.tokens[child]):
+            return TreeVerdict(tree.path_to(node), 0, owed=True)
+        node = child
+    return TreeVerdict(tree.path_to(node), sample(p[node + 1], generator))
+
+
+def finish_split_tree(
+    tree: TokenTree,
+    node: int,
+    q: torch.Tensor,
+    p: torch.Tensor,
+    generator: np.random.Generator,
+) -> TreeVerdict:
+    """The robot's half: go on where the cloud rejected the first child of ``node``.
+
+    Both halves together leave tokens that are distributed as the target's alone. q: as of
+    ``verify_tree``. p: (1 + len(remaining_nodes(tree, node)), V), the target's behind ``node`` and
+    behind those; fewer rows where the cloud has cut the tree at a depth for want of room. The verdict's
+    path begins at the root. SamplingError when shapes do not fit, TreeError for a node without children.
+    """
+    if not tree.children(node):
+        raise TreeError(f"node {node} of a tree of {len(tree)} has no child to be rejected")
+    behind = remaining_nodes(tree, node)
+    if len(q) == len(tree.inner) and 1 < len(p) <= len(behind):
+        tree = tree.cut(tree.depths[behind[len(p) - 2]])
+        q, behind = q[: len(tree.inner)], remaining_nodes(tree, node)
+    if len(q) != len(tree.inner) or len(p) != len(behind) + 1:
+        raise SamplingError(
+            f"what is left of the tree behind node {node} needs {len(tree.inner)} rows of q and "
+            f"{len(behind) + 1} of p, not {len(q)} and {len(p)}"
+        )
+    p_row = {left: row for row, left in enumerate(behind, 1)}
+    weights = split_residual(p[0], q[tree.inner.index(node)])
+    here = _Here(node, tree.children(node)[1:], weights, float(weights.sum()))
+    return _walk(tree, here, q, lambda left: p[p_row[left]], generator)
 
 
 def verify_tree_greedy(tree: TokenTree, argmax: Sequence[int]) -> TreeVerdict:
@@ -236,6 +325,23 @@ def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
     for row, node in enumerate(tree.inner):
         tokens = tree.tokens_of(tree.children(node))
         check_distributions(tokens, q[row].expand(len(tokens), -1))
+
+
+def rounded_up(q: torch.Tensor) -> torch.Tensor:
+    """q to its upper 16 bits, the next value up where anything is cut."""
+    bits = q.to(torch.float32).view(torch.int32)
+    return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
+
+
+def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """p - q min(1, p / r) with r = rounded_up(q), over p's vocabulary; p where that is nothing."""
+    shared = min(len(p), len(q))
+    rest = p.double()
+    r = rounded_up(q[:shared]).double()
+    taken = q[:shared].double() * torch.where(r > 0.0, rest[:shared] / r, 0.0).clamp(max=1.0)
+    rest[:shared] -= taken
+    rest.clamp_(min=0.0)
+    return rest / rest.sum() if float(rest.sum()) > 0.0 else p
 
 
 def _at(row: torch.Tensor, token: int) -> float:

@@ -26,15 +26,15 @@ def lean_rotations(rotations: Rotations) -> Rotations:
 
 
 class LeanLayer:
-    """Stands in for a transformers Qwen2-VL decoder layer, whose weights it shares."""
+    """Stands in for a transformers Qwen2-VL, Qwen2 or Llama decoder layer, whose weights it shares."""
 
     def __init__(self, layer: Any) -> None:
         """``layer``: one that ``fits``. Its matrices become views of the joined ones."""
         attention, mlp = layer.self_attn, layer.mlp
         self._index: int = attention.layer_idx
         self._size: int = attention.head_dim
-        self._queries: int = attention.num_heads
-        self._keys: int = attention.num_key_value_heads
+        self._queries: int = attention.q_proj.out_features // self._size
+        self._keys: int = attention.k_proj.out_features // self._size
         self._scale: float = attention.scaling
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         self._qkv, self._qkv_bias = _join(*projections)
@@ -51,10 +51,10 @@ class LeanLayer:
         others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         return (
             all(type(linear) is torch.nn.Linear for linear in (*projections, *others))
-            and all(linear.bias is not None for linear in projections)
+            and len({linear.bias is None for linear in projections}) == 1
             and all(linear.bias is None for linear in others)
             and mlp.config.hidden_act == "silu"
-            and attention.sliding_window is None
+            and getattr(attention, "sliding_window", None) is None  # Llama knows no such thing
         )
 
     def __call__(

@@ -1,6 +1,7 @@
 """Loading any Qwen2-VL, the shipped pair or a stock 2B, 7B or 72B, from a directory or a hub id.
 
-Weights are read from safetensors only. A path that does not exist is refused at once; a hub id is
+Models of text alone, Llama and Qwen2, are loaded the same way, or a Llama from a GGUF file. Weights are
+otherwise read from safetensors only. A path that does not exist is refused at once; a hub id is
 looked up in the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
 """
 
@@ -19,12 +20,14 @@ from typing import Any
 
 import torch
 
+from dsd_ros.vlm.backbones import QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import load_exits
-from dsd_ros.vlm.fingerprints import model_fingerprint, tokenizer_fingerprint
+from dsd_ros.vlm.fingerprints import file_fingerprint, model_fingerprint, tokenizer_fingerprint
+from dsd_ros.vlm.gguf import read_gguf
 from dsd_ros.vlm.images import ImageProcessor
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, PromptTemplate
+from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
 
 __all__ = ["ModelError", "ModelSettings", "load_model", "resolve_directory"]
 
@@ -34,6 +37,11 @@ DTYPES = {
     "float16": torch.float16,
 }
 QUANTIZATIONS = ("none", "int8", "4bit")
+_CLASSES = {  # of transformers, by model_type
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]
 
@@ -84,32 +92,78 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     """
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
-    directory = resolve_directory(settings.path)
-    _check_config(directory)
-    template = PromptTemplate.from_directory(directory)
-    images = ImageProcessor(directory)
-    tokenizer, tokenizer_hash = _load_tokenizer(directory)
-    hf = _load_weights(directory, settings)
-    _check_fit(directory, hf, tokenizer)
+    path = Path(settings.path).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        model = _load_gguf(path, settings)
+    else:
+        model = _load_directory(resolve_directory(settings.path), settings, exits)
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    return model
+
+
+def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
+    kind = _model_type(directory)
+    text_only = kind != "qwen2_vl"
+    images = None if text_only else ImageProcessor(directory)
+    tokenizer, tokenizer_hash = _load_tokenizer(directory)
+    markers = _markers(tokenizer) if text_only else ()
+    template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers)
+    hf = _load_weights(directory, kind, settings)
+    backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
+    _check_fit(directory, backbone, tokenizer)
     is_directory = Path(settings.path).is_dir()
     model = VisionLanguageModel(
-        hf,
+        _stored(backbone, settings),
         tokenizer,
-        images,
         template,
         name=directory.resolve().name if is_directory else settings.path,
-        eos_token_ids=_eos_token_ids(directory, hf, tokenizer),
+        eos_token_ids=_eos_token_ids(directory, backbone, tokenizer),
         fingerprint=model_fingerprint(directory),
         tokenizer_fingerprint=tokenizer_hash,
     )
     if exits:
-        dtype = hf.model.language_model.embed_tokens.weight.dtype
         model.exits = load_exits(
-            directory, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device
+            directory,
+            model.fingerprint,
+            model.hidden_size,
+            model.num_layers,
+            backbone.language.embed_tokens.weight.dtype,
+            model.device,
         )
     return model
+
+
+def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
+    from tokenizers import Tokenizer
+    from transformers import LlamaForCausalLM
+
+    if settings.quantization == "4bit":
+        raise ModelError(f"{path} is expanded as it is read; use quantization none or int8 with it")
+    found = read_gguf(path)
+    tokenizer = Tokenizer.from_str(found.tokenizer)
+    with _quiet_transformers():
+        loaded: Any = LlamaForCausalLM.from_pretrained(
+            None,
+            config=found.config,
+            state_dict=found.weights,
+            output_loading_info=True,
+            attn_implementation="sdpa",
+            dtype=DTYPES[settings.dtype],
+        )
+    backbone = TextBackbone(_checked(path, *loaded))
+    _check_fit(path, backbone, tokenizer)
+    return VisionLanguageModel(
+        _stored(backbone, settings),
+        tokenizer,
+        PromptTemplate(
+            TEXT_PROMPT, found.chat_template, True, found.special_tokens, _markers(tokenizer)
+        ),
+        name=path.name,
+        eos_token_ids=_eos_token_ids(path, backbone, tokenizer),
+        fingerprint=file_fingerprint(path),
+        tokenizer_fingerprint=tokenizer_fingerprint(found.tokenizer),
+    )
 
 
 def resolve_directory(path: str) -> Path:
@@ -118,7 +172,7 @@ def resolve_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"{path} is a file; give the model's directory")
+        raise ModelError(f"{path} is a file; give the model's directory, or a .gguf file")
     looks_local = path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path)
     if looks_local or directory.parent.is_dir():
         raise ModelError(
@@ -141,19 +195,21 @@ def resolve_directory(path: str) -> Path:
         ) from error
 
 
-def _check_config(directory: Path) -> None:
+def _model_type(directory: Path) -> str:
     path = directory / "config.json"
     if not path.exists():
         raise ModelError(f"{directory} has no config.json; give a Hugging Face model directory")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        model_type = config.get("model_type")
+        kind = config.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} cannot be read as a model configuration: {error}") from error
-    if model_type != "qwen2_vl":
+    if kind not in _CLASSES:
         raise ModelError(
-            f"{directory} holds a model of type {model_type!r}; only qwen2_vl can be used here"
+            f"{directory} holds a model of type {kind!r}; only qwen2_vl can be used here, and for "
+            "text alone llama and qwen2"
         )
+    return str(kind)
 
 
 def _load_tokenizer(directory: Path) -> tuple[Any, str]:
@@ -169,15 +225,22 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
-def _load_weights(directory: Path, settings: ModelSettings) -> Any:
-    from transformers import Qwen2VLForConditionalGeneration
+def _markers(tokenizer: Any) -> tuple[str, ...]:
+    """What the tokenizer takes for special wherever it stands."""
+    return tuple(
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    )
+
+
+def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
+    import transformers
 
     options: dict[str, Any] = {"dtype": DTYPES[settings.dtype]}
     if settings.quantization == "4bit":
         options |= _four_bit_options(settings)
     try:
         with _quiet_transformers():
-            loaded: Any = Qwen2VLForConditionalGeneration.from_pretrained(
+            loaded: Any = getattr(transformers, _CLASSES[kind]).from_pretrained(
                 str(directory),
                 use_safetensors=True,
                 local_files_only=True,
@@ -188,22 +251,30 @@ def _load_weights(directory: Path, settings: ModelSettings) -> Any:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"the model in {directory} cannot be loaded: {reason}") from error
-    hf, info = loaded
+    return _checked(directory, *loaded)
+
+
+def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
+    """A loaded model, frozen, unless parts of it are missing."""
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
-            f"the weights in {directory} lack {len(missing)} tensors, {missing[0]} among them; "
+            f"the weights in {path} lack {len(missing)} tensors, {missing[0]} among them; "
             "the files are incomplete, fetch them again"
         )
-    hf.eval().requires_grad_(False)
-    if settings.quantization == "4bit":
-        return hf
+    return hf.eval().requires_grad_(False)
+
+
+def _stored(backbone: TextBackbone, settings: ModelSettings) -> TextBackbone:
+    """The model where the settings want it, and as they want it stored."""
     if settings.quantization == "int8":
-        return _quantize_int8(hf)
-    return hf.to(settings.device)
+        _quantize_int8(backbone)
+    elif settings.quantization == "none":
+        backbone.hf.to(settings.device)
+    return backbone
 
 
-def _quantize_int8(hf: Any) -> Any:
+def _quantize_int8(backbone: TextBackbone) -> None:
     """Store the matrices of language layers and LM head as int8; activations stay float.
 
     The vision tower stays as it is: it runs once per image and is what small models are weakest at.
@@ -214,9 +285,8 @@ def _quantize_int8(hf: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         linear = {torch.nn.Linear: per_channel_dynamic_qconfig}
-        quantize_dynamic(hf.model.language_model, linear, inplace=True)
-        quantize_dynamic(hf, {"lm_head": per_channel_dynamic_qconfig}, inplace=True)
-    return hf
+        quantize_dynamic(backbone.language, linear, inplace=True)
+        quantize_dynamic(backbone.hf, {"lm_head": per_channel_dynamic_qconfig}, inplace=True)
 
 
 def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
@@ -244,32 +314,35 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": settings.device}}
 
 
-def _check_fit(directory: Path, hf: Any, tokenizer: Any) -> None:
+def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
     """Refuse what would run and answer nonsense: files that do not belong together."""
-    text = hf.config.text_config
+    text = backbone.config
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > text.vocab_size:
         raise ModelError(
             f"{directory}: the tokenizer has {tokens} tokens and the model {text.vocab_size} rows; "
             "the two do not belong together"
         )
-    if tokenizer.token_to_id(IMAGE_PLACEHOLDER) != hf.config.image_token_id:
+    image = getattr(backbone.hf.config, "image_token_id", None)  # text models have none
+    if image is not None and tokenizer.token_to_id(IMAGE_PLACEHOLDER) != image:
         raise ModelError(
             f"{directory}: the tokenizer's {IMAGE_PLACEHOLDER} is not config.json's image token; "
             "the two do not belong together"
         )
-    if any(kind != "full_attention" for kind in text.layer_types):
+    kinds = getattr(text, "layer_types", None) or ()  # Llama has one kind
+    if any(kind != "full_attention" for kind in kinds):
         raise ModelError(f"{directory}: sliding-window attention is not supported; set it off")
     rope = text.rope_parameters.get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
         raise ModelError(f"{directory}: rope type {rope!r} depends on the length; use a static one")
 
 
-def _eos_token_ids(directory: Path, hf: Any, tokenizer: Any) -> frozenset[int]:
+def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> frozenset[int]:
     """The tokens that end a reply: those of generation_config.json, and always <|im_end|>."""
-    configured = hf.generation_config.eos_token_id
+    generation = backbone.hf.generation_config
+    configured = None if generation is None else generation.eos_token_id
     if configured is None:
-        configured = hf.config.text_config.eos_token_id
+        configured = backbone.config.eos_token_id
     ids = set(configured) if isinstance(configured, (list, tuple)) else {configured}
     ids.add(tokenizer.token_to_id("<|im_end|>"))
     size = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -1,4 +1,4 @@
-"""A Qwen2-VL, draft or target, behind one small interface; its decoder layers are run one by one.
+"""A model, draft or target, behind one small interface; its decoder layers are run one by one.
 
 Running the layers by hand gives every sequence its own explicit M-RoPE positions (the transformers
 model remembers the last request's offset, so interleaved sequences would mix silently) and lets a
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from dsd_ros.vlm.backbones import Picture, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.images import ImageProcessor
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
 class VisionLanguageModel:
     """A loaded model with all it needs to be asked; made by ``loading.load_model``.
 
-    ``hf`` is the transformers model, in evaluation mode. The object keeps no state of any sequence,
-    so sequences may be interleaved at will, each used by one thread at a time. ``pace`` holds its
-    forward passes to given times; None, as made, lets them run.
+    Some read text alone: they have no ``images`` and refuse a picture. ``hf`` is the transformers
+    model, in evaluation mode. The object keeps no state of any sequence, so sequences may be
+    interleaved at will, each used by one thread at a time. ``pace`` holds its forward passes to given
+    times; None, as made, lets them run.
     """
 
     def __init__(
         self,
-        hf: Any,
+        backbone: TextBackbone,
         tokenizer: Tokenizer,
-        images: ImageProcessor,
         template: PromptTemplate,
         *,
         name: str,
@@ -49,31 +50,33 @@ class VisionLanguageModel:
         fingerprint: str,
         tokenizer_fingerprint: str,
     ) -> None:
-        self.hf = hf
+        self.hf = backbone.hf
         self.pace: Pace | None = None
         self.tokenizer = tokenizer
-        self.images = images
         self.template = template
         self.name = name
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self.exits: ExitAdapters | None = None
-        text = hf.config.text_config
+        text = backbone.config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
         self.num_layers: int = text.num_hidden_layers
         self.max_length: int = text.max_position_embeddings
-        self._head_size: int = text.hidden_size // text.num_attention_heads
+        # Some configurations leave the head size out, others write null.
+        self._head_size: int = (
+            getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        )
         self._key_value_heads: int = text.num_key_value_heads
         # Rows behind the tokenizer's last token are padding of the matrix: they stand for nothing.
         self._tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._language = hf.model.language_model
+        self._backbone = backbone
+        self._language = backbone.language
         self._layers = list(self._language.layers)
         self._lean = all(LeanLayer.fits(layer) for layer in self._layers)
         if self._lean:
             self._layers = [LeanLayer(layer) for layer in self._layers]
-        self._image_token: int = hf.config.image_token_id
         self._device = self._language.embed_tokens.weight.device
         self._dtype = self._language.embed_tokens.weight.dtype
         self._table = self._rotations(min(self.max_length, 1024))
@@ -82,6 +85,11 @@ class VisionLanguageModel:
     def device(self) -> torch.device:
         """Where the model's tensors are."""
         return self._device
+
+    @property
+    def images(self) -> ImageProcessor:
+        """How pictures are prepared; ImageError for a model that reads text alone."""
+        return self._backbone.images
 
     def prompt_tokens(self, instruction: str, image_tokens: int) -> list[int]:
         """Token ids of the whole prompt; PromptError when the instruction cannot be used."""
@@ -100,38 +108,25 @@ class VisionLanguageModel:
         Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
         """
         clock = self._clock()
-        pixels = grid = None
-        image_tokens = 0
+        picture: Picture | None = None
         if image is not None:
-            pixels, grid = self.images(image)
-            image_tokens = int(grid.prod()) // self.images.merge_size**2
-        ids = self.prompt_tokens(instruction, image_tokens)
+            picture = self._backbone.look(image)
+        ids = self.prompt_tokens(instruction, picture.tokens if picture else 0)
         if len(ids) >= self.max_length:
             raise ContextError(
                 f"the prompt takes {len(ids)} tokens and {self.name} holds {self.max_length}; "
                 "use a shorter instruction or a smaller image"
             )
-        tokens = torch.tensor([ids], device=self._device)
-        hidden = self._language.embed_tokens(tokens)
-        if pixels is not None and grid is not None:
-            pixels, grid = pixels.to(self._device), grid.to(self._device)
-            features = self.hf.model.get_image_features(pixels, grid, return_dict=True)
-            is_image = tokens == self._image_token
-            hidden[is_image] = torch.cat(list(features.pooler_output)).to(hidden.dtype)
-            positions, delta = self.hf.model.get_rope_index(tokens, is_image.int(), grid)
-            rope_delta = int(delta)
-        else:
-            positions = torch.arange(len(ids), device=self._device).expand(3, 1, -1)
-            rope_delta = 0
+        prompt = self._backbone.read(torch.tensor([ids], device=self._device), picture)
         cache = KeyValueCache(
             self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
         )
         # Room for a reply as well, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
-        rotations = self._turn(hidden, positions)
-        hidden = self._run_layers(hidden, rotations, cache, None, clock)
+        rotations = self._turn(prompt.hidden, prompt.positions)
+        hidden = self._run_layers(prompt.hidden, rotations, cache, None, clock)
         cache.length = len(ids)
-        return Sequence(self, cache, ids[-1], rope_delta, self.head(hidden[0, -1:])[0])
+        return Sequence(self, cache, ids[-1], prompt.rope_delta, self.head(hidden[0, -1:])[0])
 
     @torch.inference_mode()
     def forward_tokens(
@@ -314,7 +309,7 @@ class VisionLanguageModel:
     def _text_rotations(self, length: int) -> Rotations:
         """Cosines and sines of text positions, (1, length or more, ..., head size).
 
-        Text has the same position in all three M-RoPE axes, so its rotations come from a table.
+        Text has the same position in all axes there are, so its rotations come from a table.
         """
         table = self._table
         if length > table[0].shape[1]:
@@ -324,13 +319,13 @@ class VisionLanguageModel:
     def _rotations(self, length: int) -> Rotations:
         """Cosines and sines (1, length, ..., head size) of the text positions 0 to length - 1."""
         with torch.inference_mode():
-            positions = torch.arange(length, device=self._device).expand(3, 1, -1)
+            positions = torch.arange(length, device=self._device)[None]
             like = torch.empty(0, dtype=self._dtype, device=self._device)
             return self._turn(like, positions)
 
     def _turn(self, like: torch.Tensor, positions: torch.Tensor) -> Rotations:
-        """Cosines and sines of M-RoPE positions (3, 1, n), as this model's layers take them."""
-        rotations = self._language.rotary_emb(like, positions)
+        """Cosines and sines of a backbone's positions, as this model's layers take them."""
+        rotations = self._backbone.rotations(like, positions)
         return lean_rotations(rotations) if self._lean else rotations
 
 

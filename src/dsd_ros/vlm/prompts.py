@@ -1,16 +1,17 @@
-"""What a VLM is asked: one user turn of text, then the image, in the model's own chat template.
+"""What a model is asked: one user turn of text, then the image, in the model's own chat template.
 
 The text stands before the image on purpose: under causal attention the image tokens can then be
 read in the light of the instruction. A model directory says in ``dsd.json`` how it wants to be
 asked (``{"format": 1, "prompt": "...{instruction}..."}``); a stock Qwen2-VL, which has none, gets
-``DEFAULT_PROMPT``.
+``DEFAULT_PROMPT``, and a model of text alone nothing but the instruction.
 """
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ DEFAULT_PROMPT = (
     "Choose stop only when the goal is reached. Write nothing after the action. "
     "Example: The red chair is ahead on the left. Action: turn left 15 degrees"
 )
+
+TEXT_PROMPT = "{instruction}"
 
 # Qwen2-VL's turn format without its standing system message, which a small model only pays for.
 CHAT_TEMPLATE = (
@@ -72,10 +75,18 @@ def check_instruction(instruction: str) -> str:
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """How a model is asked: ``prompt``, with ``{instruction}`` in it, in a ``chat_template``."""
+    """How a model is asked: ``prompt``, with ``{instruction}`` in it, in a ``chat_template``.
+
+    text_only: for a model that reads no pictures. variables: what else the chat template may use, such
+    as ``bos_token``. markers: texts the tokenizer would take for more than text; no instruction may
+    contain one.
+    """
 
     prompt: str = DEFAULT_PROMPT
     chat_template: str = CHAT_TEMPLATE
+    text_only: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompt.count("{instruction}") != 1:
@@ -86,18 +97,28 @@ class PromptTemplate:
             )
 
     @classmethod
-    def from_directory(cls, directory: str | Path) -> PromptTemplate:
+    def from_directory(
+        cls, directory: str | Path, *, text_only: bool = False, markers: tuple[str, ...] = ()
+    ) -> PromptTemplate:
         """Read ``dsd.json`` and the chat template of a model directory.
 
         The template is looked for where Hugging Face models keep it: ``chat_template.jinja``, then
         ``tokenizer_config.json``, then ``chat_template.json``. ModelError names the file at fault.
         """
         directory = Path(directory)
-        return cls(_read_prompt(directory), _read_chat_template(directory))
+        prompt = _read_prompt(directory, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
+        variables = _read_variables(directory) if text_only else {}
+        return cls(prompt, _read_chat_template(directory), text_only, variables, markers)
 
     def text(self, instruction: str) -> str:
         """The user's text: the prompt with the checked instruction filled in."""
-        return self.prompt.replace("{instruction}", check_instruction(instruction))
+        instruction = check_instruction(instruction)
+        for marker in self.markers:
+            if marker in instruction:
+                raise PromptError(
+                    f"the instruction contains the model's marker {marker!r}; remove it"
+                )
+        return self.prompt.replace("{instruction}", instruction)
 
     def render(self, instruction: str, image_tokens: int) -> str:
         """The whole prompt up to where the reply begins, for a tokenizer that adds nothing itself.
@@ -107,18 +128,27 @@ class PromptTemplate:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        content: list[dict[str, str]] = [{"type": "text", "text": self.text(instruction)}]
-        if image_tokens > 0:
-            content.append({"type": "image"})
+        text = self.text(instruction)
+        content: str | list[dict[str, str]] = text
+        if not self.text_only:  # templates of text models know no parts
+            content = [{"type": "text", "text": text}]
+            if image_tokens > 0:
+                content.append({"type": "image"})
         messages = [{"role": "user", "content": content}]
+        variables: dict[str, Any] = dict(self.variables)
         try:
             # Rendered in jinja's sandbox: a template must not reach into this process.
             result: Any = render_jinja_template(
-                [messages], chat_template=self.chat_template, add_generation_prompt=True
+                [messages],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **variables,
             )
         except Exception as error:
             raise ModelError(f"the model's chat template does not render: {error}") from error
-        text: str = result[0][0]
+        text = str(result[0][0])
+        if self.text_only:
+            return text
         placeholders = text.count(IMAGE_PLACEHOLDER)
         if placeholders != (1 if image_tokens > 0 else 0):
             raise ModelError(
@@ -128,10 +158,10 @@ class PromptTemplate:
         return text.replace(IMAGE_PLACEHOLDER, IMAGE_PLACEHOLDER * image_tokens)
 
 
-def _read_prompt(directory: Path) -> str:
+def _read_prompt(directory: Path, default: str) -> str:
     path = directory / DSD_FILE
     if not path.exists():
-        return DEFAULT_PROMPT
+        return default
     settings = _read_json(path)
     if settings.get("format") != DSD_FORMAT:
         raise ModelError(
@@ -159,6 +189,19 @@ def _read_chat_template(directory: Path) -> str:
     raise ModelError(
         f"{directory} has no chat template; copy chat_template.jinja from the original model"
     )
+
+
+def _read_variables(directory: Path) -> dict[str, str]:
+    """The beginning and the end of a text as the tokenizer's configuration writes them."""
+    path = directory / "tokenizer_config.json"
+    settings = _read_json(path) if path.exists() else {}
+    found = {}
+    for name in ("bos_token", "eos_token"):
+        token = settings.get(name)
+        if isinstance(token, dict):
+            token = token.get("content")
+        found[name] = token if isinstance(token, str) else ""
+    return found
 
 
 def _read_json(path: Path) -> dict[str, object]:

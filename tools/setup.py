@@ -25,6 +25,7 @@ CACHE = ROOT / ".cache"
 ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
 NODES = ("simulator", "draft", "verifier", "bridge", "navigation")
+OF_THE_ROBOT = ("unitree_api", "unitree_go")  # built only where the system has none
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
@@ -290,28 +291,58 @@ def patch_wheels():
 
 
 def build_messages(ros, requirements):
-    source = ROOT / "src" / "dsd_msgs"
-    fingerprint = digest([p for p in source.rglob("*") if p.is_file()], ros, requirements)
+    names = ["dsd_msgs", *(name for name in OF_THE_ROBOT if not system_has(name, ros))]
+    sources = [ROOT / "src" / name for name in names]
+    if ros == "wheels":
+        for source in sources:
+            step = "messages" if source.name == "dsd_msgs" else f"messages of {source.name}"
+            build_package(source, step, requirements)
+        return
+    files = [path for source in sources for path in source.rglob("*") if path.is_file()]
+    fingerprint = digest(files, ros, requirements)
     if done("messages", fingerprint):
         return
     unmark("messages")
-    say("building src/dsd_msgs (about a minute)")
-    build = CACHE / "dsd_msgs"
-    shutil.rmtree(build, ignore_errors=True)
-    build.mkdir(parents=True)
-    if ros == "wheels":
-        install_messages_into_environment(source, build)
-    else:
-        shutil.rmtree(ROS_PREFIX, ignore_errors=True)
-        command = ["colcon", "--log-base", build / "log", "build", "--base-paths", source]
-        command += ["--build-base", build, "--install-base", ROS_PREFIX, "--merge-install"]
-        run([*command, "--cmake-args", "-DBUILD_TESTING=OFF"], "building the messages", quiet=True)
-        ROS_SCRIPT.write_text(f". {ROS_PREFIX}/local_setup.sh\n")
+    say(f"building {', '.join(names)} (about a minute)")
+    build = empty_folder("messages")
+    shutil.rmtree(ROS_PREFIX, ignore_errors=True)
+    command = ["colcon", "--log-base", build / "log", "build", "--base-paths", *sources]
+    command += ["--build-base", build, "--install-base", ROS_PREFIX, "--merge-install"]
+    run([*command, "--cmake-args", "-DBUILD_TESTING=OFF"], "building the messages", quiet=True)
+    ROS_SCRIPT.write_text(f". {ROS_PREFIX}/local_setup.sh\n")
     shutil.rmtree(build, ignore_errors=True)
     mark("messages", fingerprint)
 
 
-def install_messages_into_environment(source, build):
+def system_has(name, ros):
+    """Whether the sourced ROS brings these messages itself (what an earlier call built does not count)."""
+    if ros == "wheels":
+        return False
+    place = output_of(PYTHON, f"import {name}.msg; print({name}.__file__)")
+    return place is not None and VENV not in Path(place).parents
+
+
+def empty_folder(name):
+    folder = CACHE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def build_package(source, step, requirements):
+    """Build one package of messages and install it into the environment, where ROS 2 comes as wheels."""
+    fingerprint = digest([p for p in source.rglob("*") if p.is_file()], "wheels", requirements)
+    if done(step, fingerprint):
+        return
+    unmark(step)
+    say(f"building src/{source.name} (about a minute)")
+    build = empty_folder(source.name)
+    install_messages_into_environment(source, build, STAMPS / f"{step}.manifest")
+    shutil.rmtree(build, ignore_errors=True)
+    mark(step, fingerprint)
+
+
+def install_messages_into_environment(source, build, manifest):
     patch_wheels()
     env = environment(
         CMAKE_PREFIX_PATH=str(VENV),
@@ -328,7 +359,6 @@ def install_messages_into_environment(source, build):
     jobs = str(min(os.cpu_count() or 1, 8))
     run(configure, "configuring the messages", env, quiet=True)
     run([cmake, "--build", build, "-j", jobs], "building the messages", env, quiet=True)
-    manifest = STAMPS / "messages.manifest"
     if manifest.is_file():  # a message that was renamed must not linger
         for line in manifest.read_text().splitlines():
             Path(line).unlink(missing_ok=True)

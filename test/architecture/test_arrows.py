@@ -47,6 +47,9 @@ ROS = {
     "tf2_msgs",
     "cv_bridge",
     "lifecycle_msgs",
+    "std_srvs",
+    "unitree_api",
+    "unitree_go",
 }
 # Package -> the only rooms that may import it.
 ONLY_IN = {

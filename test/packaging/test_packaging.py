@@ -16,7 +16,10 @@ from dsd_ros import paths
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
-MANIFESTS = [ROOT / "package.xml", ROOT / "src" / "dsd_msgs" / "package.xml"]
+MANIFESTS = [
+    ROOT / "package.xml",
+    *(ROOT / "src" / name / "package.xml" for name in ("dsd_msgs", "unitree_api", "unitree_go")),
+]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==[\w.!+]+")
 ROBOT_ONLY = (

@@ -239,3 +239,34 @@ def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
         str(installed / "share" / "dsd_ros"),
     ], result.stderr
     assert (installed / "share" / "dsd_ros" / "config").is_dir()
+
+
+def test_the_robots_messages_are_built_only_where_no_system_has_them(
+    tool: ModuleType, tmp_path: Path
+) -> None:
+    assert not tool.system_has("unitree_go", "wheels")
+    tool.PYTHON = executable(tmp_path / "python3", "echo /opt/ros/jazzy/unitree_go/__init__.py")
+    assert tool.system_has("unitree_go", "jazzy")
+    ours = tool.VENV / "ros" / "unitree_go" / "__init__.py"
+    tool.PYTHON = executable(tmp_path / "python3", f"echo {ours}")
+    assert not tool.system_has("unitree_go", "jazzy")
+    tool.PYTHON = executable(tmp_path / "python3", "exit 1")
+    assert not tool.system_has("unitree_go", "jazzy")
+
+
+def test_each_package_of_messages_is_built_once(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(
+        tool, "install_messages_into_environment", lambda source, *_: built.append(source.name)
+    )
+    for name in ("dsd_msgs", *tool.OF_THE_ROBOT):
+        (tool.ROOT / "src" / name).mkdir(parents=True)
+        (tool.ROOT / "src" / name / "A.msg").write_text("int32 a\n")
+    tool.build_messages("wheels", "r")
+    tool.build_messages("wheels", "r")
+    assert built == ["dsd_msgs", "unitree_api", "unitree_go"]
+    (tool.ROOT / "src" / "unitree_go" / "A.msg").write_text("int64 a\n")
+    tool.build_messages("wheels", "r")
+    assert built[3:] == ["unitree_go"]

@@ -55,6 +55,7 @@ class RunOutcome(IntEnum):
     BAD_GOAL = 13
     INTERNAL_ERROR = 14
     SHUTDOWN = 15
+    SAFETY_STOP = 16
 
 
 class Phase(Enum):

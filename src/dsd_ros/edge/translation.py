@@ -1,0 +1,182 @@
+"""Drafting for a target with another tokenizer: the draft's text, cut into the target's tokens.
+
+The robot holds both tokenizers, so that nothing but the target's tokens travels. Whatever is drafted, a
+greedy target keeps what it would have said itself: a bad translation costs time and changes no token.
+As universal assisted generation in Hugging Face transformers does, with texts aligned by characters
+instead of windows of tokens, and the draft model's cache kept as far as its own words hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.sequence import Sequence
+
+_MAX_STEP_BACK = 16  # tokens, to the beginning of a word
+_UNSETTLED = 4  # tokens of a last word, beyond those wanted, that are taken to be final
+_STEPS_PER_TOKEN = 8  # of the draft model for one of the target's, at most
+
+
+class Translation:
+    """What holds for all replies of a draft model and a target's vocabulary."""
+
+    def __init__(self, target: Vocabulary, model: VisionLanguageModel) -> None:
+        self.target = target
+        self.draft = Vocabulary(model.tokenizer.to_str())
+        self.draft_ends = model.eos_token_ids
+        ours, theirs = self.draft.special, target.special
+        # A special token that both have is translated by its name, any other says nothing.
+        self.hidden_in_draft = _missing(ours, theirs)
+        self.hidden_in_target = _missing(theirs, ours)
+
+    def begin(self, sequence: Sequence, ends: frozenset[int]) -> TranslatedReply:
+        """A reply to the prompt that ``sequence`` has read; ``ends`` are the target's tokens that end one."""
+        return TranslatedReply(self, sequence, ends)
+
+    def end_token(self, token: int, ends: frozenset[int]) -> int | None:
+        """What ends the target's reply where ``token`` ends the draft's."""
+        name = self.draft.special.get(token)
+        for end in sorted(ends):
+            if name is not None and self.target.special.get(end) == name:
+                return end
+        # Chat models add the token that ends a turn behind the one that ends a text.
+        return max(ends, default=None)
+
+
+class TranslatedReply:
+    """One reply in two vocabularies: the verified tokens, and the draft model's tokens of the same text.
+
+    ``sequence`` always says the verified text, and perhaps more: what was drafted behind it and holds still.
+    """
+
+    def __init__(self, translation: Translation, sequence: Sequence, ends: frozenset[int]) -> None:
+        self.sequence = sequence
+        self._translation = translation
+        self._ends = ends
+        self._verified = Transcript(translation.target, translation.hidden_in_target)
+        self._own = Transcript(translation.draft, translation.hidden_in_draft)
+        # The texts are known to say the same up to here; a normalizing tokenizer may change lengths.
+        self._agreed, self._agreed_own = 0, 0
+        self._end: int | None = None  # the draft's token that ended its text
+
+    def verified(self, tokens: list[int]) -> None:
+        """Go on behind these tokens of the target. The draft model's cache is kept as far as it fits."""
+        self._verified.append(tokens)
+        text = self._verified.text
+        news, said = text[self._agreed :], self._said
+        if said.startswith(news):  # in whatever tokens: the draft model's own words stand
+            self._agreed_own += len(news)
+        else:
+            self._say(text, self._agreed_own + _common(news, said))
+            self._agreed_own = len(self._own.text)
+            self._end = None
+        self._agreed = len(text)
+
+    def draft(self, length: int) -> tuple[list[int], bool]:
+        """Up to ``length`` tokens of the target, and whether the draft model can go on behind them."""
+        pieces, able = self._pieces(), True
+        for _ in range(_STEPS_PER_TOKEN * (length + 1)):
+            if pieces is None or self._end is not None:
+                break
+            # 1. Enough is there when what follows can no longer change how it is cut into tokens.
+            if _settled(self._said, pieces) >= length or len(pieces) >= length + _UNSETTLED:
+                break
+            # 2. Else one more token, with which all that is not verified is cut anew.
+            try:
+                token = int(self.sequence.next_logits().argmax())
+            except ContextError:
+                able = False  # the target may hold more: it goes on without drafts
+                break
+            if token in self._translation.draft_ends:
+                self._end = token
+                break
+            self.sequence.append([token])
+            self._own.append([token])
+            pieces = self._pieces()
+        return self._tokens(pieces, length), able
+
+    @property
+    def _said(self) -> str:
+        """What the draft model says behind the verified text."""
+        return self._own.text[self._agreed_own :]
+
+    def _pieces(self) -> list[Piece] | None:
+        """That, in tokens of the target; None when it contradicts a character that has begun."""
+        verified = self._verified
+        context = context_of(verified.text, len(verified.text))
+        pieces = self._translation.target.pieces_behind(context, self._said)
+        pending = verified.pending
+        if not pieces:
+            return []
+        if [piece.token for piece in pieces[: len(pending)]] != pending:
+            return None
+        return pieces[len(pending) :]
+
+    def _tokens(self, pieces: list[Piece] | None, length: int) -> list[int]:
+        tokens = [piece.token for piece in pieces or ()]
+        begun = self._verified.pending and not self._said
+        if self._end is not None and pieces is not None and not begun:
+            end = self._translation.end_token(self._end, self._ends)
+            tokens += [end] if end is not None else []
+        tokens = tokens[:length]
+        ends = [place for place, token in enumerate(tokens, 1) if token in self._ends]
+        return tokens[: ends[0]] if ends else tokens
+
+    def _say(self, text: str, common: int) -> None:
+        """Make the draft model's tokens say ``text``, which they do up to their own character ``common``."""
+        own, sequence = self._own, self.sequence
+        ahead = self._agreed - self._agreed_own
+        # 1. Back to where a word begins, so that the rest of it is not said in odd pieces.
+        keep = own.whole_up_to(common)
+        for _ in range(_MAX_STEP_BACK):
+            here = own.end(keep) + ahead
+            if keep == 0 or here >= 0 and text[here : here + 1].isspace():
+                break
+            before = own.whole_in_front_of(keep)
+            word = own.text[own.end(before) : own.end(keep)]
+            if text[max(0, here - len(word)) : max(0, here)] != word:
+                break
+            keep = before
+        here = max(0, own.end(keep) + ahead) if keep else 0
+        # 2. What of the tokens is the same keeps its place in the cache.
+        pieces = self._translation.draft.pieces_behind(context_of(text, here), text[here:])
+        tokens = [piece.token for piece in pieces]
+        same = _common(own.tokens[keep:], tokens)
+        own.truncate(keep + same)
+        own.append(tokens[same:])
+        sequence.rollback(keep + same)
+        sequence.append(tokens[same:])
+
+
+def _settled(text: str, pieces: list[Piece]) -> int:
+    """How many of the tokens stand in front of the text's last word, which may yet become longer."""
+    for index in range(len(pieces) - 1, 0, -1):
+        start = pieces[index].start
+        if start > 0 and pieces[index - 1].start != start and _begins_word(text, start):
+            return index
+    return 0
+
+
+def _begins_word(text: str, place: int) -> bool:
+    before, here = text[place - 1], text[place]
+    if before.isspace() or here.isspace():
+        return not before.isspace()  # a space belongs to the word behind it
+    return before.isalnum() != here.isalnum()
+
+
+def _common(one: Items[object], other: Items[object]) -> int:
+    """How many items two begin with alike."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _missing(special: dict[int, str], elsewhere: dict[int, str]) -> frozenset[int]:
+    names = set(elsewhere.values())
+    return frozenset(token for token, name in special.items() if name not in names)

@@ -1,0 +1,214 @@
+"""Two vocabularies: texts of tokens as they come, and drafts in the target's tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
+
+from dsd_ros.edge.translation import Translation
+from dsd_ros.edge.vocabulary import Transcript, Vocabulary
+from dsd_ros.vlm.errors import ModelError
+
+SENTENCE = (
+    "The red chair is ahead on the left, it's 15 cm away: Größe 漢字 🪑🚪!  Action: forward 25 cm"
+)
+KINDS = {
+    "english": byte_level(),
+    "german": byte_level(GERMAN, 330, end="</s>"),
+    "bytes": byte_level("", 258),
+    "composed": byte_level(GERMAN, 350, nfc=True),
+    "metaspace": metaspace(),
+}
+VOCABULARIES = {name: Vocabulary(tokenizer.to_str()) for name, tokenizer in KINDS.items()}
+ENDS = {"german": "</s>", "metaspace": "</s>"}
+PAIRS = [(draft, target) for draft in KINDS for target in KINDS if draft != target]
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=40)
+
+
+def end_of(kind: str) -> int:
+    return KINDS[kind].token_to_id(ENDS.get(kind, "<|im_end|>"))
+
+
+def reply_of(draft: str, target: str, text: str, **values):
+    model = RecitingModel(KINDS[draft], text, ENDS.get(draft, "<|im_end|>"), **values)
+    translation = Translation(VOCABULARIES[target], model)
+    return model, translation.begin(model.prefill(None, ""), frozenset({end_of(target)}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transcript_says_what_the_whole_says(kind):
+    vocabulary = VOCABULARIES[kind]
+    for text in (SENTENCE, "", " ", "🪑", "a\n\n b ", ENGLISH):
+        tokens = vocabulary.encode(text)
+        text = vocabulary.decode(tokens)  # some lose a space in front
+        transcript = Transcript(vocabulary)
+        for count, token in enumerate(tokens):
+            assert transcript.end(count) == len(transcript.text)
+            transcript.append([token])
+            assert text.startswith(transcript.text)
+        assert transcript.text == text and not (text and transcript.pending)
+        assert transcript.tokens == tokens
+        for count in range(len(tokens), -1, -1):
+            transcript.truncate(count)
+            fresh = Transcript(vocabulary)
+            fresh.append(tokens[:count])
+            assert (transcript.text, transcript.pending) == (fresh.text, fresh.pending)
+            assert text.startswith(transcript.text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["english", "bytes", "metaspace"]), TEXTS)
+def test_any_text_survives_token_by_token(kind, text):
+    vocabulary = VOCABULARIES[kind]
+    tokens = vocabulary.encode(text)
+    transcript = Transcript(vocabulary)
+    transcript.append(tokens)
+    assert transcript.text == vocabulary.decode(tokens)
+    assert transcript.text == text or kind == "metaspace"  # which loses a space in front
+
+
+@pytest.mark.parametrize(("draft", "target"), PAIRS)
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_a_draft_that_knows_the_text_is_accepted_whole(draft, target, length):
+    """Round by round, whatever the draft: the target's own tokens, its end included."""
+    _, reply = reply_of(draft, target, SENTENCE)
+    wanted = [*VOCABULARIES[target].encode(SENTENCE), end_of(target)]
+    done, drafts = 0, []
+    while done < len(wanted):
+        tokens, able = reply.draft(length)
+        assert able and len(tokens) <= length
+        accepted = 0
+        while accepted < len(tokens) and tokens[accepted] == wanted[done + accepted]:
+            accepted += 1
+        drafts.append((len(tokens), accepted))
+        news = wanted[done : done + accepted + 1]
+        reply.verified(news)
+        done += len(news)
+    drafted, accepted = map(sum, zip(*drafts, strict=True))
+    assert accepted >= 0.9 * drafted
+    assert drafted >= 0.7 * len(wanted) * length / (length + 1)
+
+
+def test_no_token_of_the_draft_is_computed_twice_while_it_is_right():
+    model, reply = reply_of("english", "german", ENGLISH)
+    wanted, done = VOCABULARIES["german"].encode(ENGLISH), 0
+    while done < len(wanted) - 5:
+        tokens, _ = reply.draft(4)
+        assert tokens == wanted[done : done + 4]
+        reply.verified(wanted[done : done + 5])
+        done += 5
+    assert model.passes <= len(VOCABULARIES["english"].encode(ENGLISH)) + 1
+
+
+def test_a_wrong_draft_goes_back_to_what_the_target_said():
+    model, reply = reply_of("english", "german", "The red chair is behind the table.")
+    said = VOCABULARIES["german"].encode("The red chair")
+    assert reply.draft(12)[0][: len(said)] == said
+    reply.verified(VOCABULARIES["german"].encode("The red box"))
+    # All the words in the model's own tokens, the first of them still in its cache.
+    assert reply.sequence.tokens == VOCABULARIES["english"].encode("The red box")
+    assert VOCABULARIES["german"].decode(reply.draft(30)[0]).startswith("ir is behind the table.")
+    reply.verified(VOCABULARIES["german"].encode(" is"))
+    assert reply.sequence.tokens[:3] == VOCABULARIES["english"].encode("The red box")[:3]
+
+
+def test_half_a_character_is_completed_or_left_to_the_target():
+    target = VOCABULARIES["english"]
+    chair = target.encode("🪑")
+    assert len(chair) == 4
+    _, reply = reply_of("german", "english", "a 🪑b")
+    reply.verified(target.encode("a ") + chair[:2])
+    assert reply.draft(2)[0] == chair[2:]
+    reply.verified(chair[2:])
+    assert reply.draft(3)[0] == [*target.encode("b"), end_of("english")]
+    _, reply = reply_of("german", "english", "a door")
+    reply.verified(target.encode("a ") + chair[:2])
+    assert reply.draft(4)[0] == []
+    reply.verified(chair[2:])
+    assert target.decode(reply.draft(9)[0][:-1]) == "oor"
+
+
+def test_the_end_is_the_targets_end():
+    _, reply = reply_of("metaspace", "english", "Done")
+    tokens, _ = reply.draft(9)
+    assert tokens == [*VOCABULARIES["english"].encode("Done"), end_of("english")]
+    # The one of the same name where there is one, the turn's rather than the text's where not.
+    model = RecitingModel(KINDS["english"], "")
+    translation = Translation(VOCABULARIES["composed"], model)
+    assert translation.end_token(end_of("english"), frozenset({0, 7, 9})) == 0
+    assert translation.end_token(end_of("english"), frozenset({7, 9})) == 9
+    assert translation.end_token(end_of("english"), frozenset()) is None
+
+
+def test_nothing_to_say_and_a_full_context():
+    _, reply = reply_of("english", "german", "")
+    assert reply.draft(4) == ([end_of("german")], True)
+    _, reply = reply_of("english", "german", ENGLISH, max_length=6)
+    tokens, able = reply.draft(30)
+    assert not able and VOCABULARIES["german"].encode(ENGLISH)[: len(tokens) - 1] == tokens[:-1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(PAIRS),
+    TEXTS,
+    st.lists(st.tuples(st.lists(st.integers(0, 700), max_size=6), st.integers(0, 7)), max_size=5),
+)
+def test_nothing_that_a_target_says_upsets_it(pair, text, rounds):
+    """Tokens of any kind, half characters, special ones and ids beyond: a draft may miss, and no more."""
+    _, reply = reply_of(*pair, text)
+    said = []
+    for news, length in rounds:
+        tokens, _ = reply.draft(length)
+        assert len(tokens) <= length
+        assert all(token in VOCABULARIES[pair[1]] for token in tokens)
+        reply.verified(news)
+        said += news
+    transcript = Transcript(VOCABULARIES[pair[1]])
+    transcript.append(said)
+    assert reply.sequence.tokens == reply._own.tokens
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([("english", "german"), ("bytes", "english"), ("english", "metaspace")]),
+    TEXTS,
+    st.integers(0, 40),
+    st.integers(1, 8),
+)
+def test_verified_and_drafted_tokens_say_the_text(pair, text, count, length):
+    """Of any text, cut anywhere between the target's tokens, whole characters or not."""
+    target = VOCABULARIES[pair[1]]
+    text = text.lstrip() if "metaspace" in pair else text  # which a first space is nothing to
+    tokens = target.encode(text)[:count]
+    _, reply = reply_of(*pair, text)
+    reply.verified(tokens)
+    drafted, _ = reply.draft(length)
+    assert drafted
+    behind = [token for token in drafted if token != end_of(pair[1])]
+    transcript = Transcript(target)
+    transcript.append(tokens + behind)
+    whole = target.decode(target.encode(text))
+    assert whole.startswith(transcript.text)
+    if len(behind) < len(drafted):
+        assert transcript.text == whole
+
+
+def test_files_that_are_no_tokenizers_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="give the target's model directory"):
+        Vocabulary.load(tmp_path / "none.json")
+    with pytest.raises(ModelError, match="give the target's model directory"):
+        Vocabulary.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
+        Vocabulary.load(tmp_path)
+    KINDS["german"].save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert (
+            Vocabulary.load(path).tokenizer_fingerprint
+            == VOCABULARIES["german"].tokenizer_fingerprint
+        )

@@ -73,6 +73,7 @@ def test_bytes_and_back(tree):
     chain = TokenTree.chain(tree.tokens)
     assert TokenTree.from_bytes(tree.tokens, b"") == chain
     assert TokenTree.from_bytes(tree.tokens, chain.parents_bytes()) == chain
+    assert not chain.branches and tree.branches == (tree != chain)
     assert chain.depth == len(tree) and chain.inner == tuple(range(-1, len(tree) - 1))
 
 

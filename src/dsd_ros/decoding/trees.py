@@ -101,6 +101,11 @@ class TokenTree:
         """The longest path's nodes; 0 for the empty tree."""
         return self.depths[-1] if self.tokens else 0
 
+    @property
+    def branches(self) -> bool:
+        """Whether it is more than a sequence: some node, or the root, has two children."""
+        return self.depth < len(self.tokens)
+
     def cut(self, depth: int) -> TokenTree:
         """The nodes at most ``depth`` deep, under the same indices; the first rows of q are its."""
         kept = sum(found <= depth for found in self.depths)
@@ -243,7 +248,7 @@ def verify_split_tree(
     holds q goes on with ``finish_split_tree``. Of a tree without branches it is ``verify_split`` with
     the same generator. SamplingError for r that are no probabilities.
     """
-    if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 + 1e-3 for r_x in r):
+    if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 for r_x in r):
         raise SamplingError(f"{len(tree)} nodes need as many probabilities above 0 and up to 1")
     if len(p) != len(tree) + 1:
         raise SamplingError(
@@ -322,9 +327,12 @@ def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
         raise SamplingError(
             f"a tree with {len(tree.inner)} inner nodes needs as many rows of q, not {len(q)}"
         )
-    for row, node in enumerate(tree.inner):
-        tokens = tree.tokens_of(tree.children(node))
-        check_distributions(tokens, q[row].expand(len(tokens), -1))
+    families = [tree.tokens_of(tree.children(node)) for node in tree.inner]
+    check_distributions([family[0] for family in families], q)
+    for row, family in zip(q, families, strict=True):
+        for x in family[1:]:
+            if not _at(row, x) > 0.0:
+                raise SamplingError(f"drafted token {x} has no probability in its own distribution")
 
 
 def rounded_up(q: torch.Tensor) -> torch.Tensor:

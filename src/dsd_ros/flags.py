@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,8 +16,9 @@ def add_settings(parser: argparse.ArgumentParser, schema: type) -> None:
     for field in dataclasses.fields(schema):
         flag = "--" + field.name.replace("_", "-")
         text = field.metadata.get("help", "")
-        if field.default not in (None, "", dataclasses.MISSING):
-            text += " (default: %(default)s)"
+        default = said(field)
+        if default not in (None, "", dataclasses.MISSING):
+            text += f" (default: {default})".replace("%", "%%")
         if isinstance(field.default, bool):
             action = argparse.BooleanOptionalAction
             parser.add_argument(flag, action=action, default=field.default, help=text)
@@ -24,11 +26,31 @@ def add_settings(parser: argparse.ArgumentParser, schema: type) -> None:
         choices = field.metadata.get("choices")
         parser.add_argument(
             flag,
-            type=_without_none(hints[field.name]),
+            type=reader(field, hints[field.name]),
             default=field.default,
             help=text,
             metavar="|".join(choices) if choices else field.name.upper(),
         )
+
+
+def reader(field: dataclasses.Field[Any], hint: Any) -> Callable[[str], Any]:
+    """What turns a text into the field's value; its metadata ``words`` are texts for certain values."""
+    kind = _without_none(hint)
+    words = field.metadata.get("words", {})
+    if not words:
+        return kind
+
+    def read(text: str) -> Any:
+        return words[text] if text in words else kind(text)
+
+    read.__name__ = kind.__name__  # argparse names it in its error messages
+    return read
+
+
+def said(field: dataclasses.Field[Any]) -> Any:
+    """The field's default, as its word where it has one."""
+    words = {value: word for word, value in field.metadata.get("words", {}).items()}
+    return words.get(field.default, field.default) if words else field.default
 
 
 def _without_none(hint: Any) -> Any:

@@ -106,6 +106,7 @@ def _add_modes(benches: Any) -> None:
 def _add_decode_settings(parser: argparse.ArgumentParser, *names: str) -> None:
     """A flag for each of these decode settings, or for every one but the mode; None where it is not given."""
     from dsd_ros.decoding.settings import DecodeSettings
+    from dsd_ros.flags import reader, said
 
     hints = typing.get_type_hints(DecodeSettings)
     for field in dataclasses.fields(DecodeSettings):
@@ -113,11 +114,11 @@ def _add_decode_settings(parser: argparse.ArgumentParser, *names: str) -> None:
             continue
         of_profile = field.name == "draft_length" and parser.get_default("profile")
         preset = parser.get_default(field.name)
-        default = "the profile's" if of_profile else field.default if preset is None else preset
+        default = "the profile's" if of_profile else said(field) if preset is None else preset
         choices = field.metadata.get("choices")
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
-            type=hints[field.name],
+            type=reader(field, hints[field.name]),
             metavar="|".join(choices) if choices else field.name.upper(),
             help=field.metadata["help"] + (f" (default: {default})" if default != "" else ""),
         )

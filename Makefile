@@ -7,6 +7,7 @@ unexport _ROS_WHEELS_BOOTSTRAP_COMPLETE PYTHONHOME VIRTUAL_ENV
 # Where a system's ROS 2 is used, the messages' overlay is sourced first.
 IN := if [ -f .venv/ros.sh ]; then . .venv/ros.sh; fi; export HOME="$${HOME:-$$PWD/.cache}";
 BIN := .venv/bin
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
 .PHONY: help setup demo test test-all lint format train clean distclean
@@ -22,10 +23,10 @@ demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport webs
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
 test: setup ## the tests; ARGS="-k name" picks some
-	@$(IN) $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 test-all: setup ## the tests, slow ones included
-	@$(IN) $(BIN)/python -m pytest $(ARGS)
+	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 lint: setup ## ruff, and the type checker on the public rooms
 	@$(BIN)/ruff check .

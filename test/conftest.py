@@ -35,3 +35,10 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             yield domain
             return
     pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What run side by side: files. Tests with real nodes keep time, so no two of them run at once."""
+    for item in items:
+        nodes = "ros_domain" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("nodes" if nodes else item.path.name))

@@ -30,7 +30,7 @@ class Robot:
     def __init__(self, engine: VerifierEngine, peer: object = None) -> None:
         self.engine, self.peer = engine, peer or object()
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self.session = b""
+        self.session, self.ticket = 0, b""
 
     def send(self, message) -> bool:
         return self.engine.submit(message, self.inbox.put, self.peer)
@@ -69,7 +69,7 @@ class Robot:
     def open(self, **changes) -> SessionReply:
         self.send(self.request(**changes))
         reply = self.get()
-        self.session = reply.session
+        self.session, self.ticket = reply.session, reply.ticket
         return reply
 
     def observe(self, reply: int = 1, **changes) -> None:

@@ -52,7 +52,7 @@ def greedy(model, length: int) -> list[int]:
 def test_opening_tells_about_the_target(engine, model):
     reply = Robot(engine).open()
     assert (reply.error, reply.target_name, reply.vocab_size) == ("", "table-1", 8)
-    assert reply.eos_token_ids == [7] and len(reply.session) == 8
+    assert reply.eos_token_ids == [7] and reply.session > 0 and len(reply.ticket) == 16
 
 
 def test_a_draft_is_accepted_up_to_its_first_error(robot, model):
@@ -207,7 +207,7 @@ def test_interleaved_sessions_do_not_mix(model, engine):
 def test_a_session_that_cannot_be_is_refused_with_a_sentence(engine, changes, words):
     robot = Robot(engine)
     reply = robot.open(**changes)
-    assert reply.session == b"" and all(word in reply.error for word in words)
+    assert reply.session == 0 and reply.ticket == b"" and all(word in reply.error for word in words)
     assert robot.open().error == ""
 
 
@@ -233,7 +233,7 @@ def test_a_session_is_resumed_by_another_peer_and_only_then_its(robot, engine, m
     assert stranger.get().code == RefusalCode.UNKNOWN_SESSION
     engine.disconnect(robot.peer)
     again = Robot(engine)
-    assert again.open(resume=robot.session).session == robot.session
+    assert again.open(resume=robot.ticket).session == robot.session
     again.draft(1, 0)
     assert again.get() == first
     again.draft(2, 1)
@@ -288,9 +288,9 @@ def test_bad_distributions_are_refused_and_change_nothing(engine, distributions)
     robot = Robot(engine)
     robot.open(temperature=1.0)
     robot.observe()
-    robot.draft(1, 0, [3], distributions=distributions)
+    robot.draft(1, 0, [3], evidence=distributions)
     assert robot.get().code == RefusalCode.BAD_DISTRIBUTION
-    robot.draft(1, 0, [3], distributions=pack_distributions(UNIFORM))
+    robot.draft(1, 0, [3], evidence=pack_distributions(UNIFORM))
     assert isinstance(robot.get(), Outcome)
 
 
@@ -302,7 +302,7 @@ def test_ids_beyond_the_targets_vocabulary_are_rejected(engine, robot):
     sampling.observe()
     q = torch.zeros(2, 11)
     q[:, 10] = 1
-    sampling.draft(1, 0, [10, 10], distributions=pack_distributions(q))
+    sampling.draft(1, 0, [10, 10], evidence=pack_distributions(q))
     outcome = sampling.get()
     assert outcome.accepted == 0 and outcome.next_token < 8
 
@@ -403,7 +403,7 @@ def test_broken_logits_are_a_model_error():
 def test_trees_and_messages_the_wrong_way_are_refused(robot):
     robot.draft(1, 0, [1, 2], parents=bytes([255, 0]))
     assert robot.get().code == RefusalCode.UNSUPPORTED
-    robot.send(Outcome(bytes(8), 1, 1, 1, 0, 1, 0.5, True))
+    robot.send(Outcome(1, 1, 1, 1, 0, 1, 0.5, True))
     assert robot.get().code == RefusalCode.UNSUPPORTED
 
 

@@ -122,7 +122,7 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert len(said) == len(set(said))
         again = Robot(engine)
         engine.disconnect(robot.peer)
-        assert again.open(resume=robot.session, **asked).exit_layers == speak
+        assert again.open(resume=robot.ticket, **asked).exit_layers == speak
 
 
 def test_a_model_without_adapters_answers_with_none():
@@ -165,7 +165,7 @@ def test_an_answer_that_raises_in_the_pass_does_not_end_it(model, caplog):
                 raise RuntimeError("the link is odd")
             put(message)
 
-        engine.submit(robot.request(resume=robot.session, exits=True), odd, robot.peer)
+        engine.submit(robot.request(resume=robot.ticket, exits=True), odd, robot.peer)
         robot.draft(1, 0, [1])
         while not isinstance(final := robot.get(), Outcome):
             pass

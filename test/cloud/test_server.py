@@ -231,7 +231,7 @@ class Teller:
 
 
 def said(number: int, confidence: float, token: int = 0, final: bool = False) -> Outcome:
-    return Outcome(bytes(8), 1, number, 1, 0, token, confidence, final)
+    return Outcome(1, 1, number, 1, 0, token, round(confidence * 65535) / 65535, final)
 
 
 @pytest.mark.parametrize("policy", ["priority", "fifo"])
@@ -248,7 +248,7 @@ def test_a_slow_link_carries_the_final_outcome_before_early_ones(policy):
             deadline = time.monotonic() + 20
             while teller.answer is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            filler = Refusal(bytes(8), 1, 1, "code", "x" * 1024)
+            filler = Refusal(1, 1, 1, "code", "x" * 1024)
             for _ in range(2000):
                 teller.answer(filler)
             for token in range(40):

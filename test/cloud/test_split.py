@@ -22,7 +22,7 @@ def engine():
 
 
 def chances(*values: float) -> bytes:
-    return np.array(values, "<f4").tobytes()
+    return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
 
 
 def rejected(engine) -> tuple[Robot, Outcome]:
@@ -30,7 +30,7 @@ def rejected(engine) -> tuple[Robot, Outcome]:
     robot = Robot(engine)
     robot.open(mode="dssd", temperature=1.0)
     robot.observe()
-    robot.draft(tokens=[7, 1], probabilities=chances(0.5, 0.5))
+    robot.draft(tokens=[7, 1], evidence=chances(0.5, 0.5))
     return robot, robot.get()
 
 
@@ -50,16 +50,16 @@ def test_a_rejection_brings_the_targets_own_distribution(engine):
 def test_rounds_go_on_behind_the_token_the_robot_drew(engine):
     robot, first = rejected(engine)
     # Asked again, the verifier says the same.
-    robot.draft(tokens=[7, 1], probabilities=chances(0.5, 0.5))
+    robot.draft(tokens=[7, 1], evidence=chances(0.5, 0.5))
     assert robot.get() == first
     answers = []
     for _ in range(2):  # nor has it an effect to say the next twice
-        robot.draft(2, 1, tokens=[2], probabilities=chances(1e-6), resampled=[3])
+        robot.draft(2, 1, tokens=[2], evidence=chances(1e-6), resampled=[3])
         answers.append(robot.get())
     second = answers[0]
     assert second.accepted == 1 and not second.distribution  # 1e-6 is surely accepted
     assert answers[1] == second
-    robot.draft(tokens=[7, 1], probabilities=chances(0.5, 0.5))
+    robot.draft(tokens=[7, 1], evidence=chances(0.5, 0.5))
     assert robot.silent()
     assert sequence_of(engine, robot) == [3, 2, second.next_token]
 
@@ -75,7 +75,7 @@ def test_rounds_go_on_behind_the_token_the_robot_drew(engine):
 )
 def test_a_round_that_does_not_tell_the_token_is_refused(engine, confirmed, resampled, code):
     robot, _ = rejected(engine)
-    values = {"tokens": [2], "probabilities": chances(0.5)}
+    values = {"tokens": [2], "evidence": chances(0.5)}
     robot.draft(2, confirmed, resampled=resampled, **values)
     refusal = robot.get()
     assert isinstance(refusal, Refusal) and refusal.code == code
@@ -98,11 +98,11 @@ def test_a_token_nobody_asked_for_is_refused(engine):
 )
 def test_probabilities_that_are_none_are_refused_and_change_nothing(engine, brought):
     robot, _ = rejected(engine)
-    robot.draft(2, 1, tokens=[1, 2], probabilities=brought, resampled=[3])
+    robot.draft(2, 1, tokens=[1, 2], evidence=brought, resampled=[3])
     message = robot.get()
     assert isinstance(message, Refusal) and message.code == "bad-distribution"
     assert sequence_of(engine, robot) == []
-    robot.draft(2, 1, tokens=[1], probabilities=chances(0.5), resampled=[3])
+    robot.draft(2, 1, tokens=[1], evidence=chances(0.5), resampled=[3])
     assert robot.get().round == 2
 
 
@@ -113,12 +113,12 @@ def test_the_last_token_of_a_reply_is_told_of_without_an_answer(engine):
     assert robot.silent()
     assert sequence_of(engine, robot) == [3]
     # A late double of the round is not answered, and not taken for another.
-    robot.draft(tokens=[7, 1], probabilities=chances(0.5, 0.5))
+    robot.draft(tokens=[7, 1], evidence=chances(0.5, 0.5))
     assert robot.silent()
 
 
 def test_rounds_ahead_of_a_rejection_come_to_nothing(engine):
     robot, _ = rejected(engine)
-    robot.draft(2, 1, tokens=[2], probabilities=chances(0.5), resampled=[3], assumed=b"8 bytes.")
+    robot.draft(2, 1, tokens=[2], evidence=chances(0.5), resampled=[3], assumed=b"8 bytes.")
     assert robot.get().code == "assumption-failed"
     assert sequence_of(engine, robot) == []

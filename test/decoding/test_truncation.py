@@ -53,3 +53,19 @@ def test_weights_that_are_none_are_refused(weights):
     values = np.array(weights, np.float16)
     with pytest.raises(SamplingError, match="truncated"):
         restored(np.arange(len(values)), values, 5)
+
+
+def test_weights_of_single_precision_are_summed_one_by_one_in_the_order_of_ids():
+    q = distribution(5, 1000)
+    ids, weights = truncate(q, 300, dtype="float32")
+    assert weights.dtype == np.float32 and len(ids) == 300
+    total = 0.0
+    for weight in weights.tolist():
+        total += weight
+    wanted = (weights.astype(np.float64) / total).astype(np.float32)
+    assert restored(ids, weights, 1000)[ids].tolist() == wanted.tolist()
+    # What rounding to float16 cuts off is kept.
+    halved, rough = truncate(q, 300)
+    kept = q[ids] / q[ids].double().sum()
+    near = (restored(ids, weights, 1000)[ids] - kept).abs().max()
+    assert near < (restored(halved, rough, 1000)[ids] - kept).abs().max() / 100

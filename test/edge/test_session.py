@@ -326,7 +326,7 @@ def test_greedy_rounds_carry_no_distributions(engine, draft):
         with Watched(engine) as channel, EdgeSession(channel, draft, chosen) as session:
             session.decode(IMAGE, "go")
         drafts = [m for m in sent if isinstance(m, Draft)]
-        assert all(len(d.distributions) == size * len(d.tokens) for d in drafts)
+        assert all(len(d.evidence) == size * len(d.tokens) for d in drafts)
         # Never drafted: what could not be kept.
         assert all(d.confirmed + len(d.tokens) < 12 for d in drafts)
 

@@ -77,7 +77,7 @@ class Player:
         return sequence.tokens[len(prefix) :], q, guess
 
     def send(self, prefix, number, tokens, q, assumed=b"", **rest) -> None:
-        self.robot.draft(number, len(prefix), tokens, distributions=q, assumed=assumed, **rest)
+        self.robot.draft(number, len(prefix), tokens, evidence=q, assumed=assumed, **rest)
 
     def wait(self, number: int) -> Outcome:
         while True:

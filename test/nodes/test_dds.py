@@ -226,7 +226,7 @@ def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):
     topics.start()
     client = DdsChannel(rig.node)
     try:
-        session = b"8 bytes."
+        session = 8
         observation = wire.Observation(session, 2, INSTRUCTION, 1, 1, "rgb8", b"rgb")
         drafts = [wire.Draft(session, 2, number, 0, [number]) for number in (1, 2)]
         for message in (*drafts, observation):
@@ -238,7 +238,7 @@ def test_a_draft_that_overtakes_its_observation_waits_for_it(rig):
         rig.until(lambda: len(arrived) == 4)
         assert arrived[-1] == later
         # One whose observation never comes is passed on in the end, for the engine to refuse.
-        lost = wire.Draft(b"another.", 1, 1, 0, [1])
+        lost = wire.Draft(9, 1, 1, 0, [1])
         client.send(lost)
         rig.until(lambda: len(arrived) == 5)
         assert arrived[-1] == lost
@@ -257,7 +257,7 @@ def test_early_outcomes_of_many_rounds_push_no_final_one_out(rig):
     try:
         client.reconnect()
         said = [
-            wire.Outcome(b"8 bytes.", 1, number, layer, 1, 1, 0.5, layer == 28)
+            wire.Outcome(8, 1, number, layer, 1, 1, 0.5, layer == 28)
             for number in range(1, 9)
             for layer in range(1, 29)
         ]
@@ -276,12 +276,12 @@ def test_after_a_silence_the_channel_looks_whether_anybody_listens(rig):
     client = DdsChannel(rig.node, match_timeout=0.2)
     try:
         client.reconnect()
-        client.send(wire.SessionClose(b"8 bytes."))
+        client.send(wire.SessionClose(8))
         topics.close()
         with pytest.raises(LinkTimeout):
             client.receive(0.1)
         with pytest.raises(LinkClosed, match="start verifier_node or bridge_node"):
-            rig.until(lambda: client.send(wire.SessionClose(b"8 bytes.")))
+            rig.until(lambda: client.send(wire.SessionClose(8)))
     finally:
         client.close()
 

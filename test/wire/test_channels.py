@@ -12,8 +12,8 @@ from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Refusal, SessionClose
 from dsd_ros.wire.websocket_client import WebsocketChannel
 
-MESSAGE = SessionClose(bytes(8))
-ANSWER = Refusal(b"", 1, 2, "code", "sentence")
+MESSAGE = SessionClose(1)
+ANSWER = Refusal(0, 1, 2, "code", "sentence")
 
 
 class Echo:

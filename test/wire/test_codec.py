@@ -13,45 +13,50 @@ from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions, un
 
 u16, u32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
 ids = st.integers(0, m.MAX_VOCABULARY - 1)
-session = st.binary(min_size=8, max_size=8)
+session = st.integers(1, (1 << 32) - 1)
+tokens = st.lists(ids, max_size=64)
 short = st.text(max_size=256)
+confidences = u16.map(lambda units: units / 65535)
 MESSAGES = st.one_of(
     st.builds(
         m.SessionRequest,
         request=u32, protocol_version=u16, mode=short, tokenizer_fingerprint=short, vocab_size=u32,
         temperature=st.floats(0, 100), top_k=u32, top_p=st.floats(0, 1, exclude_min=True),
-        seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=8),
+        seed=st.integers(0, (1 << 63) - 1), resume=st.binary(max_size=16),
         exits=st.booleans(), exit_layers=st.lists(u16, max_size=256), exit_policy=short,
         min_exit_confidence=st.floats(0, 1), proof=short,
     ),
     st.builds(
         m.SessionReply,
-        request=u32, session=st.binary(max_size=8), error=st.text(max_size=1024), target_name=short,
+        request=u32, session=u32, error=st.text(max_size=1024), target_name=short,
         target_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16),
-        exit_layers=st.lists(u16, max_size=256),
+        exit_layers=st.lists(u16, max_size=256), ticket=st.binary(max_size=16),
     ),
     st.builds(
         m.Observation,
         session=session, reply=u32, instruction=st.text(min_size=1, max_size=2000),
-        height=st.integers(1, 8192), width=st.integers(1, 8192), encoding=short, image=st.binary(max_size=300),
+        height=st.integers(0, 8192), width=st.integers(0, 8192), encoding=short, image=st.binary(max_size=300),
     ),
     st.builds(
         m.Draft,
-        session=session, reply=u32, round=u32, confirmed=u32, tokens=st.lists(ids, max_size=64),
-        distributions=st.binary(max_size=300), probabilities=st.binary(max_size=256),
-        resampled=st.lists(ids, max_size=1), sparse=st.binary(max_size=300),
-        parents=st.binary(max_size=64), autonomous_rounds=u16,
-        assumed=st.binary(max_size=8),
+        session=session, reply=u32, round=u32, confirmed=u32, tokens=tokens,
+        evidence=st.binary(max_size=300), parents=st.binary(max_size=64),
+        assumed=st.binary(max_size=8), resampled=tokens, autonomous_rounds=u16,
     ),
     st.builds(
         m.Outcome,
         session=session, reply=u32, round=u32, layer=u16, accepted=u16, next_token=ids,
-        confidence=st.floats(0, 1), is_final=st.booleans(), compute_us=u32,
+        confidence=confidences, is_final=st.booleans(), compute_us=u32,
+    ),
+    st.builds(
+        m.Outcome,
+        session=session, reply=u32, round=u32, layer=u16, accepted=u16, next_token=st.just(0),
+        confidence=confidences, is_final=st.booleans(), compute_us=u32,
         distribution=st.binary(max_size=300),
     ),
     st.builds(
         m.Refusal,
-        session=st.binary(max_size=8), reply=u32, round=u32, code=short, sentence=st.text(max_size=1024),
+        session=u32, reply=u32, round=u32, code=short, sentence=st.text(max_size=1024),
     ),
     st.builds(m.SessionClose, session=session),
 )  # fmt: skip
@@ -112,7 +117,7 @@ def test_deep_nesting_is_refused():
 
 def outcome(**changes):
     values = dict(
-        session=bytes(8),
+        session=1,
         reply=1,
         round=1,
         layer=1,
@@ -127,21 +132,21 @@ def outcome(**changes):
 @pytest.mark.parametrize(
     "message",
     [
-        outcome(session=bytes(7)),
+        outcome(session=0),
         outcome(next_token=m.MAX_VOCABULARY),
         outcome(next_token=-1),
         outcome(reply=1 << 32),
         outcome(accepted=1 << 16),
         outcome(confidence=1.5),
         outcome(confidence=float("nan")),
-        m.Draft(bytes(8), 1, 1, 0, [0] * 65),
-        m.Draft(bytes(8), 1, 1, 0, [m.MAX_VOCABULARY]),
-        m.Draft(bytes(8), 1, 1, 0, [], autonomous_rounds=1 << 16),
-        m.Observation(bytes(8), 1, "", 1, 1, "png", b""),
-        m.Observation(bytes(8), 1, "x" * 2001, 1, 1, "png", b""),
-        m.Observation(bytes(8), 1, "x", 0, 1, "png", b""),
-        m.Observation(bytes(8), 1, "x", 1, 8193, "png", b""),
-        m.Observation(bytes(8), 1, "x", 1, 1, "png", bytes(m.MAX_IMAGE_BYTES + 1)),
+        m.Draft(1, 1, 1, 0, [0] * 65),
+        m.Draft(1, 1, 1, 0, [m.MAX_VOCABULARY]),
+        m.Draft(1, 1, 1, 0, [], autonomous_rounds=1 << 16),
+        m.Observation(1, 1, "", 1, 1, "png", b""),
+        m.Observation(1, 1, "x" * 2001, 1, 1, "png", b""),
+        m.Observation(1, 1, "x", -1, 1, "png", b""),
+        m.Observation(1, 1, "x", 1, 8193, "png", b""),
+        m.Observation(1, 1, "x", 1, 1, "png", bytes(m.MAX_IMAGE_BYTES + 1)),
         m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0),
@@ -149,7 +154,7 @@ def outcome(**changes):
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, exit_layers=[1 << 16]),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=1.5),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=float("nan")),
-        m.Draft(bytes(8), 1, 1, 0, [], assumed=bytes(9)),
+        m.Draft(1, 1, 1, 0, [], assumed=bytes(9)),
     ],
 )  # fmt: skip
 def test_every_bound_is_checked(message):
@@ -158,7 +163,7 @@ def test_every_bound_is_checked(message):
 
 
 def test_oversized_frames_are_neither_made_nor_read():
-    huge = m.Draft(bytes(8), 1, 1, 0, [1], distributions=bytes(m.MAX_FRAME_BYTES))
+    huge = m.Draft(1, 1, 1, 0, [1], evidence=bytes(m.MAX_FRAME_BYTES))
     with pytest.raises(WireError, match="over the limit"):
         encode(huge)
     with pytest.raises(WireError, match="over the limit"):
@@ -167,7 +172,7 @@ def test_oversized_frames_are_neither_made_nor_read():
 
 def test_ids_of_a_large_vocabulary_survive():
     tokens = [0, 255, 65_535, 65_536, 152_063]
-    draft = m.Draft(bytes(8), 1, 1, 0, tokens)
+    draft = m.Draft(1, 1, 1, 0, tokens)
     assert decode(encode(draft)).tokens == tokens
 
 
@@ -180,8 +185,8 @@ def test_a_prefix_has_one_digest_and_another_prefix_another():
 
 
 def test_a_greedy_round_takes_few_bytes():
-    assert len(encode(m.Draft(bytes(range(8)), 3, 9, 40, [1, 2, 3, 4]))) < 32
-    assert len(encode(outcome())) < 40
+    assert len(encode(m.Draft((1 << 32) - 1, 3, 9, 40, [1, 2, 3, 4]))) == 16
+    assert len(encode(outcome(session=(1 << 32) - 1))) == 16
 
 
 def test_distributions_survive_bit_by_bit():

@@ -14,11 +14,11 @@ from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Outcome, Refusal, SessionClose, SessionRequest
 from dsd_ros.wire.websocket_client import WebsocketChannel
 
-SESSION = bytes(8)
+SESSION = 1
 
 
 def numbered(number: int) -> SessionClose:
-    return SessionClose(number.to_bytes(8, "little"))
+    return SessionClose(number)
 
 
 def outcome(layer: int, confidence: float, final: bool = False, next_token: int = 7) -> Outcome:
@@ -161,7 +161,7 @@ def test_early_outcomes_wait_in_the_order_that_the_session_asked_for(policy, ord
 def test_bytes_are_those_of_the_encoded_messages():
     class Echo:
         def submit(self, message, reply, peer) -> bool:
-            reply(Refusal(b"", 1, 2, "code", "sentence"))
+            reply(Refusal(0, 1, 2, "code", "sentence"))
             return True
 
         def disconnect(self, peer) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsd_ros.wire.messages import Outcome, Refusal, SessionRequest
 from dsd_ros.wire.outbox import Outbox
 
-SESSIONS = [bytes(8), b"12345678"]
+SESSIONS = [1, 2]
 
 
 def outcome(confidence=0.5, final=False, number=1, reply=1, token=0, session=SESSIONS[0], layer=1):
@@ -88,7 +88,7 @@ def test_it_is_bounded():
 def test_sessions_that_come_and_go_leave_nothing_behind():
     box = Outbox()
     for number in range(3000):
-        box.put(outcome(final=True, session=number.to_bytes(8, "little")))
+        box.put(outcome(final=True, session=number))
         box.get_nowait()
     assert len(box._finished) < 300
 

@@ -2,20 +2,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
+from dsd_ros.decoding.acceptance import rounded_up
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.packing import (
     id_bits,
     kept_bytes,
+    pack_chances,
     pack_distribution,
     pack_ids,
     pack_kept,
+    pack_rows,
+    unpack_chances,
     unpack_distribution,
     unpack_ids,
     unpack_kept,
+    unpack_rows,
 )
 
 LARGEST = 152_064
@@ -54,14 +60,41 @@ def test_a_distribution_is_sparse_where_that_is_shorter_and_always_exact():
         assert len(data) == min(1 + 4 * size, 5 + -(-kept * id_bits(size) // 8) + 4 * kept)
 
 
-@given(st.lists(st.sets(st.integers(0, 511), min_size=1, max_size=20), max_size=5))
-def test_what_is_kept_survives(chosen):
-    rows = [
-        (np.array(sorted(ids)), np.linspace(0.1, 1, len(ids)).astype(np.float16)) for ids in chosen
-    ]
-    data = pack_kept(rows, 512)
-    assert len(data) == sum(kept_bytes(len(ids), 512) for ids, _ in rows)
-    found = unpack_kept(data, len(rows), 512)
+@given(st.integers(0, 4), st.integers(0, 1 << 20))
+def test_several_distributions_survive(count, seed):
+    rows = list(np.random.default_rng(seed).random((count, 9), np.float32).round(1))
+    data = pack_rows(rows)
+    assert len(data) == sum(4 + len(pack_distribution(row)) for row in rows)
+    assert [row.tolist() for row in unpack_rows(data, count, 9)] == [row.tolist() for row in rows]
+    for wrong in (count + 1, max(0, count - 1)):
+        if wrong != count:
+            with pytest.raises(WireError, match="do not hold"):
+                unpack_rows(data, wrong, 9)
+
+
+@given(st.lists(st.floats(0, 1, width=32), max_size=64))
+def test_probabilities_survive_rounded_up(values):
+    q = torch.tensor(values, dtype=torch.float32)
+    r = rounded_up(q)
+    data = pack_chances(r.numpy())
+    assert len(data) == 2 * len(values)
+    assert unpack_chances(data, len(values)).tolist() == r.tolist()
+    assert bool((r >= q).all()) and bool((r <= q * (1 + 2**-7) + 1e-38).all())
+    with pytest.raises(WireError, match="bytes"):
+        unpack_chances(data + b"?", len(values))
+
+
+kept_ids = st.sets(st.integers(0, LARGEST - 1), min_size=1, max_size=20)
+
+
+@given(st.lists(kept_ids, max_size=5), st.sampled_from([np.float16, np.float32]))
+def test_what_is_kept_survives(chosen, dtype):
+    rows = [(np.array(sorted(ids)), np.linspace(0.1, 1, len(ids)).astype(dtype)) for ids in chosen]
+    data = pack_kept(rows, LARGEST)
+    width = dtype().itemsize
+    assert len(data) == 1 + sum(kept_bytes(len(ids), LARGEST, width) for ids, _ in rows)
+    found = unpack_kept(data, len(rows), LARGEST)
+    assert all(weights.dtype == dtype for _, weights in found)
     assert [(i.tolist(), w.tolist()) for i, w in found] == [
         (i.tolist(), w.tolist()) for i, w in rows
     ]
@@ -70,7 +103,13 @@ def test_what_is_kept_survives(chosen):
 @given(st.binary(max_size=200), st.integers(0, 5), st.sampled_from([2, 15, 512, LARGEST]))
 @profile(max_examples=300)
 def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
-    for unpack in (lambda: unpack_kept(data, rows, size), lambda: unpack_distribution(data, size)):
+    for unpack in (
+        lambda: unpack_kept(data, rows, size),
+        lambda: unpack_kept(b"\x04" + data, rows, size),
+        lambda: unpack_distribution(data, size),
+        lambda: unpack_rows(data, rows, size),
+        lambda: unpack_chances(data, rows),
+    ):
         try:
             unpack()
         except WireError as error:

@@ -18,7 +18,7 @@ from dsd_ros.wire.pictures import ENCODINGS, decode_picture, encode_picture
 
 
 def observation(height: int, width: int, encoding: str, data: bytes) -> Observation:
-    return Observation(bytes(8), 1, "go", height, width, encoding, data)
+    return Observation(1, 1, "go", height, width, encoding, data)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

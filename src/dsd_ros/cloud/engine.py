@@ -95,7 +95,7 @@ class VerifierEngine:
                     refusal = self._enqueue_turn(message, peer)
                 case _:
                     refusal = Refusal(
-                        b"", 0, 0, RefusalCode.UNSUPPORTED,
+                        0, 0, 0, RefusalCode.UNSUPPORTED,
                         f"a verifier does not take messages of type {type(message).__name__}",
                     )  # fmt: skip
             self._wake.notify()
@@ -128,7 +128,7 @@ class VerifierEngine:
         self, message: SessionRequest, reply: Answer, peer: Hashable
     ) -> Message | None:
         if self._waiting[peer] >= MAX_WAITING_PER_SESSION:
-            return _overloaded(b"", 0, 0)
+            return _overloaded(0, 0, 0)
         self._waiting[peer] += 1
         self._requests.append((message, reply, peer))
         return None
@@ -207,17 +207,17 @@ class VerifierEngine:
                 f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
                 "later, or raise its max_sessions"
             )
-            answer(self._session_reply(message.request, b"", sentence[:1024], None))
+            answer(self._session_reply(message.request, sentence[:1024], None))
             return
-        answer(self._session_reply(message.request, session.id, "", session.exits))
+        answer(self._session_reply(message.request, "", session))
 
-    def _session_reply(
-        self, request: int, session: bytes, error: str, exits: ExitRules | None
-    ) -> SessionReply:
-        model = self.model
+    def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
+        model, exits = self.model, session.exits if session is not None else None
         return SessionReply(
-            request, session, error, model.name[:256], model.fingerprint[:256], model.vocab_size,
-            sorted(model.eos_token_ids)[:16], list(exits.layers) if exits is not None else [],
+            request, session.id if session is not None else 0, error, model.name[:256],
+            model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
+            list(exits.layers) if exits is not None else [],
+            session.ticket if session is not None else b"",
         )  # fmt: skip
 
     def _exits(self, request: SessionRequest) -> ExitRules | None:
@@ -383,11 +383,11 @@ def _key(message: Observation | Draft) -> object:
 
 def _size(message: Observation | Draft) -> int:
     if isinstance(message, Draft):
-        return len(message.distributions) + len(message.sparse)
+        return len(message.evidence)
     return len(message.image)
 
 
-def _overloaded(session: bytes, reply: int, number: int) -> Refusal:
+def _overloaded(session: int, reply: int, number: int) -> Refusal:
     return Refusal(
         session, reply, number, RefusalCode.OVERLOADED,
         "the verifier has too many messages waiting; send again later",

@@ -181,7 +181,7 @@ class VerifierServer:
                     if malformed > MAX_MALFORMED_FRAMES:
                         await connection.close(1002, "too many malformed frames")
                         break
-                    answer(Refusal(b"", 0, 0, RefusalCode.MALFORMED, str(error)[:1024]))
+                    answer(Refusal(0, 0, 0, RefusalCode.MALFORMED, str(error)[:1024]))
                     continue
                 outbox.obey(message)
                 if not self._engine.submit(message, answer, connection):

@@ -12,7 +12,7 @@ from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.vlm.sequence import Sequence
-from dsd_ros.wire.messages import Message, Outcome, Refusal, SessionRequest
+from dsd_ros.wire.messages import TICKET_BYTES, Message, Outcome, Refusal, SessionRequest
 
 Answer = Callable[[Message], object]
 
@@ -38,7 +38,8 @@ class Reply:
 class Session:
     """One robot's state. ``peer`` is who may use it; None while its link is down."""
 
-    id: bytes
+    id: int
+    ticket: bytes  # shown to resume it
     request: SessionRequest
     sampling: SamplingSettings
     opener: tuple[Hashable, int]  # peer and request number: a doubled request opens nothing twice
@@ -74,13 +75,13 @@ class SessionTable:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def find(self, session: bytes, peer: Hashable) -> Session | None:
+    def find(self, session: int, peer: Hashable) -> Session | None:
         """The session of that id, if it is this peer's."""
         found = self._sessions.get(session)
         return found if found is not None and found.peer == peer else None
@@ -95,19 +96,20 @@ class SessionTable:
     ) -> Session:
         """Resume the session the request names, or open one; SessionsFull when there is no room."""
         with self._lock:
-            known = self._sessions.get(request.resume) if request.resume else None
-            if known is None:
-                opener = (peer, request.request)
-                known = next((s for s in self._sessions.values() if s.opener == opener), None)
+            opener = (peer, request.request)
+            known = next(
+                (s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None
+            )
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
                 return known
             self._make_room(now)
             session = Session(
-                secrets.token_bytes(8),
+                self._unused_id(),
+                secrets.token_bytes(TICKET_BYTES),
                 request,
                 sampling,
-                (peer, request.request),
+                opener,
                 peer,
                 answer,
                 now,
@@ -115,7 +117,7 @@ class SessionTable:
             self._sessions[session.id] = session
             return session
 
-    def close(self, session: bytes) -> None:
+    def close(self, session: int) -> None:
         with self._lock:
             self._sessions.pop(session, None)
 
@@ -137,6 +139,13 @@ class SessionTable:
         with self._lock:
             self._sessions.clear()
 
+    def _unused_id(self) -> int:
+        while True:
+            # Random: a verifier that was restarted should not take an old session's name for a new one's.
+            id_ = secrets.randbelow((1 << 32) - 1) + 1
+            if id_ not in self._sessions:
+                return id_
+
     def _make_room(self, now: float) -> None:
         if len(self._sessions) < self._settings.max_sessions:
             return
@@ -145,3 +154,10 @@ class SessionTable:
         if not detached:
             raise SessionsFull
         del self._sessions[min(detached, key=lambda s: s.last_used).id]
+
+
+def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:
+    """Whether a request resumes a session, or is a double of the one that opened it."""
+    return (bool(ticket) and secrets.compare_digest(session.ticket, ticket)) or (
+        session.opener == opener
+    )

@@ -33,7 +33,7 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     prefix_digest,
 )
-from dsd_ros.wire.packing import pack_distribution, unpack_kept
+from dsd_ros.wire.packing import pack_distribution, unpack_chances, unpack_kept
 from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
@@ -138,7 +138,8 @@ def verify_round(
             torch.cuda.synchronize(logits.device)
         ran_us = _microseconds(began)
         verdict = judge(logits)
-        confidence = confidence_of(logits[verdict.accepted])
+        # What is drawn from p needs no word on how likely its likeliest token is.
+        confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
         sequence.rollback(confirmed + verdict.accepted)
         if verdict.target is None:
             sequence.append([verdict.next_token])
@@ -195,9 +196,7 @@ def _judge_of(
     if session.proof is Proof.COUPLED:
         return by_noise
     if session.proof is Proof.SPLIT:
-        chances = unpack_distributions(draft.probabilities, len(draft.tokens), 1)[
-            : len(tokens), 0
-        ].tolist()
+        chances = unpack_chances(draft.evidence, len(draft.tokens))[: len(tokens)].tolist()
         return by_chances
     if session.proof is Proof.TRUNCATED:
         q = _truncated_distributions(session, draft)[: len(tokens)]
@@ -210,9 +209,9 @@ def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
     """q (gamma, V) that the draft was drawn from, checked."""
     if not draft.tokens:
         return torch.empty(0, 0)
-    if not draft.distributions:
+    if not draft.evidence:
         raise SamplingError("a sampled draft was sent without its distributions")
-    q = unpack_distributions(draft.distributions, len(draft.tokens), session.request.vocab_size)
+    q = unpack_distributions(draft.evidence, len(draft.tokens), session.request.vocab_size)
     check_distributions(draft.tokens, q)
     return q
 
@@ -222,7 +221,7 @@ def _truncated_distributions(session: Session, draft: Draft) -> torch.Tensor:
     size = session.request.vocab_size
     if not draft.tokens:
         return torch.empty(0, 0)
-    kept = unpack_kept(draft.sparse, len(draft.tokens), size)
+    kept = unpack_kept(draft.evidence, len(draft.tokens), size)
     q = torch.stack([restored(*row, size) for row in kept])
     check_distributions(draft.tokens, q)
     return q

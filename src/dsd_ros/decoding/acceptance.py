@@ -64,12 +64,12 @@ def verify_split(
     p: torch.Tensor,
     generator: np.random.Generator,
 ) -> Verdict:
-    """The cloud's half of split verification (DSSD): it knows q_i(x_i) alone, as ``chances``.
+    """The cloud's half of split verification (DSSD): it knows q_i(x_i) alone, ``rounded_up``, as ``chances``.
 
     p: (gamma + 1, V). The verdict of a rejection names no token: whoever holds q draws it from
-    ``residual(verdict.target, q)``. SamplingError for chances that are no probabilities.
+    ``split_residual(verdict.target, q)``. SamplingError for chances that are no probabilities.
     """
-    if len(chances) != len(draft_tokens) or not all(0.0 < q_x <= 1.0 + 1e-3 for q_x in chances):
+    if len(chances) != len(draft_tokens) or not all(0.0 < q_x <= 1.0 for q_x in chances):
         raise SamplingError(
             f"{len(draft_tokens)} drafted tokens need as many probabilities above 0 and up to 1"
         )
@@ -114,6 +114,31 @@ def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     rest[:shared] -= q[:shared]
     rest.clamp_(min=0.0)
     # p == q leaves nothing, and then only rounding can have rejected.
+    return rest if float(rest.sum()) > 0.0 else p
+
+
+def rounded_up(q: torch.Tensor) -> torch.Tensor:
+    """q, 0..1, in the 16 bits that travel, as float32: the smallest such number that is not below.
+
+    They are the upper half of a float32, one unit more where anything was cut (a relative 2^-7 at most).
+    """
+    bits = q.float().clamp(max=1.0).contiguous().view(torch.int32)
+    return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
+
+
+def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """What the token behind a rejection is drawn from where x was accepted with min(1, p(x) / r(x)), (V_p,).
+
+    r is ``rounded_up`` q. Accepted so, x is emitted with probability q(x) min(1, p(x) / r(x)), and this is the
+    rest of p, unnormalised: exact for any r >= q, where max(0, p - q) would not be. p where nothing is left.
+    """
+    shared = min(len(p), len(q))
+    p, q = p.float(), q[:shared].float()
+    rest = p.clone()
+    # Where q is 0 so is r, and nothing was emitted.
+    ratio = (p[:shared] / rounded_up(q).clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1.0)
+    rest[:shared] -= q * ratio
+    rest.clamp_(min=0.0)
     return rest if float(rest.sum()) > 0.0 else p
 
 

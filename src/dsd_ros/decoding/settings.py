@@ -8,7 +8,7 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Pro
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.decoding.tree_growth import parse_expansion
 from dsd_ros.decoding.trees import MAX_NODES, TreeError
-from dsd_ros.decoding.truncation import MAX_KEPT
+from dsd_ros.decoding.truncation import FLOATS, MAX_KEPT
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
@@ -70,6 +70,10 @@ class DecodeSettings:
     tree_budget: int = field(
         default=16,
         metadata={"help": "nodes of a tree in shape budget", "min": 1, "max": MAX_NODES},
+    )
+    top_float_proof: str = field(
+        default="float16",
+        metadata={"help": "how proof truncated sends what it keeps", "choices": FLOATS},
     )
     draft_length: int = field(
         default=4,

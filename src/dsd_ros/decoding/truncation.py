@@ -12,14 +12,16 @@ import torch
 from dsd_ros.decoding.sampling import SamplingError
 
 MAX_KEPT = 1 << 16  # ids of one distribution
-_UNIT = 2.0**24  # float16 are multiples of 2^-24
+FLOATS = ("float16", "float32")  # of weights
 
 
-def truncate(q: torch.Tensor, top_k: int, top_rho: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def truncate(
+    q: torch.Tensor, top_k: int, top_rho: float = 0.0, dtype: str = "float16"
+) -> tuple[np.ndarray, np.ndarray]:
     """The ``top_k`` likeliest tokens of q (V,), or the fewest of a mass of ``top_rho`` where that is above 0.
 
-    Returns ids (k,) int64 ascending and weights (k,) float16, relative to the likeliest's 1. Tokens too
-    unlikely for such a weight (below 3e-8 of it) go as well.
+    Returns ids (k,) int64 ascending and weights (k,) of ``dtype`` (of FLOATS), relative to the likeliest's 1.
+    Tokens too unlikely for such a weight (float16: below 3e-8 of it) go as well.
     """
     limit = min(MAX_KEPT, len(q)) if top_rho > 0.0 else min(top_k, len(q))
     values, ids = q.detach().cpu().topk(limit)
@@ -27,7 +29,7 @@ def truncate(q: torch.Tensor, top_k: int, top_rho: float = 0.0) -> tuple[np.ndar
     if top_rho > 0.0:
         # What comes before the token that reaches the mass, and that token.
         weights = weights[np.cumsum(weights) - weights < top_rho]
-    rounded = (weights / weights[0]).astype(np.float16)
+    rounded = (weights / weights[0]).astype(dtype)
     kept = rounded > 0
     chosen = ids.numpy()[: len(rounded)][kept]
     order = np.argsort(chosen)
@@ -37,13 +39,13 @@ def truncate(q: torch.Tensor, top_k: int, top_rho: float = 0.0) -> tuple[np.ndar
 def restored(ids: np.ndarray, weights: np.ndarray, vocab_size: int) -> torch.Tensor:
     """q_hat (V,) float32 of what ``truncate`` kept: the same bits on either side of a link.
 
-    The weights are summed as integers, which no order of addition changes. SamplingError unless each is
-    a positive number.
+    The weights are summed in float64 one by one in the order of ids. SamplingError unless each is a
+    positive number.
     """
     # NaN fails every comparison.
     if not (len(weights) and bool((weights > 0).all()) and bool(np.isfinite(weights).all())):
         raise SamplingError("a truncated distribution holds a weight that is no positive number")
-    units = (weights.astype(np.float64) * _UNIT).astype(np.int64)
+    exact = weights.astype(np.float64)
     q = np.zeros(vocab_size, np.float32)
-    q[ids] = units / int(units.sum())
+    q[ids] = exact / np.add.accumulate(exact)[-1]
     return torch.from_numpy(q)

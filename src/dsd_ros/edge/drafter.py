@@ -36,6 +36,7 @@ class Drafting:
     proof: Proof = Proof.FULL
     top_k_proof: int = 0
     top_rho_proof: float = 0.0
+    top_float_proof: str = "float16"
 
     @property
     def coupled(self) -> bool:
@@ -113,7 +114,9 @@ class GrowingDraft:
             q = transform(logits, drafting.sampling)
             if drafting.proof is Proof.TRUNCATED:
                 # Before the draw: what is verified has to be what it was drawn from.
-                kept = truncate(q, drafting.top_k_proof, drafting.top_rho_proof)
+                kept = truncate(
+                    q, drafting.top_k_proof, drafting.top_rho_proof, drafting.top_float_proof
+                )
                 q = restored(*kept, len(q))
                 self.kept.append(kept)
             token = sample(q, self._generator)

@@ -109,10 +109,11 @@ class VerifierLink:
         request: Callable[[int, bytes], SessionRequest],
         settings: LinkSettings,
     ) -> None:
-        """``request(number, resume)`` makes the request that opens or resumes a session."""
+        """``request(number, ticket)`` makes the request that opens or, with a ticket, resumes a session."""
         self.channel = channel
         self.settings = settings
-        self.session = b""
+        self.session = 0
+        self._ticket = b""
         self.verifier: SessionReply | None = None
         self._request = request
         self._backoff = Backoff()
@@ -149,7 +150,7 @@ class VerifierLink:
 
     def forget(self) -> None:
         """The verifier does not know the session any more: the next ``open`` begins a new one."""
-        self.session = b""
+        self.session, self._ticket = 0, b""
         self.begin_reply()
 
     def begin_reply(self) -> None:
@@ -228,7 +229,7 @@ class VerifierLink:
 
     def _handshake(self, limits: Limits) -> None:
         number = secrets.randbits(32)
-        request = self._request(number, self.session)
+        request = self._request(number, self._ticket)
         until = time.monotonic() + self.settings.response_timeout_s
         retry = 0.0
         while True:
@@ -245,7 +246,7 @@ class VerifierLink:
             if isinstance(message, SessionReply) and message.request == number:
                 if message.error:
                     raise VerifierRefused(message.error, "session")
-                self.session = message.session
+                self.session, self._ticket = message.session, message.ticket
                 self.verifier = message
                 return
             if isinstance(message, Refusal) and message.code == RefusalCode.MALFORMED:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from dsd_ros.decoding.acceptance import residual
+from dsd_ros.decoding.acceptance import rounded_up, split_residual
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingError, generator_for, sample
 from dsd_ros.decoding.settings import DecodeSettings
@@ -22,7 +22,8 @@ from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
-from dsd_ros.wire.packing import pack_kept, unpack_distribution
+from dsd_ros.wire.packing import pack_chances, pack_kept, unpack_distribution
+from dsd_ros.wire.pictures import NO_PICTURE
 
 Progress = Callable[[str, int, RoundRecord], None]
 
@@ -32,7 +33,7 @@ class Request:
     """One reply to be decoded; ``text`` turns tokens into text."""
 
     number: int
-    image: np.ndarray
+    image: np.ndarray | None
     instruction: str
     on_progress: Progress | None
     text: Callable[[list[int]], str]
@@ -65,11 +66,11 @@ class Rounds:
         """See ``EdgeSession.decode``; SessionLost when the verifier forgot the session."""
         link, settings, channel = self._link, self._settings, self._link.channel
         began, up, down = time.perf_counter(), channel.bytes_up, channel.bytes_down
-        height, width = request.image.shape[:2]
+        height, width = request.image.shape[:2] if request.image is not None else (0, 0)
+        encoding = link.settings.image_encoding if request.image is not None else NO_PICTURE
         observation = Observation(
-            link.session, request.number, request.instruction, height, width,
-            link.settings.image_encoding, picture,
-        )  # fmt: skip
+            link.session, request.number, request.instruction, height, width, encoding, picture
+        )
         link.begin_reply()
         link.post(observation)
         self._marks = channel.bytes_up, down
@@ -79,7 +80,7 @@ class Rounds:
             drafting = Drafting(
                 settings.draft_length, settings.max_tokens, settings.sampling, self._eos,
                 settings.seed, request.number, settings.proven_by,
-                settings.top_k_proof, settings.top_rho_proof,
+                settings.top_k_proof, settings.top_rho_proof, settings.top_float_proof,
             )  # fmt: skip
             sequence = self._model.prefill(request.image, request.instruction)
             drafted = DraftedRound.first(drafting, sequence)
@@ -241,7 +242,7 @@ class Rounds:
         try:
             p = torch.from_numpy(unpack_distribution(outcome.distribution, verifier.vocab_size))
             generator = generator_for("resample", self._settings.seed, outcome.reply, outcome.round)
-            token = sample(residual(p, rows[outcome.accepted]), generator)
+            token = sample(split_residual(p, rows[outcome.accepted]), generator)
         except (WireError, SamplingError) as error:
             raise VerifierRefused(
                 f"the verifier's distribution cannot be used: {error}", "bad-distribution"
@@ -251,32 +252,30 @@ class Rounds:
 
 
 def draft_message(
-    session: bytes, drafted: DraftedRound, resampled: list[int] | None = None, ahead: bool = False
+    session: int, drafted: DraftedRound, resampled: list[int] | None = None, ahead: bool = False
 ) -> Draft:
     """A round as it is sent. ``resampled``: the token drawn here behind the rejection in front of it.
 
     ``ahead``: the tokens in front of it are assumed, and named by their digest.
     """
     draft, proof = drafted.draft, drafted.drafting.proof
-    distributions = probabilities = sparse = b""
+    evidence = b""
     if draft.q and proof is Proof.FULL:
-        distributions = pack_distributions(torch.stack(draft.q))
+        evidence = pack_distributions(torch.stack(draft.q))
     elif draft.q and proof is Proof.SPLIT:
-        chances = [float(q[x]) for q, x in zip(draft.q, draft.tokens, strict=True)]
-        probabilities = pack_distributions(torch.tensor(chances))
+        chances = torch.stack([q[x] for q, x in zip(draft.q, draft.tokens, strict=True)])
+        evidence = pack_chances(rounded_up(chances).numpy())
     elif draft.q and proof is Proof.TRUNCATED:
-        sparse = pack_kept(draft.kept, draft.sequence.model.vocab_size)
+        evidence = pack_kept(draft.kept, draft.sequence.model.vocab_size)
     return Draft(
         session=session,
         reply=drafted.drafting.reply,
         round=drafted.number,
         confirmed=len(drafted.prefix),
         tokens=draft.tokens,
-        distributions=distributions,
-        probabilities=probabilities,
-        resampled=resampled or [],
-        sparse=sparse,
+        evidence=evidence,
         assumed=prefix_digest(drafted.prefix) if ahead else b"",
+        resampled=resampled or [],
     )
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.truncation import MAX_KEPT
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import SessionLost
 from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
@@ -20,13 +19,11 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
 from dsd_ros.wire.messages import (
-    MAX_DISTRIBUTION_BYTES,
-    MAX_SPARSE_BYTES,
+    MAX_EVIDENCE_BYTES,
     PROTOCOL_VERSION,
     SessionReply,
     SessionRequest,
 )
-from dsd_ros.wire.packing import kept_bytes
 from dsd_ros.wire.pictures import encode_picture
 
 
@@ -83,13 +80,14 @@ class EdgeSession:
 
     def decode(
         self,
-        image: np.ndarray,
+        image: np.ndarray | None,
         instruction: str,
         on_progress: Progress | None = None,
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> DecodedReply:
-        """One reply about ``image`` (RGB uint8, (H, W, 3)), exactly as the target alone would give it.
+        """One reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone), exactly as
+        the target alone would give it.
 
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. Raises PromptError, ImageError or WireError
@@ -98,7 +96,9 @@ class EdgeSession:
         """
         limits = Limits(deadline, cancelled)
         check_instruction(instruction)
-        picture = encode_picture(image, self._link.settings.image_encoding)
+        picture = (
+            encode_picture(image, self._link.settings.image_encoding) if image is not None else b""
+        )
         self._reply += 1
         request = Request(self._reply, image, instruction, on_progress, self._text, limits)
         try:
@@ -173,15 +173,12 @@ class EdgeSession:
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
-    """ValueError when a draft's distributions would not fit into one message."""
-    row, room = 0, MAX_DISTRIBUTION_BYTES
-    if settings.proven_by is Proof.FULL:
-        row = 4 * vocab_size
-    elif settings.proven_by is Proof.TRUNCATED:
-        most = MAX_KEPT if settings.top_rho_proof > 0.0 else settings.top_k_proof
-        row, room = kept_bytes(min(most, vocab_size), vocab_size), MAX_SPARSE_BYTES
-    if not settings.sampling.greedy and settings.draft_length * row > room:
+    """ValueError when a draft's distributions would not fit into one message; truncated ones always do."""
+    if settings.sampling.greedy or settings.proven_by is not Proof.FULL:
+        return
+    most = MAX_EVIDENCE_BYTES // (4 * vocab_size)
+    if settings.draft_length > most:
         raise ValueError(
             f"draft_length {settings.draft_length} is too long for a vocabulary of "
-            f"{vocab_size}; use {room // row} or less"
+            f"{vocab_size}; use {most} or less"
         )

@@ -150,5 +150,5 @@ def observation_bytes(scene: Scene) -> int:
     picture = encode_picture(scene.image, encoding)
     height, width = scene.image.shape[:2]
     return len(
-        encode(Observation(bytes(8), 1, scene.instruction, height, width, encoding, picture))
+        encode(Observation(1, 1, scene.instruction, height, width, encoding, picture))
     )

@@ -10,14 +10,13 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dsd_msgs import msg as ros
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.codec import WireError
 
 # Which ROS message type carries which struct. Fields of the same name carry the same thing, except
-# those in _BYTES (uint8 arrays) and _FLOATS (float32 arrays), whose representation differs.
+# those in _BYTES (uint8 arrays), whose representation differs.
 ROS_TYPES: dict[type, type] = {
     wire.SessionRequest: ros.SessionRequest,
     wire.SessionReply: ros.SessionReply,
@@ -28,8 +27,7 @@ ROS_TYPES: dict[type, type] = {
     wire.SessionClose: ros.SessionClose,
 }
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
-_BYTES = frozenset({"session", "resume", "image", "parents", "assumed", "sparse", "distribution"})
-_FLOATS = frozenset({"distributions", "probabilities"})
+_BYTES = frozenset({"resume", "ticket", "image", "evidence", "parents", "assumed", "distribution"})
 _SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list is one of uint32
 
 
@@ -41,8 +39,6 @@ def to_ros(message: wire.Message) -> Any:
         value = getattr(message, name)
         if name in _BYTES:
             value = array.array("B", value)
-        elif name in _FLOATS:
-            value = _floats(value)
         elif isinstance(value, list):
             value = array.array("H" if name in _SHORTS else "I", value)
         setattr(result, name, value)
@@ -60,8 +56,8 @@ def from_ros(message: Any) -> wire.Message:
     values: list[Any] = [struct.__struct_config__.tag]
     for name in struct.__struct_fields__:
         value = getattr(message, name)
-        if name in _BYTES or name in _FLOATS:
-            value = _to_bytes(value)
+        if name in _BYTES:
+            value = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
         elif isinstance(value, float) and not math.isfinite(value):
             # Comparisons with NaN pass msgspec's bounds.
             raise WireError(f"A {struct.__name__} whose {name} is no finite number.")
@@ -72,18 +68,3 @@ def from_ros(message: Any) -> wire.Message:
         return msgspec.convert(values, struct)
     except msgspec.ValidationError as error:
         raise WireError(f"A {struct.__name__} that breaks the protocol: {error}") from error
-
-
-def _floats(data: bytes) -> array.array:
-    """Little-endian float32 bytes as the array a ROS message takes over without looking at each
-    value.
-    """
-    result = array.array("f")
-    result.frombytes(np.frombuffer(data, dtype="<f4").astype("=f4", copy=False).tobytes())
-    return result
-
-
-def _to_bytes(value: Any) -> bytes:
-    if isinstance(value, array.array) and value.typecode == "f":
-        return np.asarray(value, dtype="<f4").tobytes()
-    return value.tobytes() if hasattr(value, "tobytes") else bytes(value)

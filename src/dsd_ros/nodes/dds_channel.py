@@ -251,8 +251,8 @@ class VerifierTopics:
     def __init__(self, node: Node, on_message: OnMessage) -> None:
         self._on_message = on_message
         self._lock = threading.Lock()
-        self._observed: dict[bytes, int] = {}  # session -> newest reply whose observation came
-        self._held: dict[bytes, list[tuple[float, wire.Draft]]] = {}
+        self._observed: dict[int, int] = {}  # session -> newest reply whose observation came
+        self._held: dict[int, list[tuple[float, wire.Draft]]] = {}
         self._topics = _Topics(node, DOWN_TOPICS, UP_TOPICS, self._arrived)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._timer = self._topics.node.create_timer(_HELD_S / 2, self._release_old, clock=steady)

@@ -1,19 +1,31 @@
 """Messages to bytes and back: MessagePack arrays ``[tag, field, ...]``, validated as they are read.
 
-Fields at the end of a message that have their defaults are not sent: most drafts are a few dozen bytes.
+Fields at the end of a message that have their defaults are not sent: most drafts are a dozen bytes.
 
 Not pickle, which would run whatever a peer sends. Nothing but ``WireError`` comes out of ``decode``.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Outcome, SessionRequest
+from dsd_ros.wire.frames import DraftFrame, FrameError, OutcomeFrame
+from dsd_ros.wire.messages import (
+    MAX_FRAME_BYTES,
+    Draft,
+    Message,
+    Observation,
+    Outcome,
+    Refusal,
+    SessionClose,
+    SessionReply,
+    SessionRequest,
+)
 
 if TYPE_CHECKING:  # a relay that packs no distributions must not have to load torch
     import torch
@@ -23,6 +35,40 @@ class WireError(ValueError):
     """Bytes that are no message of this protocol, or a message that holds nonsense; one sentence."""
 
 
+_Frame = (
+    SessionRequest | SessionReply | Observation | DraftFrame | OutcomeFrame | Refusal | SessionClose
+)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message, MAX_FRAME_BYTES at most. Last fields at their defaults are left out.
+
+    WireError for a message that is too long or cannot be written down.
+    """
+    frame: _Frame
+    try:
+        if isinstance(message, Draft):
+            frame = DraftFrame.of(message)
+        elif isinstance(message, Outcome):
+            frame = OutcomeFrame.of(message)
+        else:
+            frame = message
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"a {type(message).__name__} cannot be sent: {error}") from error
+    values = msgspec.structs.astuple(frame)
+    defaults = _defaults(type(frame))
+    needed, optional = len(values), len(defaults)
+    while optional and values[needed - 1] == defaults[optional - 1]:
+        needed, optional = needed - 1, optional - 1
+    data = _encoder.encode((frame.__struct_config__.tag, *values[:needed]))
+    if len(data) > MAX_FRAME_BYTES:
+        raise WireError(f"a message of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return data
+
+
+@functools.cache
 def _defaults(struct: type[msgspec.Struct]) -> tuple[object, ...]:
     """The values that the last fields of a struct have when they are not given."""
     return tuple(
@@ -31,36 +77,17 @@ def _defaults(struct: type[msgspec.Struct]) -> tuple[object, ...]:
     )
 
 
-_encoder = msgspec.msgpack.Encoder()
-_DEFAULTS = {struct: _defaults(struct) for struct in get_args(Message)}
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-def encode(message: Message) -> bytes:
-    """The bytes of one message, MAX_FRAME_BYTES at most. Last fields at their defaults are left out."""
-    values = msgspec.structs.astuple(message)
-    defaults = _DEFAULTS[type(message)]
-    needed, optional = len(values), len(defaults)
-    while optional and values[needed - 1] == defaults[optional - 1]:
-        needed, optional = needed - 1, optional - 1
-    data = _encoder.encode((type(message).__struct_config__.tag, *values[:needed]))
-    if len(data) > MAX_FRAME_BYTES:
-        raise WireError(f"a message of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return data
-
-
 def decode(data: bytes) -> Message:
     """One message with every bound checked; WireError for anything else."""
     if len(data) > MAX_FRAME_BYTES:
         raise WireError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
-        message = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        frame = _decoder.decode(data)
+        message = frame.message() if isinstance(frame, (DraftFrame, OutcomeFrame)) else frame
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameError) as error:
         raise WireError(f"a frame is no message of this protocol: {error}") from error
-    # Comparisons with NaN pass msgspec's bounds.
-    if isinstance(message, Outcome):
-        _check_finite(message.confidence)
-    elif isinstance(message, SessionRequest):
+    if isinstance(message, SessionRequest):
+        # Comparisons with NaN pass msgspec's bounds.
         _check_finite(message.temperature, message.top_p, message.min_exit_confidence)
     return message
 

@@ -1,7 +1,7 @@
 """Message types of the draft/verify protocol, the one schema behind websocket frames and ROS topics.
 
-Every message is a msgspec struct that travels as a MessagePack array ``[tag, field, ...]``. Arrays of floats
-travel as little-endian float32 bytes. Bounds are part of the types, so that a decoded message is a valid one.
+Every message travels as a MessagePack array ``[tag, field, ...]``, drafts and outcomes in the leaner layout of
+``wire.frames``. Bounds are part of the types, so that a decoded message is a valid one.
 A round is named by (session, reply, round) and is idempotent: a peer that sees it twice answers the same.
 """
 
@@ -17,19 +17,19 @@ from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_DRAFT = MAX_DRAFT_LENGTH
 MAX_EXITS = 256
 EXIT_POLICIES = ("priority", "fifo")  # by confidence, or as they come
 MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
 MAX_INSTRUCTION_CHARS = 2000
-MAX_DISTRIBUTION_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
-MAX_SPARSE_BYTES = 1 << 24  # truncated distributions of one draft
-MAX_ROW_BYTES = 4 * MAX_VOCABULARY + 8  # one distribution, packed
-MAX_FRAME_BYTES = MAX_DISTRIBUTION_BYTES + 4096  # of any encoded message
+MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
+MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
+TICKET_BYTES = 16
 
-SessionId = Annotated[bytes, Meta(min_length=8, max_length=8)]
+SessionId = Annotated[int, Meta(ge=1, lt=1 << 32)]
+Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
 UInt16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
@@ -58,7 +58,7 @@ class RefusalCode(StrEnum):
 
 
 class SessionRequest(_Message, frozen=True, tag=1):
-    """Robot -> verifier: open a session, or resume the one named.
+    """Robot -> verifier: open a session, or ``resume`` the one whose ticket is shown.
 
     ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
     ``exits`` asks for early outcomes, of the exits behind ``exit_layers`` (1-based; empty: all there are), from
@@ -76,7 +76,7 @@ class SessionRequest(_Message, frozen=True, tag=1):
     top_k: UInt32
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    resume: Annotated[bytes, Meta(max_length=8)] = b""
+    resume: Ticket = b""
     exits: bool = False
     exit_layers: Layers = []
     exit_policy: ShortText = "priority"
@@ -87,48 +87,54 @@ class SessionRequest(_Message, frozen=True, tag=1):
 class SessionReply(_Message, frozen=True, tag=2):
     """Verifier -> robot: the session is open (``error`` empty), or why it is not.
 
-    Asked to resume a session that is gone, the verifier opens a new one: compare ``session``.
+    Asked to resume a session that is gone, the verifier opens a new one: compare ``session``. It is 0 with
+    an error. Who holds the ``ticket`` can resume the session: unlike its number it is secret.
     The target's ``eos_token_ids`` end a reply in every mode, whatever the draft's would be.
     ``exit_layers`` are the exits that will speak (empty: none), 1-based and ascending.
     """
 
     request: UInt32
-    session: Annotated[bytes, Meta(max_length=8)]
+    session: UInt32
     error: Annotated[str, Meta(max_length=1024)]
     target_name: ShortText
     target_fingerprint: ShortText
     vocab_size: UInt32
     eos_token_ids: Annotated[list[TokenId], Meta(max_length=16)] = []
     exit_layers: Layers = []
+    ticket: Ticket = b""
 
 
 class Observation(_Message, frozen=True, tag=3):
-    """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before."""
+    """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before.
+
+    ``encoding`` is "rgb8" (raw) or "png", both lossless, so that both sides see the same picture; or "none"
+    for models that read no picture: then ``image`` is empty and its sides are 0.
+    """
 
     session: SessionId
     reply: UInt32
     instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
-    height: Annotated[int, Meta(ge=1, le=8192)]
-    width: Annotated[int, Meta(ge=1, le=8192)]
-    encoding: (
-        ShortText  # "rgb8" (raw) or "png"; both lossless, so that both sides see the same picture
-    )
+    height: Annotated[int, Meta(ge=0, le=8192)]
+    width: Annotated[int, Meta(ge=0, le=8192)]
+    encoding: ShortText
     image: Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 
 
 class Draft(_Message, frozen=True, tag=4):
     """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
 
-    What the proof needs is given, and nothing when greedy or by proof "coupled": ``distributions`` holds
-    len(tokens) x vocab_size float32 of the draft (proof "full"), ``probabilities`` the drafted tokens' own as
-    float32 ("split"), ``sparse`` the truncated distributions they were drawn from (``packing.pack_kept``,
-    "truncated"). ``resampled`` is the token the robot drew where the round before was rejected ("split"),
-    counted in ``confirmed``; with no tokens and that round's own number it only tells of the reply's last token.
-    ``parents`` names each node's parent for a tree (empty: a sequence).
-    ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
+    ``evidence`` is what the proof needs, nothing when greedy or by proof "coupled": the draft's distributions
+    as float32 rows of vocab_size (proof "full"), or what was kept of them (``packing.pack_kept``,
+    "truncated"), one row per drafted token; or each token's own probability rounded up
+    (``packing.pack_chances``, "split"). ``parents`` holds a byte per token for a tree
+    (``decoding.trees``): 0 for the root's children, else the parent's index plus one; distributions are then
+    one per node that has children. Empty: a sequence.
     ``assumed`` is for a round sent ahead, while earlier ones are under way: the ``prefix_digest`` of all the
     reply's tokens in front of this draft. Where they come out otherwise the round is refused
     (ASSUMPTION_FAILED) and forgotten, and its number may be used again.
+    ``resampled`` are the tokens that the robot itself determined behind what was verified last ("split"),
+    counted in ``confirmed``; with no tokens and that round's own number they only tell of the reply's end.
+    ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
     """
 
     session: SessionId
@@ -136,25 +142,26 @@ class Draft(_Message, frozen=True, tag=4):
     round: UInt32
     confirmed: UInt32
     tokens: Tokens
-    distributions: Annotated[bytes, Meta(max_length=MAX_DISTRIBUTION_BYTES)] = b""
-    probabilities: Annotated[bytes, Meta(max_length=4 * MAX_DRAFT)] = b""
-    resampled: Annotated[list[TokenId], Meta(max_length=1)] = []
-    sparse: Annotated[bytes, Meta(max_length=MAX_SPARSE_BYTES)] = b""
+    evidence: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] = b""
     parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""
-    autonomous_rounds: UInt16 = 0
     assumed: Annotated[bytes, Meta(max_length=8)] = b""
+    resampled: Tokens = []
+    autonomous_rounds: UInt16 = 0
 
 
 class Outcome(_Message, frozen=True, tag=5):
     """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
 
+    Of a tree ``accepted`` is the index plus one of the last node that holds, with those on the path to it.
     An early exit's outcome (``is_final`` false, ``layer`` below the last) is a forecast. Early outcomes may come
     in any order or not at all, each (accepted, next_token) of a round once, none behind the final one.
     ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
-    ``compute_us`` is how long the verifier's model ran for this round, in microseconds by its own monotonic
-    clock; that of a reply's first round includes reading the observation.
+    ``confidence`` is the softmax probability (at temperature 1) of the likeliest token there; on the wire it is
+    a multiple of 1/65535. ``compute_us`` is how long the verifier's model ran for this round, in microseconds by
+    its own monotonic clock; that of a reply's first round includes reading the observation.
     ``distribution`` is given by proof "split" where a token is rejected: the target's own there
-    (``packing.pack_distribution``), with which the robot draws the next token; ``next_token`` is then 0.
+    (``packing.pack_distribution``), with which the robot draws what follows; ``next_token`` and ``confidence``
+    are then 0. Of a tree it holds several (``packing.pack_rows``).
     """
 
     session: SessionId
@@ -166,16 +173,16 @@ class Outcome(_Message, frozen=True, tag=5):
     confidence: Annotated[float, Meta(ge=0.0, le=1.0)]
     is_final: bool
     compute_us: UInt32 = 0
-    distribution: Annotated[bytes, Meta(max_length=MAX_ROW_BYTES)] = b""
+    distribution: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] = b""
 
 
 class Refusal(_Message, frozen=True, tag=6):
     """Verifier -> robot: the named round (or observation) could not be served; ``sentence`` says why.
 
-    ``code`` is one of RefusalCode's values. Round 0 is the observation.
+    ``code`` is one of RefusalCode's values. Round 0 is the observation. Session 0: not about one.
     """
 
-    session: Annotated[bytes, Meta(max_length=8)]
+    session: UInt32
     reply: UInt32
     round: UInt32
     code: ShortText

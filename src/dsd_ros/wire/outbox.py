@@ -43,7 +43,7 @@ class Outbox:
         self._on_ready = on_ready
         self._ordinary: deque[Message] = deque()
         self._early: list[Outcome] = []  # in the order they came
-        self._finished: dict[bytes, tuple[int, int]] = {}  # session -> newest finished reply, round
+        self._finished: dict[int, tuple[int, int]] = {}  # session -> newest finished reply, round
         self._wake = threading.Condition()
         self._closed = False
         self.policy = policy

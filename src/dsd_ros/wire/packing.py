@@ -74,36 +74,75 @@ def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
     )
 
 
-def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> bytes:
-    """What is kept of one distribution per drafted token: (ids ascending (k,), weights (k,) float16) each.
+def pack_rows(rows: Sequence[np.ndarray]) -> bytes:
+    """Several distributions (V,) float32: each by ``pack_distribution`` behind its length as uint32."""
+    packed = [pack_distribution(row) for row in rows]
+    return b"".join(struct.pack("<I", len(data)) + data for data in packed)
 
-    A row is its count less one (2 bytes), its ids and its weights.
+
+def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
+    """``rows`` arrays (vocab_size,) from ``pack_rows``; WireError for bytes that hold something else."""
+    found = []
+    at = 0
+    for _ in range(rows):
+        begin = at + _COUNT_BYTES
+        at = begin + int.from_bytes(data[at:begin], "little")
+        if len(data) < at:
+            break
+        found.append(unpack_distribution(data[begin:at], vocab_size))
+    if len(found) != rows or at != len(data):
+        raise WireError(f"{len(data)} bytes do not hold {rows} packed distributions")
+    return found
+
+
+def pack_chances(chances: np.ndarray) -> bytes:
+    """Probabilities (n,) float32 from ``acceptance.rounded_up``, 2 bytes each: their upper halves."""
+    bits = np.asarray(chances, np.float32).view(np.uint32)
+    return (bits >> 16).astype("<u2").tobytes()
+
+
+def unpack_chances(data: bytes, count: int) -> np.ndarray:
+    """(count,) float32 from ``pack_chances``; WireError when the size is another."""
+    if len(data) != 2 * count:
+        raise WireError(f"probabilities of {count} tokens take {2 * count} bytes, not {len(data)}")
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> bytes:
+    """What is kept of some distributions: (ids ascending (k,), weights (k,) all float16 or all float32) each.
+
+    The bytes of a weight, 2 or 4 (1 byte); then each row as its count less one (2 bytes), its ids and its
+    weights.
     """
-    return b"".join(
+    width = rows[0][1].dtype.itemsize if rows else 2
+    return bytes([width]) + b"".join(
         struct.pack("<H", len(ids) - 1)
         + pack_ids(ids, vocab_size)
-        + weights.astype("<f2").tobytes()
+        + weights.astype(f"<f{width}", copy=False).tobytes()
         for ids, weights in rows
     )
 
 
-def kept_bytes(count: int, vocab_size: int) -> int:
-    """How long a row of ``pack_kept`` with ``count`` ids is."""
-    return 2 + ids_bytes(count, vocab_size) + 2 * count
+def kept_bytes(count: int, vocab_size: int, width: int = 2) -> int:
+    """How long a row of ``pack_kept`` with ``count`` ids and weights of ``width`` bytes is."""
+    return 2 + ids_bytes(count, vocab_size) + width * count
 
 
 def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """``rows`` pairs of ids and weights from ``pack_kept``; WireError for bytes that hold something else."""
+    width = data[0] if data else 0
+    if width not in (2, 4):
+        raise WireError("truncated distributions must begin with the bytes of a weight, 2 or 4")
     kept = []
-    at = 0
+    at = 1
     for _ in range(rows):
         count = int.from_bytes(data[at : at + 2], "little") + 1
-        end = at + kept_bytes(count, vocab_size)
-        values = end - 2 * count
+        end = at + kept_bytes(count, vocab_size, width)
+        values = end - width * count
         if len(data) < end or count > vocab_size:
             raise WireError(f"{len(data)} bytes do not hold {rows} truncated distributions")
         ids = unpack_ids(data[at + 2 : values], count, vocab_size)
-        kept.append((ids, np.frombuffer(data[values:end], "<f2").astype(np.float16)))
+        kept.append((ids, np.frombuffer(data[values:end], f"<f{width}").astype(f"=f{width}")))
         at = end
     if at != len(data):
         raise WireError(

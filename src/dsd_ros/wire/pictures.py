@@ -11,6 +11,7 @@ from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_IMAGE_BYTES, Observation
 
 ENCODINGS = ("png", "rgb8")
+NO_PICTURE = "none"
 MAX_PIXELS = 1 << 24
 
 
@@ -40,9 +41,16 @@ def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
     return data
 
 
-def decode_picture(observation: Observation) -> np.ndarray:
-    """RGB uint8 (height, width, 3); WireError for bytes that are not a picture of the stated size."""
+def decode_picture(observation: Observation) -> np.ndarray | None:
+    """RGB uint8 (height, width, 3), None where there is none; WireError for what is not as stated."""
     height, width = observation.height, observation.width
+    if observation.encoding == NO_PICTURE:
+        if observation.image or height or width:
+            raise WireError(
+                f"an observation without a picture came with {len(observation.image)} bytes of one "
+                f"of {width} x {height} pixels; all must be 0"
+            )
+        return None
     _check_size(height, width)
     if observation.encoding == "rgb8":
         if len(observation.image) != 3 * height * width:

@@ -31,6 +31,24 @@ class Translation:
         # A special token that both have is translated by its name, any other says nothing.
         self.hidden_in_draft = _missing(ours, theirs)
         self.hidden_in_target = _missing(theirs, ours)
+        self._longer, self._recut = (
+            0,
+            0,
+        )  # how often a text became longer, and what it was cut into changed
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a word is to be drafted to its end: where the draft's tokens are often parts of the target's.
+
+        Elsewhere the last token is mostly right as it is, and another pass of the draft model costs more.
+        """
+        return 3 * self._recut > self._longer
+
+    def learn(self, before: list[Piece], after: list[Piece]) -> None:
+        """A text was cut into tokens, and again with more of it."""
+        if before and after != before:
+            self._longer += 1
+            self._recut += after[: len(before)] != before
 
     def begin(self, sequence: Sequence, ends: frozenset[int]) -> TranslatedReply:
         """A reply to the prompt that ``sequence`` has read; ``ends`` are the target's tokens that end one."""
@@ -79,12 +97,8 @@ class TranslatedReply:
         """Up to ``length`` tokens of the target, and whether the draft model can go on behind them."""
         pieces, able = self._pieces(), True
         for _ in range(_STEPS_PER_TOKEN * (length + 1)):
-            if pieces is None or self._end is not None:
+            if pieces is None or self._end is not None or self._suffices(pieces, length):
                 break
-            # 1. Enough is there when what follows can no longer change how it is cut into tokens.
-            if _settled(self._said, pieces) >= length or len(pieces) >= length + _UNSETTLED:
-                break
-            # 2. Else one more token, with which all that is not verified is cut anew.
             try:
                 token = int(self.sequence.next_logits().argmax())
             except ContextError:
@@ -95,8 +109,16 @@ class TranslatedReply:
                 break
             self.sequence.append([token])
             self._own.append([token])
-            pieces = self._pieces()
+            before, pieces = pieces, self._pieces()
+            if pieces is not None:
+                self._translation.learn(before, pieces)
         return self._tokens(pieces, length), able
+
+    def _suffices(self, pieces: list[Piece], length: int) -> bool:
+        """Whether there are ``length`` tokens that are not likely to change with what is said next."""
+        if self._translation.looks_ahead and len(pieces) < length + _UNSETTLED:
+            return _settled(self._said, pieces) >= length
+        return len(pieces) >= length
 
     @property
     def _said(self) -> str:

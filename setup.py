@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 
 NAME = "dsd_ros"
 HERE = Path(__file__).resolve().parent
-NODES = ("simulator", "draft", "verifier", "bridge", "navigation")
+NODES = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
 EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model")
 
 

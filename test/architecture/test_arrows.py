@@ -35,6 +35,7 @@ ROS = {
     "rclpy",
     "dsd_msgs",
     "std_msgs",
+    "std_srvs",
     "sensor_msgs",
     "geometry_msgs",
     "nav_msgs",

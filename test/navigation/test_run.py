@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.run import Moment, NavigationRun, Phase, RunOutcome, RunSettings
+from dsd_ros.navigation.safety import Cause, SafetyReport
 
 SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
 GO = "I see it. Action: forward 25 cm"
@@ -28,6 +29,9 @@ class Bench:
         self.pose = Pose(0.0, 0.0, 0.0)
         self.velocity = AT_REST
         self.blocked = blocked
+        self.safety: SafetyReport | None = (
+            SafetyReport()
+        )  # what a supervisor says; None: it is silent
         self.run = NavigationRun(settings, MotionSettings(), self.moment)
 
     @property
@@ -37,6 +41,8 @@ class Bench:
     def tick(self, odometry: bool = True) -> Velocity:
         self.now += 0.02
         command = AT_REST
+        if self.safety is not None:
+            self.run.on_safety(self.safety, self.now)
         if odometry:
             command = self.run.on_odometry(self.pose, self.velocity, self.moment)
             self.velocity = AT_REST if self.blocked else command
@@ -82,6 +88,72 @@ def test_drives_until_the_model_says_stop():
     assert bench.run.distance == pytest.approx(0.5, abs=0.04)
     assert [step.number for step in bench.run.steps] == [1, 2, 3, 4]
     assert bench.velocity == AT_REST
+
+
+def report(*causes: Cause) -> SafetyReport:
+    return SafetyReport(causes, tuple(f"Because of {cause.name}." for cause in causes))
+
+
+def test_a_hold_that_passes_only_delays_the_action():
+    bench = Bench()
+    bench.answer(GO)
+    for _ in range(20):
+        bench.tick()
+    assert bench.velocity.vx > 0.1
+    bench.safety = report(Cause.CAMERA_STALE)
+    for _ in range(80):  # 1.6 s: longer than it takes to be stuck, shorter than the patience
+        assert bench.tick() == AT_REST
+    bench.safety = report()
+    assert bench.tick().vx < 0.1  # from zero again
+    bench.answer(STOP)
+    assert bench.finish() is RunOutcome.ARRIVED
+    assert bench.pose.x == pytest.approx(0.25, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("safety", "longest", "sentence"),
+    [
+        (report(Cause.LOW_BATTERY, Cause.CAMERA_STALE), 2.1, "LOW_BATTERY. Because of CAMERA"),
+        (report(Cause.MOTION_REFUSED), 0.6, "MOTION_REFUSED"),
+        (report(Cause.EMERGENCY_STOP), 0.1, "EMERGENCY_STOP"),
+        (None, 3.1, "supervisor has been silent"),
+    ],
+)
+def test_a_hold_that_lasts_ends_the_run_and_is_named(safety, longest, sentence):
+    bench = Bench()
+    bench.answer("I see it. Action: forward 75 cm")
+    bench.tick()
+    began, bench.safety = bench.now, safety
+    assert bench.finish() is RunOutcome.SAFETY_STOP
+    assert bench.now - began <= longest and sentence in bench.run.sentence
+    assert bench.tick() == AT_REST
+
+
+def test_a_hold_does_not_end_a_run_that_has_nothing_to_carry_out():
+    bench = Bench()
+    bench.safety = report(Cause.LINK_LOST)
+    bench.until_request()
+    for _ in range(300):
+        bench.tick()
+    assert bench.run.phase is Phase.DECODING
+    bench.safety = report(Cause.EMERGENCY_STOP)
+    assert bench.finish() is RunOutcome.SAFETY_STOP
+
+
+def test_after_the_operators_hand_the_run_observes_anew():
+    bench = Bench()
+    bench.answer(GO)
+    for _ in range(10):
+        bench.tick()
+    bench.safety = report(Cause.OPERATOR)
+    bench.tick()
+    assert bench.run.phase is Phase.SETTLING
+    bench.safety = report()
+    answered = bench.now
+    assert bench.until_request().not_before >= answered + 1000.0
+    bench.safety = report(Cause.OPERATOR)
+    bench.tick()
+    assert bench.finish() is RunOutcome.SAFETY_STOP  # it lasts
 
 
 def test_asks_only_at_rest_and_hands_a_request_out_once():

@@ -73,10 +73,10 @@ def test_every_node_can_be_run(system):
 def test_the_plan_follows_the_arguments():
     dds = bringup.plan("demo", {"seed": "7", "mode": "ar"})
     assert [start.entry.executable for start in dds] == [
-        "simulator_node", "navigation_node", "draft_node", "verifier_node",
+        "simulator_node", "supervisor_node", "navigation_node", "draft_node", "verifier_node",
     ]  # fmt: skip
     assert dds[0].parameters["seed"] == "7"
-    assert dds[2].parameters["decode.mode"] == "ar"
+    assert dds[3].parameters["decode.mode"] == "ar"
     websocket = bringup.plan("demo", {"transport": "websocket"})
     assert "bridge_node" in [start.entry.executable for start in websocket]
     assert "verifier_node" not in [start.entry.executable for start in websocket]
@@ -101,7 +101,9 @@ def test_a_programs_empty_options_are_left_out():
     assert bringup.program_command(program, values)[-2:] == ["--port", "0"]
 
 
-@pytest.mark.parametrize("module", ["navigation_node", "simulator_node", "bridge_node", "demo"])
+@pytest.mark.parametrize(
+    "module", ["navigation_node", "supervisor_node", "simulator_node", "bridge_node", "demo"]
+)
 def test_nodes_without_a_model_do_not_load_torch(module):
     program = f"import sys, dsd_ros.nodes.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

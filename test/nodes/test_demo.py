@@ -123,6 +123,7 @@ def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
     rig.node.create_subscription(NavAction, "nav_action", actions.append, qos.STATE)
     client = GoalClient(rig)
     rig.start("simulator_node", instruction="find the silver bottle")
+    rig.start("supervisor_node")
     rig.start("navigation_node", run__decode_timeout_s=8.0)
     verifier = rig.start("verifier_node")
     rig.start("draft_node", link__response_timeout_s=0.5, link__attempts=3)

@@ -17,7 +17,7 @@ from geometry_msgs.msg import Twist
 from rclpy.callback_groups import ReentrantCallbackGroup
 from ros_rig import GoalClient, OdometryRig
 
-from dsd_msgs.msg import NavAction
+from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
@@ -40,6 +40,7 @@ class NavigationRig:
         self.commands: list[tuple[float, Twist]] = []
         self.actions: list[NavAction] = []
         self.feedback: list = []
+        self.free = False  # the supervisor sees no cause to stop
         group = ReentrantCallbackGroup()
         self.service = rig.node.create_service(
             Decode, "decode", self._on_decode, callback_group=group
@@ -48,11 +49,17 @@ class NavigationRig:
             Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
         )
         rig.node.create_subscription(NavAction, "nav_action", self.actions.append, qos.STATE)
+        rig.node.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED)
         self.odometry = OdometryRig(rig)
         self.client = GoalClient(rig)
         self.simulator = rig.start("simulator_node")
         self.navigation = rig.start("navigation_node", **parameters)
-        rig.until(lambda: self.odometry.samples and self.client.ready())
+        # The draft node is this rig itself, and has no heart.
+        rig.start("supervisor_node", require__heartbeats="navigation_node", require__link="")
+        rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
+
+    def _on_safety(self, message) -> None:
+        self.free = not message.causes
 
     def _on_decode(self, request, answer):
         self.requests.append(request)
@@ -116,10 +123,10 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
     assert gaps[len(gaps) // 2] < 0.1  # asked for 20 Hz and more, on a machine that may be busy
     count = len(nav.commands)
-    time.sleep(1.5)
+    time.sleep(2.7)  # a second of zeros from navigation, one more from the supervisor
     quiet = len(nav.commands)
     time.sleep(0.5)
-    assert len(nav.commands) == quiet  # an operator's joystick may take over
+    assert len(nav.commands) == quiet  # a hand-held remote control may take over
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
 
 

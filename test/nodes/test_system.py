@@ -29,6 +29,7 @@ class SystemRig:
         self.diagnostics: dict[str, int] = {}
         rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         rig.start("simulator_node")
+        rig.start("supervisor_node")
         rig.start("navigation_node", run__decode_timeout_s=10.0)
         self.verifier = self.start_verifier()
         self.draft = self.start_draft()
@@ -92,7 +93,7 @@ def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair, monkey
 
     assert system.odometry.pose == start
     assert set(system.diagnostics) >= {
-        "simulator_node", "navigation_node", "draft_node", "verifier_node",
+        "simulator_node", "supervisor_node", "navigation_node", "draft_node", "verifier_node",
     }  # fmt: skip
     assert not any("Traceback" in line for line in rig.lines)
 

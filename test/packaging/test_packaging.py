@@ -75,7 +75,8 @@ def entry_points() -> list[importlib.metadata.EntryPoint]:
 
 
 def test_all_executables_are_declared() -> None:
-    nodes = {f"{name}_node" for name in ("simulator", "draft", "verifier", "bridge", "navigation")}
+    names = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
+    nodes = {f"{name}_node" for name in names}
     assert {entry.name for entry in entry_points()} == nodes | {"dsd"}
 
 

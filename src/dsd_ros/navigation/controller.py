@@ -129,6 +129,11 @@ class MotionController:
     def finished(self) -> bool:
         return self.status in (MotionStatus.DONE, MotionStatus.STUCK)
 
+    def pause(self, now: float) -> None:
+        """The command is not being carried out: no time for getting stuck, and speed from zero after."""
+        self._speed = 0.0
+        self._best_time = max(now, self._best_time)
+
     def update(self, pose: Pose, measured: Velocity, now: float) -> Velocity:
         """The command for the newest odometry. A ``now`` that runs backwards counts as no time."""
         step = max(0.0, now - self._last_time)

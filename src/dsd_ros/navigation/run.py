@@ -7,7 +7,11 @@ then on commands only zero.
     SETTLING --at rest--> DECODING
     DECODING --answer that parses and is fresh--> EXECUTING
     EXECUTING --at rest--> DECODING
-        every phase --cancel, time-out, failure, lost odometry--> ENDED
+        every phase --cancel, time-out, failure, lost odometry, safety stop--> ENDED
+
+While the safety supervisor holds the robot, a run commands zero. A hold that lasts while there is
+an action to carry out, or that is latched, ends the run; after an operator has driven the robot it
+observes anew.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ from dsd_ros.navigation.controller import (
     Pose,
     Velocity,
 )
+from dsd_ros.navigation.safety import REFUSALS, Cause, SafetyReport
 
+_REFUSED_S = 0.5  # a refusal of what navigation does itself does not pass by waiting longer
 _STAMP_ROUNDING_S = 1e-3  # stamps go through float64 seconds and back
 
 
@@ -98,6 +104,12 @@ class RunSettings:
         2.0, "a run ends when the robot has not reported its pose for this long, s", 0.1, 30.0
     )
     max_stuck: int = _option(3, "a run ends after this many blocked actions in a row", 1, 20)
+    safety_patience_s: float = _option(
+        2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
+    )
+    safety_timeout_s: float = _option(
+        1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
+    )
 
 
 @dataclass(frozen=True)
@@ -139,6 +151,9 @@ class NavigationRun:
         self._requested_at = moment.steady
         self._requests = 0
         self._stuck_in_a_row = 0
+        self._safety = SafetyReport()
+        self._safety_time = moment.steady
+        self._held_since: float | None = None
 
     @property
     def ended(self) -> bool:
@@ -170,7 +185,21 @@ class NavigationRun:
         if self._motion.finished:
             self._end_motion(moment)
             return AT_REST
+        if self._hold(moment.steady):
+            self._motion.pause(moment.stamp)
+            return AT_REST
         return command
+
+    def on_safety(self, report: SafetyReport, steady: float) -> None:
+        """The supervisor's newest verdict, which came at ``steady``."""
+        self._safety, self._safety_time = report, steady
+        if report.latched:
+            self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {report.sentence}")
+        elif Cause.OPERATOR in report.causes and self.phase in (Phase.DECODING, Phase.EXECUTING):
+            # Moved by hand, the robot no longer is where picture and action belong.
+            self.distance = self.distance_travelled
+            self._motion, self._pending = None, None
+            self.phase = Phase.SETTLING
 
     def take_request(self) -> DecodeRequest | None:
         """The decode that the run waits for, handed out once."""
@@ -216,7 +245,10 @@ class NavigationRun:
         if self.ended:
             return
         settings = self._settings
-        if moment.steady - self._odometry_time > settings.odometry_timeout_s:
+        held = self._lasting_hold(moment.steady)
+        if held:
+            self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {held}")
+        elif moment.steady - self._odometry_time > settings.odometry_timeout_s:
             self.end(
                 RunOutcome.ODOMETRY_LOST,
                 f"The robot has not reported its pose for {settings.odometry_timeout_s:.1f} s.",
@@ -248,6 +280,29 @@ class NavigationRun:
         self._pending = None
         self.phase = Phase.ENDED
         self.outcome, self.sentence = outcome, sentence
+
+    def _hold(self, now: float) -> str:
+        """Why the robot is being held; empty when it is not."""
+        limit = self._settings.safety_timeout_s
+        if now - self._safety_time > limit:
+            return f"The safety supervisor has been silent for more than {limit:.1f} s."
+        return self._safety.sentence if self._safety.holds else ""
+
+    def _lasting_hold(self, now: float) -> str:
+        """Why the robot has been held for too long. Only while there is something to carry out: a
+        decode fails by itself when camera or link do. Under an operator's hands it counts throughout.
+        """
+        causes = set(self._safety.causes)
+        held = self._hold(now)
+        if not held or not (self.phase is Phase.EXECUTING or Cause.OPERATOR in causes):
+            self._held_since = None
+            return ""
+        if self._held_since is None:
+            self._held_since = now
+        patience = self._settings.safety_patience_s
+        if not REFUSALS.isdisjoint(causes):
+            patience = min(patience, _REFUSED_S)
+        return held if now - self._held_since > patience else ""
 
     def _awaits(self, number: int) -> bool:
         pending = self._pending

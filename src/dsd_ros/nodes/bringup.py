@@ -80,6 +80,7 @@ class NodeStart:
 
 
 SIMULATOR = NodeEntry("simulator_node", "simulator.yaml")
+SUPERVISOR = NodeEntry("supervisor_node", "supervisor.yaml")
 NAVIGATION = NodeEntry("navigation_node", "navigation.yaml")
 DRAFT = NodeEntry("draft_node", "draft.yaml")
 VERIFIER = NodeEntry("verifier_node", "verifier.yaml", only_with=("transport", "dds"))
@@ -118,8 +119,8 @@ _CA_FILE = Argument(
 
 DEMO = System(
     "demo",
-    "the simulated Go2, navigation, draft and verifier",
-    (SIMULATOR, NAVIGATION, DRAFT, VERIFIER, BRIDGE),
+    "the simulated Go2, the safety supervisor, navigation, draft and verifier",
+    (SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT, VERIFIER, BRIDGE),
     (
         _TRANSPORT,
         _MODE,
@@ -145,8 +146,8 @@ DEMO = System(
 )  # fmt: skip
 ROBOT = System(
     "robot",
-    "what runs on the robot: navigation, draft, and the bridge to a verifier in the cloud",
-    (NAVIGATION, DRAFT, NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"))),
+    "what runs on the robot: the safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
+    (SUPERVISOR, NAVIGATION, DRAFT, NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"))),
     (
         Argument(
             "transport", "websocket", "websocket: bridge to a remote verifier; dds: one on the network",
@@ -155,7 +156,8 @@ ROBOT = System(
         _MODE,
         _TEMPERATURE,
         Argument(
-            "speed", "0.5", "top speed ahead, m/s", ("navigation_node.motion.speed",)
+            "speed", "0.5", "top speed ahead, m/s",
+            ("navigation_node.motion.speed", "supervisor_node.limit.speed"),
         ),
         _DRAFT_MODEL,
         Argument(

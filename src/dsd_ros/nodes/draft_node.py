@@ -92,7 +92,7 @@ class DraftNode(LifecycleNode):
         self.create_service(
             Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup()
         )
-        self._health = health.Health(self)
+        self._health = health.Health(self, heartbeat=True)
         if self._settings.autostart:
             threading.Thread(target=self._start, name="autostart", daemon=True).start()
 
@@ -280,7 +280,7 @@ class DraftNode(LifecycleNode):
             observation_stamp=image.header.stamp,
             mode=reply.mode,
             transport=self._settings.transport,
-            gamma=settings.draft_length if settings.needs_draft else 0,
+            gamma=settings.depth if settings.needs_draft else 0,
             rounds=reply.rounds,
             tokens=len(reply.tokens),
             tau=float(reply.tau),

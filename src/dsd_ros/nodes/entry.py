@@ -19,6 +19,10 @@ def navigation_node() -> None:
     _start("navigation_node")
 
 
+def supervisor_node() -> None:
+    _start("supervisor_node")
+
+
 def draft_node() -> None:
     _start("draft_node")
 
@@ -29,6 +33,14 @@ def verifier_node() -> None:
 
 def bridge_node() -> None:
     _start("bridge_node")
+
+
+def go2_node() -> None:
+    _start("go2_node")
+
+
+def go2_standin_node() -> None:
+    _start("go2_standin_node")
 
 
 def _start(name: str) -> None:

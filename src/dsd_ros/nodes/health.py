@@ -1,4 +1,4 @@
-"""A node's line in /diagnostics, published once a second and on every change of level."""
+"""A node's line in /diagnostics, published once a second and on every change of level, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
+from std_msgs.msg import String
+
+from dsd_ros.nodes import qos
+
+HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
 
 OK = DiagnosticStatus.OK
 WARN = DiagnosticStatus.WARN
@@ -17,9 +22,13 @@ ERROR = DiagnosticStatus.ERROR
 
 
 class Health:
-    """Thread-safe. ``report`` may be called from any thread."""
+    """Thread-safe. ``report`` may be called from any thread.
 
-    def __init__(self, node: Node, hardware: str = "") -> None:
+    :param heartbeat: also say the node's name on ``heartbeat``, from the executor: what blocks it
+        silences the heart, too.
+    """
+
+    def __init__(self, node: Node, hardware: str = "", heartbeat: bool = False) -> None:
         self._node = node
         self._lock = threading.Lock()
         self._status = DiagnosticStatus(
@@ -33,6 +42,19 @@ class Health:
             MutuallyExclusiveCallbackGroup(),
             clock=Clock(clock_type=ClockType.STEADY_TIME),
         )
+        if heartbeat:
+            self._heart = node.create_publisher(String, "heartbeat", qos.STATE)
+            self._beat = node.create_timer(
+                HEARTBEAT_S,
+                lambda: self._heart.publish(String(data=node.get_name())),
+                MutuallyExclusiveCallbackGroup(),
+                clock=Clock(clock_type=ClockType.STEADY_TIME),
+            )
+
+    @property
+    def level(self) -> bytes:
+        with self._lock:
+            return self._status.level
 
     def report(
         self, level: bytes, message: str, values: Mapping[str, object] | None = None

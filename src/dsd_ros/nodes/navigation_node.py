@@ -1,9 +1,9 @@
 """Serves the Navigate action: asks for a decode, carries the verified action out, until the model
 says stop.
 
-A thin shell round :class:`dsd_ros.navigation.run.NavigationRun`. Nothing here waits without a
-limit, and every run ends in a named outcome with the robot at rest. No model and no torch in this
-process.
+Publishes ``cmd_vel_nav``: what of it reaches the robot is the safety supervisor's to say. A thin
+shell round :class:`dsd_ros.navigation.run.NavigationRun`. Nothing here waits without a limit,
+and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rclpy.node import Node
 from rclpy.task import Future
 
 from dsd_msgs.action import Navigate
-from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
+from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.actions import Action, ActionKind
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity, predict
@@ -37,6 +37,7 @@ from dsd_ros.navigation.run import (
     RunOutcome,
     RunSettings,
 )
+from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.parameters import declare, refuse_unknown
@@ -70,7 +71,8 @@ class ControlSettings:
     """Parameters of the node itself."""
 
     control_rate: float = field(
-        default=25.0, metadata={"help": "cmd_vel messages per second", "min": 20.0, "max": 100.0}
+        default=25.0,
+        metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0},
     )
     watchdog_timeout_s: float = field(
         default=0.5,
@@ -97,6 +99,7 @@ class NavigationNode(Node):
         self._run: NavigationRun | None = None
         self._instruction = ""
         self._measured = AT_REST
+        self._safety = (SafetyReport(), -math.inf)  # and when it came
         self._quiet_after = 0.0  # steady time until which zero is repeated after a run
         self._progress = ""
         self._stats = DecodeStats()
@@ -106,7 +109,7 @@ class NavigationNode(Node):
         self._closing = False
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
-        self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
         self.create_subscription(
             Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion
@@ -114,8 +117,11 @@ class NavigationNode(Node):
         self.create_subscription(
             ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service
         )
+        self.create_subscription(
+            SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion
+        )
         self._decode = self.create_client(Decode, "decode", callback_group=service)
-        self._health = health.Health(self)
+        self._health = health.Health(self, heartbeat=True)
         self._health.report(health.OK, "idle")
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
         # it.
@@ -170,6 +176,17 @@ class NavigationNode(Node):
                 return
             self._watchdog.command(self._run.on_odometry(pose, measured, moment), moment.steady)
             self._follow()
+
+    def _on_safety(self, message: SafetyState) -> None:
+        report = SafetyReport(
+            tuple(Cause(cause) for cause in message.causes if cause in _CAUSES),
+            tuple(message.sentences),
+        )
+        with self._changed:
+            self._safety = (report, time.monotonic())
+            if self._run is not None:
+                self._run.on_safety(*self._safety)
+                self._follow()
 
     def _tick(self) -> None:
         with self._changed:
@@ -330,6 +347,7 @@ class NavigationNode(Node):
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
             self._run = NavigationRun(settings, self._motion_settings, self._moment())
+            self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {text[:80]}")
         return None
 
@@ -356,6 +374,7 @@ class NavigationNode(Node):
             time.sleep(0.02)
 
 
+_CAUSES = frozenset(Cause)
 _GOOD_ENDS = (RunOutcome.ARRIVED, RunOutcome.CANCELLED, RunOutcome.SHUTDOWN)
 
 

@@ -26,6 +26,8 @@ _VOLATILE = DurabilityPolicy.VOLATILE
 CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the newest picture matters
 STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
+# Imu, range, battery: best effort listens to every kind of publisher.
+SENSOR = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
 LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
 # With an exit behind every layer and several rounds in flight, a final one must not be pushed out.
@@ -33,3 +35,6 @@ OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
 LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)
+# The Go2's own topics. Its state is taken best effort, which suits either kind of writer: only the newest matters.
+ROBOT_STATE = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
+ROBOT_SERVICE = _keep_last(20, ReliabilityPolicy.RELIABLE, _VOLATILE)  # requests and answers

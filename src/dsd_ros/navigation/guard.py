@@ -1,0 +1,166 @@
+"""Holds commands against the action that was announced for them: only what it allows may move the robot."""
+
+from __future__ import annotations
+
+import math
+
+from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.safety import Cause, Limits, Motion
+
+_SLACK = 1.05  # of a speed limit: rounding, not a licence
+_CREEP = 0.03  # m/s and rad/s against the action's sense that are rounding, too
+_OVER_S = 1.0  # a command at zero for so long, after motion, means that the action is over
+
+
+class ActionGuard:
+    """At most one action is under way. What it refuses, it refuses until the next good action, or
+    until navigation has commanded zero for a while: then there is nothing left to refuse.
+
+    Pure; ``now`` is steady time in seconds. Feed it every pose, also between actions.
+    """
+
+    def __init__(self, limits: Limits, action_s: float) -> None:
+        self.refusal: tuple[Cause, str] | None = None
+        self.action: Action | None = None
+        self._limits = limits
+        self._action_s = action_s
+        self._began = -math.inf
+        self._observed = -math.inf  # stamp of the newest picture that was acted upon
+        self._pose: Pose | None = None
+        self._start: Pose | None = None
+        self._turned = 0.0  # rad since the start, unwrapped
+        self._moved = False
+        self._zero_since: float | None = None
+
+    @property
+    def drives_ahead(self) -> bool:
+        return self.action is not None and self.action.kind is ActionKind.FORWARD
+
+    def announce(
+        self,
+        kind: ActionKind | None,
+        amount: int,
+        verified: bool,
+        observed: float,
+        stamp: float,
+        now: float,
+    ) -> None:
+        """Take an announced action, or refuse it.
+
+        :param kind: None for one that the grammar does not have.
+        :param observed: stamp of the picture it is about, ``stamp``: the same clock now, both in s.
+        """
+        self.end()
+        if self._observed > stamp + 0.5:
+            self._observed = -math.inf  # that clock was set back
+        age, limit = stamp - observed, self._limits.observation_age_s
+        if not verified:
+            self._refuse(Cause.UNVERIFIED_ACTION, "The target did not verify the action.")
+            return
+        try:
+            action = None if kind is None else Action(kind, amount)
+        except ValueError:
+            action = None
+        if action is None:
+            what = "unknown" if kind is None else kind.value
+            self._refuse(
+                Cause.UNPARSABLE_ACTION,
+                f"The action ({what}, amount {amount}) is none of the grammar's.",
+            )
+        elif not -0.5 <= age <= limit:  # NaN fails here, too
+            self._refuse(
+                Cause.STALE_REPLY,
+                f"The action is about a picture {age:.1f} s old; the limit is {limit:.1f} s.",
+            )
+        elif observed <= self._observed:
+            self._refuse(
+                Cause.STALE_REPLY, "The action is about a picture that was acted upon before."
+            )
+        else:
+            self.refusal = None
+            self.action = action
+            self._began, self._observed = now, observed
+            self._start, self._turned = self._pose, 0.0
+
+    def end(self) -> None:
+        """No action is under way any more."""
+        self.action = None
+        self._start, self._moved, self._zero_since = None, False, None
+
+    def pose(self, pose: Pose) -> None:
+        """Follow the robot."""
+        if self._pose is not None:
+            self._turned += math.remainder(pose.yaw - self._pose.yaw, math.tau)
+        self._pose = pose
+        if self.action is not None and self._start is None:
+            self._start, self._turned = pose, 0.0
+
+    def commanded(self, motion: Motion, held: bool, now: float) -> None:
+        """Note navigation's command. ``held``: it is not being passed on, so that it says nothing
+        about the action's end.
+        """
+        if motion.moving:
+            self._moved, self._zero_since = True, None
+        elif self.refusal is None and (held or not self._moved):
+            self._zero_since = None
+        elif self._zero_since is None:
+            self._zero_since = now
+        elif now - self._zero_since > _OVER_S:
+            self.refusal = None  # navigation has obeyed; without an action it moves nothing
+            self.end()
+
+    def judge(self, motion: Motion, now: float) -> None:
+        """Refuse ``motion``, and revoke the action, when the action does not allow it."""
+        if self.refusal is not None or not motion.moving:
+            return
+        if self.action is None:
+            self._refuse(
+                Cause.NO_ACTION, "Navigation commands motion, but no verified action is under way."
+            )
+        elif now - self._began > self._action_s:
+            self._refuse(
+                Cause.NO_ACTION,
+                f"'{format_action(self.action)}' is not over after {self._action_s:.0f} s.",
+            )
+        else:
+            reason = self._beyond(self.action, motion)
+            if reason:
+                sentence = f"'{format_action(self.action)}' does not allow this motion: {reason}."
+                self._refuse(Cause.MOTION_REFUSED, sentence)
+
+    def _refuse(self, cause: Cause, sentence: str) -> None:
+        self.refusal = (cause, sentence)
+        self.end()
+
+    def _beyond(self, action: Action, motion: Motion) -> str:
+        """What of the motion the action does not allow; empty when nothing."""
+        limits = self._limits
+        if abs(motion.vx) > limits.speed * _SLACK:
+            return f"faster than {limits.speed:.2f} m/s"
+        if abs(motion.wz) > math.radians(limits.turn_rate_deg) * _SLACK:
+            return f"turning faster than {limits.turn_rate_deg:.0f} degrees/s"
+        if abs(motion.vy) > _CREEP:
+            return "sideways"
+        travelled = 0.0
+        if self._pose is not None and self._start is not None:
+            travelled = math.hypot(self._pose.x - self._start.x, self._pose.y - self._start.y)
+        margin = math.radians(limits.angle_margin_deg)
+        if action.kind is ActionKind.STOP:
+            return "it stands"
+        if travelled > action.metres + limits.distance_margin:
+            return f"the robot has got {travelled:.2f} m away already"
+        if action.kind is ActionKind.FORWARD:
+            if motion.vx < -_CREEP:
+                return "backwards"
+            if abs(self._turned) > margin:
+                return "the robot has turned away"
+            return ""
+        sense = math.copysign(1.0, action.radians)
+        if abs(motion.vx) > _CREEP:
+            return "not on the spot"
+        if motion.wz * sense < -_CREEP:
+            return "the other way"
+        if self._turned * sense > abs(action.radians) + margin:
+            return f"the robot has turned {math.degrees(abs(self._turned)):.0f} degrees already"
+        return ""

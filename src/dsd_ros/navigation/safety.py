@@ -1,0 +1,236 @@
+"""What may stop the robot, in words and numbers: causes, sources of commands, the supervisor's settings.
+
+:mod:`dsd_ros.navigation.supervisor` decides by these; SafetyState.msg has the same causes and
+sources as constants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from dsd_ros.navigation.controller import Velocity
+
+
+class Source(IntEnum):
+    """Whose command counts."""
+
+    NONE = 0
+    NAVIGATION = 1
+    OPERATOR = 2
+
+
+class Cause(IntEnum):
+    """Why navigation may not move the robot; the gravest first."""
+
+    EMERGENCY_STOP = 1
+    DEADMAN = 2
+    TILT = 3
+    OPERATOR = 4
+    ODOMETRY_STALE = 5
+    STATE_STALE = 6
+    CAMERA_STALE = 7
+    OBSTACLE = 8
+    OBSTACLE_SENSOR_STALE = 9
+    LOW_BATTERY = 10
+    NODE_SILENT = 11
+    LINK_LOST = 12
+    UNVERIFIED_ACTION = 13
+    UNPARSABLE_ACTION = 14
+    STALE_REPLY = 15
+    NO_ACTION = 16
+    MOTION_REFUSED = 17
+    COMMAND_STALE = 18
+
+
+# What is wrong with navigation's own announcements and commands: it does not pass by waiting.
+REFUSALS = frozenset(
+    {
+        Cause.UNVERIFIED_ACTION,
+        Cause.UNPARSABLE_ACTION,
+        Cause.STALE_REPLY,
+        Cause.NO_ACTION,
+        Cause.MOTION_REFUSED,
+    }
+)
+# These hold an operator's command at zero, too; the others are what an operator is there to solve.
+BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.DEADMAN, Cause.TILT})
+
+
+@dataclass(frozen=True)
+class Motion:
+    """A commanded velocity in the robot's frame: ahead and to the left (m/s), turn rate (rad/s)."""
+
+    vx: float = 0.0
+    vy: float = 0.0
+    wz: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, (self.vx, self.vy, self.wz)))
+
+    @property
+    def moving(self) -> bool:
+        return max(abs(self.vx), abs(self.vy), abs(self.wz)) > _ZERO
+
+    def within(self, speed: float, turn_rate: float) -> Motion:
+        """The same direction, no faster than ``speed`` (m/s) and ``turn_rate`` (rad/s)."""
+        fastest = math.hypot(self.vx, self.vy)
+        share = 1.0 if fastest <= speed else speed / fastest
+        turn = max(-turn_rate, min(turn_rate, self.wz))
+        return Motion(self.vx * share, self.vy * share, turn)
+
+    @staticmethod
+    def of(velocity: Velocity) -> Motion:
+        return Motion(velocity.vx, 0.0, velocity.wz)
+
+
+_ZERO = 1e-4  # below this a command moves nothing
+STILL = Motion()
+
+
+def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long things stay fresh. None of those that stop a moving robot may be above half a second."""
+
+    command_s: float = _option(0.4, "navigation's command counts this long, s", 0.1, 0.5)
+    operator_s: float = _option(0.4, "the operator's command counts this long, s", 0.1, 0.5)
+    deadman_s: float = _option(0.4, "the deadman's 'held' counts this long, s", 0.1, 0.5)
+    odometry_s: float = _option(0.4, "a pose counts this long, s", 0.1, 0.5)
+    imu_s: float = _option(0.4, "an imu sample counts this long, s", 0.1, 0.5)
+    camera_s: float = _option(0.4, "a picture counts as the present view this long, s", 0.1, 5.0)
+    obstacle_s: float = _option(0.4, "a range or scan counts this long, s", 0.1, 0.5)
+    heartbeat_s: float = _option(0.4, "a node's heartbeat counts this long, s", 0.15, 5.0)
+    action_s: float = _option(20.0, "an action may take this long, s", 1.0, 120.0)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far and how fast; the first two should be those of the navigation node's motion."""
+
+    speed: float = _option(0.5, "navigation's top speed, m/s", 0.05, 1.5)
+    turn_rate_deg: float = _option(30.0, "navigation's top turn rate, degrees/s", 5.0, 120.0)
+    operator_speed: float = _option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
+    operator_turn_rate_deg: float = _option(
+        60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0
+    )
+    distance_margin: float = _option(
+        0.3, "a drive may get this much further than its action says, m", 0.05, 1.0
+    )
+    angle_margin_deg: float = _option(
+        20.0, "a turn may get this much further than its action says, degrees", 2.0, 45.0
+    )
+    observation_age_s: float = _option(
+        5.0, "an action may begin until its picture is this old, s", 0.1, 60.0
+    )
+    obstacle_distance: float = _option(
+        0.35, "no drive ahead with something nearer than this, m", 0.05, 3.0
+    )
+    obstacle_cone_deg: float = _option(
+        40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0
+    )
+    tilt_deg: float = _option(25.0, "the body's z axis may lean this far, degrees", 5.0, 80.0)
+    battery: float = _option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What must be there for navigation to move the robot."""
+
+    camera: str = field(
+        default="image",
+        metadata={
+            "help": "what shows that pictures come: image (camera/image_raw), info (camera/camera_info, "
+            "where pictures are big), or none",
+            "choices": ("image", "info", "none"),
+        },
+    )
+    imu: bool = _option(True, "imu samples must come; tilt is watched either way")
+    deadman: bool = _option(False, "nothing moves, by anybody, unless the deadman is held")
+    obstacle: str = field(
+        default="none",
+        metadata={
+            "help": "sensor that looks ahead: range (sensor_msgs/Range) or scan (sensor_msgs/LaserScan)",
+            "choices": ("none", "range", "scan"),
+        },
+    )
+    heartbeats: str = _option(
+        "navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated"
+    )
+    link: str = _option(
+        "draft_node,bridge_node",
+        "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated",
+    )
+
+    @property
+    def heartbeat_nodes(self) -> tuple[str, ...]:
+        return names(self.heartbeats)
+
+    @property
+    def link_nodes(self) -> tuple[str, ...]:
+        return names(self.link)
+
+
+@dataclass(frozen=True)
+class SafetyReport:
+    """The supervisor's verdict as navigation hears it. ``sentences`` belong to ``causes``, one each."""
+
+    causes: tuple[Cause, ...] = ()
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether navigation must not move the robot now."""
+        return bool(self.causes)
+
+    @property
+    def latched(self) -> bool:
+        """Whether the stop stays until somebody lifts it."""
+        return Cause.EMERGENCY_STOP in self.causes
+
+    @property
+    def sentence(self) -> str:
+        return " ".join(self.sentences)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated text, blanks removed."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def tilt_of(x: float, y: float, z: float, w: float) -> float | None:
+    """Angle (rad) between the body's z axis and the vertical; None when the quaternion is none."""
+    length = math.sqrt(x * x + y * y + z * z + w * w)
+    if not (math.isfinite(length) and 0.9 < length < 1.1):
+        return None
+    up = 1.0 - 2.0 * (x * x + y * y) / (length * length)
+    return math.acos(max(-1.0, min(1.0, up)))
+
+
+def nearest_ahead(
+    ranges: Sequence[float],
+    angle_min: float,
+    angle_increment: float,
+    nearest: float,
+    furthest: float,
+    cone: float,
+) -> float | None:
+    """Distance (m) to the nearest return within ``cone`` (rad) around a scan's x axis.
+
+    Readings below ``nearest`` or not a number say nothing, those above ``furthest`` that the way is
+    free. None when no reading of the sector says anything: a covered sensor must not pass for a free way.
+    """
+    found: list[float] = []
+    for index, distance in enumerate(ranges):
+        bearing = math.remainder(angle_min + index * angle_increment, math.tau)
+        if abs(bearing) > cone / 2 or math.isnan(distance) or distance < nearest:
+            continue
+        found.append(distance if distance <= furthest else math.inf)
+    return min(found, default=None)

@@ -1,0 +1,299 @@
+"""The safety supervisor: the only node that publishes ``cmd_vel``.
+
+A thin shell round :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this
+process, and one thread, so that nothing here waits for anything. When it dies, the robot's driver
+(and the simulator) stop on the silence of ``cmd_vel``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import Twist
+from nav_msgs.msg import Odometry
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu, LaserScan, Range
+from std_msgs.msg import Bool, String
+from std_srvs.srv import Trigger
+
+from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.navigation.actions import ActionKind
+from dsd_ros.navigation.safety import (
+    Cause,
+    Limits,
+    Motion,
+    Requirements,
+    Source,
+    Timeouts,
+    nearest_ahead,
+    tilt_of,
+)
+from dsd_ros.navigation.supervisor import Decision, Supervisor
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.stamps import pose_of, seconds
+
+KINDS = {
+    NavAction.STOP: ActionKind.STOP,
+    NavAction.FORWARD: ActionKind.FORWARD,
+    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
+    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
+}
+_STATE_PERIOD_S = 0.2  # between two safety states that say the same
+_COMMAND_PERIOD_S = 0.04  # between two commands that say the same
+_DEAF_S = 2.0  # without a picture for so long, the camera is subscribed to anew
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """Parameters of the node itself."""
+
+    check_rate: float = field(
+        default=50.0,
+        metadata={
+            "help": "times per second that every cause is looked at",
+            "min": 20.0,
+            "max": 200.0,
+        },
+    )
+
+
+class SupervisorNode(Node):
+    """See the module. Callbacks run one after the other: the executor has one thread."""
+
+    def __init__(self) -> None:
+        super().__init__("supervisor_node")
+        self.failure: str | None = None
+        settings = declare(self, SupervisorSettings)
+        self._limits = declare(self, Limits, "limit.")
+        self._required = declare(self, Requirements, "require.")
+        timeouts = declare(self, Timeouts, "timeout.")
+        refuse_unknown(self)
+        self._supervisor = Supervisor(timeouts, self._limits, self._required)
+        self._command_time = self._state_time = self._picture_time = -math.inf
+        self._said: Any = None  # the decision that was published last
+        self._logged: tuple[Cause, ...] = ()
+
+        self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        self._state = self.create_publisher(SafetyState, "safety_state", qos.LATCHED)
+        self._health = health.Health(self, heartbeat=True)
+        self._listen()
+        self.create_service(Trigger, "emergency_stop", self._on_stop_call)
+        self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
+        # A simulator that dies takes /clock with it; this must outlive it.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(1.0 / settings.check_rate, self._decide, clock=steady)
+        self.create_timer(0.5, self._hear_again, clock=steady)
+
+    def close(self) -> None:
+        for _ in range(3):
+            self._command.publish(Twist())
+            time.sleep(0.02)
+
+    def _listen(self) -> None:
+        def hear(kind: type, topic: str, callback: Any, profile: Any) -> None:
+            self.create_subscription(kind, topic, callback, profile)
+
+        hear(Twist, "cmd_vel_nav", self._on_navigation, qos.COMMAND)
+        hear(Twist, "cmd_vel_joy", self._on_operator, qos.SENSOR)
+        hear(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
+        hear(Bool, "emergency_stop", self._on_stop_message, qos.STATE)
+        hear(NavAction, "nav_action", self._on_action, qos.STATE)
+        hear(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE)
+        hear(Imu, "imu", self._on_imu, qos.SENSOR)
+        hear(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
+        hear(String, "heartbeat", self._on_heartbeat, qos.STATE)
+        hear(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
+        if self._required.obstacle == "range":
+            hear(Range, "range", self._on_range, qos.SENSOR)
+        elif self._required.obstacle == "scan":
+            hear(LaserScan, "scan", self._on_scan, qos.SENSOR)
+        self._pictures = self._listen_to_camera()
+
+    def _listen_to_camera(self) -> Any:
+        """Only stamps are wanted, so pictures stay the bytes they came as."""
+        if self._required.camera == "image":
+            return self.create_subscription(
+                Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True
+            )
+        if self._required.camera == "info":
+            return self.create_subscription(
+                CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True
+            )
+        return None
+
+    def _hear_again(self) -> None:
+        # A best-effort reader can stay deaf for good when a sender died in mid-picture.
+        now = time.monotonic()
+        if self._pictures is not None and now - self._picture_time > _DEAF_S:
+            deaf, self._pictures = self._pictures, self._listen_to_camera()
+            self.destroy_subscription(deaf)
+            self._picture_time = now
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _on_navigation(self, message: Twist) -> None:
+        self._supervisor.on_navigation(_motion(message), time.monotonic())
+        self._decide(commanded=True)
+
+    def _on_operator(self, message: Twist) -> None:
+        self._supervisor.on_operator(_motion(message), time.monotonic())
+        self._decide(commanded=True)
+
+    def _on_deadman(self, message: Bool) -> None:
+        self._supervisor.on_deadman(message.data, time.monotonic())
+        self._decide()
+
+    def _on_stop_message(self, message: Bool) -> None:
+        if message.data:  # false lifts nothing: that takes the reset service
+            self._supervisor.on_emergency_stop("the topic emergency_stop", time.monotonic())
+            self._decide()
+
+    def _on_stop_call(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+        self._supervisor.on_emergency_stop("the service emergency_stop", time.monotonic())
+        self._decide()
+        answer.success, answer.message = True, "The robot is stopped until emergency_stop_reset."
+        return answer
+
+    def _on_reset_call(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+        answer.success = self._supervisor.reset()
+        answer.message = (
+            "The emergency stop is lifted." if answer.success else "There was no emergency stop."
+        )
+        self._decide()
+        return answer
+
+    def _on_action(self, message: NavAction) -> None:
+        stamp = self.get_clock().now().nanoseconds * 1e-9
+        observed = seconds(message.observation_stamp)
+        kind = KINDS.get(message.kind)
+        now = time.monotonic()
+        self._supervisor.on_action(kind, message.amount, message.verified, observed, stamp, now)
+        self._decide()
+
+    def _on_odometry(self, message: Odometry) -> None:
+        now = time.monotonic()
+        self._supervisor.on_odometry(pose_of(message), seconds(message.header.stamp), now)
+
+    def _on_imu(self, message: Imu) -> None:
+        if message.orientation_covariance[0] == -1.0:  # "no orientation", says sensor_msgs
+            return
+        q = message.orientation
+        stamp, now = seconds(message.header.stamp), time.monotonic()
+        self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
+        self._decide()
+
+    def _on_picture(self, message: bytes) -> None:
+        order = "<" if message[1] & 1 else ">"  # CDR: encapsulation, then the header's stamp
+        sec, nanosec = struct.unpack_from(f"{order}iI", message, 4)
+        self._picture_time = time.monotonic()
+        self._supervisor.on_picture(sec + nanosec * 1e-9, self._picture_time)
+
+    def _on_range(self, message: Range) -> None:
+        distance: float | None = message.range
+        if message.range > message.max_range:
+            distance = math.inf
+        elif message.range < message.min_range:
+            distance = 0.0
+        self._supervisor.on_distance(distance, time.monotonic())
+        self._decide()
+
+    def _on_scan(self, message: LaserScan) -> None:
+        distance = nearest_ahead(
+            message.ranges,
+            message.angle_min,
+            message.angle_increment,
+            message.range_min,
+            message.range_max,
+            math.radians(self._limits.obstacle_cone_deg),
+        )
+        self._supervisor.on_distance(distance, time.monotonic())
+        self._decide()
+
+    def _on_battery(self, message: BatteryState) -> None:
+        self._supervisor.on_battery(message.percentage)
+        self._decide()
+
+    def _on_heartbeat(self, message: String) -> None:
+        self._supervisor.on_heartbeat(message.data, time.monotonic())
+
+    def _on_diagnostics(self, message: DiagnosticArray) -> None:
+        mine = self.get_namespace().strip("/")
+        for status in message.status:
+            namespace, _, name = status.name.rpartition("/")
+            if namespace == mine and name in self._required.link_nodes:
+                well = status.level == DiagnosticStatus.OK
+                self._supervisor.on_report(name, "" if well else status.message[:200] or "trouble")
+        self._decide()
+
+    # -- the decision --------------------------------------------------------------------------
+
+    def _decide(self, commanded: bool = False) -> None:
+        """Decide, and publish what is new or due. ``commanded``: a command has just come."""
+        now = time.monotonic()
+        decision = self._supervisor.decide(now)
+        said = (decision.stopped, decision.source, decision.causes)
+        changed = said != self._said
+        due = now - self._command_time >= _COMMAND_PERIOD_S
+        if decision.speaking and (commanded or changed or due):
+            self._command_time = now
+            self._command.publish(_twist(decision.motion))
+        if changed or now - self._state_time >= _STATE_PERIOD_S:
+            self._said, self._state_time = said, now
+            self._state.publish(self._message(decision))
+            self._report(decision)
+
+    def _message(self, decision: Decision) -> SafetyState:
+        message = SafetyState(stopped=decision.stopped, source=int(decision.source))
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.header.frame_id = "base_link"
+        message.causes = [int(cause) for cause, _ in decision.causes]
+        message.sentences = [sentence[:500] for _, sentence in decision.causes]
+        return message
+
+    def _report(self, decision: Decision) -> None:
+        causes = tuple(cause for cause, _ in decision.causes)
+        sentences = " ".join(sentence for _, sentence in decision.causes)
+        level = health.WARN if causes else health.OK
+        if Cause.EMERGENCY_STOP in causes:
+            level = health.ERROR
+        if causes and causes != self._logged and level == self._health.level:
+            # A change of level is logged with the report.
+            self.get_logger().warning(sentences, throttle_duration_sec=1.0)
+        self._logged = causes
+        values = {
+            "source": decision.source.name,
+            "stopped": decision.stopped,
+            "causes": " ".join(cause.name for cause in causes),
+        }
+        self._health.report(level, sentences or _WELL[decision.source], values)
+
+
+_WELL = {
+    Source.NONE: "ready",
+    Source.NAVIGATION: "navigation drives",
+    Source.OPERATOR: "the operator drives",
+}
+
+
+def _motion(message: Twist) -> Motion:
+    return Motion(message.linear.x, message.linear.y, message.angular.z)
+
+
+def _twist(motion: Motion) -> Twist:
+    message = Twist()
+    message.linear.x, message.linear.y = float(motion.vx), float(motion.vy)
+    message.angular.z = float(motion.wz)
+    return message
+
+
+def main() -> None:
+    run_main(SupervisorNode)

@@ -1,0 +1,231 @@
+"""What a Unitree Go2 says and understands: its services' functions, their parameters and answers, its state.
+
+Nothing here talks; the driver and the stand-in are the two sides of it. The numbers are those of the vendor's
+public SDK (unitree_sdk2, unitree_sdk2_python) and of unitree_ros2.
+
+There are two layouts of SportModeState under one type name: unitree_ros2's ends with ``foot_speed_body``, the SDK's
+has ten path points behind it. A reader made for one drops what is written in the other, so the state is taken as the
+bytes that arrived (CDR) and read here: :func:`decode_state` tells the layouts apart by their length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+SPORT, OBSTACLES_AVOID, VIDEO = "sport", "obstacles_avoid", "videohub"
+HOLD_S = 1.0  # the firmware goes on with the last Move for this long
+JPEG_LIMIT_BYTES = 8 << 20
+
+
+class SportApi(IntEnum):
+    """Functions of the service ``sport``."""
+
+    DAMP = 1001
+    BALANCE_STAND = 1002
+    STOP_MOVE = 1003
+    STAND_UP = 1004
+    STAND_DOWN = 1005
+    RECOVERY_STAND = 1006
+    MOVE = 1008
+
+
+class AvoidApi(IntEnum):
+    """Functions of the service ``obstacles_avoid``."""
+
+    SWITCH_SET = 1001
+    SWITCH_GET = 1002
+    MOVE = 1003
+    USE_REMOTE_COMMAND = 1004  # take over: its Move is obeyed instead of the remote control
+
+
+class VideoApi(IntEnum):
+    """Functions of the service ``videohub``."""
+
+    GET_IMAGE_SAMPLE = 1001
+
+
+class Code(IntEnum):
+    """Status codes of answers that are known here."""
+
+    OK = 0
+    SEND_FAILED = 3102
+    NO_ANSWER = 3104
+    INTERNAL = 3202
+    NOT_IMPLEMENTED = 3203
+    BAD_PARAMETER = 3204
+    OVERTIME = 4201
+    NOT_READY = 4202
+
+
+_CODE_TEXTS = {
+    Code.OK: "done",
+    Code.SEND_FAILED: "the request could not be sent",
+    Code.NO_ANSWER: "no answer came in time",
+    Code.INTERNAL: "the robot's service failed",
+    Code.NOT_IMPLEMENTED: "the robot's service has no such function",
+    Code.BAD_PARAMETER: "the robot does not accept the parameter",
+    Code.OVERTIME: "the robot took too long",
+    Code.NOT_READY: "the robot is not ready for it in its present posture",
+}
+
+
+def code_text(code: int) -> str:
+    """A status code in words, with its number."""
+    try:
+        return f"{_CODE_TEXTS[Code(code)]} (code {code})"
+    except ValueError:
+        return f"code {code}, which is not known here"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of a service's function."""
+
+    identity: int
+    api_id: int
+    parameter: str = "{}"
+    noreply: bool = False
+
+
+@dataclass(frozen=True)
+class Response:
+    """The answer to a call: the identity and function repeated."""
+
+    identity: int
+    api_id: int
+    code: int = 0
+    data: str = ""
+    binary: bytes = b""
+
+
+def move_parameter(vx: float, vy: float, wz: float) -> str:
+    """Of the sport service's Move: m/s, m/s, rad/s."""
+    return json.dumps({"x": vx, "y": vy, "z": wz})
+
+
+def avoid_move_parameter(vx: float, vy: float, wz: float) -> str:
+    """Of the obstacle avoidance's Move: m/s, m/s, rad/s; mode 0 means velocities."""
+    return json.dumps({"x": vx, "y": vy, "yaw": wz, "mode": 0})
+
+
+def read_parameter(text: str) -> dict[str, Any]:
+    """A request's parameter; ValueError for what is no JSON object."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The parameter {text[:60]!r} is no JSON.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"The parameter {text[:60]!r} is no JSON object.")
+    return value
+
+
+def finite(values: dict[str, Any], *names: str) -> tuple[float, ...]:
+    """Named numbers of a parameter; ValueError when one is missing or no finite number."""
+    found = []
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"The parameter '{name}' must be a number, not {value!r}.")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise ValueError(f"The parameter '{name}' must be finite.")
+        found.append(number)
+    return tuple(found)
+
+
+class StateError(ValueError):
+    """Bytes that hold no state of the robot; one sentence."""
+
+
+@dataclass(frozen=True)
+class SportState:
+    """SportModeState without what nobody here needs (feet, gait).
+
+    Lengths in m, velocities in m/s, angles in rad; ``stamp`` is by the robot's own clock, s; the quaternion is
+    (w, x, y, z). ``with_path``: whether it came in the layout with path points.
+    """
+
+    stamp: float = 0.0
+    error_code: int = 0
+    quaternion: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
+    gyroscope: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    accelerometer: tuple[float, float, float] = (0.0, 0.0, 9.81)
+    rpy: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    mode: int = 0
+    progress: float = 0.0
+    position: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    body_height: float = 0.0
+    velocity: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    yaw_speed: float = 0.0
+    range_obstacle: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    with_path: bool = False
+
+
+# stamp, error, imu (quaternion, gyroscope, accelerometer, rpy, temperature), mode, progress, gait, foot height,
+# position, body height, velocity, yaw speed, ranges; then foot force, foot positions and speeds.
+_HEAD = "iII4f3f3f3fbB2xfB3xf3ff3ff4f"
+_FEET = "4h12f12f"
+_PATH = "70f"
+_LITTLE, _BIG = struct.Struct("<" + _HEAD), struct.Struct(">" + _HEAD)
+STATE_BYTES = struct.calcsize("<" + _HEAD + _FEET)
+STATE_WITH_PATH_BYTES = STATE_BYTES + struct.calcsize("<" + _PATH)
+_HEADER_BYTES = 4
+_PADDING = 3  # some writers fill up to a multiple of 4
+
+
+def decode_state(data: bytes) -> SportState:
+    """Read a serialized SportModeState (CDR with its 4 header bytes) of either layout.
+
+    :raises StateError: for another length or encoding, or numbers that are not finite.
+    """
+    size = len(data) - _HEADER_BYTES
+    with_path = 0 <= size - STATE_WITH_PATH_BYTES <= _PADDING
+    if not with_path and not 0 <= size - STATE_BYTES <= _PADDING:
+        raise StateError(
+            f"The robot's state has {len(data)} bytes; known are layouts of {_HEADER_BYTES + STATE_BYTES} and "
+            f"{_HEADER_BYTES + STATE_WITH_PATH_BYTES}: is this a Go2, and its message of a known version?"
+        )
+    encoding = int.from_bytes(data[:2], "big")
+    if encoding not in (0, 1, 6, 7):  # plain CDR, big and little endian, of both versions
+        raise StateError(f"The robot's state has the unknown encoding {encoding:#06x}.")
+    layout = _LITTLE if encoding & 1 else _BIG
+    v = layout.unpack_from(data, _HEADER_BYTES)
+    floats = (*v[3:16], v[18], *v[20:29])  # ranges may be infinite: nothing in sight
+    if not all(map(math.isfinite, floats)):
+        raise StateError("The robot's state holds numbers that are not finite.")
+    return SportState(
+        stamp=v[0] + v[1] * 1e-9,
+        error_code=v[2],
+        quaternion=v[3:7],
+        gyroscope=v[7:10],
+        accelerometer=v[10:13],
+        rpy=v[13:16],
+        mode=v[17],
+        progress=v[18],
+        position=v[21:24],
+        body_height=v[24],
+        velocity=v[25:28],
+        yaw_speed=v[28],
+        range_obstacle=v[29:33],
+        with_path=with_path,
+    )
+
+
+def encode_state(state: SportState) -> bytes:
+    """The state as the robot would write it, little endian, in the layout that ``with_path`` says."""
+    whole = math.floor(state.stamp)
+    head = _LITTLE.pack(
+        whole, round((state.stamp - whole) * 1e9) % 1_000_000_000, state.error_code, *state.quaternion,
+        *state.gyroscope, *state.accelerometer, *state.rpy, 0, state.mode, state.progress, 0, 0.0,
+        *state.position, state.body_height, *state.velocity, state.yaw_speed, *state.range_obstacle,
+    )  # fmt: skip
+    size = STATE_WITH_PATH_BYTES if state.with_path else STATE_BYTES
+    return b"\x00\x01\x00\x00" + head + bytes(size - len(head))

@@ -265,7 +265,9 @@ class Supervisor:
             if not seen.fresh(now, times.heartbeat_s)
         ]
         if silent:
-            found[Cause.NODE_SILENT] = _silent(f"The heart of {' and '.join(silent)}", times.heartbeat_s)
+            found[Cause.NODE_SILENT] = (
+                f"No heartbeat of {' and '.join(silent)} for more than {times.heartbeat_s:.2f} s."
+            )
         troubles = [f"{name}: {trouble}" for name, trouble in self._link.items() if trouble]
         if troubles:
             found[Cause.LINK_LOST] = f"The link is lost: {'; '.join(troubles)}."

@@ -139,6 +139,11 @@ def test_payloads_by_hand():
     assert coupled.up == 4 * index and coupled.down == full.down
     tree = payload("truncated", config=[2, 2, 2], alpha=0.5, vocabulary=1024, kept=8)
     assert tree.up == 7 * 8 * (16 + 10) + 14 * (10 + 8)
+    # The sibling of a first child that is rejected, and all below it: 1 + 7, 1 + 3, or 1 + 1 rows.
+    split = payload("split", config=[2, 2, 2], alpha=0.5, vocabulary=1024)
+    rows = 0.5 * 8 + 0.25 * 4 + 0.125 * 2
+    assert split.up == 14 * (16 + 10 + 8) + 0.875 * 10
+    assert split.down == 4 + rows * 1024 * 16 + 0.125 * 10
 
 
 def test_a_vocabulary_of_152_thousand():
@@ -175,7 +180,6 @@ def test_a_vocabulary_of_152_thousand():
         (lambda: dssd_comm_seconds(alpha=0.5, gamma=4, t_v=-1), "0 or more"),
         (lambda: dsd_comm_seconds(sent=2, t_v=1, t_ntt=float("inf")), "0 or more"),
         (lambda: payload("none", config=[1], alpha=0.5, vocabulary=9), "no proof 'none'"),
-        (lambda: payload("split", config=[2], alpha=0.5, vocabulary=9), "give a sequence"),
         (lambda: payload("truncated", config=[1], alpha=0.5, vocabulary=9), "keep 1 or more"),
     ],
 )

@@ -16,17 +16,20 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.evaluation import wire_bench
 from dsd_ros.evaluation.sweeps import BenchError
 from dsd_ros.evaluation.wire_bench import measure_wire
+from dsd_ros.evaluation.wire_distances import Distances
 from dsd_ros.evaluation.wire_plots import draw_wire
-from dsd_ros.evaluation.wire_report import Distances, make_report, render
+from dsd_ros.evaluation.wire_report import make_report, render
 from dsd_ros.evaluation.wire_setting import WireSetting, parse_kept, parse_uplinks
+from dsd_ros.vlm.loading import ModelSettings
 
 KEYS = {
     "proof", "label", "settings", "replies", "tokens_per_reply", "bytes_up_per_token", "bytes_down_per_token",
-    "tau", "seconds_per_reply",
+    "tau", "seconds_per_reply", "computed_at",
 }  # fmt: skip
 DRAFTED = KEYS | {
-    "acceptance", "position_acceptance", "expected_acceptance", "kept_mass", "payload_up_per_token",
-    "payload_down_per_token", "large_vocabulary_up_per_token", "large_vocabulary_down_per_token", "formula_seconds",
+    "drafted_per_round", "acceptance", "position_acceptance", "expected_acceptance", "kept_mass",
+    "payload_up_per_token", "payload_down_per_token", "large_vocabulary_up_per_token",
+    "large_vocabulary_down_per_token", "formula_seconds",
 }  # fmt: skip
 VOCABULARY = 264
 
@@ -88,7 +91,7 @@ def test_a_slow_uplink_shows_in_seconds_and_in_no_byte(pair, tmp_path):
     setting = WireSetting(
         decode, ["full", "split"], uplinks=[1.0, 50.0], downlink=50.0, delay_s=0.0, images=1, draws=1
     )  # fmt: skip
-    report = measure_wire(setting, pair[1], pair[3])
+    report = measure_wire(setting, ModelSettings(pair[1]), ModelSettings(pair[3]))
     assert report["exact"] and report["downlink_mbps"] == 50.0
     alone, full, split = report["rows"]
     slow, fast = full["seconds_per_reply"]["1"], full["seconds_per_reply"]["50"]
@@ -129,7 +132,7 @@ def test_a_reply_that_is_not_the_targets_fails_the_run(pair, capsys, monkeypatch
     )  # fmt: skip
     assert code == 1
     assert "NOT EXACT" in out and "coupled differs from the target alone in reply 0" in out
-    assert "coupled at 100 Mbit/s differs on picture 0" in out
+    assert "coupled at 100 Mbit/s differs in reply 0" in out
 
 
 def test_distances_are_means_over_tokens():

@@ -178,15 +178,30 @@ def _say_progress(done: int, total: int, variant: Any, reply: Any) -> None:
 def _add_wire(benches: Any) -> None:
     wire = benches.add_parser(
         "wire",
-        help="bytes, acceptance and seconds of each proof of a draft",
-        description="Sample replies about the same held-out pictures with every proof; print bytes per generated "
-        "token, acceptance, tokens per round, and seconds per reply at each uplink rate of an emulated link, with "
-        "what the papers' formulas say. Exit 1 when a reply is not what it must be.",
+        help="bytes, acceptance and seconds of each proof and shape of a draft",
+        description="Sample replies about the same held-out pictures, or to a text model's instructions, with every "
+        "proof and shape; print bytes per generated token, acceptance, tokens per round, and seconds per reply at each "
+        "uplink rate of an emulated link, with what the papers' formulas say. Exit 1 when a reply is not what it must "
+        "be.",
+    )
+    wire.add_argument(
+        "--model",
+        default="pair",
+        metavar="pair|text",
+        help="pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, "
+        "or text models named (default: %(default)s)",
     )
     wire.add_argument(
         "--proofs",
         default="full,split,truncated,coupled",
         help="comma-separated (default: %(default)s)",
+    )
+    wire.add_argument(
+        "--shapes",
+        default="sequence",
+        metavar="SHAPE,...",
+        help="of the drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or "
+        "budget16:8 (nodes, and depth; for proof coupled only) (default: %(default)s)",
     )
     wire.add_argument(
         "--kept",
@@ -215,13 +230,28 @@ def _add_wire(benches: Any) -> None:
         metavar="MS",
         help="of the link, one way (default: %(default)s)",
     )
-    wire.add_argument("--images", type=int, default=6, help="pictures (default: %(default)s)")
+    wire.add_argument(
+        "--images", type=int, default=6, help="pictures, or instructions (default: %(default)s)"
+    )
     wire.add_argument(
         "--draws",
         type=int,
         default=4,
-        help="replies a picture to count bytes and acceptance of; one of them is timed "
-        "(default: %(default)s)",
+        help="replies a picture to count bytes and acceptance of (default: %(default)s)",
+    )
+    wire.add_argument(
+        "--timed",
+        type=int,
+        metavar="N",
+        help="pictures of which one reply is timed at each rate; 0: compute all seconds from bytes and rounds "
+        "(default: all)",
+    )
+    wire.add_argument(
+        "--longest",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="compute a reply's seconds, too, where it would take longer than this (default: %(default)s)",
     )
     wire.add_argument(
         "--profile",
@@ -256,26 +286,41 @@ def _bench_wire(args: argparse.Namespace) -> int:
         WireSetting,
         parse_kept,
         parse_proofs,
+        parse_shapes,
         parse_uplinks,
     )
+    from dsd_ros.evaluation.wire_text import MAX_TOKENS, text_models
+    from dsd_ros.vlm.loading import ModelSettings
 
     if args.plot is not None:
         check_plot(args.plot)
+    common = _given_settings(args)
+    if args.model == "text":
+        common = {"max_tokens": MAX_TOKENS, **common}
     setting = WireSetting(
-        decode=DecodeSettings(**_given_settings(args)),
+        decode=DecodeSettings(**common),
+        model=args.model,
         proofs=parse_proofs(args.proofs),
+        shapes=parse_shapes(args.shapes),
         kept=parse_kept(args.kept),
         uplinks=parse_uplinks(args.uplinks),
         downlink=args.downlink,
         delay_s=1e-3 * args.delay_ms,
         images=args.images,
         draws=args.draws,
+        timed=args.timed,
+        longest_s=args.longest,
         profile=load_profile(args.profile) if args.profile else None,
     )
+    if args.model == "text":
+        draft, target = text_models(args.draft, args.target)
+    else:  # one thread each: the models share this machine, and their threads would wait for each other
+        draft = ModelSettings(model_path(args.draft, "draft"), threads=1)
+        target = ModelSettings(model_path(args.target, "target"), threads=1)
     report = measure_wire(
         setting,
-        draft=model_path(args.draft, "draft"),
-        target=model_path(args.target, "target"),
+        draft,
+        target,
         progress=lambda done, total, label, reply: print(
             f"{done}/{total} {label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s",
             file=sys.stderr,

@@ -48,9 +48,9 @@ _PATIENCE = LinkSettings(response_timeout_s=600.0, attempts=1)
 
 @dataclass(frozen=True)
 class Scene:
-    """What is asked: a camera picture (H, W, 3), uint8 RGB, and an instruction."""
+    """What is asked: a camera picture (H, W, 3), uint8 RGB, or None for a text model, and an instruction."""
 
-    image: np.ndarray
+    image: np.ndarray | None
     instruction: str
 
 

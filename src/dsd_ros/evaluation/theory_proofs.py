@@ -148,15 +148,18 @@ def payload(
     alpha: float,
     vocabulary: int,
     b_prob: int = 16,
+    b_chance: int | None = None,
     kept: int = 0,
     target_kept: int = 0,
 ) -> Payload:
     """What a round sends in each of ``PROOFS``, with the ids and counts that the papers leave out.
 
-    alpha: acceptance of each layer. kept: ids a truncated distribution has. target_kept: ids left in p by its own
-    sampling settings (0: all), which is what a split rejection sends down. Up go the drafted ids, the parents of a
-    tree (a byte each), and full or truncated distributions or, split, one probability a token and in the next round
-    the token resampled; down go the count accepted and one token, or the rejecting distribution.
+    alpha: acceptance of each layer, in split proofs of each node's first child. kept: ids a truncated distribution
+    has. target_kept: ids left in p by its own sampling settings (0: all), which is what a split rejection sends down.
+    Up go the drafted ids, the parents of a tree (a byte each), and full or truncated distributions or, split, one
+    probability a token and in the next round the token resampled; down go the count accepted, or the node, and one
+    token, or the rejecting distribution, in a tree also those behind the rejected child's siblings and all below them.
+    b_chance: bits of a split proof's probability on its way up, ``b_prob`` if None.
     """
     if proof not in PROOFS:
         raise TheoryError(f"there is no proof {proof!r}; use one of {', '.join(PROOFS)}")
@@ -164,22 +167,27 @@ def payload(
     check_amounts(b_prob=b_prob)
     index, drafted, rows = index_bits(vocabulary), nodes(config), distributions(config)
     tree = drafted > len(config)
-    if proof == "split" and tree:
-        raise TheoryError(
-            "a split proof of a tree needs whole distributions for its residuals; give a sequence"
-        )
     up = float(drafted * (index + 8 * tree))
-    count = len(config).bit_length()
+    count = drafted.bit_length()
     if proof == "full":
         up += rows * vocabulary * b_prob
     elif proof == "truncated":
         up += rows * _sparse_bits(kept, vocabulary, b_prob)
     elif proof == "split":
         rejected = 1 - alpha ** len(config)
-        up += drafted * b_prob + rejected * index
+        up += drafted * (b_prob if b_chance is None else b_chance) + rejected * index
         sent = _sparse_bits(target_kept, vocabulary, b_prob) if target_kept else vocabulary * b_prob
-        return Payload(up, count + rejected * sent + (1 - rejected) * index)
+        down = sent * sum(
+            alpha**depth * (1 - alpha) * _rows_down(config[depth:]) for depth in range(len(config))
+        )
+        return Payload(up, count + down + (1 - rejected) * index)
     return Payload(up, float(count + index))
+
+
+def _rows_down(config: Sequence[int]) -> int:
+    """Distributions a split rejection of a first child needs, the levels from there on being ``config``."""
+    below = nodes(config[1:]) if len(config) > 1 else 0
+    return 1 + (config[0] - 1) * (1 + below)
 
 
 def _sparse_bits(entries: int, vocabulary: int, b_prob: int) -> int:

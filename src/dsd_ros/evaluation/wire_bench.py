@@ -1,4 +1,4 @@
-"""`dsd bench wire`: what each proof of a draft costs on the link, and how long a reply takes at each uplink rate.
+"""`dsd bench wire`: what each proof and shape of a draft costs on the link, and how long a reply takes at each rate.
 
 Replies are sampled by the system's own models, sessions and messages. Bytes, acceptance and tau are counted without
 a link; then the same replies are decoded over an emulated one at every rate, which may cost time and no token.
@@ -20,8 +20,10 @@ from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.evaluation.modes import BATCH_GROWTH, Scene, held_out_scenes
-from dsd_ros.evaluation.wire_report import ALONE, Contender, Distances, make_report
+from dsd_ros.evaluation.wire_distances import Distances
+from dsd_ros.evaluation.wire_report import ALONE, PAIR, Contender, computed_seconds, make_report
 from dsd_ros.evaluation.wire_setting import WireSetting
+from dsd_ros.evaluation.wire_text import text_scenes
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.pace import Pace
@@ -30,7 +32,7 @@ from dsd_ros.wire.codec import encode
 from dsd_ros.wire.emulation import EmulatedChannel
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Observation
-from dsd_ros.wire.pictures import encode_picture
+from dsd_ros.wire.pictures import NO_PICTURE, encode_picture
 
 _MODES = {
     ALONE: "ar",
@@ -46,22 +48,22 @@ _PATIENCE = LinkSettings(response_timeout_s=600.0, attempts=1)
 
 def measure_wire(
     setting: WireSetting,
-    draft: str,
-    target: str,
+    draft: ModelSettings,
+    target: ModelSettings,
     progress: Callable[[int, int, str, DecodedReply], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode held-out pictures with every proof; the report as JSON holds it.
+    """Ask the same questions with every proof and shape; the report as JSON holds it.
 
-    ``draft`` and ``target`` are model directories or hub ids. progress(replies done, replies in all, label, reply)
-    after each. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
+    They are about held-out pictures, or a text model's instructions. progress(replies done, replies in all at most,
+    label, reply) after each. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
     """
-    scenes = held_out_scenes(setting.images)
-    # One thread each: the models share this machine, and their threads would wait for each other.
-    robot = load_model(ModelSettings(draft, threads=1))
-    cloud = load_model(ModelSettings(target, threads=1))
+    scenes = (text_scenes if setting.model == "text" else held_out_scenes)(setting.images)
+    robot, cloud = load_model(draft), load_model(target)
     contenders = _contenders(setting, robot.vocab_size)
     seed, done = setting.decode.seed, 0
-    total = len(contenders) * setting.images * (setting.draws + len(setting.uplinks))
+    total = len(contenders) * (
+        setting.images * setting.draws + setting.timed_count * len(setting.uplinks)
+    )
     with VerifierEngine(cloud) as engine:
 
         def decode(
@@ -88,7 +90,11 @@ def measure_wire(
             for number in range(setting.images):
                 for one in contenders:
                     one.counted.append(decode(one, number, draw, LocalChannel(engine)))
-        distances = Distances(robot.vocab_size, [one.decode.top_k_proof for one in contenders])
+        distances = Distances(
+            robot.vocab_size,
+            [one.decode.top_k_proof for one in contenders],
+            [PAIR, *(one.children for one in contenders if one.children)],
+        )
         replies = [one.counted for one in contenders if one.proof == ALONE][0]
         for index, reply in enumerate(replies):
             _compare(
@@ -101,10 +107,15 @@ def measure_wire(
                 Pace(setting.profile.target_s),
             )
         for uplink in setting.uplinks:
-            for number in range(setting.images):
-                # Each picture begins with another proof: what comes first must not always be the same.
-                for offset in range(len(contenders)):
-                    one = contenders[(number + offset) % len(contenders)]
+            bearable = [
+                one
+                for one in contenders
+                if computed_seconds(one, setting, uplink) <= setting.longest_s
+            ]
+            for number in range(setting.timed_count):
+                # Each question begins with another proof: what comes first must not always be the same.
+                for offset in range(len(bearable)):
+                    one = bearable[(number + offset) % len(bearable)]
                     channel = EmulatedChannel(LocalChannel(engine), setting.link(uplink))
                     one.timed.setdefault(uplink, []).append(decode(one, number, 0, channel))
     pictures = [observation_bytes(scene) for scene in scenes]
@@ -112,16 +123,20 @@ def measure_wire(
 
 
 def _contenders(setting: WireSetting, vocabulary: int) -> list[Contender]:
-    found: dict[str, Contender] = {}
-    for proof in (ALONE, *setting.proofs):
+    # With the shared noise: coupled must say the same.
+    alone = dataclasses.replace(setting.decode, mode=_MODES[ALONE], proof="coupled")
+    found = {"": Contender(ALONE, alone)}
+    for proof in setting.proofs:
         for kept in setting.kept if proof == "truncated" else (None,):
-            changes: dict[str, Any] = {"mode": _MODES[proof]}
-            if proof == ALONE:
-                changes["proof"] = "coupled"  # with the shared noise: coupled must say the same
-            if kept is not None:
-                changes["top_k_proof"] = kept.of(vocabulary)
-            one = Contender(proof, dataclasses.replace(setting.decode, **changes), kept)
-            found.setdefault(one.label, one)
+            for shape in setting.shapes:
+                if proof != "coupled" and not shape.draws:
+                    continue
+                changes: dict[str, Any] = {"mode": _MODES[proof], **dict(shape.settings)}
+                if kept is not None:
+                    changes["top_k_proof"] = kept.of(vocabulary)
+                decode = dataclasses.replace(setting.decode, **changes)
+                one = Contender(proof, decode, kept, shape)
+                found.setdefault(one.label, one)
     return list(found.values())
 
 
@@ -133,10 +148,17 @@ def _compare(
     tokens: list[int],
     decode: DecodeSettings,
 ) -> None:
-    """Read a reply with both models."""
+    """Read a reply with both models, with the draft token by token: an int8 copy rounds longer passes otherwise."""
     rows = []
     for model in (cloud, robot):
-        logits = model.prefill(scene.image, scene.instruction).verify(tokens[:-1])
+        sequence = model.prefill(scene.image, scene.instruction)
+        if model is cloud:
+            logits = list(sequence.verify(tokens[:-1]))
+        else:
+            logits = [sequence.next_logits()]
+            for token in tokens[:-1]:
+                sequence.append([token])
+                logits.append(sequence.next_logits())
         rows.append(
             torch.stack([transform(row, decode.sampling) for row in logits]).double().cpu().numpy()
         )
@@ -145,10 +167,10 @@ def _compare(
 
 
 def observation_bytes(scene: Scene) -> int:
-    """What the picture and the instruction take on the link, message and all."""
+    """What the picture, if there is one, and the instruction take on the link, message and all."""
+    if scene.image is None:
+        return len(encode(Observation(1, 1, scene.instruction, 0, 0, NO_PICTURE, b"")))
     encoding = _PATIENCE.image_encoding
     picture = encode_picture(scene.image, encoding)
     height, width = scene.image.shape[:2]
-    return len(
-        encode(Observation(1, 1, scene.instruction, height, width, encoding, picture))
-    )
+    return len(encode(Observation(1, 1, scene.instruction, height, width, encoding, picture)))

@@ -1,4 +1,4 @@
-"""The report of `dsd bench wire`: a row per proof, what the formulas say beside what was measured."""
+"""The report of `dsd bench wire`: a row per proof and shape, what the formulas say beside what was measured."""
 
 from __future__ import annotations
 
@@ -7,75 +7,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.evaluation.overhead import machine
-from dsd_ros.evaluation.theory_acceptance import acceptance, coupled_acceptance, truncate
 from dsd_ros.evaluation.theory_proofs import Payload, payload, round_seconds
-from dsd_ros.evaluation.wire_setting import Kept, WireSetting
+from dsd_ros.evaluation.wire_distances import Distances
+from dsd_ros.evaluation.wire_setting import SEQUENCE, Kept, WireSetting, WireShape
 
 Row = dict[str, Any]
 LARGE_VOCABULARY = 152_064  # Qwen2-VL-7B's
 ALONE = "none"  # the target without a draft, for comparison
 _VALUE_BITS = {"truncated": 16}  # of a probability as it travels; others: float32
-_CURVE_POINTS = 24
+_CHANCE_BITS = 16  # of one that is sent alone
+PAIR = 2  # children of a node in the curves of trees, as <2,2,2>
 
 
 @dataclass
 class Contender:
-    """One proof with its replies: counted ones, and those over the link at each rate."""
+    """One proof and shape with its replies: counted ones, and those over the link at each rate."""
 
     proof: str
     decode: DecodeSettings
     kept: Kept | None = None
+    shape: WireShape = SEQUENCE
     counted: list[DecodedReply] = field(default_factory=list)
     timed: dict[float, list[DecodedReply]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """The mode's name, and K."""
-        return self.decode.mode + (f" K={self.decode.top_k_proof}" if self.kept else "")
-
-
-class Distances:
-    """How near draft and target are, over the tokens of verified replies."""
-
-    def __init__(self, vocabulary: int, kept: Sequence[int]) -> None:
-        grid = {round(k) for k in np.geomspace(1, vocabulary, _CURVE_POINTS)}
-        self.kept = sorted(grid | set(kept))
-        self.tokens = 0
-        self._optimal = self._coupled = self._target_kept = 0.0
-        self._mass = dict.fromkeys(self.kept, 0.0)
-        self._truncated = dict.fromkeys(self.kept, 0.0)
-
-    def add(self, p: np.ndarray, q: np.ndarray) -> None:
-        """Distributions (n, V) of target and draft behind the same tokens."""
-        self.tokens += len(p)
-        self._optimal += float(acceptance(p, q).sum())
-        self._coupled += float(coupled_acceptance(p, q).sum())
-        self._target_kept += float((p > 0).sum())
-        for k in self.kept:
-            q_hat, dropped = truncate(q, top_k=k)
-            self._mass[k] += float((1.0 - dropped).sum())
-            self._truncated[k] += float(acceptance(p, q_hat).sum())
-
-    def expected(self, proof: str, k: int) -> float:
-        """Acceptance of a position by the two distributions: 1 - TV, of q_hat if truncated; exact for coupled."""
-        if proof == "truncated":
-            return self._truncated[k] / self.tokens
-        return (self._coupled if proof == "coupled" else self._optimal) / self.tokens
-
-    def mass(self, k: int) -> float:
-        """Of q, that its k likeliest tokens hold."""
-        return self._mass[k] / self.tokens
+        """The mode's name, K, and the shape."""
+        kept = f"K={self.decode.top_k_proof}" if self.kept else ""
+        return " ".join(filter(None, (self.decode.mode, kept, self.shape.label)))
 
     @property
-    def target_kept(self) -> int:
-        """Ids that p has on average."""
-        return max(1, round(self._target_kept / self.tokens))
+    def children(self) -> int | None:
+        """Of every node; None where that differs."""
+        config = set(self.shape.config(self.decode.draft_length))
+        return config.pop() if len(config) == 1 and self.shape.draws else None
 
 
 def make_report(
@@ -85,11 +55,12 @@ def make_report(
     pictures: Sequence[int],
     vocabulary: int,
 ) -> dict[str, Any]:
-    """Everything measured, as JSON holds it. ``pictures``: bytes of each picture's message."""
+    """Everything measured, as JSON holds it. ``pictures``: bytes of each picture's or instruction's message."""
     decode = setting.decode
     differences = _differences(contenders)
     return {
         "bench": "wire",
+        "model": setting.model,
         "machine": f"{machine()}, torch {torch.__version__}",
         "vocabulary": vocabulary,
         "images": setting.images,
@@ -110,10 +81,13 @@ def make_report(
             {
                 "kept": k,
                 "mass": _round(distances.mass(k)),
-                "acceptance": _round(distances.expected("truncated", k)),
+                "acceptance": _figure(distances.expected("truncated", k)),
+                "tree_acceptance": _figure(distances.expected("truncated", k, PAIR)),
             }
             for k in distances.kept
         ],
+        "optimal_acceptance": _round(distances.optimal),
+        "coupled_share": _round(distances.coupled / distances.optimal),
         "rows": [_row(one, setting, distances, pictures, vocabulary) for one in contenders],
     }
 
@@ -125,7 +99,7 @@ def _row(
     pictures: Sequence[int],
     vocabulary: int,
 ) -> Row:
-    replies, decode, rates = one.counted, one.decode, setting.uplinks
+    replies, decode = one.counted, one.decode
     tokens = sum(len(reply.tokens) for reply in replies)
     rounds = [record for reply in replies for record in reply.records]
     tau = tokens / len(rounds) if one.proof != ALONE else 1.0
@@ -141,60 +115,99 @@ def _row(
         "bytes_down_per_token": _round(sum(reply.bytes_down for reply in replies) / tokens),
         "tau": _round(tau),
         "seconds_per_reply": {
-            f"{rate:g}": _round(statistics.fmean(reply.seconds for reply in one.timed[rate]))
-            for rate in rates
+            f"{rate:g}": _round(seconds_at(one, setting, rate)) for rate in setting.uplinks
         },
+        "computed_at": [f"{rate:g}" for rate in setting.uplinks if not one.timed.get(rate)],
     }
     if one.proof == ALONE:
         return row
     drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
     # The target judges up to the first rejection only.
-    judged = accepted + sum(r.accepted < r.drafted for r in rounds)
+    judged = accepted + sum(r.accepted < min(r.drafted, decode.depth) for r in rounds)
     alpha = accepted / judged if judged else 0.0
-    sent = _payload(one, decode, alpha, vocabulary, distances)
-    large = _payload(one, decode, alpha, LARGE_VOCABULARY, distances)
-    k = decode.top_k_proof
+    sent = _payload(one, alpha, vocabulary, distances)
+    large = _payload(one, alpha, LARGE_VOCABULARY, distances)
+    k, children = decode.top_k_proof, one.children
+    expected = distances.expected(one.proof, k, children) if children else None
     row |= {
+        "drafted_per_round": _round(drafted / len(rounds)),
         "acceptance": _round(accepted / drafted) if drafted else 0.0,
         "position_acceptance": _round(alpha),
-        "expected_acceptance": _round(distances.expected(one.proof, k)),
+        "expected_acceptance": _figure(expected),
         "kept_mass": _round(distances.mass(k)) if one.proof == "truncated" else None,
         "payload_up_per_token": _round(sent.up / 8 / tau),
         "payload_down_per_token": _round(sent.down / 8 / tau),
         "large_vocabulary_up_per_token": _round(large.up / 8 / tau),
         "large_vocabulary_down_per_token": _round(large.down / 8 / tau),
         "formula_seconds": {
-            f"{rate:g}": _formula(one.timed[rate], setting, rate, sent, pictures) for rate in rates
+            f"{rate:g}": _formula(one, setting, rate, sent, pictures) for rate in setting.uplinks
         },
     }
     return row
 
 
+def seconds_at(one: Contender, setting: WireSetting, rate: float) -> float:
+    """A reply's seconds over the link: as measured, or else ``computed_seconds``."""
+    timed = one.timed.get(rate)
+    if timed:
+        return statistics.fmean(reply.seconds for reply in timed)
+    return computed_seconds(one, setting, rate)
+
+
+def computed_seconds(one: Contender, setting: WireSetting, rate: float) -> float:
+    """What a reply takes at a rate: its time without a link, and what its bytes and round trips add.
+
+    Where a profile says what the models take, its times are put in place of the time without a link. Tokens of the
+    target alone come down while it makes the next ones.
+    """
+    link, profile = setting.link(rate), setting.profile
+    replies = one.counted[: setting.timed_count] or one.counted
+    found = []
+    for reply in replies:
+        trips = reply.rounds if one.proof != ALONE else 1
+        depth = sum(min(record.drafted, one.decode.depth) for record in reply.records)
+        models = reply.seconds
+        if profile is not None and profile.draft_s is not None and profile.target_s is not None:
+            passes = trips if one.proof != ALONE else len(reply.tokens)
+            models = depth * profile.draft_s + passes * profile.target_s
+        up, down = (
+            8 * reply.bytes_up / link.rate_up_bps,
+            8 * reply.bytes_down / link.rate_down_bps,
+        )
+        busy = max(models, down) if one.proof == ALONE else models + down
+        found.append(busy + up + 2 * trips * setting.delay_s)
+    return statistics.fmean(found)
+
+
 def _settings(one: Contender) -> dict[str, Any]:
-    names = ["mode", "draft_length"] if one.proof != ALONE else ["mode"]
+    names = ["mode"]
+    if one.proof != ALONE:
+        names += [name for name, _ in one.shape.settings]
+        names += [] if one.decode.shape == "expansion" else ["draft_length"]
     names += ["top_k_proof"] if one.kept else []
-    return {name: getattr(one.decode, name) for name in names}
+    return {name: getattr(one.decode, name) for name in dict.fromkeys(names)}
 
 
-def _payload(
-    one: Contender, decode: DecodeSettings, alpha: float, vocabulary: int, distances: Distances
-) -> Payload:
+def _payload(one: Contender, alpha: float, vocabulary: int, distances: Distances) -> Payload:
     """Bits of a full round by theory_proofs.payload, values as they travel here."""
-    sampling = decode.sampling
+    sampling, config = one.decode.sampling, one.shape.config(one.decode.draft_length)
     truncates = sampling.top_k > 0 or sampling.top_p < 1.0
+    if one.proof == "split" and len(config) < sum(config):  # of its first child only
+        alpha = distances.optimal
     return payload(
         one.proof,
-        config=[1] * decode.draft_length,
+        config=config,
         alpha=alpha,
         vocabulary=vocabulary,
         b_prob=_VALUE_BITS.get(one.proof, 32),
+        b_chance=_CHANCE_BITS,
         kept=one.kept.of(vocabulary) if one.kept else 0,
         target_kept=distances.target_kept if truncates else 0,
     )
 
 
 def _formula(
-    replies: Sequence[DecodedReply],
+    one: Contender,
     setting: WireSetting,
     rate: float,
     sent: Payload,
@@ -202,8 +215,9 @@ def _formula(
 ) -> float:
     """Rounds of DSSD equation 6 with the payload, and the picture's way up; no headers, no prefill."""
     link = setting.link(rate)
+    replies = one.timed.get(rate) or one.counted
     t_comm = sent.up / link.rate_up_bps + sent.down / link.rate_down_bps + 2 * setting.delay_s
-    gamma = setting.decode.draft_length
+    gamma = one.decode.depth
     one_round = round_seconds(
         gamma=gamma,
         t_p=statistics.fmean(r.draft_round_seconds for r in replies) / gamma,
@@ -222,7 +236,7 @@ def _differences(contenders: Sequence[Contender]) -> list[str]:
         for rate, replies in one.timed.items():
             for number, (ours, theirs) in enumerate(zip(replies, one.counted, strict=False)):
                 if ours.tokens != theirs.tokens:
-                    found.append(f"{one.label} at {rate:g} Mbit/s differs on picture {number}")
+                    found.append(f"{one.label} at {rate:g} Mbit/s differs in reply {number}")
         if one.proof == "coupled":
             for number, (ours, theirs) in enumerate(zip(one.counted, alone.counted, strict=True)):
                 if ours.tokens != theirs.tokens:
@@ -244,7 +258,10 @@ def render(report: dict[str, Any]) -> str:
         line += [_text(row, "payload_down_per_token", ".1f")]
         line += [_text(row, "acceptance", ".3f"), _text(row, "position_acceptance", ".3f")]
         line += [_text(row, "expected_acceptance", ".3f"), f"{row['tau']:.2f}"]
-        line += [f"{row['seconds_per_reply'][rate]:.2f}" for rate in rates]
+        line += [
+            ("~" if rate in row["computed_at"] else "") + f"{row['seconds_per_reply'][rate]:.2f}"
+            for rate in rates
+        ]
         line += [_text(row, "large_vocabulary_up_per_token", ".0f")]
         line += [_text(row, "large_vocabulary_down_per_token", ".0f")]
         lines.append(line)
@@ -257,13 +274,20 @@ def render(report: dict[str, Any]) -> str:
         for line in lines
     ]
     down = report["downlink_mbps"]
+    thing = "picture" if report["model"] == "pair" else "instruction"
     notes = [
-        "bytes per generated token, picture and handshake apart; formula: the payload without messages' headers.",
-        "accepted: of all drafted tokens; position: of those the target judged; expected: by both distributions.",
+        f"bytes per generated token, {thing} and handshake apart; formula: the payload without messages' headers.",
+        "accepted: of all drafted tokens; position: of those (in trees: levels) the target judged; expected: by both "
+        f"distributions, of which 1 - TV is {report['optimal_acceptance']:.3f} and shared randomness keeps "
+        f"{100 * report['coupled_share']:.1f} %.",
         f"s at R: seconds per reply with R Mbit/s up, {'the same' if down is None else f'{down:g}'} down, "
-        f"{report['delay_ms']:g} ms one way, {_speed(report)}; the picture's {report['picture_bytes']} bytes "
+        f"{report['delay_ms']:g} ms one way, {_speed(report)}; the {thing}'s {report['picture_bytes']} bytes "
         "go up first.",
     ]
+    if any(row["computed_at"] for row in report["rows"]):
+        notes.append(
+            "~ computed: the models' time, and what the bytes counted and the round trips add."
+        )
     full = [row for row in report["rows"] if row["proof"] == "full"]
     if full:
         size = full[0]["large_vocabulary_up_per_token"] / 1e3
@@ -271,7 +295,7 @@ def render(report: dict[str, Any]) -> str:
             f"DSD at V = {LARGE_VOCABULARY} would send {size:.0f} kB up per token in float32, "
             f"{size / 2:.0f} kB in float16."
         )
-    about = f"{report['images']} pictures, {report['draws']} replies of each counted, V = {report['vocabulary']}, "
+    about = f"{report['images']} {thing}s, {report['draws']} replies of each counted, V = {report['vocabulary']}, "
     about += f"temperature {report['temperature']:g}, {report['draft_length']} drafted a round, {report['machine']}"
     exact = "the link changed no token"
     if any(row["proof"] == "coupled" for row in report["rows"]):
@@ -287,7 +311,11 @@ def _speed(report: dict[str, Any]) -> str:
 
 
 def _text(row: Row, name: str, form: str) -> str:
-    return format(row[name], form) if name in row else "-"
+    return format(row[name], form) if row.get(name) is not None else "-"
+
+
+def _figure(value: float | None) -> float | None:
+    return None if value is None else _round(value)
 
 
 def _round(value: float) -> float:

@@ -1,10 +1,12 @@
-"""What `dsd bench wire` measures: proofs, ids kept of truncated distributions, rates of the link."""
+"""What `dsd bench wire` measures: proofs, shapes of drafts, ids kept of truncated distributions, rates of the link."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.evaluation.profiles import Profile
@@ -12,6 +14,8 @@ from dsd_ros.evaluation.sweeps import BenchError
 from dsd_ros.evaluation.theory_proofs import PROOFS
 from dsd_ros.training.data import TEST_SEEDS
 from dsd_ros.wire.emulation import LinkProfile
+
+MODELS = ("pair", "text")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,58 @@ def parse_kept(text: str) -> list[Kept]:
     return list(dict.fromkeys(found))
 
 
+@dataclass(frozen=True)
+class WireShape:
+    """How drafted tokens hang together. ``settings``: what a decode with it is told, and no more."""
+
+    label: str
+    settings: tuple[tuple[str, Any], ...] = (("shape", "sequence"),)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its nodes are drawn, as every sampled proof but coupled needs."""
+        return dict(self.settings)["shape"] != "budget"
+
+    def config(self, draft_length: int) -> list[int]:
+        """The children of every node, level by level, as the formulas take it.
+
+        Of a budget all at once: what hangs where changes neither what goes up nor what comes down.
+        """
+        told = dict(self.settings)
+        if told["shape"] == "expansion":
+            return [int(children) for children in told["tree_expansion"].split(",")]
+        if told["shape"] == "budget":
+            return [told["tree_budget"]]
+        return [1] * told.get("draft_length", draft_length)
+
+
+SEQUENCE = WireShape("")
+
+
+def parse_shapes(text: str) -> list[WireShape]:
+    """``sequence,sequence:3,2x2x2,budget16:8``: what follows a colon is gamma, or a budget's depth; BenchError."""
+    found = [_shape(part) for part in filter(None, (part.strip() for part in text.split(",")))]
+    if not found:
+        raise BenchError("no shape is named; use for example sequence,2x2x2,budget16")
+    return list(dict.fromkeys(found))
+
+
+def _shape(text: str) -> WireShape:
+    match = re.fullmatch(r"(sequence|budget(\d+))(:(\d+))?|\d+(x\d+)+", text)
+    if match is None:
+        raise BenchError(
+            f"{text!r} is no shape; use sequence, sequence:3 (gamma 3), 2x2x2, budget16 or budget16:8 (depth 8)"
+        )
+    if match[1] is None:
+        children = text.replace("x", ",")
+        return WireShape(f"<{children}>", (("shape", "expansion"), ("tree_expansion", children)))
+    length: list[tuple[str, Any]] = [("draft_length", int(match[4]))] if match[4] else []
+    if match[2] is None:
+        return WireShape(f"gamma {match[4]}" if match[4] else "", (("shape", "sequence"), *length))
+    label = f"{int(match[2])} nodes" + (f", depth {match[4]}" if match[4] else "")
+    return WireShape(label, (("shape", "budget"), ("tree_budget", int(match[2])), *length))
+
+
 def parse_uplinks(text: str) -> list[float]:
     """Rates in Mbit/s, ascending; BenchError."""
     rates = sorted({_number(part) for part in text.split(",") if part.strip()})
@@ -71,8 +127,9 @@ def parse_proofs(text: str) -> list[str]:
 class WireSetting:
     """What is measured, besides the models. ``decode``: sampling, draft length, most tokens and seed of all proofs.
 
-    Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies a picture are
-    counted, the first of which are decoded over the link too. BenchError for values out of range.
+    Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies to each question
+    are counted. The first to each of the first ``timed`` questions (None: all) is decoded over the link too, at rates
+    where it takes no longer than ``longest_s``; elsewhere its seconds are computed. BenchError for values out of range.
     """
 
     decode: DecodeSettings
@@ -81,8 +138,12 @@ class WireSetting:
     uplinks: Sequence[float] = (0.1, 1.0, 10.0, 100.0)
     downlink: float = 0.0
     delay_s: float = 0.020
-    images: int = 6
+    images: int = 6  # or instructions, for a text model
     draws: int = 4
+    timed: int | None = None
+    longest_s: float = 120.0
+    shapes: Sequence[WireShape] = (SEQUENCE,)
+    model: str = "pair"  # or "text"
     profile: Profile | None = None  # whose model times are kept; None: this machine's
 
     def __post_init__(self) -> None:
@@ -90,10 +151,20 @@ class WireSetting:
             raise BenchError(
                 "greedy drafts need no proof, ids alone are sent; use a temperature above 0"
             )
+        if self.model not in MODELS:
+            raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
         if not 1 <= self.images <= 3 * len(TEST_SEEDS):
             raise BenchError(f"images is {self.images}; use 1 to {3 * len(TEST_SEEDS)}")
         if not 1 <= self.draws <= 1000:
             raise BenchError(f"draws is {self.draws}; use 1 to 1000")
+        if self.timed is not None and not 0 <= self.timed <= self.images:
+            raise BenchError(f"timed is {self.timed}; use 0 to the number of images, {self.images}")
+        if not 0.0 <= self.longest_s <= 1e6:
+            raise BenchError(f"longest is {self.longest_s:g} s; use 0 to 1000000")
+        if "coupled" not in self.proofs and not any(shape.draws for shape in self.shapes):
+            raise BenchError(
+                "a budget draws no nodes, which only proof coupled can do with; name it, or another shape"
+            )
         if not 0.0 <= self.delay_s <= 60.0:
             raise BenchError(f"delay-ms is {1e3 * self.delay_s:g}; use 0 to 60000")
         if self.downlink:
@@ -103,6 +174,11 @@ class WireSetting:
                 f"profile {self.profile.name} gives no times of models; leave --profile out, or use one with "
                 "draft_ms and target_ms"
             )
+
+    @property
+    def timed_count(self) -> int:
+        """How many replies of each contender are timed at each rate."""
+        return self.images if self.timed is None else self.timed
 
     def link(self, uplink: float) -> LinkProfile:
         """The link at one uplink rate."""

@@ -92,3 +92,13 @@ def test_damaged_pictures_raise_nothing_but_wire_errors(data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(WireError):
         assert decode_picture(observation(9, 9, "png", bytes(damaged))).shape == (9, 9, 3)
+
+
+def test_an_observation_may_have_no_picture():
+    assert decode_picture(observation(0, 0, "none", b"")) is None
+    for height, width, data in ((1, 0, b""), (0, 1, b""), (0, 0, b"?")):
+        with pytest.raises(WireError, match="without a picture"):
+            decode_picture(observation(height, width, "none", data))
+    for encoding in ENCODINGS:
+        with pytest.raises(WireError, match="0 x 0 pixels"):
+            decode_picture(observation(0, 0, encoding, b""))

@@ -23,18 +23,19 @@ class Client:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
         self.request = [
-            1, 77, 2, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
+            1, 77, 3, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
         ]  # fmt: skip
         self.rest = [False, [], "priority", 0.0, proof]
         self.link = self.dial()
-        self.session = b""
+        self.session, self.ticket = 0, b""
         self.open()
 
     def open(self) -> None:
-        self.send([*self.request, self.session, *self.rest])
-        tag, request, session, error, *_ = self.receive()
-        assert (tag, request, error) == (2, 77, "") and self.session in (b"", session)
-        self.session = session
+        self.send([*self.request, self.ticket, *self.rest])
+        tag, request, session, error, *_, ticket = self.receive()
+        assert (tag, request, error) == (2, 77, "") and self.session in (0, session)
+        assert self.ticket in (b"", ticket)
+        self.session, self.ticket = session, ticket
 
     def resume(self) -> None:
         self.link.close()
@@ -50,10 +51,17 @@ class Client:
     def observe(self) -> None:
         self.send([3, self.session, 7, "go", 2, 2, "rgb8", bytes(12)])
 
-    def final(self, number: int) -> tuple[int, int, bytes]:
-        tag, session, reply, round_, _, accepted, following, _, final, *rest = self.receive()
-        assert (tag, session, reply, round_, final) == (5, self.session, 7, number, True)
-        return accepted, following, rest[1] if len(rest) > 1 else b""
+    def final(self, number: int) -> tuple[int, int | bytes]:
+        """How many tokens hold, and the one behind them or the target's distribution there."""
+        tag, session, reply, round_, _, accepted, following, *rest = self.receive()
+        assert (tag, session, reply, round_) == (5, self.session, 7, number)
+        assert len(rest) < 3 or rest[2] is not False
+        return accepted, following
+
+
+def varints(ids: list[int]) -> bytes:
+    """Ids of less than 128."""
+    return bytes(ids)
 
 
 def unpacked(data: bytes, size: int) -> np.ndarray:
@@ -69,17 +77,16 @@ def unpacked(data: bytes, size: int) -> np.ndarray:
     return p
 
 
-def drafted(proof: str, size: int) -> tuple[list[int], list[bytes]]:
-    """A draft of three by a q that is the same for all eight tokens, and its distributions, probabilities and
-    truncated distributions; the last keeps the first four tokens."""
+def drafted(proof: str, size: int) -> tuple[list[int], bytes | None]:
+    """A draft of three by a q that is the same for all eight tokens, and what proves it; what is kept of the
+    truncated one are the first four tokens."""
     chosen = np.random.default_rng(5).integers(0, 4, 3).tolist()
     brought = {
-        "full": [np.full(3 * size, 1 / size, "<f4").tobytes()],
-        "split": [b"", np.full(3, 1 / size, "<f4").tobytes()],
-        "truncated": [b"", b"", 3 * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c")],
-        "coupled": [],
+        "full": np.full(3 * size, 1 / size, "<f4").tobytes(),
+        "split": 3 * b"\x00\x3e",
+        "truncated": b"\x02" + 3 * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c"),
     }
-    return chosen, brought[proof]
+    return chosen, brought.get(proof)
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +110,22 @@ def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode):
     owed: list[int] = []
     for number in range(1, 7):
         draft, brought = drafted(proof, model.vocab_size)
-        message = [4, client.session, 7, number, len(tokens), draft, *brought]
+        message = [4, client.session, 7, number, len(tokens), varints(draft)]
         if owed:
-            message = [*message, owed]
-        elif proof == "truncated":
-            message = [*message[:8], [], message[8]]
+            message += [brought, None, None, varints(owed)]
+        elif brought:
+            message += [brought]
         client.send(message)
-        accepted, following, distribution = client.final(number)
+        accepted, following = client.final(number)
         if number == 3:  # as if its outcome had got lost, with the link
             client.resume()
             client.send(message)
-            assert client.final(number) == (accepted, following, distribution)
+            assert client.final(number) == (accepted, following)
         owed = []
-        if distribution:
-            following = int(
-                np.argmax(unpacked(distribution, model.vocab_size) - 1 / model.vocab_size)
-            )
+        if isinstance(following, bytes):
+            p = unpacked(following, model.vocab_size)
+            # 1/8 is what it is rounded up to.
+            following = int(np.argmax(p - 1 / model.vocab_size * np.minimum(1, p / 0.125)))
             owed = [following]
         tokens += [*draft[:accepted], following]
     assert len(tokens) >= 6
@@ -126,7 +133,7 @@ def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode):
         # What the target draws alone, in rounds without a draft.
         alone = Client(url, "ar", model, proof)
         alone.observe()
-        alone.send([4, alone.session, 7, 1, 0, [], b"", b"", [], b"", b"", len(tokens)])
+        alone.send([4, alone.session, 7, 1, 0, b"", None, None, None, None, len(tokens)])
         assert [alone.final(n + 1)[1] for n in range(len(tokens))] == tokens
         alone.link.close()
     client.send([7, client.session])

@@ -13,24 +13,30 @@ import numpy as np
 import pytest
 import torch
 
-from dsd_ros.decoding.acceptance import residual
+from dsd_ros.decoding.acceptance import rounded_up, split_residual
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions
+from dsd_ros.wire.frames import DraftFrame, OutcomeFrame, pack_varints, unpack_varints
 from dsd_ros.wire.packing import (
+    pack_chances,
     pack_distribution,
     pack_ids,
     pack_kept,
+    unpack_chances,
     unpack_distribution,
     unpack_kept,
 )
 from dsd_ros.wire.pictures import decode_picture
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
-STRUCTS = {struct.__name__: struct for struct in get_args(m.Message)}
+LEAN = {m.Draft: DraftFrame, m.Outcome: OutcomeFrame}
+STRUCTS = {struct.__name__: LEAN.get(struct, struct) for struct in get_args(m.Message)}
+IDS = ("tokens", "resampled")
+MAX_OVERHEAD = 24
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 UINT16, UINT32 = (1 << 16) - 1, (1 << 32) - 1
 
@@ -41,14 +47,18 @@ class Example:
     def __init__(self, text: str) -> None:
         head, listing = text.split("\n\n")
         self.name, fields = head.split("\n", 1)
-        kind, literal = fields.split(" ", 1)
-        struct = STRUCTS[kind]
+        self.kind, literal = fields.split(" ", 1)
         values = json.loads(literal)
-        for field in msgspec.structs.fields(struct):
-            if isinstance(msgspec.inspect.type_info(field.type), msgspec.inspect.BytesType):
-                values[field.name] = bytes.fromhex(values.get(field.name, ""))
-        self.given = set(json.loads(literal))
-        self.message: m.Message = struct(**values)
+        self.given = set(values)
+        struct = STRUCTS[self.kind]
+        for name, value in values.items():
+            if name in IDS:
+                values[name] = pack_varints(value)
+            elif isinstance(value, str) and takes_bytes(struct, name):
+                values[name] = bytes.fromhex(value)
+        self.frame = struct(**values)
+        lean = isinstance(self.frame, (DraftFrame, OutcomeFrame))
+        self.message: m.Message = self.frame.message() if lean else self.frame
         self.lines: list[tuple[bytes, list[str]]] = []
         for line in listing.strip().split("\n"):
             digits, _, names = line.partition("# ")
@@ -58,6 +68,18 @@ class Example:
                 data, names = before + data, ", ".join(listed)
             self.lines.append((data, names.split(", ")))
         self.hex = b"".join(data for data, _ in self.lines)
+
+
+def parts(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The types a field may have, nil aside."""
+    found = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return [one for one in found if not isinstance(one, msgspec.inspect.NoneType)]
+
+
+def takes_bytes(struct: type[msgspec.Struct], name: str) -> bool:
+    types = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    kinds = parts(msgspec.inspect.type_info(types[name]))
+    return any(isinstance(kind, msgspec.inspect.BytesType) for kind in kinds)
 
 
 EXAMPLES = {e.name: e for e in (Example(text) for kind, text in BLOCKS if kind == "message")}
@@ -78,10 +100,13 @@ def table(heading: str) -> list[list[str]]:
 def type_text(kind: msgspec.inspect.Type) -> str:
     """How the page writes a field's type and bounds."""
     match kind:
+        case msgspec.inspect.UnionType():
+            return " or ".join(map(type_text, parts(kind)))
         case msgspec.inspect.IntType():
             high = kind.le if kind.le is not None else kind.lt - 1
             names = {UINT16: "uint16", UINT32: "uint32", m.MAX_VOCABULARY - 1: "id"}
-            return names.get(high, f"int {kind.ge}..{'2^63-1' if high == 2**63 - 1 else high}")
+            named = names.get(high) if kind.ge == 0 else None
+            return named or (f"int {kind.ge}..{'2^63-1' if high == 2**63 - 1 else high}")
         case msgspec.inspect.FloatType():
             low = f"above {kind.gt:g}" if kind.gt is not None else f"{kind.ge:g}"
             return f"float {low}..{kind.le:g}"
@@ -97,13 +122,19 @@ def type_text(kind: msgspec.inspect.Type) -> str:
 
 
 def default_text(value: Any) -> str:
-    return (
-        ""
-        if value is msgspec.NODEFAULT
-        else "empty"
-        if value in (b"", "", [])
-        else json.dumps(value)
-    )
+    if value is msgspec.NODEFAULT:
+        return ""
+    return "empty" if value in (b"", "", []) else json.dumps(value)
+
+
+def default_of(field: msgspec.structs.FieldInfo, plain: m.Message) -> Any:
+    """A field's default, where nil stands for it the one it has in ``plain``, a message of nothing else."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    if field.default is not None:
+        return field.default
+    value = getattr(plain, field.name)
+    return int(value) if isinstance(value, float) else value
 
 
 def test_the_page_is_of_this_version():
@@ -119,11 +150,11 @@ def test_an_example_is_what_the_codec_writes_and_reads(example):
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_the_bytes_of_an_example_are_what_stands_behind_them(example):
-    values = msgspec.structs.asdict(example.message)
+    values = msgspec.structs.asdict(example.frame)
     (head, [kind]), *rest = example.lines
     sent = [name for _, names in rest for name in names]
     assert kind == type(example.message).__name__
-    assert sent == list(type(example.message).__struct_fields__)[: len(sent)]
+    assert sent == list(type(example.frame).__struct_fields__)[: len(sent)]
     assert example.given <= set(sent)
     for data, names in rest:
         assert data.hex() == b"".join(msgspec.msgpack.encode(values[n]) for n in names).hex()
@@ -133,13 +164,14 @@ def test_the_bytes_of_an_example_are_what_stands_behind_them(example):
 def test_every_message_has_an_example_and_a_table_of_its_fields():
     assert {type(e.message).__name__ for e in EXAMPLES.values()} == set(STRUCTS)
     assert len(EXAMPLES) == sum(kind == "message" for kind, _ in BLOCKS)
+    plain = {"Draft": DraftFrame(1, 0, 0, 0, b""), "Outcome": OutcomeFrame(1, 0, 0, 0, 0, 0)}
     for name, struct in STRUCTS.items():
         expected = []
         for field in msgspec.structs.fields(struct):
-            default = field.default
-            if field.default_factory is not msgspec.NODEFAULT:
-                default = field.default_factory()
+            default = default_of(field, plain[name].message() if name in plain else None)
             kind = type_text(msgspec.inspect.type_info(field.type))
+            if name == "Draft" and field.name in IDS:
+                kind = f"ids({m.MAX_DRAFT})"
             expected.append([field.name, kind, default_text(default)])
         rows = table(f"### {name}: tag {struct.__struct_config__.tag}")
         assert [row[:3] for row in rows] == expected, name
@@ -155,15 +187,24 @@ def test_every_refusal_code_is_explained():
 
 
 def test_other_encodings_of_the_same_values_are_read_alike():
-    close = bytes.fromhex("dc0002cc07c50008") + bytes(range(8))  # wider headers than are needed
-    assert decode(close) == m.SessionClose(bytes(range(8)))
-    outcome = EXAMPLES["an early outcome"].message
-    values = list(msgspec.structs.astuple(outcome))  # all fields, defaults too
-    assert decode(msgspec.msgpack.encode([5, *values])) == outcome
-    values[6] = 1  # an integer for a float
-    assert decode(msgspec.msgpack.encode([5, *values])).confidence == 1.0
+    close = bytes.fromhex("dc0002cc07cf0000000000000005")  # wider headers than are needed
+    assert decode(close) == m.SessionClose(5)
+    draft = EXAMPLES["a round of ids alone"]
+    values = list(msgspec.structs.astuple(draft.frame))
+    written_out = [*values[:5], b"", b"", b"", b"", 0]  # defaults too
+    for same in (values[:5], values, written_out):
+        assert decode(msgspec.msgpack.encode([4, *same])) == draft.message
     with pytest.raises(WireError):
-        decode(msgspec.msgpack.encode([5, *values, 0]))  # one field too many
+        decode(msgspec.msgpack.encode([4, *written_out, 0]))  # one field too many
+    request = list(msgspec.structs.astuple(EXAMPLES["a session opened"].message))
+    request[5] = 1  # an integer for a float
+    assert decode(msgspec.msgpack.encode([1, *request])).temperature == 1.0
+
+
+def test_varints_are_those_of_the_example():
+    figures = FIGURES["varints"]
+    assert pack_varints(figures["ids"]).hex() == figures["bytes"]
+    assert unpack_varints(bytes.fromhex(figures["bytes"])) == figures["ids"]
 
 
 def test_the_picture_is_the_one_described():
@@ -183,7 +224,7 @@ def test_the_tokenizer_is_fingerprinted_as_described():
 def test_full_rows_are_those_of_the_example():
     figures = FIGURES["full"]
     draft = EXAMPLES["a round with its distributions"].message
-    assert draft.distributions == pack_distributions(torch.tensor(figures["q"]))
+    assert draft.evidence == pack_distributions(torch.tensor(figures["q"]))
     assert draft.tokens == figures["tokens"]
 
 
@@ -193,12 +234,21 @@ def test_split_verification_is_that_of_the_example():
     draft, outcome = (
         EXAMPLES[name].message for name in ("a round with probabilities", "a rejection")
     )
-    chances = np.frombuffer(draft.probabilities, "<f4").tolist()
-    assert chances[outcome.accepted] == q[draft.tokens[outcome.accepted]]
+    asked = torch.tensor(figures["chances"])
+    assert pack_chances(rounded_up(asked).numpy()).hex() == figures["evidence"]
+    assert rounded_up(asked).tolist() == figures["rounded_up"]
+    assert rounded_up(torch.tensor([1 + 1e-6])).tolist() == [1.0]
+    chances = unpack_chances(draft.evidence, len(draft.tokens))
+    rejected = draft.tokens[outcome.accepted]
+    assert chances[outcome.accepted] == rounded_up(q)[rejected] == figures["rounded_up"][1]
     assert outcome.distribution == pack_distribution(p.numpy())
     assert unpack_distribution(outcome.distribution, len(p)).tolist() == p.tolist()
-    rest = residual(p, q)
-    assert (rest / rest.sum()).tolist() == pytest.approx(figures["resampled_by"], abs=1e-7)
+    rest = split_residual(p, q)
+    said = [0.0 if q_x == 0 else q_x * min(1, p_x / r_x) for p_x, q_x, r_x in zip(
+        p.tolist(), q.tolist(), rounded_up(q).tolist(), strict=True
+    )]  # fmt: skip
+    assert rest.tolist() == pytest.approx([a - b for a, b in zip(p.tolist(), said, strict=True)])
+    assert (rest / rest.sum()).tolist() == pytest.approx(figures["resampled_by"], abs=1e-6)
     whole = np.array(figures["whole_p"], np.float32)
     assert bytes.fromhex(figures["whole_packed"]) == pack_distribution(whole)
     told = EXAMPLES["the round behind a rejection"].message
@@ -216,8 +266,8 @@ def test_truncation_is_that_of_the_example():
     assert ids.tolist() == figures["ids"]
     assert pack_ids(ids, size).hex() == figures["packed_ids"]
     assert weights.astype("<f2").tobytes().hex() == figures["weights"]
-    assert draft.sparse == pack_kept([(ids, weights)], size)
-    ((ids, weights),) = unpack_kept(draft.sparse, len(draft.tokens), size)
+    assert draft.evidence == pack_kept([(ids, weights)], size)
+    ((ids, weights),) = unpack_kept(draft.evidence, len(draft.tokens), size)
     assert restored(ids, weights, size).tolist() == torch.tensor(figures["q_hat"]).tolist()
     assert draft.tokens[0] in ids
 
@@ -273,39 +323,82 @@ def content(value: Any) -> int:
         return len(value.encode())
     if isinstance(value, list):
         return sum(map(content, value))
-    return len(msgspec.msgpack.encode(value))
+    return len(msgspec.msgpack.encode(value)) if value is not None else 0
 
 
-def widest(message: m.Message, payload: list[str]) -> m.Message:
-    """The same message with every number that is not payload at its largest, and longest payload headers."""
+def sent(frame: msgspec.Struct) -> int:
+    """The bytes of a frame or a message."""
+    lean = isinstance(frame, (DraftFrame, OutcomeFrame))
+    return len(encode(frame.message() if lean else frame))
+
+
+# As large as the page's "at most" takes them.
+LARGEST = {
+    "session": UINT32, "reply": UINT16, "round": 127, "confirmed": 127, "layer": 127,
+    "accepted": 64, "compute_us": 1_000_000, "confidence": UINT16, "request": UINT32,
+    "height": 8192, "width": 8192,
+}  # fmt: skip
+LONGEST = {"tokens": 3 * 64, "resampled": 3, "parents": 64, "assumed": 8}
+
+
+def widest(frame: msgspec.Struct, payload: list[str]) -> msgspec.Struct:
+    """The same with large numbers, and payload so long that its header has its full length."""
     changes: dict[str, Any] = {}
-    for field in msgspec.structs.fields(type(message)):
-        kind, value = msgspec.inspect.type_info(field.type), getattr(message, field.name)
-        if field.name in payload and value:
-            if isinstance(kind, (msgspec.inspect.BytesType, msgspec.inspect.StrType)):
-                # Above 2^16 bytes a header has its full length.
-                longest = min(kind.max_length, (1 << 16) + 1)
-                changes[field.name] = (b"x" if isinstance(value, bytes) else "x") * longest
-            elif isinstance(kind, msgspec.inspect.ListType):
-                changes[field.name] = [value[0]] * kind.max_length
-        elif isinstance(kind, msgspec.inspect.IntType) and field.name not in payload:
-            high = kind.le if kind.le is not None else kind.lt - 1
-            changes[field.name] = high if value or field.required else value
-    return msgspec.structs.replace(message, **changes)
+    for name in frame.__struct_fields__:
+        value = getattr(frame, name)
+        if name in payload and isinstance(value, (bytes, str)) and value:
+            longest = LONGEST.get(name, 2000 if isinstance(value, str) else (1 << 16) + 1)
+            changes[name] = (b"\x01" if isinstance(value, bytes) else "x") * longest
+            if name == "tokens":
+                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * 64)
+        elif name in LARGEST and value is not None and (value or name != "session"):
+            changes[name] = LARGEST[name]
+    return msgspec.structs.replace(frame, **changes)
 
 
 def test_overheads_are_those_of_the_table():
     rows = table("## Sizes")
     assert rows
     for name, fields, total, overhead, most in rows:
-        message = EXAMPLES[name].message
+        frame = EXAMPLES[name].frame
         payload = [field.strip("`") for field in fields.split(", ")] if fields else []
 
-        def over(message: m.Message, payload: list[str] = payload) -> int:
-            return len(encode(message)) - sum(content(getattr(message, f)) for f in payload)
+        def over(frame: msgspec.Struct, payload: list[str] = payload) -> int:
+            return sent(frame) - sum(content(getattr(frame, f)) for f in payload)
 
-        measured = len(encode(message)), over(message), over(widest(message, payload))
+        measured = sent(frame), over(frame), over(widest(frame, payload))
         assert (int(total), int(overhead), int(most)) == measured, name
+
+
+PAYLOAD = ["tokens", "evidence", "parents", "assumed", "resampled", "accepted", "next"]
+
+
+@pytest.mark.parametrize("names", [
+    (), ("evidence",), ("parents",), ("assumed",), ("evidence", "parents"), ("evidence", "assumed"),
+    ("parents", "assumed"), ("evidence", "parents", "assumed"), ("resampled",),
+    ("evidence", "resampled"), ("evidence", "parents", "resampled"),
+])  # fmt: skip
+def test_no_draft_takes_more_than_24_bytes_over_its_payload(names):
+    values = {"evidence": b"?", "parents": b"\0", "assumed": bytes(8), "resampled": b"\1"}
+    frame = widest(DraftFrame(1, 1, 1, 1, b"\1", **{n: values[n] for n in names}), PAYLOAD)
+    over = sent(frame) - sum(content(getattr(frame, name)) for name in (*names, "tokens"))
+    assert over <= MAX_OVERHEAD
+    if names == ("evidence", "parents", "assumed"):
+        assert f"A draft takes at most {over} bytes" in PAGE
+
+
+@pytest.mark.parametrize("next_", [m.MAX_VOCABULARY - 1, b"?" * 700_000])
+@pytest.mark.parametrize("early", [False, True])
+def test_no_outcome_takes_more_than_24_bytes_over_its_payload(next_, early):
+    brings = {} if isinstance(next_, bytes) else {"confidence": 1}
+    frame = OutcomeFrame(1, 1, 1, 1, 1, next_, 1, **brings, is_final=False if early else None)
+    frame = widest(frame, PAYLOAD)
+    over = sent(frame) - content(frame.accepted) - content(frame.next)
+    assert over <= MAX_OVERHEAD
+    if brings and not early:
+        assert f"a final outcome {over}" in PAGE
+    elif not early:
+        assert f"a rejection {over}" in PAGE
 
 
 def test_rounds_of_a_large_vocabulary_take_what_the_table_says():
@@ -314,12 +407,12 @@ def test_rounds_of_a_large_vocabulary_take_what_the_table_says():
     ids, weights = np.arange(size - kept, size), np.ones(kept, np.float16)
     proofs: dict[str, dict[str, Any]] = {
         "coupled, or greedy": {},
-        "split": {"probabilities": bytes(4 * gamma)},
-        "truncated, K = 32": {"sparse": pack_kept([(ids, weights)] * gamma, size)},
-        "full": {"distributions": bytes(4 * gamma * size)},
+        "split": {"evidence": bytes(2 * gamma)},
+        "truncated, K = 32": {"evidence": pack_kept([(ids, weights)] * gamma, size)},
+        "full": {"evidence": bytes(4 * gamma * size)},
     }
     rows = table("### A round of four drafted tokens")
     assert [row[0] for row in rows] == list(proofs)
     for name, length in rows:
-        draft = m.Draft(bytes(8), 7, 3, 12, tokens, **proofs[name])
+        draft = m.Draft(UINT32, 7, 3, 12, tokens, **proofs[name])
         assert int(length.replace(" ", "")) == len(encode(draft)), name

@@ -133,12 +133,12 @@ def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     rest of p, unnormalised: exact for any r >= q, where max(0, p - q) would not be. p where nothing is left.
     """
     shared = min(len(p), len(q))
-    p, q = p.float(), q[:shared].float()
-    rest = p.clone()
+    q = q[:shared].float()
+    rest = p.to(torch.float64, copy=True)
     # Where q is 0 so is r, and nothing was emitted.
-    ratio = (p[:shared] / rounded_up(q).clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1.0)
-    rest[:shared] -= q * ratio
-    rest.clamp_(min=0.0)
+    ratio = rest[:shared] / rounded_up(q).clamp(min=torch.finfo(torch.float32).tiny)
+    rest[:shared] -= q * ratio.clamp(max=1.0)
+    rest = rest.clamp(min=0.0).float()
     return rest if float(rest.sum()) > 0.0 else p
 
 

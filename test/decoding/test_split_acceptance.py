@@ -1,0 +1,92 @@
+"""Split verification with chances rounded up: exact whatever the rounding, as the plain residual would not be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from dsd_ros.decoding import acceptance
+from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual, verify_split
+from dsd_ros.decoding.sampling import SamplingError, sample
+
+
+def row(seed: int, size: int) -> torch.Tensor:
+    values = np.random.default_rng(seed).dirichlet(np.full(size, 0.5))
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def coarse(q: torch.Tensor) -> torch.Tensor:
+    """Up to the next power of two: as exact, and what it takes to see a wrong residual in few samples."""
+    return torch.where(q > 0, torch.exp2(torch.ceil(torch.log2(q.float()))), 0.0).clamp(max=1.0)
+
+
+@given(st.floats(0, 1, width=32))
+def test_a_chance_is_rounded_to_the_next_of_16_bits(value):
+    q = torch.tensor([value], dtype=torch.float32)
+    r = rounded_up(q)
+    bits = int(r.view(torch.int32))
+    assert bits & 0xFFFF == 0 and 0 <= float(r) <= 1 and float(r) >= float(q)
+    below = torch.tensor([bits - 0x10000], dtype=torch.int32).view(torch.float32)
+    assert float(q) == 0 or float(below) < float(q)
+    assert rounded_up(r).tolist() == r.tolist()
+
+
+def test_rounding_leaves_nothing_above_1():
+    assert rounded_up(torch.tensor([1 + 1e-6, 1 - 1e-6])).tolist() == [1, 1]
+    assert rounded_up(torch.rand(3, 5, 7).transpose(0, 2)).shape == (7, 5, 3)
+
+
+@given(st.integers(0, 1 << 30), st.integers(2, 9), st.integers(-3, 3), st.booleans())
+@profile(deadline=None)
+def test_what_is_emitted_is_the_target(seed, size, difference, rough):
+    p, q = row(seed, size), row(seed + 1, max(2, size + difference))
+    with pytest.MonkeyPatch.context() as patch:
+        if rough:
+            patch.setattr(acceptance, "rounded_up", coarse)
+        before = p.clone(), q.clone()
+        rest = split_residual(p, q).double().numpy()
+        assert torch.equal(p, before[0]) and torch.equal(q, before[1])
+        r = acceptance.rounded_up(q).double().numpy()
+    emitted = np.zeros(size)
+    for x, q_x in enumerate(q.double().tolist()):
+        if x < size and q_x > 0:
+            emitted[x] += q_x * min(1, float(p[x]) / r[x])
+    rejected = float(q.double().sum()) - emitted.sum()
+    emitted += rejected * rest / rest.sum()
+    assert emitted == pytest.approx(p.double().numpy(), abs=1e-6)
+
+
+def drawn(by, samples: int = 20_000) -> float:
+    """p-value of what both halves emit together, against the target; ``by`` is the robot's residual."""
+    generator = np.random.default_rng(11)
+    q, p = torch.tensor([0.3, 0.28, 0.22, 0.12, 0.08]), torch.tensor([0.35, 0.2, 0.15, 0.2, 0.1])
+    chances, rest = coarse(q), by(p, q)
+    counts = np.zeros(5)
+    for _ in range(samples):
+        x = sample(q, generator)
+        verdict = verify_split([x], [float(chances[x])], torch.stack([p, p]), generator)
+        token = x if verdict.accepted else sample(rest, generator)
+        counts[token] += 1
+    return float(chisquare(counts, samples * p.double().numpy() / float(p.double().sum())).pvalue)
+
+
+def test_both_halves_draw_from_the_target_and_with_the_plain_residual_would_not(monkeypatch):
+    monkeypatch.setattr(acceptance, "rounded_up", coarse)
+    assert drawn(split_residual) > 1e-3
+    assert drawn(residual) < 1e-9
+
+
+def test_the_target_is_drawn_from_where_nothing_is_left():
+    p = torch.tensor([0.5, 0.5])
+    assert split_residual(p, p).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("chance", [0.0, -0.5, 1.0001, float("nan")])
+def test_chances_that_are_none_are_refused(chance):
+    with pytest.raises(SamplingError, match="as many probabilities above 0"):
+        verify_split([1], [chance], torch.full((2, 3), 1 / 3), np.random.default_rng())

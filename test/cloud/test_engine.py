@@ -400,9 +400,7 @@ def test_broken_logits_are_a_model_error():
         assert robot.get().code == RefusalCode.MODEL_ERROR
 
 
-def test_trees_and_messages_the_wrong_way_are_refused(robot):
-    robot.draft(1, 0, [1, 2], parents=bytes([255, 0]))
-    assert robot.get().code == RefusalCode.UNSUPPORTED
+def test_messages_the_wrong_way_are_refused(robot):
     robot.send(Outcome(1, 1, 1, 1, 0, 1, 0.5, True))
     assert robot.get().code == RefusalCode.UNSUPPORTED
 

@@ -10,8 +10,8 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from scipy import stats
 
-from dsd_ros.decoding import trees
-from dsd_ros.decoding.acceptance import residual, verify_split
+from dsd_ros.decoding import acceptance
+from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual, verify_split
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.tree_growth import ExpansionTree, draw_children
 from dsd_ros.decoding.trees import (
@@ -21,8 +21,6 @@ from dsd_ros.decoding.trees import (
     TreeVerdict,
     finish_split_tree,
     remaining_nodes,
-    rounded_up,
-    split_residual,
     verify_split_tree,
     verify_tree,
 )
@@ -142,7 +140,7 @@ def halves(tree: TokenTree, q, p, generator, finish) -> TreeVerdict:
     r = [0.0] * len(tree)
     for row, node in enumerate(tree.inner):
         for child in tree.children(node):
-            r[child] = float(trees.rounded_up(q[row])[tree.tokens[child]])
+            r[child] = float(acceptance.rounded_up(q[row])[tree.tokens[child]])
     verdict = verify_split_tree(tree, r, p, generator)
     if not verdict.owed:
         return verdict
@@ -193,7 +191,7 @@ def test_both_halves_leave_what_the_target_says():
 
 
 def test_both_halves_leave_what_the_target_says_however_coarse_the_rounding(monkeypatch):
-    monkeypatch.setattr(trees, "rounded_up", coarse)
+    monkeypatch.setattr(acceptance, "rounded_up", coarse)
     assert p_value(count(6_000)) > ALPHA
 
 
@@ -228,7 +226,7 @@ def goes_on(tree, node, q, p, generator, left) -> TreeVerdict:
 
 @pytest.mark.parametrize("wrong", [plain_residual, uncorrected])
 def test_wrong_rules_are_seen(monkeypatch, wrong):
-    monkeypatch.setattr(trees, "rounded_up", coarse)
+    monkeypatch.setattr(acceptance, "rounded_up", coarse)
     assert p_value(count(2_000, wrong)) < 1e-6
 
 

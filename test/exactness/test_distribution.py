@@ -18,11 +18,12 @@ from joint import (
 )
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.cloud.verification as verification
+import dsd_ros.cloud.judges as judges
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.acceptance import Verdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.trees import TreeVerdict
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.websocket_client import WebsocketChannel
@@ -101,7 +102,11 @@ def _resampled_from_p(draft_tokens, q, p, generator):
 
 @pytest.mark.parametrize("rule", [_inverted, _resampled_from_p])
 def test_a_wrong_rule_is_noticed(monkeypatch, rule):
-    monkeypatch.setattr(verification, "verify_draft", rule)
+    def of_trees(tree, q, p, generator):
+        found = rule(tree.tokens, q, p, generator)
+        return TreeVerdict(tree.path_to(found.accepted - 1), found.next_token)
+
+    monkeypatch.setattr(judges, "verify_tree", of_trees)
     assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
 
 

@@ -14,13 +14,13 @@ from joint import IMAGE as PIXEL
 from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.cloud.verification as verification
+import dsd_ros.cloud.judges as judges
 import dsd_ros.edge.drafter as drafter
 import dsd_ros.edge.rounds as rounds
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.acceptance import Verdict
 from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.trees import TreeVerdict
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
@@ -121,19 +121,19 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
     def uniform(seed, reply, position, size):
         return np.random.default_rng([seed, reply, position]).random(size)
 
-    monkeypatch.setattr(verification, "gumbel", uniform)
+    monkeypatch.setattr(judges, "gumbel", uniform)
     assert sampled("coupled", 4000) < ALPHA
 
 
-def _inverted(tokens, chances, p, generator):
-    for i, (x, q_x) in enumerate(zip(tokens, chances, strict=True)):
+def _inverted(tree, chances, p, generator):
+    for i, (x, q_x) in enumerate(zip(tree.tokens, chances, strict=True)):
         if generator.random() * float(p[i][x]) >= q_x:  # min(1, q/p)
-            return Verdict(i, 0, p[i])
-    return Verdict(len(tokens), sample(p[-1], generator))
+            return TreeVerdict(tree.path_to(i - 1), 0, owed=True)
+    return TreeVerdict(tree.path_to(len(tree) - 1), sample(p[-1], generator))
 
 
 def test_an_inverted_ratio_is_noticed_in_split(monkeypatch):
-    monkeypatch.setattr(verification, "verify_split", _inverted)
+    monkeypatch.setattr(judges, "verify_split_tree", _inverted)
     assert sampled("split", 4000) < ALPHA
 
 

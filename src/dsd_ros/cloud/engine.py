@@ -17,7 +17,14 @@ import msgspec
 from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.verification import Refused, open_reply, take_resampled, verify_round
+from dsd_ros.cloud.verification import (
+    Refused,
+    follows,
+    open_reply,
+    take_resampled,
+    told,
+    verify_round,
+)
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -320,15 +327,20 @@ class VerifierEngine:
             self._queue_turn(session, reply)
 
     def _complete(self, session: Session, reply: Reply, draft: Draft) -> None:
-        """A reply ended with a token that the robot drew itself; nobody waits for an answer."""
-        try:
-            take_resampled(self.model, reply, draft.resampled[0])
-        except SamplingError as error:
-            session.send(
-                Refusal(
-                    session.id, draft.reply, draft.round, RefusalCode.BAD_DISTRIBUTION, str(error)
-                )
+        """A reply ended with tokens that the robot found itself; nobody waits for an answer."""
+        code, sentence = RefusalCode.OUT_OF_STEP, ""
+        if not follows(reply, draft):
+            sentence = (
+                f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of "
+                f"{told(reply)}"
             )
+        else:
+            try:
+                take_resampled(self.model, reply, draft.resampled)
+            except SamplingError as error:
+                code, sentence = RefusalCode.BAD_DISTRIBUTION, str(error)
+        if sentence:
+            session.send(Refusal(session.id, draft.reply, draft.round, code, sentence))
             return
         reply.received = draft.round
 

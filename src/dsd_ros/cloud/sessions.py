@@ -31,7 +31,8 @@ class Reply:
     last_autonomous_round: int = 0
     received: int = 0  # rounds whose outcomes the robot has for certain
     turn_queued: bool = False
-    owed: bool = False  # the last round was rejected, and the robot draws the token behind it
+    # How many tokens at most the robot itself finds behind the last round's rejection; 0: that is not its part.
+    owed: int = 0
 
 
 @dataclass

@@ -9,22 +9,15 @@ from collections.abc import Callable
 import torch
 
 from dsd_ros.cloud.exits import ExitListener, confidence_of
+from dsd_ros.cloud.judges import judge_of, most_owed
 from dsd_ros.cloud.sessions import Reply, Session
-from dsd_ros.decoding.acceptance import (
-    Verdict,
-    check_distributions,
-    verify_coupled,
-    verify_draft,
-    verify_greedy,
-    verify_split,
-)
-from dsd_ros.decoding.coupling import gumbel
-from dsd_ros.decoding.modes import Proof
-from dsd_ros.decoding.sampling import SamplingError, generator_for, transform
-from dsd_ros.decoding.truncation import restored
+from dsd_ros.decoding.acceptance import Verdict
+from dsd_ros.decoding.sampling import SamplingError
+from dsd_ros.decoding.trees import TokenTree, TreeError
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.codec import WireError, unpack_distributions
+from dsd_ros.vlm.sequence import Sequence
+from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import (
     Draft,
     Observation,
@@ -33,7 +26,7 @@ from dsd_ros.wire.messages import (
     RefusalCode,
     prefix_digest,
 )
-from dsd_ros.wire.packing import pack_distribution, unpack_chances, unpack_kept
+from dsd_ros.wire.packing import pack_distribution, pack_rows
 from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
@@ -78,14 +71,9 @@ def verify_round(
     """
     sequence = reply.sequence
     assert sequence is not None
-    before = len(sequence.tokens)
-    confirmed = before + len(draft.resampled)
+    before, owed = len(sequence.tokens), reply.owed
     number = len(reply.outcomes) + 1
-    in_step = (
-        draft.round == number
-        and draft.confirmed == confirmed
-        and len(draft.resampled) == int(reply.owed)
-    )
+    in_step = draft.round == number and follows(reply, draft)
     if draft.assumed and not (in_step and draft.assumed == prefix_digest(sequence.tokens)):
         raise Refused(
             RefusalCode.ASSUMPTION_FAILED,
@@ -95,17 +83,15 @@ def verify_round(
         raise Refused(
             RefusalCode.OUT_OF_STEP,
             f"round {draft.round} behind {draft.confirmed} tokens is out of step: the verifier is at "
-            f"round {number} behind {before + int(reply.owed)}",
+            f"round {number} behind {told(reply)}",
         )
-    if draft.parents:
-        raise Refused(RefusalCode.UNSUPPORTED, "this verifier does not take token trees")
     # What is beyond the context cannot be verified: a shorter draft is as exact.
-    room = max(0, model.max_length - sequence.prompt_length - confirmed)
-    tokens = draft.tokens[:room]
+    room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
     try:
-        if draft.resampled:
-            take_resampled(model, reply, draft.resampled[0])
-        judge = _judge_of(session, reply, draft, confirmed, tokens)
+        drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
+        tree = drafted.cut(room)
+        judge = judge_of(session, draft, drafted, room)
+        take_resampled(model, reply, draft.resampled)
         began = time.perf_counter()
 
         def outcome(verdict: Verdict, layer: int, confidence: float, ran_us: int) -> Outcome:
@@ -119,7 +105,7 @@ def verify_round(
                 confidence=confidence,
                 is_final=layer == model.num_layers,
                 compute_us=ran_us + (reply.prefill_us if number == 1 else 0),
-                distribution=b"" if verdict.target is None else _packed(verdict.target),
+                distribution=_packed(draft, verdict),
             )
 
         def say(verdict: Verdict, layer: int, confidence: float) -> None:
@@ -128,10 +114,9 @@ def verify_round(
 
         listener = None
         # Behind the prompt the next token is known: without a draft there is no pass to run ahead of.
-        if early is not None and session.exits is not None and (tokens or confirmed):
+        if early is not None and session.exits is not None and (len(tree) or draft.confirmed):
             listener = ExitListener(model, session.exits, judge, say)
-        # An id the target does not have is rejected whatever follows, so any other stands in for it.
-        logits = sequence.verify([t if t < model.vocab_size else 0 for t in tokens], listener)
+        logits = _pass(model, sequence, tree, listener)
         if listener is not None:
             listener.harvest()
         if logits.is_cuda:
@@ -140,99 +125,74 @@ def verify_round(
         verdict = judge(logits)
         # What is drawn from p needs no word on how likely its likeliest token is.
         confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
-        sequence.rollback(confirmed + verdict.accepted)
+        last = verdict.accepted - 1
+        if tree.branches:
+            sequence.keep_path(tree.path_to(last))
+        else:
+            sequence.rollback(draft.confirmed + verdict.accepted)
         if verdict.target is None:
             sequence.append([verdict.next_token])
+        else:
+            reply.owed = most_owed(tree, last)
     except Exception as error:
-        if len(sequence.tokens) > before:
-            sequence.rollback(before)
-        reply.owed = bool(draft.resampled)
+        sequence.rollback(before)
+        reply.owed = owed
         raise _refusal(error) from error
-    reply.owed = verdict.target is not None
     return outcome(verdict, model.num_layers, confidence, ran_us)
 
 
-def take_resampled(model: VisionLanguageModel, reply: Reply, token: int) -> None:
-    """The robot tells which token it drew behind the rejection that the last round ended with."""
-    if token >= model.vocab_size:
+def follows(reply: Reply, draft: Draft) -> bool:
+    """Whether a draft tells the tokens that the robot found, if it was to find any, and counts all rightly."""
+    assert reply.sequence is not None
+    tokens = len(draft.resampled)
+    fits = 1 <= tokens <= reply.owed if reply.owed else not tokens
+    return fits and draft.confirmed == len(reply.sequence.tokens) + tokens
+
+
+def told(reply: Reply) -> str:
+    """The tokens that a reply is known to have, in words."""
+    assert reply.sequence is not None
+    known = len(reply.sequence.tokens)
+    return f"{known}, and 1 to {reply.owed} that the robot finds" if reply.owed else f"{known}"
+
+
+def take_resampled(model: VisionLanguageModel, reply: Reply, tokens: list[int]) -> None:
+    """Take in what the robot found behind the rejection that the last round ended with; none: no change.
+
+    SamplingError when one of them is no token of the target.
+    """
+    if not tokens:
+        return
+    if max(tokens) >= model.vocab_size:
         raise SamplingError(
-            f"token {token} cannot follow a rejection: the target has {model.vocab_size} tokens"
+            f"token {max(tokens)} cannot follow a rejection: the target has {model.vocab_size} tokens"
         )
     assert reply.sequence is not None
-    reply.sequence.append([token])
-    reply.owed = False
+    reply.sequence.append(tokens)
+    reply.owed = 0
 
 
-def _judge_of(
-    session: Session, reply: Reply, draft: Draft, confirmed: int, tokens: list[int]
-) -> Callable[[torch.Tensor], Verdict]:
-    """What turns logits (len(tokens) + 1, V) into a verdict on ``tokens``, the draft as far as there is room.
-
-    SamplingError or WireError when what the draft brings does not prove it.
-    """
-    sampling, seed = session.sampling, session.request.seed
-
-    def by_argmax(logits: torch.Tensor) -> Verdict:
-        if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-            raise FloatingPointError("the target's logits are not finite")
-        return verify_greedy(tokens, logits.argmax(dim=-1).tolist())
-
-    def by_noise(logits: torch.Tensor) -> Verdict:
-        p = transform(logits, sampling).cpu()
-        return verify_coupled(
-            tokens, p, lambda i: gumbel(seed, reply.number, confirmed + i, p.shape[-1])
-        )
-
-    def by_chances(logits: torch.Tensor) -> Verdict:
-        generator = generator_for("verifier", seed, reply.number, draft.round)
-        return verify_split(tokens, chances, transform(logits, sampling).cpu(), generator)
-
-    def by_distributions(logits: torch.Tensor) -> Verdict:
-        generator = generator_for("verifier", seed, reply.number, draft.round)
-        return verify_draft(tokens, q, transform(logits, sampling).cpu(), generator)
-
-    if sampling.greedy:
-        return by_argmax
-    if session.proof is Proof.COUPLED:
-        return by_noise
-    if session.proof is Proof.SPLIT:
-        chances = unpack_chances(draft.evidence, len(draft.tokens))[: len(tokens)].tolist()
-        return by_chances
-    if session.proof is Proof.TRUNCATED:
-        q = _truncated_distributions(session, draft)[: len(tokens)]
-        return by_distributions
-    q = _draft_distributions(session, draft)[: len(tokens)]
-    return by_distributions
+def _pass(
+    model: VisionLanguageModel, sequence: Sequence, tree: TokenTree, listener: ExitListener | None
+) -> torch.Tensor:
+    """Logits (nodes + 1, V) in front of the tree and behind each node."""
+    # An id the target does not have is rejected whatever follows, so any other stands in for it.
+    tokens = [token if token < model.vocab_size else 0 for token in tree.tokens]
+    if tree.branches:
+        return sequence.verify_tree(tokens, tree.parents, listener)
+    return sequence.verify(tokens, listener)
 
 
-def _draft_distributions(session: Session, draft: Draft) -> torch.Tensor:
-    """q (gamma, V) that the draft was drawn from, checked."""
-    if not draft.tokens:
-        return torch.empty(0, 0)
-    if not draft.evidence:
-        raise SamplingError("a sampled draft was sent without its distributions")
-    q = unpack_distributions(draft.evidence, len(draft.tokens), session.request.vocab_size)
-    check_distributions(draft.tokens, q)
-    return q
-
-
-def _truncated_distributions(session: Session, draft: Draft) -> torch.Tensor:
-    """q_hat (gamma, V) that the draft was drawn from, checked."""
-    size = session.request.vocab_size
-    if not draft.tokens:
-        return torch.empty(0, 0)
-    kept = unpack_kept(draft.evidence, len(draft.tokens), size)
-    q = torch.stack([restored(*row, size) for row in kept])
-    check_distributions(draft.tokens, q)
-    return q
-
-
-def _packed(p: torch.Tensor) -> bytes:
-    return pack_distribution(p.numpy())
+def _packed(draft: Draft, verdict: Verdict) -> bytes:
+    """What the robot needs of p to go on from a rejection."""
+    if verdict.target is None:
+        return b""
+    rows = verdict.target.numpy()
+    return pack_rows(list(rows)) if draft.parents else pack_distribution(rows[0])
 
 
 def _refusal(error: Exception) -> Refused:
-    if isinstance(error, (SamplingError, WireError)):
+    if isinstance(error, (SamplingError, TreeError, WireError)):
         return Refused(RefusalCode.BAD_DISTRIBUTION, str(error))
     if isinstance(error, VlmError):
         return Refused(RefusalCode.MODEL_ERROR, str(error))

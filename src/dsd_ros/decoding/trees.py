@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dsd_ros.decoding.acceptance import check_distributions, residual
+from dsd_ros.decoding.acceptance import check_distributions, residual, split_residual
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.decoding.sampling import SamplingError, sample
 
@@ -333,23 +333,6 @@ def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
         for x in family[1:]:
             if not _at(row, x) > 0.0:
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")
-
-
-def rounded_up(q: torch.Tensor) -> torch.Tensor:
-    """q to its upper 16 bits, the next value up where anything is cut."""
-    bits = q.to(torch.float32).view(torch.int32)
-    return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
-
-
-def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """p - q min(1, p / r) with r = rounded_up(q), over p's vocabulary; p where that is nothing."""
-    shared = min(len(p), len(q))
-    rest = p.double()
-    r = rounded_up(q[:shared]).double()
-    taken = q[:shared].double() * torch.where(r > 0.0, rest[:shared] / r, 0.0).clamp(max=1.0)
-    rest[:shared] -= taken
-    rest.clamp_(min=0.0)
-    return rest / rest.sum() if float(rest.sum()) > 0.0 else p
 
 
 def _at(row: torch.Tensor, token: int) -> float:

@@ -9,7 +9,16 @@ from setuptools import find_packages, setup
 
 NAME = "dsd_ros"
 HERE = Path(__file__).resolve().parent
-NODES = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
+NODES = (
+    "simulator",
+    "draft",
+    "verifier",
+    "bridge",
+    "navigation",
+    "supervisor",
+    "go2",
+    "go2_standin",
+)
 EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model")
 
 

@@ -24,7 +24,16 @@ UNFINISHED = STAMPS / "unfinished"  # there while packages are being installed
 CACHE = ROOT / ".cache"
 ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
-NODES = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
+NODES = (
+    "simulator",
+    "draft",
+    "verifier",
+    "bridge",
+    "navigation",
+    "supervisor",
+    "go2",
+    "go2_standin",
+)
 OF_THE_ROBOT = ("unitree_api", "unitree_go")  # built only where the system has none
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.

@@ -130,4 +130,4 @@ def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, ex
     for item in described.descriptors:
         assert item.description, item.name
         assert type(written[item.name]) is kinds[item.type], item.name
-        assert item.read_only or item.name == "camera_on"
+        assert item.read_only or item.name in ("camera_on", "fault")

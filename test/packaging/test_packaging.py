@@ -75,7 +75,16 @@ def entry_points() -> list[importlib.metadata.EntryPoint]:
 
 
 def test_all_executables_are_declared() -> None:
-    names = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
+    names = (
+        "go2_standin",
+        "simulator",
+        "draft",
+        "verifier",
+        "bridge",
+        "navigation",
+        "supervisor",
+        "go2",
+    )
     nodes = {f"{name}_node" for name in names}
     assert {entry.name for entry in entry_points()} == nodes | {"dsd"}
 
@@ -120,7 +129,17 @@ def test_extras_are_the_requirements_files() -> None:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
         if extra:
             declared.setdefault(extra[1], set()).add(requirement.strip().lower())
-    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model"):
+    for name in (
+        "cloud",
+        "robot",
+        "ros",
+        "sim",
+        "train",
+        "dev",
+        "real-models",
+        "go2",
+        "text-model",
+    ):
         assert declared[name] == {line.lower() for line in requirements(name).values()}, name
 
 

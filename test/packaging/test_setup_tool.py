@@ -226,7 +226,16 @@ def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
     executables = {
         path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()
     }
-    names = ("simulator", "draft", "verifier", "bridge", "navigation", "supervisor")
+    names = (
+        "go2_standin",
+        "simulator",
+        "draft",
+        "verifier",
+        "bridge",
+        "navigation",
+        "supervisor",
+        "go2",
+    )
     nodes = {f"{name}_node" for name in names}
     assert executables == nodes | {"dsd"}
     code = "import dsd_msgs.action; from dsd_ros import paths; print(paths.share_directory())"

@@ -11,7 +11,7 @@ SUMMARY = "the simulated Go2 finds the object named in an instruction, every nod
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.decoding.modes import PRESETS
-    from dsd_ros.nodes.bringup import TRANSPORTS
+    from dsd_ros.nodes.bringup import ROBOTS, TRANSPORTS
 
     parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
     parser.add_argument(
@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport", choices=TRANSPORTS, default="dds", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--robot",
+        choices=ROBOTS,
+        default="simulated",
+        help="go2-standin: drive a stand-in Go2 through the real robot's driver (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the simulated world (default: 0)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: 0)")
@@ -43,6 +49,7 @@ def _demo(args: argparse.Namespace) -> int:
             instruction=args.instruction,
             mode=args.mode,
             transport=args.transport,
+            robot=args.robot,
             seed=args.seed,
             temperature=args.temperature,
             draft_model=args.draft,

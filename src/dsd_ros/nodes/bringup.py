@@ -12,6 +12,8 @@ from pathlib import Path
 from dsd_ros.paths import config_directory
 
 TRANSPORTS = ("dds", "websocket")
+ROBOTS = ("simulated", "go2-standin")
+DRIVERS = ("go2", "none")
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class NodeStart:
     parameters: dict[str, str] = field(default_factory=dict)
 
 
-SIMULATOR = NodeEntry("simulator_node", "simulator.yaml")
+SIMULATOR = NodeEntry("simulator_node", "simulator.yaml", only_with=("robot", "simulated"))
+GO2_STANDIN = NodeEntry("go2_standin_node", "go2_standin.yaml", only_with=("robot", "go2-standin"))
 SUPERVISOR = NodeEntry("supervisor_node", "supervisor.yaml")
 NAVIGATION = NodeEntry("navigation_node", "navigation.yaml")
 DRAFT = NodeEntry("draft_node", "draft.yaml")
@@ -120,15 +123,26 @@ _CA_FILE = Argument(
 DEMO = System(
     "demo",
     "the simulated Go2, the safety supervisor, navigation, draft and verifier",
-    (SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT, VERIFIER, BRIDGE),
+    (
+        SIMULATOR, GO2_STANDIN, NodeEntry("go2_node", "go2.yaml", ("robot", "go2-standin")), SUPERVISOR,
+        NAVIGATION, DRAFT, VERIFIER, BRIDGE,
+    ),
     (
         _TRANSPORT,
         _MODE,
         _TEMPERATURE,
-        Argument("seed", "0", "number of the simulated world", ("simulator_node.seed",)),
+        Argument(
+            "robot", "simulated",
+            "simulated: on the robot's ROS topics; go2-standin: behind the Go2's own protocol and its driver",
+            choices=ROBOTS,
+        ),
+        Argument(
+            "seed", "0", "number of the simulated world",
+            ("simulator_node.seed", "go2_standin_node.seed"),
+        ),
         Argument(
             "instruction", "find the silver bottle", "names the target of the simulated world",
-            ("simulator_node.instruction",),
+            ("simulator_node.instruction", "go2_standin_node.instruction"),
         ),
         _DRAFT_MODEL,
         _TARGET_MODEL,
@@ -146,9 +160,16 @@ DEMO = System(
 )  # fmt: skip
 ROBOT = System(
     "robot",
-    "what runs on the robot: the safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
-    (SUPERVISOR, NAVIGATION, DRAFT, NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"))),
+    "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
     (
+        NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT,
+        NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket")),
+    ),
+    (
+        Argument(
+            "driver", "go2", "go2: drive a Unitree Go2; none: other nodes drive the robot",
+            choices=DRIVERS,
+        ),
         Argument(
             "transport", "websocket", "websocket: bridge to a remote verifier; dds: one on the network",
             ("draft_node.transport",), TRANSPORTS,

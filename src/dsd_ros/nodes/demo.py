@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.decoding.modes import mode as decoding_mode
-from dsd_ros.nodes.bringup import DEMO, TRANSPORTS, plan, program_command, values_of
+from dsd_ros.nodes.bringup import DEMO, ROBOTS, TRANSPORTS, plan, program_command, values_of
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.robot.world import World
 
@@ -34,6 +34,7 @@ class DemoSettings:
     instruction: str = "find the silver bottle"
     mode: str = "dsd"
     transport: str = "dds"
+    robot: str = "simulated"
     seed: int = 0
     temperature: float = 0.0
     draft_model: str = ""  # empty: the shipped one
@@ -52,6 +53,7 @@ class DemoReport:
     collisions: int = 0
     mode: str = ""
     transport: str = ""
+    robot: str = ""
     seed: int = 0
     seconds: float = 0.0
     instruction: str = ""
@@ -89,6 +91,7 @@ def run_demo(settings: DemoSettings) -> int:
     report = DemoReport(
         mode=settings.mode,
         transport=settings.transport,
+        robot=settings.robot,
         seed=settings.seed,
         instruction=settings.instruction,
     )
@@ -119,6 +122,8 @@ def _check(settings: DemoSettings) -> None:
         raise ValueError(
             f"'{settings.transport}' is no transport; choose from {', '.join(TRANSPORTS)}."
         )
+    if settings.robot not in ROBOTS:
+        raise ValueError(f"'{settings.robot}' is no robot; choose from {', '.join(ROBOTS)}.")
     text = settings.instruction.strip()
     if not text:
         raise ValueError("The instruction is empty: say what the robot should find.")
@@ -147,7 +152,8 @@ def _run(
     # Imported late: the children are already starting while this process loads ROS.
     from dsd_ros.nodes.demo_client import DemoClient
 
-    client = DemoClient(live=not settings.headless)
+    driver = "go2_node" if settings.robot == "go2-standin" else ""
+    client = DemoClient(live=not settings.headless, driver=driver)
     try:
         _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
         report.startup_seconds = round(time.monotonic() - began, 3)
@@ -180,6 +186,7 @@ def _run(
 def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
     overrides = {
         "transport": settings.transport,
+        "robot": settings.robot,
         "mode": settings.mode,
         "seed": str(settings.seed),
         "instruction": settings.instruction,

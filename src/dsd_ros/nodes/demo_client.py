@@ -8,6 +8,7 @@ import time
 from typing import Any, ClassVar
 
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
@@ -58,7 +59,8 @@ class DemoClient:
         RunOutcome.DECODE_TIMEOUT.name,
     )
 
-    def __init__(self, live: bool = True) -> None:
+    def __init__(self, live: bool = True, driver: str = "") -> None:
+        """:param driver: the robot's driver node, whose health says when the robot stands; empty: none."""
         # The demo's own signal handlers stay in charge.
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self._node = node = rclpy.create_node("demo_client")
@@ -72,6 +74,7 @@ class DemoClient:
         self._collisions = 0
         self._reached = False
         self._camera_seen = self._draft_active = self._rejected = False
+        self._driver, self._robot_ready = driver, not driver
         self._state_call: Any = None
         self._result: Any = None
         self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
@@ -86,6 +89,8 @@ class DemoClient:
             Float64, "ground_truth/target_distance", self._on_distance, qos.STATE
         )
         node.create_subscription(Bool, "ground_truth/reached", self._on_reached, qos.STATE)
+        if driver:
+            node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
         self._state = node.create_client(GetState, "draft_node/get_state")
         self._executor = SingleThreadedExecutor()
@@ -108,6 +113,7 @@ class DemoClient:
         return (
             self._draft_active
             and self._camera_seen
+            and self._robot_ready
             and self._distance is not None
             and self._navigate.server_is_ready()
         )
@@ -168,6 +174,11 @@ class DemoClient:
 
     def _on_camera(self, _: CameraInfo) -> None:
         self._camera_seen = True
+
+    def _on_health(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name.endswith(self._driver):
+                self._robot_ready = status.level == DiagnosticStatus.OK
 
     def _on_distance(self, message: Float64) -> None:
         self._distance = message.data

@@ -12,30 +12,30 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from geometry_msgs.msg import TransformStamped, Twist
-from nav_msgs.msg import Odometry
+from geometry_msgs.msg import Twist
 from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMessage
-from sensor_msgs.msg import CameraInfo, Image, Imu
-from std_msgs.msg import Bool, Float64, UInt32
+from sensor_msgs.msg import CameraInfo, Image
 
-from dsd_ros.navigation.controller import Velocity
-from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.base_messages import (
+    CAMERA_FRAME,
+    BasePublisher,
+    GroundTruthPublisher,
+    camera_info,
+)
 from dsd_ros.nodes.images import from_rgb
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.stamps import quaternion, to_stamp
+from dsd_ros.nodes.stamps import to_stamp
+from dsd_ros.robot.driver import DriverError
+from dsd_ros.robot.simulated_driver import SimulatedDriver
 from dsd_ros.robot.simulator import Simulator, SimulatorError
 from dsd_ros.robot.world import World
-
-ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
-_GRAVITY = 9.81
 
 
 def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
@@ -84,24 +84,15 @@ class SimulatorNode(Node):
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
-        self._lock = threading.Lock()
-        self._watchdog = Watchdog(settings.command_timeout_s)
-        self._lateral = 0.0
+        self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
         self._wall_start = time.time()
-        self._steady_start = self._last_step = time.monotonic()
-        self._last_velocity = (0.0, 0.0, 0.0)
-        self._collisions = -1
         self._frames = 0
 
         self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
-        self._odometry = self.create_publisher(Odometry, "odom", qos.STATE)
-        self._imu = self.create_publisher(Imu, "imu", qos.STATE)
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
-        self._collision = self.create_publisher(UInt32, "collision", qos.LATCHED)
-        self._distance = self.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
-        self._reached = self.create_publisher(Bool, "ground_truth/reached", qos.STATE)
-        self._transforms = self._transform_publisher()
+        self._base = BasePublisher(self, flat=True)
+        self._truth = GroundTruthPublisher(self)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
         self._health = health.Health(self, "simulated Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -121,98 +112,32 @@ class SimulatorNode(Node):
     # -- base ----------------------------------------------------------------------------------
 
     def _on_command(self, message: Twist) -> None:
-        now = time.monotonic()
-        self._advance(now)  # the old command holds until this very moment
-        self._watchdog.command(Velocity(message.linear.x, message.angular.z), now)
-        self._watchdog.odometry(now)
-        self._lateral = message.linear.y if np.isfinite(message.linear.y) else 0.0
+        try:
+            self._driver.move(message.linear.x, message.linear.y, message.angular.z)
+        except DriverError:
+            return  # no number: it counts as no command at all
 
-    def _advance(self, now: float) -> None:
-        """Move the base up to ``now``; a command that runs out before counts only until then."""
-        runs_out = now - self._watchdog.command_age(now) + self._watchdog.timeout
-        for until in sorted({min(max(runs_out, self._last_step), now), now}):
-            span = until - self._last_step
-            if span <= 0.0:
-                continue
-            fresh = self._watchdog.fresh(self._last_step)
-            command = self._watchdog.output(self._last_step)
-            with self._lock:
-                self._simulator.step(
-                    span * self._settings.rate,
-                    command.vx,
-                    self._lateral if fresh else 0.0,
-                    command.wz,
-                )
-            self._last_step = until
+    def _advance(self) -> None:
+        self._driver.advance()
         if self._settings.rate == 1.0:
             # The wall clock may be set while this runs (NTP, a virtual machine that was paused); nodes
             # that compare stamps with it must not find every picture too old from then on.
             self._wall_start = time.time() - self._simulator.time
 
     def _tick(self) -> None:
-        before = self._simulator.time
-        self._advance(time.monotonic())
-        elapsed = self._simulator.time - before
+        self._advance()
         stamp = to_stamp(self._stamp())
         self._clock_out.publish(ClockMessage(clock=stamp))
-        x, y, yaw = self._simulator.pose
-        velocity = self._simulator.velocity
-        odometry = Odometry()
-        odometry.header.stamp, odometry.header.frame_id = stamp, ODOM_FRAME
-        odometry.child_frame_id = BASE_FRAME
-        odometry.pose.pose.position.x, odometry.pose.pose.position.y = x, y
-        odometry.pose.pose.orientation = quaternion(yaw)
-        odometry.twist.twist.linear.x, odometry.twist.twist.linear.y = velocity[:2]
-        odometry.twist.twist.angular.z = velocity[2]
-        self._odometry.publish(odometry)
-        self._imu.publish(self._imu_message(stamp, yaw, velocity, elapsed))
-        if self._transforms is not None:
-            self._publish_transform(odometry)
-        self._distance.publish(Float64(data=self._simulator.distance_to_target()))
-        self._reached.publish(Bool(data=self._simulator.reached()))
-        if self._simulator.collisions != self._collisions:
-            self._collisions = self._simulator.collisions
-            self._collision.publish(UInt32(data=self._collisions))
-            if self._collisions:
-                self.get_logger().warning(f"collision number {self._collisions}")
+        self._base.publish(self._driver.state(), stamp)
+        self._truth.publish(self._simulator)
         self._health.report(
             health.OK,
             "running" if self._camera_on else "running, camera off",
-            {"pictures": self._frames, "collisions": self._collisions},
+            {"pictures": self._frames, "collisions": self._simulator.collisions},
         )
-
-    def _imu_message(
-        self, stamp: Any, yaw: float, velocity: tuple[float, float, float], elapsed: float
-    ) -> Imu:
-        message = Imu()
-        message.header.stamp, message.header.frame_id = stamp, BASE_FRAME
-        message.orientation = quaternion(yaw)
-        message.angular_velocity.z = velocity[2]
-        if elapsed > 0.0:
-            message.linear_acceleration.x = (velocity[0] - self._last_velocity[0]) / elapsed
-            message.linear_acceleration.y = (velocity[1] - self._last_velocity[1]) / elapsed
-        message.linear_acceleration.z = _GRAVITY
-        self._last_velocity = velocity
-        return message
 
     def _stamp(self) -> float:
         return self._wall_start + self._simulator.time
-
-    def _transform_publisher(self) -> Any:
-        try:
-            from tf2_msgs.msg import TFMessage
-        except ImportError:  # the wheels have no tf2; nothing in this project needs it
-            return None
-        self._transform_type = TFMessage
-        return self.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
-
-    def _publish_transform(self, odometry: Odometry) -> None:
-        transform = TransformStamped(header=odometry.header, child_frame_id=BASE_FRAME)
-        position = odometry.pose.pose.position
-        transform.transform.translation.x = position.x
-        transform.transform.translation.y = position.y
-        transform.transform.rotation = odometry.pose.pose.orientation
-        self._transforms.publish(self._transform_type(transforms=[transform]))
 
     # -- camera --------------------------------------------------------------------------------
 
@@ -236,19 +161,12 @@ class SimulatorNode(Node):
             self._simulator.close()
 
     def _publish_picture(self) -> None:
-        with self._lock:
-            # Taken before rendering, so that a picture is never older than its stamp.
-            stamp = to_stamp(self._stamp())
+        # Taken before rendering, so that a picture is never older than its stamp.
+        stamp = to_stamp(self._stamp())
         image = from_rgb(self._simulator.render())
         image.header.stamp, image.header.frame_id = stamp, CAMERA_FRAME
-        height, width = image.height, image.width
         focal = self._simulator.focal_length
-        info = CameraInfo(header=image.header, height=height, width=width)
-        info.distortion_model, info.d = "plumb_bob", [0.0] * 5
-        cx, cy = width / 2, height / 2
-        info.k = [focal, 0.0, cx, 0.0, focal, cy, 0.0, 0.0, 1.0]
-        info.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-        info.p = [focal, 0.0, cx, 0.0, 0.0, focal, cy, 0.0, 0.0, 0.0, 1.0, 0.0]
+        info = camera_info(image.header, image.width, image.height, focal)
         self._image.publish(image)
         self._info.publish(info)
         self._frames += 1

@@ -77,7 +77,7 @@ class Limits:
     """
 
     vx_min: float = _limit(-0.5, "fastest backwards, m/s", -2.5, 0.0)
-    vx_max: float = _limit(1.0, "fastest ahead, m/s", 0.0, 3.8)
+    vx_max: float = _limit(1.5, "fastest ahead, m/s", 0.0, 3.8)
     vy_max: float = _limit(0.5, "fastest sideways, m/s", 0.0, 1.0)
     wz_max: float = _limit(1.5, "fastest turn, rad/s", 0.0, 4.0)
     ax: float = _limit(2.0, "gain of speed ahead, m/s^2", 0.1, 10.0)

@@ -1,0 +1,117 @@
+"""The Go2's messages over ROS: unitree_api and unitree_go, wherever they come from, and the topics they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.callback_groups import CallbackGroup
+from rclpy.node import Node
+
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.running import StartError
+from dsd_ros.robot.go2_protocol import OBSTACLES_AVOID, SPORT, VIDEO, Request, Response
+
+SERVICES = (SPORT, OBSTACLES_AVOID, VIDEO)
+
+try:
+    from unitree_api.msg import Request as RequestMessage
+    from unitree_api.msg import Response as ResponseMessage
+    from unitree_go.msg import LowState, SportModeState
+except ImportError as error:
+    raise StartError(
+        f"The Go2's messages are not built ({error}): source a workspace with unitree_ros2, or run `make setup`, "
+        "or `colcon build --base-paths src/unitree_api src/unitree_go` and source it."
+    ) from error
+
+
+def topic(prefix: str, name: str) -> str:
+    """A topic of the robot. The robot knows no namespaces, so they are absolute; a prefix tells stand-ins apart."""
+    return f"{prefix.rstrip('/')}/{name}"
+
+
+class RosLink:
+    """Carries a driver's requests, and hands it answers, state and battery; one for each robot."""
+
+    def __init__(self, node: Node, prefix: str, group: CallbackGroup | None = None) -> None:
+        self._driver: Any = None
+        self.on_arrival: Callable[[], None] = lambda: None  # called behind every state
+        self._requests = {
+            service: node.create_publisher(
+                RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE
+            )
+            for service in SERVICES
+        }
+        self._node, self._prefix, self._group = node, prefix, group
+
+    def attach(self, driver: Any) -> None:
+        """Begin to listen for a driver."""
+        self._driver = driver
+        for service in SERVICES:
+            self._node.create_subscription(
+                ResponseMessage,
+                topic(self._prefix, f"api/{service}/response"),
+                lambda message, service=service: self._on_response(service, message),
+                qos.ROBOT_SERVICE,
+                callback_group=self._group,
+            )
+        # As bytes: of the two layouts that share this type's name, only one could be read as a message.
+        self._node.create_subscription(
+            SportModeState,
+            topic(self._prefix, "sportmodestate"),
+            self._on_state,
+            qos.ROBOT_STATE,
+            callback_group=self._group,
+            raw=True,
+        )
+        self._node.create_subscription(
+            LowState,
+            topic(self._prefix, "lf/lowstate"),
+            lambda message: driver.on_battery(message.bms_state.soc / 100.0),
+            qos.ROBOT_STATE,
+            callback_group=self._group,
+        )
+
+    def send(self, service: str, request: Request) -> bool:
+        publisher = self._requests[service]
+        publisher.publish(to_message(request))
+        return publisher.get_subscription_count() > 0
+
+    def _on_state(self, data: bytes) -> None:
+        self._driver.on_state(data)
+        self.on_arrival()
+
+    def _on_response(self, service: str, message: Any) -> None:
+        identity = message.header.identity
+        self._driver.on_response(
+            service,
+            Response(
+                identity.id,
+                identity.api_id,
+                message.header.status.code,
+                message.data,
+                message.binary.tobytes(),
+            ),
+        )
+
+
+def to_message(request: Request) -> RequestMessage:
+    message = RequestMessage(parameter=request.parameter)
+    message.header.identity.id, message.header.identity.api_id = request.identity, request.api_id
+    message.header.policy.noreply = request.noreply
+    return message
+
+
+def from_message(message: RequestMessage) -> Request:
+    header = message.header
+    return Request(
+        header.identity.id, header.identity.api_id, message.parameter, header.policy.noreply
+    )
+
+
+def answer_message(response: Response) -> ResponseMessage:
+    message = ResponseMessage(data=response.data)
+    message.header.identity.id, message.header.identity.api_id = response.identity, response.api_id
+    message.header.status.code = response.code
+    message.binary.frombytes(response.binary)
+    return message

@@ -1,0 +1,292 @@
+"""The Go2 as a node: obeys ``cmd_vel`` and publishes what the simulated robot's node does.
+
+A thin shell round :class:`dsd_ros.robot.go2_driver.Go2Driver`. Speaks plain ROS 2 messages to the robot's own
+services, so no vendor library is needed. The robot's clock is not trusted: stamps are this machine's, taken when the
+state arrived and, for pictures, when they were asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from geometry_msgs.msg import Twist
+from PIL import Image as Pictures
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from rclpy.time import Time
+from sensor_msgs.msg import BatteryState, CameraInfo, Image
+from std_srvs.srv import Trigger
+
+from dsd_ros.navigation.controller import Velocity
+from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, camera_info
+from dsd_ros.nodes.go2_messages import RosLink
+from dsd_ros.nodes.images import MAX_SIDE, ImageError, from_rgb
+from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.robot.driver import DriverError, Limits
+from dsd_ros.robot.go2_driver import Go2Driver, until_connected
+from dsd_ros.robot.go2_protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
+from dsd_ros.robot.go2_settings import Go2Settings
+
+_RETRY_S = 2.0
+_CAMERA_SILENT_S = 2.0
+
+
+def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+@dataclass(frozen=True)
+class Go2NodeSettings:
+    """Parameters of the node itself."""
+
+    robot_prefix: str = _option("", "in front of the robot's own topics; empty: a real robot's")
+    stand_up: bool = _option(True, "have the robot stand up when the node starts")
+    command_timeout_s: float = _option(
+        0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5
+    )
+    odometry_rate: float = _option(50.0, "odometry samples per second, at most", 5.0, 500.0)
+    camera_rate: float = _option(10.0, "pictures asked of the robot per second", 0.5, 30.0)
+    camera_delay_s: float = _option(
+        0.1, "how much older than its request a picture may be, s; its stamp says so", 0.0, 2.0
+    )
+    camera_fov_deg: float = _option(
+        0.0, "the camera's vertical field of view, degrees; 0: not known", 0.0, 170.0
+    )
+
+
+class Go2Node(Node):
+    """See the module. Callbacks never wait for the robot, apart from those of the posture services."""
+
+    def __init__(self) -> None:
+        super().__init__("go2_node")
+        self.failure: str | None = None
+        self._settings = settings = declare(self, Go2NodeSettings)
+        drive = declare(self, Go2Settings, "drive.")
+        limits = declare(self, Limits, "limits.")
+        refuse_unknown(self)
+        self._lock = threading.Lock()
+        self._watchdog = Watchdog(settings.command_timeout_s)
+        self._lateral = 0.0
+        self._ready = False
+        self._trouble = "waiting for the robot"
+        self._camera_trouble = ""
+        self._odometry_time = self._picture_time = self._battery_time = -math.inf
+        self._pictures = 0
+
+        self._base = BasePublisher(self)
+        self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
+        self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
+        self._battery = self.create_publisher(BatteryState, "battery_state", qos.STATE)
+        self._health = health.Health(self, "Unitree Go2", heartbeat=True)
+        robot, services = MutuallyExclusiveCallbackGroup(), MutuallyExclusiveCallbackGroup()
+        link = RosLink(self, settings.robot_prefix, robot)
+        self._driver = Go2Driver(link, drive, limits)
+        link.on_arrival = self._on_state
+        link.attach(self._driver)
+        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(0.04, self._tick, clock=steady)
+        for name, act in (
+            ("stand_up", self._stand_up),
+            ("stand_down", self._stand_down),
+            ("stop", self._driver.stop),
+            ("damp", self._damp),
+        ):
+            self.create_service(
+                Trigger,
+                f"~/{name}",
+                lambda _, answer, act=act: self._serve(act, answer),
+                callback_group=services,
+            )
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._connect, name="robot", daemon=True),
+            threading.Thread(target=self._watch, name="camera", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._ready = False
+        self._stop.set()
+        self._driver.close(0.6)  # an acknowledged stop, where the robot still answers
+
+    # -- getting ready -------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """Wait for the robot, then have it do what the settings say, again and again until it does."""
+        while not self._stop.is_set():
+            if not until_connected(self._driver, 1.0, self._stop.is_set):
+                continue
+            try:
+                avoiding = self._driver.start_avoidance()
+                if self._settings.stand_up:
+                    self._stand_up()
+                else:
+                    self._set_ready(True)
+            except DriverError as error:
+                self._trouble = str(error)
+                self._stop.wait(_RETRY_S)
+                continue
+            how = "with its obstacle avoidance" if avoiding else "without obstacle avoidance"
+            self.get_logger().info(f"the robot is ready, {how}")
+            return
+
+    def _set_ready(self, ready: bool, trouble: str = "") -> None:
+        self._ready, self._trouble = ready, trouble
+
+    def _stand_up(self) -> None:
+        self._driver.stand_up()
+        self._driver.balance()
+        self._set_ready(True)
+
+    def _stand_down(self) -> None:
+        self._set_ready(False, "told to lie down")
+        self._driver.stand_down()
+
+    def _damp(self) -> None:
+        self._set_ready(False, "told to go limp")
+        self._driver.damp()
+
+    def _serve(self, act: Any, answer: Trigger.Response) -> Trigger.Response:
+        try:
+            act()
+        except DriverError as error:
+            answer.success, answer.message = False, str(error)
+        else:
+            answer.success, answer.message = True, "confirmed by the robot"
+        return answer
+
+    # -- motion --------------------------------------------------------------------------------
+
+    def _on_command(self, message: Twist) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._watchdog.command(Velocity(message.linear.x, message.angular.z), now)
+            self._lateral = message.linear.y if math.isfinite(message.linear.y) else 0.0
+        self._drive(now)
+
+    def _drive(self, now: float) -> None:
+        with self._lock:
+            fresh = self._ready and self._watchdog.fresh(now)
+            command, lateral = self._watchdog.output(now), self._lateral
+        try:
+            if fresh:
+                self._driver.move(command.vx, lateral, command.wz)
+            elif self._driver.moving:
+                self._driver.move(0.0, 0.0, 0.0)  # which the driver turns into an acknowledged stop
+        except DriverError as error:
+            self._trouble = str(error)
+
+    def _tick(self) -> None:
+        self._drive(time.monotonic())
+        self._report()
+
+    def _on_state(self) -> None:
+        state = self._driver.state()
+        if state is None or state.age() > 0.1:
+            return  # what has just come could not be read
+        with self._lock:
+            self._watchdog.odometry(state.received)
+        if state.received - self._odometry_time < 0.8 / self._settings.odometry_rate:
+            return
+        self._odometry_time = state.received
+        stamp = self.get_clock().now().to_msg()
+        self._base.publish(state, stamp)
+        if state.battery is not None and state.received - self._battery_time > 1.0:
+            self._battery_time = state.received
+            battery = BatteryState(percentage=float(state.battery), present=True)
+            battery.header.stamp = stamp
+            battery.voltage = battery.temperature = battery.current = math.nan
+            battery.charge = battery.capacity = battery.design_capacity = math.nan
+            self._battery.publish(battery)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        fault, state = self._driver.fault(), self._driver.state()
+        values: dict[str, Any] = {"ready": self._ready, "pictures": self._pictures}
+        values["avoidance"] = self._driver.avoiding
+        if state is not None:
+            values |= {
+                "posture": state.posture.value, "mode": state.mode, "error_code": state.error_code,
+                "state_age_s": round(state.age(now), 3), "battery": state.battery,
+            }  # fmt: skip
+        if fault is not None:
+            values["cause"] = fault.cause.name
+            self._health.report(health.ERROR, str(fault), values)
+        elif not self._ready:
+            self._health.report(health.WARN, self._trouble or "not ready", values)
+        elif now - self._picture_time > _CAMERA_SILENT_S:
+            text = f"no picture comes: {self._camera_trouble or 'the first is awaited'}"
+            self._health.report(health.WARN, text, values)
+        else:
+            self._health.report(health.OK, "ready", values)
+
+    # -- camera --------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Ask for pictures at the camera's rate, one at a time."""
+        period = 1.0 / self._settings.camera_rate
+        due = time.monotonic()
+        until_connected(self._driver, math.inf, self._stop.is_set)
+        while not self._stop.is_set():
+            stamp = self.get_clock().now()
+            try:
+                self._show(self._picture(), stamp)
+            except (DriverError, ImageError) as error:
+                self._camera_trouble = str(error)
+            except Exception as error:
+                if not self._stop.is_set():
+                    self.failure = f"The camera's thread ended: {type(error).__name__}: {error}"
+                return
+            due = max(due + period, time.monotonic())
+            self._stop.wait(due - time.monotonic())
+
+    def _picture(self) -> np.ndarray:
+        """A picture from the robot: uint8 (height, width, 3), RGB."""
+        answer = self._driver.request(VIDEO, VideoApi.GET_IMAGE_SAMPLE, "", 1.0, 1)
+        if answer.code != Code.OK:
+            raise ImageError(f"The robot sends no picture: {code_text(answer.code)}.")
+        return decode_picture(answer.binary)
+
+    def _show(self, picture: np.ndarray, asked: Time) -> None:
+        image = from_rgb(picture)
+        nanoseconds = asked.nanoseconds - round(self._settings.camera_delay_s * 1e9)
+        image.header.stamp = Time(nanoseconds=max(0, nanoseconds)).to_msg()
+        image.header.frame_id = CAMERA_FRAME
+        fov = math.radians(self._settings.camera_fov_deg)
+        focal = image.height / 2 / math.tan(fov / 2) if fov > 0.0 else 0.0
+        self._image.publish(image)
+        self._info.publish(camera_info(image.header, image.width, image.height, focal))
+        self._pictures += 1
+        self._picture_time = time.monotonic()
+
+
+def decode_picture(data: bytes) -> np.ndarray:
+    """A JPEG as uint8 (height, width, 3), RGB. :raises ImageError: for anything else."""
+    if len(data) > JPEG_LIMIT_BYTES:
+        raise ImageError(f"The robot sent a picture of {len(data)} bytes.")
+    try:
+        with Pictures.open(io.BytesIO(data), formats=("JPEG",)) as picture:
+            if max(picture.size) > MAX_SIDE:
+                raise ImageError(f"The robot sent a picture of {picture.size} pixels.")
+            return np.asarray(picture.convert("RGB"))
+    except ImageError:
+        raise
+    except (OSError, ValueError, SyntaxError) as error:  # what PIL raises for damaged files
+        raise ImageError(f"The robot sent {len(data)} bytes that are no JPEG: {error}") from error
+
+
+def main() -> None:
+    run_main(Go2Node, threads=3)

@@ -1,0 +1,206 @@
+"""A stand-in Go2 on the robot's own topics, in the simulated world; ground truth is on topics of its own.
+
+Set the parameter ``fault`` while it runs to see what a robot's failures do: freeze, slow, die or reject.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image as Pictures
+from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.base_messages import GroundTruthPublisher
+from dsd_ros.nodes.go2_messages import (
+    SERVICES,
+    LowState,
+    RequestMessage,
+    ResponseMessage,
+    SportModeState,
+    answer_message,
+    from_message,
+    topic,
+)
+from dsd_ros.nodes.parameters import ParameterError, declare, refuse_unknown
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.robot.go2_protocol import VIDEO, Code, Request, Response, VideoApi
+from dsd_ros.robot.go2_standin import Go2Standin, StandinFault
+from dsd_ros.robot.simulator import Simulator, SimulatorError
+from dsd_ros.robot.world import World
+
+_FAULTS = tuple(fault.value for fault in StandinFault)
+_JPEG_QUALITY = 95
+
+
+def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+@dataclass(frozen=True)
+class StandinSettings:
+    """Parameters of the stand-in."""
+
+    seed: int = _option(0, "number of the world", 0, 2**31 - 1)
+    instruction: str = _option(
+        "", "names the target, e.g. 'find the silver bottle'; empty: the world's own"
+    )
+    robot_prefix: str = _option("", "in front of the robot's topics; empty: a real robot's")
+    state_rate: float = _option(50.0, "states per second", 5.0, 500.0)
+    lying: bool = _option(True, "it lies at first, and must stand up before it can move")
+    path_points: bool = _option(False, "send the vendor SDK's layout of SportModeState")
+    battery: float = _option(0.8, "charge that it reports, as a fraction of 1", 0.0, 1.0)
+
+
+class Go2StandinNode(Node):
+    """See the module. The base moves in the executor's thread, pictures are drawn in their own."""
+
+    def __init__(self) -> None:
+        super().__init__("go2_standin_node")
+        self.failure: str | None = None
+        settings = declare(self, StandinSettings)
+        about = ParameterDescriptor(description=f"what goes wrong now: {', '.join(_FAULTS)}")
+        fault = str(self.declare_parameter("fault", "none", about).value)
+        refuse_unknown(self)
+        if fault not in _FAULTS:
+            raise ParameterError(f"'{fault}' is no fault; choose from {', '.join(_FAULTS)}.")
+        self.add_on_set_parameters_callback(self._on_parameters)
+        world = World.from_seed(settings.seed, settings.instruction or None)
+        self._simulator = Simulator(world)
+        self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
+        self._robot.fault = StandinFault(fault)
+        self._settings = settings
+        self._wanted: deque[Request] = deque(maxlen=4)  # pictures
+        self._wake = threading.Condition()
+        self._closing = False
+        self._low_time = 0.0
+
+        self._state = self.create_publisher(
+            SportModeState, self._topic("sportmodestate"), qos.ROBOT_SERVICE
+        )
+        self._low = self.create_publisher(LowState, self._topic("lf/lowstate"), qos.ROBOT_SERVICE)
+        self._answers = {
+            service: self.create_publisher(
+                ResponseMessage, self._topic(f"api/{service}/response"), qos.ROBOT_SERVICE
+            )
+            for service in SERVICES
+        }
+        for service in SERVICES:
+            self.create_subscription(
+                RequestMessage,
+                self._topic(f"api/{service}/request"),
+                lambda message, service=service: self._on_request(service, message),
+                qos.ROBOT_SERVICE,
+            )
+        self._truth = GroundTruthPublisher(self)
+        self._health = health.Health(self, "stand-in Go2")
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self.create_timer(1.0 / settings.state_rate, self._tick, clock=steady)
+        self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)
+        self._camera.start()
+        self.get_logger().info(
+            f"stand-in Go2 in world {settings.seed}: {world.instruction!r}, "
+            f"{'lying' if settings.lying else 'standing'}"
+        )
+
+    def _topic(self, name: str) -> str:
+        return topic(self._settings.robot_prefix, name)
+
+    def close(self) -> None:
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        self._camera.join(timeout=0.5)
+
+    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
+        for change in changes:
+            if change.name == "fault":
+                if change.value not in _FAULTS:
+                    reason = f"'{change.value}' is no fault; choose from {', '.join(_FAULTS)}."
+                    return SetParametersResult(successful=False, reason=reason)
+                self._robot.fault = StandinFault(change.value)
+        return SetParametersResult(successful=True)
+
+    # -- services and state --------------------------------------------------------------------
+
+    def _on_request(self, service: str, message: RequestMessage) -> None:
+        request = from_message(message)
+        if service == VIDEO:
+            if self._robot.fault is not StandinFault.FREEZE:
+                with self._wake:
+                    self._wanted.append(request)
+                    self._wake.notify_all()
+            return
+        self._robot.receive(service, request)
+        self._answer()
+
+    def _answer(self) -> None:
+        for service, response in self._robot.answers():
+            self._answers[service].publish(answer_message(response))
+
+    def _tick(self) -> None:
+        self._answer()
+        self._robot.advance()
+        data = self._robot.state()
+        if data is not None:
+            self._state.publish(data)
+            if time.monotonic() - self._low_time > 0.5:
+                self._low_time = time.monotonic()
+                low = LowState()
+                low.bms_state.soc = round(100 * self._settings.battery)
+                self._low.publish(low)
+        self._truth.publish(self._simulator)
+        fault = self._robot.fault
+        level = health.OK if fault is StandinFault.NONE else health.WARN
+        self._health.report(level, f"fault: {fault.value}", {"mode": self._robot.mode()})
+
+    # -- video ---------------------------------------------------------------------------------
+
+    def _draw(self) -> None:
+        """Answers requests for pictures; the GL context never leaves this thread."""
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._wanted or self._closing)
+                    if self._closing:
+                        return
+                    request = self._wanted.popleft()
+                response = self._picture(request)
+                if not self._closing:
+                    self._answers[VIDEO].publish(answer_message(response))
+        except SimulatorError as error:
+            self.failure = str(error)
+        except Exception as error:
+            if not self._closing:
+                self.failure = f"The camera's thread ended: {type(error).__name__}: {error}"
+        finally:
+            self._simulator.close()
+
+    def _picture(self, request: Request) -> Response:
+        if self._robot.fault is StandinFault.REJECT:
+            return Response(request.identity, request.api_id, Code.INTERNAL)
+        if request.api_id != VideoApi.GET_IMAGE_SAMPLE:
+            return Response(request.identity, request.api_id, Code.NOT_IMPLEMENTED)
+        jpeg = encode_picture(self._simulator.render())
+        return Response(request.identity, request.api_id, Code.OK, "", jpeg)
+
+
+def encode_picture(image: np.ndarray) -> bytes:
+    """uint8 (height, width, 3) RGB as JPEG."""
+    target = io.BytesIO()
+    Pictures.fromarray(image).save(target, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+    return target.getvalue()
+
+
+def main() -> None:
+    run_main(Go2StandinNode)

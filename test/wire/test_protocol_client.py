@@ -112,7 +112,7 @@ def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode):
         draft, brought = drafted(proof, model.vocab_size)
         message = [4, client.session, 7, number, len(tokens), varints(draft)]
         if owed:
-            message += [brought, None, None, varints(owed)]
+            message += [brought, None, varints(owed)]
         elif brought:
             message += [brought]
         client.send(message)

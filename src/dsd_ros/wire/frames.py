@@ -45,8 +45,8 @@ class DraftFrame(_Frame, frozen=True, tag=4):
     tokens: Ids
     evidence: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] | None = None
     parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] | None = None
-    assumed: Annotated[bytes, Meta(max_length=8)] | None = None
     resampled: Ids | None = None
+    assumed: Annotated[bytes, Meta(max_length=8)] | None = None
     autonomous_rounds: UInt16 | None = None
 
     @classmethod
@@ -55,7 +55,7 @@ class DraftFrame(_Frame, frozen=True, tag=4):
         return cls(
             draft.session, draft.reply, draft.round, draft.confirmed,
             pack_varints(draft.tokens), draft.evidence or None, draft.parents or None,
-            draft.assumed or None, pack_varints(draft.resampled) or None,
+            pack_varints(draft.resampled) or None, draft.assumed or None,
             draft.autonomous_rounds or None,
         )  # fmt: skip
 

@@ -77,16 +77,63 @@ def unpacked(data: bytes, size: int) -> np.ndarray:
     return p
 
 
-def drafted(proof: str, size: int) -> tuple[list[int], bytes | None]:
-    """A draft of three by a q that is the same for all eight tokens, and what proves it; what is kept of the
-    truncated one are the first four tokens."""
-    chosen = np.random.default_rng(5).integers(0, 4, 3).tolist()
+TREE = b"\0\0\1\2"  # two children of the root, each with one of its own
+
+
+def drafted(proof: str, size: int, parents: bytes) -> tuple[list[int], bytes | None]:
+    """A draft by a q that is the same for all eight tokens wherever it stands, and what proves it; what is
+    kept of the truncated one are the first four tokens."""
+    rows = 1 + len({byte for byte in parents if byte}) if parents else 3
+    chosen = np.random.default_rng(5).integers(0, 4, len(parents) or 3).tolist()
     brought = {
-        "full": np.full(3 * size, 1 / size, "<f4").tobytes(),
-        "split": 3 * b"\x00\x3e",
-        "truncated": b"\x02" + 3 * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c"),
+        "full": np.full(rows * size, 1 / size, "<f4").tobytes(),
+        "split": len(chosen) * b"\x00\x3e",
+        "truncated": b"\x02" + rows * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c"),
     }
     return chosen, brought.get(proof)
+
+
+def path_to(last: int, parents: bytes) -> list[int]:
+    """The nodes down to the one that an outcome names, numbered from 1."""
+    path = []
+    while last:
+        path.append(last)
+        last = parents[last - 1]
+    return path[::-1]
+
+
+def gone_on(
+    data: bytes, size: int, at: int, draft: list[int], parents: bytes, random: np.random.Generator
+) -> list[int]:
+    """What the robot adds behind node ``at``, whose first child is rejected; nodes are numbered from 1."""
+    q = np.full(size, 1 / size)
+    if not parents:
+        rows, others = {at: unpacked(data, size)}, []
+    else:
+        under: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents, 1):
+            under.setdefault(parent, []).append(node)
+        others = under[at][1:]
+        left = sorted([*others, *(leaf for node in others for leaf in under.get(node, []))])
+        rows = {}
+        for node in (at, *left):
+            end = 4 + int.from_bytes(data[:4], "little")
+            rows[node], data = unpacked(data[4:end], size), data[end:]
+        assert not data
+    # 1/8 is what q is rounded up to.
+    w = np.maximum(0, rows[at] - q * np.minimum(1, rows[at] / 0.125))
+    added: list[int] = []
+    while True:
+        w = w / w.sum()
+        if not others:
+            return [*added, int(random.choice(size, p=w))]
+        node, *others = others
+        token = draft[node - 1]
+        if random.random() < w[token] / q[token]:
+            added.append(token)
+            w, others = rows[node].astype(float), under.get(node, [])
+        else:
+            w = np.maximum(0, w - q)
 
 
 @pytest.fixture(scope="module")
@@ -100,19 +147,23 @@ def verifier(tmp_path_factory):
         yield server.url, model
 
 
+@pytest.mark.parametrize("parents", [b"", TREE], ids=["sequence", "tree"])
 @pytest.mark.parametrize("mode", [name for name, preset in PRESETS.items() if preset.drafts])
-def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode):
+def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode, parents):
     url, model = verifier
     client = Client(url, mode, model)
     client.observe()
-    proof = PRESETS[mode].proof.value
+    proof, random = PRESETS[mode].proof.value, np.random.default_rng(3)
     tokens: list[int] = []
     owed: list[int] = []
-    for number in range(1, 7):
-        draft, brought = drafted(proof, model.vocab_size)
+    rejected = 0
+    for number in range(1, 10):
+        draft, brought = drafted(proof, model.vocab_size, parents)
         message = [4, client.session, 7, number, len(tokens), varints(draft)]
         if owed:
-            message += [brought, None, varints(owed)]
+            message += [brought, parents or None, varints(owed)]
+        elif parents:
+            message += [brought, parents]
         elif brought:
             message += [brought]
         client.send(message)
@@ -121,14 +172,16 @@ def test_a_client_written_from_the_page_decodes_a_reply(verifier, mode):
             client.resume()
             client.send(message)
             assert client.final(number) == (accepted, following)
+        path = path_to(accepted, parents) if parents else range(1, accepted + 1)
+        tokens += [draft[node - 1] for node in path]
         owed = []
         if isinstance(following, bytes):
-            p = unpacked(following, model.vocab_size)
-            # 1/8 is what it is rounded up to.
-            following = int(np.argmax(p - 1 / model.vocab_size * np.minimum(1, p / 0.125)))
-            owed = [following]
-        tokens += [*draft[:accepted], following]
-    assert len(tokens) >= 6
+            rejected += 1
+            size = model.vocab_size
+            owed = gone_on(following, size, accepted, draft, parents, random)
+        tokens += owed or [following]
+    assert (rejected > 0) == (proof == "split")
+    assert len(tokens) >= 9
     if proof == "coupled":
         # What the target draws alone, in rounds without a draft.
         alone = Client(url, "ar", model, proof)

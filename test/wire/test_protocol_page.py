@@ -16,6 +16,13 @@ import torch
 from dsd_ros.decoding.acceptance import rounded_up, split_residual
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.trees import (
+    TokenTree,
+    check_tree,
+    finish_split_tree,
+    remaining_nodes,
+    verify_split_tree,
+)
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
@@ -26,9 +33,11 @@ from dsd_ros.wire.packing import (
     pack_distribution,
     pack_ids,
     pack_kept,
+    pack_rows,
     unpack_chances,
     unpack_distribution,
     unpack_kept,
+    unpack_rows,
 )
 from dsd_ros.wire.pictures import decode_picture
 
@@ -256,6 +265,62 @@ def test_split_verification_is_that_of_the_example():
     assert rest[told.resampled[0]] > 0 and told.resampled == last.resampled
     assert told.confirmed == last.confirmed == draft.confirmed + outcome.accepted + 1
     assert (told.round, last.round) == (draft.round + 1, draft.round)
+
+
+def tree_of(figures: dict[str, Any], draft: m.Draft) -> TokenTree:
+    """The tree of an example, which its message is to hold."""
+    tree = TokenTree.from_bytes(draft.tokens, draft.parents)
+    assert tree == TokenTree(tuple(figures["tokens"]), tuple(figures["parents"]))
+    return tree
+
+
+def test_a_tree_is_that_of_the_example():
+    figures = FIGURES["tree"]
+    draft, outcome = (
+        EXAMPLES[name].message
+        for name in ("a tree with truncated distributions", "a branch that holds")
+    )
+    tree = tree_of(figures, draft)
+    assert list(tree.inner) == figures["rows_of"]
+    kept = [(np.array(ids), np.array(weights, np.float16)) for ids, weights in figures["kept"]]
+    assert draft.evidence == pack_kept(kept, 8)
+    q = torch.stack([restored(*row, 8) for row in unpack_kept(draft.evidence, 3, 8)])
+    check_tree(tree, q)
+    assert outcome.accepted == figures["accepted"]
+    assert list(tree.path_to(outcome.accepted - 1)) == figures["path"]
+
+
+def test_a_tree_is_split_as_in_the_example():
+    figures = FIGURES["split tree"]
+    draft, outcome, told = (
+        EXAMPLES[name].message
+        for name in (
+            "a tree with probabilities", "a first child rejected",
+            "the round behind a branch of the robot's",
+        )
+    )  # fmt: skip
+    tree = tree_of(figures, draft)
+    q, p = torch.tensor(figures["q"]), torch.tensor(figures["p"])
+    check_tree(tree, q)
+    own = [q[tree.inner.index(at), x] for at, x in zip(tree.parents, tree.tokens, strict=True)]
+    chances = unpack_chances(draft.evidence, len(tree)).tolist()
+    assert chances == rounded_up(torch.stack(own)).tolist()
+    # What is behind the nodes that are never looked at does not matter.
+    behind = torch.stack([p[0], torch.full((8,), 0.125), p[1], torch.full((8,), 0.125), p[2]])
+    for seed in range(20):
+        verdict = verify_split_tree(tree, chances, behind, np.random.default_rng(seed))
+        assert verdict.owed and verdict.last + 1 == outcome.accepted == 0
+        left = remaining_nodes(tree, verdict.last)
+        assert list(left) == figures["left"]
+        rows = unpack_rows(outcome.distribution, 1 + len(left), 8)
+        assert outcome.distribution == pack_rows(rows)
+        assert [row.tolist() for row in rows] == p.tolist()
+        found = finish_split_tree(tree, verdict.last, q, p, np.random.default_rng(seed))
+        assert [*tree.tokens_of(found.path), found.next_token] == figures["resampled"]
+    rest = split_residual(p[0], q[0])
+    assert (rest / rest.sum()).tolist() == figures["w"]
+    assert told.resampled == figures["resampled"]
+    assert told.confirmed == draft.confirmed + len(told.resampled)
 
 
 def test_truncation_is_that_of_the_example():

@@ -13,10 +13,12 @@ from dsd_ros.decoding.acceptance import verify_draft
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.trees import TokenTree, verify_tree
 from dsd_ros.edge.drafter import Drafting
 from dsd_ros.edge.guesses import Guesser, Trust
 
 V = 9
+chain = TokenTree.chain
 
 
 def logits(seed: int, rows: int) -> torch.Tensor:
@@ -29,7 +31,7 @@ def test_greedy_guesses_are_ranked_by_the_product_of_probabilities(seed, gamma):
     guesser = Guesser(SamplingSettings(), 0)
     rows = logits(seed, gamma + 1)
     tokens = rows[:-1].argmax(-1).tolist()
-    chances = guesser.chances(1, 1, tokens, list(rows[:-1]))
+    chances = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
     q = torch.softmax(rows, -1).double().numpy()
     assert chances == pytest.approx([q[i][t] for i, t in enumerate(tokens)], abs=1e-5)
     wanted = {}
@@ -41,14 +43,14 @@ def test_greedy_guesses_are_ranked_by_the_product_of_probabilities(seed, gamma):
             elif token != tokens[accepted]:  # (1 - q(x)) * q(y) / (1 - q(x))
                 wanted[accepted, token] = before * q[accepted][token]
     assert sum(wanted.values()) == pytest.approx(1.0, abs=1e-5)
-    some = guesser.rejections(tokens, list(rows[:-1]), chances, 1000)
-    rest = guesser.acceptances(1, 1, gamma, rows[-1], chances, 1000)
+    some = guesser.rejections(chain(tokens), list(rows[:-1]), chances, 1000)
+    rest = guesser.acceptances(1, 1, chain(tokens), {gamma - 1: rows[-1]}, chances, 1000)
     for guesses in (some, rest):
         scores = [guess.score for guess in guesses]
         assert scores == sorted(scores, reverse=True)
     found = {(guess.accepted, guess.next_token): guess.score for guess in some + rest}
     assert found == pytest.approx(wanted, abs=1e-5)
-    assert guesser.rejections(tokens, list(rows[:-1]), chances, 3) == some[:3]
+    assert guesser.rejections(chain(tokens), list(rows[:-1]), chances, 3) == some[:3]
 
 
 def test_a_draft_that_is_trusted_too_much_or_too_little_is_found_out():
@@ -56,10 +58,12 @@ def test_a_draft_that_is_trusted_too_much_or_too_little_is_found_out():
         guesser = Guesser(SamplingSettings(), 0)
         rows = logits(1, 5)
         tokens = rows[:-1].argmax(-1).tolist()
-        first = guesser.chances(1, 1, tokens, list(rows[:-1]))
+        first = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
         for _ in range(50):
-            guesser.learn(guesser.chances(1, 1, tokens, list(rows[:-1])), accepted)
-        later = guesser.chances(1, 1, tokens, list(rows[:-1]))
+            guesser.learn(
+                chain(tokens), guesser.chances(1, 1, chain(tokens), list(rows[:-1])), accepted
+            )
+        later = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
         assert all((b > a) == better for a, b in zip(first, later, strict=True))
         assert all(0 < chance < 1 for chance in later)
 
@@ -75,11 +79,11 @@ def test_the_bonus_of_a_target_like_the_draft_is_foreseen(top_p):
         tokens = [sample(row, generator_for("draft", 7, 2, number)) for row in q[:-1]]
         verdict = verify_draft(tokens, q[:-1], q, generator_for("verifier", 7, 2, number))
         assert verdict.accepted == 3
-        chances = guesser.chances(2, number, tokens, list(rows[:-1]))
-        best = guesser.acceptances(2, number, 3, rows[-1], chances, 5)[0]
+        chances = guesser.chances(2, number, chain(tokens), list(rows[:-1]))
+        best = guesser.acceptances(2, number, chain(tokens), {2: rows[-1]}, chances, 5)[0]
         assert (best.accepted, best.next_token) == (3, verdict.next_token)
-        guesser.learn(chances, verdict.accepted)
-    assert min(guesser.chances(2, 1, [0] * 64, [rows[0]] * 64)) > 0.95
+        guesser.learn(chain(tokens), chances, verdict.accepted)
+    assert min(guesser.chances(2, 1, chain([0] * 64), [rows[0]] * 64)) > 0.95
 
 
 def test_sampled_chances_tell_which_tokens_will_hold():
@@ -93,9 +97,9 @@ def test_sampled_chances_tell_which_tokens_will_hold():
         p = transform(rows + 0.7 * logits(number + 5000, 2) / 2, sampling)
         token = sample(q[0], generator_for("draft", 3, 1, number))
         verdict = verify_draft([token], q[:1], p, generator_for("verifier", 3, 1, number))
-        chances = guesser.chances(1, number, [token], [rows[0]])
+        chances = guesser.chances(1, number, chain([token]), [rows[0]])
         (held if verdict.accepted else fell).append(chances[0])
-        guesser.learn(chances, verdict.accepted)
+        guesser.learn(chain([token]), chances, verdict.accepted)
     assert np.mean(held) > np.mean(fell) + 0.08
 
 
@@ -114,15 +118,71 @@ def test_coupled_guesses_begin_with_what_the_noise_gives_the_draft():
     drafting = Drafting(3, 50, sampling, frozenset(), 11, 2, Proof.COUPLED)
     guesser = Guesser(sampling, 11, coupled=True)
     for seed in range(20):
-        rows = [drafting.ranking(row, 5 + i) for i, row in enumerate(logits(seed, 4))]
+        rows = [drafting.ranking(row[None], [5 + i])[0] for i, row in enumerate(logits(seed, 4))]
         noise = [gumbel(11, 2, 5 + i, V) for i in range(4)]
         q = torch.softmax(logits(seed, 4), -1)
         tokens = [int(row.argmax()) for row in rows[:-1]]
         assert tokens == [choose(q[i], noise[i]) for i in range(3)]
-        chances = guesser.chances(2, 1, tokens, rows[:-1])
+        chances = guesser.chances(2, 1, chain(tokens), rows[:-1])
         assert all(0 < chance < 1 for chance in chances)
-        first = guesser.acceptances(2, 1, 3, rows[-1], chances, 5)[0]
+        first = guesser.acceptances(2, 1, chain(tokens), {2: rows[-1]}, chances, 5)[0]
         assert (first.accepted, first.next_token) == (3, choose(q[3], noise[3]))
         # Where the draft does not hold, its runner-up is the likeliest.
-        for guess in guesser.rejections(tokens, rows[:-1], chances, 1):
+        for guess in guesser.rejections(chain(tokens), rows[:-1], chances, 1):
             assert guess.next_token == int(rows[guess.accepted].topk(2).indices[1])
+
+
+TREE = TokenTree((3, 5, 1, 2, 6, 4), (-1, -1, 0, 0, 1, 3))  # of depth 3, with leaves 2, 4 and 5
+
+
+@given(st.integers(0, 999))
+@profile(deadline=None, max_examples=20)
+def test_guesses_of_a_tree_are_all_that_may_follow_and_rank_by_the_paths_probabilities(seed):
+    guesser = Guesser(SamplingSettings(), 0)
+    rows = dict(zip(range(-1, 6), logits(seed, 7), strict=True))
+    q = {node: torch.softmax(row, -1).double().tolist() for node, row in rows.items()}
+    inner = [rows[node] for node in TREE.inner]
+    chances = guesser.chances(1, 1, TREE, inner)
+    leaves = {leaf: rows[leaf] for leaf in (2, 4, 5)}
+    found = guesser.rejections(TREE, inner, chances, 1000)
+    found += guesser.acceptances(1, 1, TREE, leaves, chances, 1000)
+    wanted = {}
+    for node in range(-1, 6):
+        path = TREE.path_to(node)
+        before = math.prod(q[TREE.parents[x]][TREE.tokens[x]] for x in path)
+        for token in range(V):
+            if token not in TREE.tokens_of(TREE.children(node)):
+                wanted[node + 1, token] = before * q[node][token]
+    assert sum(wanted.values()) == pytest.approx(1.0, abs=1e-5)
+    scores = {(guess.accepted, guess.next_token): guess.score for guess in found}
+    assert scores == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_trees_drafts_are_learned_from_along_its_path():
+    inner = list(logits(4, len(TREE.inner)))
+    for accepted, better in ((0, False), (6, True)):
+        guesser = Guesser(SamplingSettings(), 0)
+        first = guesser.chances(1, 1, TREE, inner)
+        for _ in range(50):
+            guesser.learn(TREE, guesser.chances(1, 1, TREE, inner), accepted)
+        later = guesser.chances(1, 1, TREE, inner)
+        assert all((b > a) == better for a, b in zip(first, later, strict=True))
+
+
+def test_the_outcome_of_a_sampled_tree_by_a_target_like_the_draft_is_foreseen():
+    sampling = SamplingSettings(1.0)
+    guesser = Guesser(sampling, 7)
+    for number in range(1, 40):
+        rows = dict(zip(range(-1, 6), logits(number, 7), strict=True))
+        p = transform(torch.stack(list(rows.values())), sampling)
+        q = p[[node + 1 for node in TREE.inner]]
+        verdict = verify_tree(TREE, q, p, generator_for("verifier", 7, 2, number))
+        assert verdict.path == (0, 2)  # p = q accepts the first child, whatever is drawn
+        inner = [rows[node] for node in TREE.inner]
+        chances = guesser.chances(2, number, TREE, inner)
+        leaves = {leaf: rows[leaf] for leaf in (2, 4, 5)}
+        guessed = guesser.acceptances(2, number, TREE, leaves, chances, 50)
+        best = next(guess for guess in guessed if guess.accepted == 3)
+        assert best.next_token == verdict.next_token
+        guesser.learn(TREE, chances, verdict.last + 1)
+    assert chances[0] > 0.9

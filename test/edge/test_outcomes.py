@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from table_model import TableModel
 
 from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.edge.drafter import DraftedRound, Drafting
+from dsd_ros.edge.drafter import DraftedRound, Drafting, advance
 from dsd_ros.edge.guesses import Guess
 from dsd_ros.edge.outcomes import FLOOR, Outcomes
 
@@ -123,15 +123,16 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
 def test_nothing_is_drafted_behind_the_end_of_a_reply():
     of = drafted()
     whole = len(of.draft.tokens)
-    assert of.drafts_behind(whole, 3) and of.goes_on
+    assert of.drafts_behind(whole, 3) and of.open_leaves == [whole - 1]
     assert not of.drafts_behind(whole, 11)  # it ends with the target's token
     assert not of.drafts_behind(0, 12) and not of.drafts_behind(whole + 1, 3)
     ended = drafted(eos=(of.draft.tokens[1],))
-    assert ended.draft.tokens == of.draft.tokens[:2] and not ended.goes_on
+    assert ended.draft.tokens == of.draft.tokens[:2] and not ended.open_leaves
     assert ended.drafts_behind(1, 3) and not ended.drafts_behind(2, 3)
     # A reply of six tokens: behind five there is room for the target's own only.
     short = drafted(max_tokens=6)
-    assert short.drafts_behind(3, 3) and not short.drafts_behind(4, 3) and not short.goes_on
+    assert short.drafts_behind(3, 3) and not short.drafts_behind(4, 3)
+    assert not short.open_leaves
     assert len(short.next_draft(2, 3, fork=True).sequence.tokens) == 3
     for accepted in range(4):
         ahead = short.next_draft(accepted, 3, fork=True)
@@ -148,10 +149,10 @@ def test_forks_leave_the_round_and_each_other_as_they_are(one, token, other, ano
     while not (first.complete and second.complete):  # in turns
         for draft in (first, second):
             if not draft.complete:
-                draft.take(draft.sequence.next_logits())
+                draft.take(*advance([draft.step()]))
     assert of.draft.sequence.tokens == tokens and of.draft.sequence._cache.ids == fed
     alone = drafted(eos=()).next_draft(one, token, False)
     alone.finish()
     assert first.tokens == alone.tokens and first.sequence.tokens == alone.sequence.tokens
     following = of.followed_by(one, token, first)
-    assert following.prefix == [*tokens[:one], token] and following.number == 2
+    assert following.prefix == [*of.draft.tokens[:one], token] and following.number == 2

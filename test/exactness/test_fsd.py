@@ -48,8 +48,9 @@ def waiting(pool) -> bool:
     with pool._lock:
         for level in pool._levels:
             behind, ahead = level.behind, level.ahead
-            looks = level.round.goes_on and (pool._guessing or pool._ahead)
-            if behind.stepping or (looks and not behind.begun):
+            if behind.stepping or not behind.begun:
+                return True
+            if level.followed and level is pool._levels[-1]:  # a further round is about to be sent
                 return True
             if ahead is not None and not (ahead.complete or ahead.failed):
                 return True

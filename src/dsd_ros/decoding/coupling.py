@@ -42,7 +42,7 @@ def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
 
 
 def scores(probabilities: torch.Tensor, noise: np.ndarray) -> np.ndarray:
-    """log p + G, (V,) float64, of probabilities (V,) after the sampling transform; -inf where p is 0.
+    """log p + G, (..., V) float64, of probabilities (..., V) after the sampling transform; -inf where p is 0.
 
     What is likeliest in them is a sample of p, and the k likeliest are k samples without replacement.
     """

@@ -49,11 +49,7 @@ def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     Minus infinity is a token that cannot occur. SamplingError for NaN, or where no token can occur.
     """
     logits = logits.float()
-    highest = logits.amax(dim=-1, keepdim=True)
-    if not bool(torch.isfinite(highest).all()):
-        raise SamplingError(
-            "the model's logits are not finite; its weights or precision are broken"
-        )
+    highest = highest_of(logits)
     if settings.greedy:
         probabilities = torch.zeros_like(logits)
         return probabilities.scatter_(-1, logits.argmax(dim=-1, keepdim=True), 1.0)
@@ -66,6 +62,16 @@ def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
     if settings.top_p < 1.0:
         probabilities = _nucleus(probabilities, settings.top_p)
     return probabilities
+
+
+def highest_of(logits: torch.Tensor) -> torch.Tensor:
+    """The largest of each row, (..., 1); SamplingError for NaN, or where no token can occur."""
+    highest = logits.amax(dim=-1, keepdim=True)
+    if not bool(torch.isfinite(highest).all()):
+        raise SamplingError(
+            "the model's logits are not finite; its weights or precision are broken"
+        )
+    return highest
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:

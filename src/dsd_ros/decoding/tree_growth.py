@@ -8,6 +8,7 @@ one behind the root among them: what is behind the leaves is never asked for.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,12 +81,16 @@ def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -
 
 def likeliest_children(scores: torch.Tensor, count: int) -> list[list[int]]:
     """For each row of scores (n, V) the ``count`` highest ids, best first; never one of -inf."""
-    best, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    if count == 1:  # of equals, the one that is drafted in a sequence
+        ids = scores.argmax(dim=-1, keepdim=True)
+        best = scores.gather(-1, ids)
+    else:
+        best, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
     possible = (~torch.isneginf(best)).sum(dim=-1).tolist()
     return [row[:kept] for row, kept in zip(ids.tolist(), possible, strict=True)]
 
 
-class _Grower:
+class Grower(ABC):
     """What growers have in common: nodes so far, and those whose rows are wanted next."""
 
     def __init__(self, ends: frozenset[int], wanted: bool) -> None:
@@ -115,6 +120,19 @@ class _Grower:
             [self._fed[parent] if parent >= 0 else ROOT for parent in parents],
         )
 
+    @property
+    def q(self) -> torch.Tensor | None:
+        """One row for each of the tree's inner nodes, (inner, V); None where nothing was drawn."""
+        return None
+
+    @abstractmethod
+    def take(self, rows: torch.Tensor) -> None:
+        """Add what rows (nodes of ``level``, V) give; TreeError for another number of them."""
+
+    @abstractmethod
+    def grown(self) -> GrownTree:
+        """The tree of what was taken."""
+
     def _feed(self, rows: torch.Tensor) -> list[int]:
         """Number the nodes that were fed, one for each row; a level deeper now."""
         nodes = self._open
@@ -137,7 +155,7 @@ class _Grower:
         return len(self._tokens) - 1
 
 
-class ExpansionTree(_Grower):
+class ExpansionTree(Grower):
     """A tree by expansion <k_1..k_L>: every node of level l - 1 gets k_l children.
 
     With a generator they are drawn from the rows, which are then the draft's distributions q (MCSample).
@@ -179,7 +197,7 @@ class ExpansionTree(_Grower):
 
     @property
     def q(self) -> torch.Tensor | None:
-        """One row for each of the tree's inner nodes, (inner, V); None where nothing was drawn."""
+        """As of ``Grower``."""
         return torch.cat(self._q) if self._q else None
 
     def grown(self) -> GrownTree:
@@ -187,7 +205,7 @@ class ExpansionTree(_Grower):
         return GrownTree(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._fed))
 
 
-class BudgetTree(_Grower):
+class BudgetTree(Grower):
     """The tree of ``budget`` nodes whose expected number of accepted ones is highest (OPT-Tree).
 
     After Wang et al. 2024 (arXiv 2406.17276). A node's chance to be accepted is the product of the

@@ -7,12 +7,13 @@ the work behind it: what the reply becomes never depends on one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.trees import ROOT, TokenTree
 
 _FIRST_RATE = 0.7  # of acceptance, before any was seen
 _MEMORY = 0.9  # how much of the rate a drafted token leaves as it was
@@ -22,7 +23,7 @@ _LARGEST_SHIFT = 4.0
 
 @dataclass(frozen=True)
 class Guess:
-    """An outcome and how likely it seems, 0 to 1."""
+    """An outcome, as it travels, and how likely it seems, 0 to 1."""
 
     accepted: int
     next_token: int
@@ -50,10 +51,11 @@ class Trust:
 class Guesser:
     """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
 
-    Greedy: a drafted token holds with the draft's own probability of it, its odds shifted by what was
-    learned. Coupled is greedy with log q + G in the place of the logits. Sampled: whether it holds depends
-    on the verifier's uniform draw, which both sides can derive (``generator_for``); the robot may look
-    ahead at it since its draft is fixed by then.
+    Greedy: a node's children hold with the draft's own probability of them together, its odds shifted
+    by what was learned. Coupled is greedy with log q + G in the place of the logits. Sampled: whether
+    one holds depends on the verifier's uniform draw, which both sides can derive (``generator_for``);
+    the robot may look ahead at it since its draft is fixed by then. ``chances``, where they are
+    arguments, are of each node: to hold if its parent does.
     """
 
     def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
@@ -64,82 +66,122 @@ class Guesser:
         self._rate = _FIRST_RATE
         self._trust = Trust()
 
-    def learn(self, chances: Sequence[float], accepted: int) -> None:
-        """One round's outcome: ``accepted`` of the tokens that were given these ``chances`` held."""
-        for i, chance in enumerate(chances[: accepted + 1]):
-            held = i < accepted
-            self._rate = _MEMORY * self._rate + (1 - _MEMORY) * held
-            self._trust.learn(chance, held)
+    def learn(self, tree: TokenTree, chances: Sequence[float], accepted: int) -> None:
+        """One round's outcome: of the nodes that were given these ``chances`` a path holds."""
+        path = tree.path_to(accepted - 1)
+        for parent, held in zip((ROOT, *path), (*path, ROOT), strict=True):
+            children = tree.children(parent)
+            if not children:
+                break
+            self._trust.learn(math.fsum(chances[child] for child in children), held != ROOT)
+            for child in children:
+                self._rate = _MEMORY * self._rate + (1 - _MEMORY) * (child == held)
+                if child == held:
+                    break
 
     def chances(
-        self, reply: int, number: int, tokens: Sequence[int], rows: Sequence[torch.Tensor]
+        self, reply: int, number: int, tree: TokenTree, rows: Sequence[torch.Tensor]
     ) -> list[float]:
-        """How likely each drafted token is to hold, if those before it do.
+        """How likely each node is to hold, if its parent does.
 
-        rows: the logits (V,) that each token was chosen by, or its ``Drafting.ranking``.
+        rows: the logits (V,) that the children of each inner node were chosen by, or their
+        ``Drafting.ranking``.
         """
-        if not self._draws:
-            shares = [self._probabilities(row)[t] for t, row in zip(tokens, rows, strict=True)]
-            return [self._trust.corrected(float(share)) for share in shares]
-        draws = generator_for("verifier", self._seed, reply, number).random(len(tokens))
-        # Accepted when the draw is below p(x) / q(x): linear in the draw, with the rate as its mean.
-        return [min(1.0, max(0.02, 1 - 2 * (1 - self._rate) * float(u))) for u in draws]
+        return self._drawn(reply, number, tree) if self._draws else self._trusted(tree, rows)
 
     def rejections(
-        self, tokens: Sequence[int], rows: Sequence[torch.Tensor], chances: list[float], limit: int
+        self, tree: TokenTree, rows: Sequence[torch.Tensor], chances: Sequence[float], limit: int
     ) -> list[Guess]:
         """Outcomes that end in a rejection, the ``limit`` likeliest, best first.
 
-        P(a accepted, then y) = prod_{i<=a} chance_i * (1 - chance_{a+1}) * q_{a+1}(y) without x_{a+1}.
+        P(path, then y) = prod of the path's chances * (1 - the next nodes' chances) * q(y) without them.
         """
         guesses: list[Guess] = []
-        before = 1.0
-        for accepted, (token, row, chance) in enumerate(zip(tokens, rows, chances, strict=True)):
+        reached = _reached(tree, chances)
+        for node, row in zip(tree.inner, rows, strict=True):
+            children = tree.children(node)
             others = self._probabilities(row).clone()
-            others[token] = 0.0
+            others[list(tree.tokens_of(children))] = 0.0
             total = float(others.sum())
             if total > 0.0:
-                share = before * (1 - chance) / total
-                guesses += _likeliest(accepted, others, share, limit)
-            before *= chance
+                left = 1.0 - math.fsum(chances[child] for child in children)
+                guesses += _likeliest(node + 1, others, reached[node] * left / total, limit)
         return _best(guesses, limit)
 
     def acceptances(
         self,
         reply: int,
         number: int,
-        drafted: int,
-        row: torch.Tensor,
-        chances: list[float],
+        tree: TokenTree,
+        rows: Mapping[int, torch.Tensor],
+        chances: Sequence[float],
         limit: int,
     ) -> list[Guess]:
-        """Outcomes that accept the whole draft, the ``limit`` likeliest, best first.
+        """Outcomes that accept a whole path, the ``limit`` likeliest, best first.
 
-        row: as above, behind the whole draft. When sampled, the target's draw
-        most probably gives what the same draw gives of the draft's distribution.
+        rows: as above, behind leaves. When sampled, the target's draw most probably gives what the same
+        draw gives of the draft's distribution.
         """
-        whole = 1.0
-        for chance in chances:
-            whole *= chance
-        probabilities = self._probabilities(row)
-        if not self._draws:
-            same = int(probabilities.argmax())
-            first = float(probabilities[same])
-            trusted = self._trust.corrected(first)
-            probabilities = probabilities * ((1 - trusted) / max(1 - first, 1e-9))
-            probabilities[same] = trusted
-        else:
-            generator = generator_for("verifier", self._seed, reply, number)
-            generator.random(drafted)
-            same = sample(probabilities, generator)
-            probabilities = probabilities * (1 - self._rate)
-            probabilities[same] += self._rate
-        return _best(_likeliest(drafted, probabilities, whole, limit), limit)
+        guesses: list[Guess] = []
+        reached = _reached(tree, chances)
+        for leaf, row in rows.items():
+            probabilities = self._probabilities(row)
+            if not self._draws:
+                same = int(probabilities.argmax())
+                first = float(probabilities[same])
+                trusted = self._trust.corrected(first)
+                probabilities = probabilities * ((1 - trusted) / max(1 - first, 1e-9))
+                probabilities[same] = trusted
+            else:
+                generator = generator_for("verifier", self._seed, reply, number)
+                generator.random(_tried(tree, leaf))
+                same = sample(probabilities, generator)
+                probabilities = probabilities * (1 - self._rate)
+                probabilities[same] += self._rate
+            guesses += _likeliest(leaf + 1, probabilities, reached[leaf], limit)
+        return _best(guesses, limit)
+
+    def _trusted(self, tree: TokenTree, rows: Sequence[torch.Tensor]) -> list[float]:
+        chances = [0.0] * len(tree)
+        for node, row in zip(tree.inner, rows, strict=True):
+            children = tree.children(node)
+            shares = self._probabilities(row)[list(tree.tokens_of(children))].double()
+            total = float(shares.sum())
+            together = self._trust.corrected(total)
+            for child, share in zip(children, shares.tolist(), strict=True):
+                chances[child] = together * (share / total if total > 0.0 else 1 / len(children))
+        return chances
+
+    def _drawn(self, reply: int, number: int, tree: TokenTree) -> list[float]:
+        draws = generator_for("verifier", self._seed, reply, number).random(len(tree))
+        chances = [0.0] * len(tree)
+        for node in tree.inner:
+            left = 1.0  # that the siblings before have all been rejected
+            for child in tree.children(node):
+                # Accepted when the draw is below p(x) / q(x): linear in the draw, the rate as its mean.
+                draw = float(draws[_tried(tree, child) - 1])
+                chance = min(1.0, max(0.02, 1 - 2 * (1 - self._rate) * draw))
+                chances[child] = left * chance
+                left *= 1 - chance
+        return chances
 
     def _probabilities(self, row: torch.Tensor) -> torch.Tensor:
         if not self._draws:
             return torch.softmax(row, dim=-1)
         return transform(row, self._sampling)
+
+
+def _reached(tree: TokenTree, chances: Sequence[float]) -> dict[int, float]:
+    """How likely the path to each node is to hold."""
+    reached = {ROOT: 1.0}
+    for node, parent in enumerate(tree.parents):
+        reached[node] = reached[parent] * chances[node]
+    return reached
+
+
+def _tried(tree: TokenTree, node: int) -> int:
+    """How many nodes a verifier has tried, each with a draw, once it has accepted ``node``."""
+    return sum(tree.children(tree.parents[x]).index(x) + 1 for x in tree.path_to(node))
 
 
 def _likeliest(accepted: int, weights: torch.Tensor, share: float, limit: int) -> list[Guess]:

@@ -1,8 +1,9 @@
 """Pre-drafting: the next round's draft made by worker threads while this one is being verified.
 
-FSD Algorithm 1's N workers, with guessed outcomes and rounds sent ahead. Work is handed out token by
-token, so that a worker stops, or turns to something more likely, after one forward pass at the latest.
-A worker never touches a sequence that others may see: it forks (0.03 ms) and grows the fork.
+FSD Algorithm 1's N workers, with guessed outcomes and rounds sent ahead. Work is handed out level by
+level, so that a worker stops, or turns to something more likely, after one forward pass at the latest.
+A worker never touches a sequence that others may see: it forks (0.03 ms) and grows the fork. Nor does
+anybody rank anything while others wait: what takes longer than a look is done outside the lock.
 """
 
 from __future__ import annotations
@@ -19,12 +20,9 @@ import torch
 
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
-from dsd_ros.edge.drafter import DraftedRound, GrowingDraft
-from dsd_ros.edge.guesses import Guesser, Trust
+from dsd_ros.edge.drafter import DraftedRound, GrowingDraft, Step, advance
+from dsd_ros.edge.guesses import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, Outcomes, Predraft
-from dsd_ros.vlm.batch import next_logits_together
-from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
@@ -33,12 +31,14 @@ _CLOSE_S = 5.0
 
 @dataclass(eq=False)
 class _LookBehind:
-    """One pass behind a round's whole draft: what follows if all of it is accepted."""
+    """One pass behind the leaves of a round's draft: what follows if a whole path is accepted."""
 
+    leaves: list[int]  # that the draft has not looked behind itself
+    rows: dict[int, torch.Tensor]  # what ranks the tokens behind a leaf, (V,)
     begun: bool = False
     stepping: bool = False
     failed: bool = False
-    row: torch.Tensor | None = None  # what ranks the tokens there, (V,)
+    guesses: list[Guess] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -47,8 +47,9 @@ class _Level:
 
     outcomes: Outcomes
     chances: list[float]
-    behind: _LookBehind = field(default_factory=_LookBehind)
+    behind: _LookBehind
     ahead: Predraft | None = None  # behind the likeliest outcome, to be sent ahead
+    followed: bool = False  # that one is being sent
     said: list[tuple[Outcome, float]] = field(
         default_factory=list
     )  # by exits, and how far believed
@@ -60,37 +61,32 @@ class _Level:
 
 @dataclass(eq=False)
 class _Job:
-    """One token's work on a pre-draft, or one look behind a draft."""
+    """One level's work on a pre-draft, or one look behind a draft."""
 
     level: _Level
     task: Predraft | _LookBehind
-    sequence: Sequence | None = None
 
-    def begin(self) -> Sequence:
+    def begin(self) -> Step:
         task, of = self.task, self.level.round
         if isinstance(task, _LookBehind):
-            self.sequence = of.draft.sequence.fork()
-        else:
-            if task.draft is None:
-                task.draft = of.next_draft(task.accepted, task.next_token, fork=True)
-            self.sequence = task.draft.sequence
-        return self.sequence
+            return of.draft.look_behind(task.leaves)
+        if task.draft is None:
+            task.draft = of.next_draft(task.accepted, task.next_token, fork=True)
+        return task.draft.step()
 
     def take(self, logits: torch.Tensor | None, seconds: float) -> None:
         """``logits`` None: the context is full."""
-        of = self.level.round
-        if isinstance(self.task, _LookBehind):
-            self.task.failed = logits is None
-            if logits is not None:
-                self.task.row = of.drafting.ranking(logits, len(of.prefix) + len(of.draft.tokens))
-            return
-        draft = self.task.draft
-        assert draft is not None
-        draft.seconds += seconds
-        if logits is None:
-            draft.able = False
+        of, task = self.level.round, self.task
+        if isinstance(task, Predraft):
+            assert task.draft is not None
+            task.draft.seconds += seconds
+            task.draft.take(logits)
+        elif logits is None:
+            task.failed = True
         else:
-            draft.take(logits)
+            depths = of.draft.tree.depths
+            positions = [len(of.prefix) + depths[leaf] for leaf in task.leaves]
+            task.rows.update(zip(task.leaves, of.drafting.ranking(logits, positions), strict=True))
 
 
 @dataclass(frozen=True)
@@ -142,25 +138,26 @@ class PredraftPool:
     def begin(self, of: DraftedRound) -> None:
         """A round is on its way: draft behind the outcomes it may have, until ``take``."""
         with self._lock:
-            if not (self._levels and self._levels[0].round is of):  # else it was sent ahead
-                self._levels = [self._level(of)] if of.draft.tokens else []
-            if not self._levels:
+            level = self._levels[0] if self._levels else None
+        if level is None or level.round is not of:  # else it was sent ahead
+            level = self._level(of) if len(of.draft.tree) else None
+        with self._lock:
+            if level is None or not (self._levels and self._levels[0] is level):
+                self._levels = [] if level is None else [level]
+            if level is None:
                 return
-            level = self._levels[0]
-            following = self._extend()
+            self._note_acceptances(level)
             self._start_threads()
             self._work.notify_all()
-        if following is not None:
-            self._send_ahead(following)
+        self._extend()
         if not self._guessing:
             return
         # The session only waits from here on: ranking does not hold it up.
         guesses = self._guesser.rejections(
-            of.draft.tokens, of.draft.rows, level.chances, self._settings.predraft_budget
+            of.draft.tree, of.draft.rows, level.chances, self._settings.predraft_budget
         )
         with self._lock:
             level.outcomes.guess(guesses)
-            self._guess_acceptances(level)
             self._work.notify_all()
 
     def offer(self, outcome: Outcome) -> None:
@@ -171,7 +168,7 @@ class PredraftPool:
             level = self._levels[0] if self._levels else None
             if level is None or outcome.round != level.round.number:
                 return
-            if outcome.accepted > len(level.round.draft.tokens):
+            if outcome.accepted > len(level.round.draft.tree):
                 return
             confidence = outcome.confidence
             if self._guessing:  # an exit too sure of itself must not drive out all guesses
@@ -190,7 +187,8 @@ class PredraftPool:
             if not self._levels:
                 return Taken()
             level, *ahead = self._levels
-            self._guesser.learn(level.chances, accepted)
+            if level.chances:
+                self._guesser.learn(level.round.draft.tree, level.chances, accepted)
             for outcome, confidence in level.said:
                 held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
                 self._trust[outcome.layer].learn(confidence, held)
@@ -225,6 +223,59 @@ class PredraftPool:
             thread.join(_CLOSE_S)
         self._threads = []
 
+    # ----------------------------------------------------------------------- outside the lock
+
+    def _level(self, of: DraftedRound) -> _Level:
+        settings, draft = self._settings, of.draft
+        outcomes = Outcomes(
+            of, settings.predraft_policy, settings.predraft_budget, self._chance,
+            paper=not self._guessing,
+        )  # fmt: skip
+        if not (self._guessing or self._ahead):
+            return _Level(outcomes, [], _LookBehind([], {}, begun=True))
+        chances = self._guesser.chances(of.drafting.reply, of.number, draft.tree, draft.rows)
+        leaves, known = of.open_leaves, draft.rows_behind
+        unknown = [leaf for leaf in leaves if leaf not in known]
+        rows = {leaf: known[leaf] for leaf in leaves if leaf in known}
+        level = _Level(outcomes, chances, _LookBehind(unknown, rows, begun=not unknown))
+        if rows and not unknown:
+            self._guess_acceptances(level)
+        return level
+
+    def _guess_acceptances(self, level: _Level) -> None:
+        """Once the leaves' rows are known: the outcomes that accept a whole path."""
+        of, behind = level.round, level.behind
+        behind.guesses = self._guesser.acceptances(
+            of.drafting.reply, of.number, of.draft.tree, behind.rows, level.chances,
+            self._settings.predraft_budget,
+        )  # fmt: skip
+
+    def _extend(self) -> None:
+        """Send the next round ahead, when its draft is there and there is room for it."""
+        with self._lock:
+            level = self._levels[-1] if self._levels else None
+            if (
+                level is None
+                or level.followed
+                or len(self._levels) >= self._settings.pipeline_depth
+            ):
+                return
+            ahead = level.ahead
+            if ahead is None or not ahead.complete or ahead.draft is None:
+                return
+            if not len(ahead.draft.tree):
+                return
+            level.followed = True
+        following = level.round.followed_by(ahead.accepted, ahead.next_token, ahead.draft)
+        further = self._level(following)
+        with self._lock:
+            if not (self._levels and self._levels[-1] is level):
+                return  # its outcome has come meanwhile
+            self._levels.append(further)
+            self._note_acceptances(further)
+            self._work.notify_all()
+        self._send_ahead(following)
+
     # ------------------------------------------------------------------------- under the lock
 
     def _start_threads(self) -> None:
@@ -239,28 +290,8 @@ class PredraftPool:
             self._threads.append(thread)
             thread.start()
 
-    def _level(self, of: DraftedRound) -> _Level:
-        settings = self._settings
-        outcomes = Outcomes(
-            of, settings.predraft_policy, settings.predraft_budget, self._chance,
-            paper=not self._guessing,
-        )  # fmt: skip
-        chances: list[float] = []
-        if self._guessing or self._ahead:
-            chances = self._guesser.chances(
-                of.drafting.reply, of.number, of.draft.tokens, of.draft.rows
-            )
-        return _Level(outcomes, chances)
-
-    def _guess_acceptances(self, level: _Level) -> None:
-        """Once the pass behind the whole draft is done: the outcomes that accept all of it."""
-        row, of = level.behind.row, level.round
-        if row is None:
-            return
-        guesses = self._guesser.acceptances(
-            of.drafting.reply, of.number, len(of.draft.tokens), row, level.chances,
-            self._settings.predraft_budget,
-        )  # fmt: skip
+    def _note_acceptances(self, level: _Level) -> None:
+        guesses = level.behind.guesses
         if self._guessing and level is self._levels[0]:
             level.outcomes.guess(guesses)
         if self._ahead and level.ahead is None and guesses:
@@ -279,7 +310,7 @@ class PredraftPool:
             behind, ahead = level.behind, level.ahead
             if len(jobs) == slots:
                 break
-            if not behind.begun and level.round.goes_on and (self._guessing or self._ahead):
+            if not behind.begun:
                 behind.begun = True
                 jobs.append(_Job(level, behind))
             elif ahead is not None and not (ahead.stepping or ahead.complete or ahead.failed):
@@ -301,21 +332,9 @@ class PredraftPool:
         if level not in self._levels or task.failed:
             return
         if isinstance(task, _LookBehind):
-            self._guess_acceptances(level)
+            self._note_acceptances(level)
         elif not task.complete:
             level.outcomes.put_back(task)
-
-    def _extend(self) -> DraftedRound | None:
-        """The next round to be sent ahead, when its draft is there and there is room for it."""
-        level = self._levels[-1] if self._levels else None
-        if level is None or len(self._levels) >= self._settings.pipeline_depth:
-            return None
-        ahead = level.ahead
-        if ahead is None or not ahead.complete or ahead.draft is None or not ahead.draft.tokens:
-            return None
-        following = level.round.followed_by(ahead.accepted, ahead.next_token, ahead.draft)
-        self._levels.append(self._level(following))
-        return following
 
     # -------------------------------------------------------------------------- worker threads
 
@@ -331,10 +350,12 @@ class PredraftPool:
 
     def _step(self, jobs: list[_Job]) -> None:
         """One pass for all jobs, and what follows from it. Never raises."""
-        following: DraftedRound | None = None
         failure: Exception | None = None
         try:
             _forward(jobs)
+            for job in jobs:
+                if isinstance(job.task, _LookBehind) and not job.task.failed:
+                    self._guess_acceptances(job.level)
         except Exception as error:
             failure = error
         with self._lock:
@@ -342,15 +363,13 @@ class PredraftPool:
                 job.task.stepping = False
                 job.task.failed = job.task.failed or failure is not None
                 self._settle(job)
-            following = self._extend()
             self._stepped.notify_all()
-            if following is not None or any(isinstance(job.task, _LookBehind) for job in jobs):
+            if any(isinstance(job.task, _LookBehind) for job in jobs):
                 self._work.notify_all()
-        if following is not None:
-            try:
-                self._send_ahead(following)
-            except Exception as error:
-                failure = error
+        try:
+            self._extend()
+        except Exception as error:
+            failure = error
         if failure is not None:
             self._note(failure)
 
@@ -366,17 +385,7 @@ class PredraftPool:
 
 def _forward(jobs: list[_Job]) -> None:
     began = time.perf_counter()
-    sequences = [job.begin() for job in jobs]
-    rows: list[torch.Tensor | None] = []
-    try:
-        rows += next_logits_together(sequences)
-    except ContextError:  # of one of them
-        rows = []
-        for sequence in sequences:
-            try:
-                rows.append(sequence.next_logits())
-            except ContextError:
-                rows.append(None)
+    rows = advance([job.begin() for job in jobs])
     seconds = time.perf_counter() - began
-    for job, row in zip(jobs, rows, strict=True):
-        job.take(row, seconds)
+    for job, logits in zip(jobs, rows, strict=True):
+        job.take(logits, seconds)

@@ -14,8 +14,8 @@ import torch
 class RoundRecord:
     """One round. Seconds are of monotonic clocks: ``verify_seconds`` of the verifier's, the rest of ours."""
 
-    drafted: int
-    accepted: int
+    drafted: int  # tokens of the draft, all nodes of a tree
+    accepted: int  # tokens of the path that holds
     draft_seconds: float  # in the draft model, while nothing else went on
     wait_seconds: float  # from sending the draft until its outcome was there
     verify_seconds: (
@@ -32,6 +32,7 @@ class RoundRecord:
     ready: bool = False  # the whole draft was there when the outcome in front of it came
     predrafts: int = 0  # begun while this round was being verified
     sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was there
+    depth: int = 0  # of the draft: passes of the draft model that it took
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
-    draft_length: int = 0  # gamma; 0 in modes that do not draft
+    draft_length: int = 0  # gamma, or the depth of a tree; 0 in modes that do not draft
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
@@ -116,9 +117,9 @@ class DecodedReply:
 
     @property
     def draft_round_seconds(self) -> float:
-        """gamma T_p: to draft as many tokens as a round takes, alone or ahead."""
-        per_token = _mean(r.model_seconds / r.drafted for r in self.records if r.drafted)
-        return self.draft_length * per_token
+        """gamma T_p: to draft as many tokens, or levels of a tree, as a round takes, alone or ahead."""
+        per_pass = _mean(r.model_seconds / r.depth for r in self.records if r.depth)
+        return self.draft_length * per_pass
 
     @property
     def verify_round_seconds(self) -> float:

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import torch
 
-from dsd_ros.decoding.acceptance import rounded_up, split_residual
+from dsd_ros.decoding.acceptance import rounded_up
 from dsd_ros.decoding.modes import Proof
-from dsd_ros.decoding.sampling import SamplingError, generator_for, sample
+from dsd_ros.decoding.sampling import SamplingError, generator_for
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.trees import TokenTree, finish_split_tree, remaining_nodes
 from dsd_ros.edge.drafter import DraftedRound, Drafting
 from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.link import Limits, VerifierLink
@@ -22,10 +23,17 @@ from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
-from dsd_ros.wire.packing import pack_chances, pack_kept, unpack_distribution
+from dsd_ros.wire.packing import (
+    count_rows,
+    pack_chances,
+    pack_kept,
+    unpack_distribution,
+    unpack_rows,
+)
 from dsd_ros.wire.pictures import NO_PICTURE
 
 Progress = Callable[[str, int, RoundRecord], None]
+_NO_TREE = TokenTree((), ())
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Rounds:
         self._records: list[RoundRecord] = []
         self._finished = False
         self._marks = (0, 0)
-        self._resampled: list[int] = []  # drawn here behind the last round's rejection
+        self._resampled: list[int] = []  # determined here behind the last round's rejection
 
     def decode(self, request: Request, picture: bytes) -> DecodedReply:
         """See ``EdgeSession.decode``; SessionLost when the verifier forgot the session."""
@@ -77,11 +85,7 @@ class Rounds:
         # 1. Both sides read the picture at the same time.
         drafted = None
         if self._model is not None:
-            drafting = Drafting(
-                settings.draft_length, settings.max_tokens, settings.sampling, self._eos,
-                settings.seed, request.number, settings.proven_by,
-                settings.top_k_proof, settings.top_rho_proof, settings.top_float_proof,
-            )  # fmt: skip
+            drafting = Drafting.of(settings, self._eos, request.number)
             sequence = self._model.prefill(request.image, request.instruction)
             drafted = DraftedRound.first(drafting, sequence)
         prefill_seconds = time.perf_counter() - began
@@ -119,7 +123,7 @@ class Rounds:
             bytes_up=channel.bytes_up - up,
             bytes_down=channel.bytes_down - down,
             records=self._records,
-            draft_length=settings.draft_length if self._model is not None else 0,
+            draft_length=settings.depth if self._model is not None else 0,
             worker_error=self._pool.error if self._pool is not None else "",
             peak_memory=memory,
             threads=threads,
@@ -170,20 +174,16 @@ class Rounds:
             self._resampled = []
         # 4. Keep what holds, up to the end of the reply.
         following, next_taken = self._follow(drafted, outcome)
-        drafts = drafted.draft.tokens if drafted is not None else []
-        for token in (*drafts[: outcome.accepted], outcome.next_token):
-            self._tokens.append(token)
-            self._finished = token in self._eos
-            if self._finished:
-                break
+        tree = drafted.draft.tree if drafted is not None else _NO_TREE
+        accepted = self._keep(tree, outcome)
         channel = link.channel
         up, down = self._marks
         self._marks = channel.bytes_up, channel.bytes_down
-        ready = taken.complete and bool(drafts)
+        ready = taken.complete and len(tree) > 0
         self._records.append(
             RoundRecord(
-                drafted=len(drafts),
-                accepted=outcome.accepted,
+                drafted=len(tree),
+                accepted=accepted,
                 draft_seconds=draft_end - began if drafted is not None else 0.0,
                 wait_seconds=outcome_at - draft_end,
                 verify_seconds=outcome.compute_us * 1e-6,
@@ -196,6 +196,7 @@ class Rounds:
                 ready=ready,
                 predrafts=next_taken.begun,
                 sync_seconds=sent - outcome_before if ready and taken.sent is None else 0.0,
+                depth=tree.depth,
             )
         )
         return following, next_taken, outcome_at
@@ -204,7 +205,7 @@ class Rounds:
         self, drafted: DraftedRound | None, outcome: Outcome
     ) -> tuple[DraftedRound | None, Taken]:
         """The round behind an outcome, with what has been drafted of it."""
-        count = len(drafted.draft.tokens) if drafted is not None else 0
+        count = len(drafted.draft.tree) if drafted is not None else 0
         if outcome.accepted > count:
             raise VerifierRefused(
                 f"the verifier accepted {outcome.accepted} of {count} drafted tokens; "
@@ -221,6 +222,17 @@ class Rounds:
         draft = taken.draft or drafted.next_draft(*verdict, fork=self._pool is not None)
         return drafted.followed_by(*verdict, draft), taken
 
+    def _keep(self, tree: TokenTree, outcome: Outcome) -> int:
+        """Extend the reply by what an outcome says, up to its end; how many drafted tokens hold."""
+        path = tree.path_to(outcome.accepted - 1)
+        gained = [*tree.tokens_of(path), outcome.next_token]
+        end = next((count for count, token in enumerate(gained, 1) if token in self._eos), None)
+        self._finished = end is not None
+        known = len(gained) - len(self._resampled)  # to the verifier
+        self._resampled = gained[known:end]
+        self._tokens += gained[:end]
+        return len(path)
+
     def _message(self, reply: int, number: int, drafted: DraftedRound | None) -> Draft:
         if drafted is not None:
             return draft_message(self._link.session, drafted, self._resampled)
@@ -230,42 +242,61 @@ class Rounds:
         )
 
     def _resample(self, drafted: DraftedRound | None, outcome: Outcome) -> Outcome:
-        """Split verification: the token behind a rejection is drawn here, where q is known (DSSD)."""
-        verifier = self._link.verifier
-        assert verifier is not None
-        rows = drafted.draft.q if drafted is not None else []
-        if not self._settings.splits or drafted is None or outcome.accepted >= len(rows):
+        """Split verification: what follows a rejection is determined here, where q is known (DSSD)."""
+        tree = drafted.draft.tree if drafted is not None else _NO_TREE
+        node = outcome.accepted - 1
+        if (
+            drafted is None
+            or not self._settings.splits
+            or not (node < len(tree) and tree.children(node))
+        ):
             raise VerifierRefused(
                 "the verifier sent a distribution where none was rejected; it does not follow the protocol",
                 "out-of-step",
             )
         try:
-            p = torch.from_numpy(unpack_distribution(outcome.distribution, verifier.vocab_size))
+            p = self._distributions(outcome.distribution, tree, node)
             generator = generator_for("resample", self._settings.seed, outcome.reply, outcome.round)
-            token = sample(split_residual(p, rows[outcome.accepted]), generator)
+            verdict = finish_split_tree(tree, node, torch.stack(drafted.draft.q), p, generator)
         except (WireError, SamplingError) as error:
             raise VerifierRefused(
                 f"the verifier's distribution cannot be used: {error}", "bad-distribution"
             ) from error
-        self._resampled = [token]
-        return msgspec.structs.replace(outcome, next_token=token, distribution=b"")
+        added = verdict.path[len(tree.path_to(node)) :]
+        self._resampled = [*tree.tokens_of(added), verdict.next_token]
+        return msgspec.structs.replace(
+            outcome, accepted=verdict.last + 1, next_token=verdict.next_token, distribution=b""
+        )
+
+    def _distributions(self, data: bytes, tree: TokenTree, node: int) -> torch.Tensor:
+        """The target's behind the node whose first child is rejected, and behind what is left there."""
+        assert self._link.verifier is not None
+        size = self._link.verifier.vocab_size
+        if not tree.branches:
+            return torch.from_numpy(unpack_distribution(data, size)[None])
+        # Fewer where the verifier has cut the tree for want of room.
+        count = min(count_rows(data), 1 + len(remaining_nodes(tree, node)))
+        rows = unpack_rows(data, count, size)
+        return torch.from_numpy(np.stack(rows))
 
 
 def draft_message(
     session: int, drafted: DraftedRound, resampled: list[int] | None = None, ahead: bool = False
 ) -> Draft:
-    """A round as it is sent. ``resampled``: the token drawn here behind the rejection in front of it.
+    """A round as it is sent. ``resampled``: what the robot determined behind the rejection in front of it.
 
     ``ahead``: the tokens in front of it are assumed, and named by their digest.
     """
     draft, proof = drafted.draft, drafted.drafting.proof
+    tree, q = draft.tree, draft.q
     evidence = b""
-    if draft.q and proof is Proof.FULL:
-        evidence = pack_distributions(torch.stack(draft.q))
-    elif draft.q and proof is Proof.SPLIT:
-        chances = torch.stack([q[x] for q, x in zip(draft.q, draft.tokens, strict=True)])
-        evidence = pack_chances(rounded_up(chances).numpy())
-    elif draft.q and proof is Proof.TRUNCATED:
+    if q and proof is Proof.FULL:
+        evidence = pack_distributions(torch.stack(q))
+    elif q and proof is Proof.SPLIT:
+        row_of = dict(zip(tree.inner, q, strict=True))
+        chances = [row_of[parent][x] for x, parent in zip(tree.tokens, tree.parents, strict=True)]
+        evidence = pack_chances(rounded_up(torch.stack(chances)).numpy())
+    elif q and proof is Proof.TRUNCATED:
         evidence = pack_kept(draft.kept, draft.sequence.model.vocab_size)
     return Draft(
         session=session,
@@ -274,6 +305,7 @@ def draft_message(
         confirmed=len(drafted.prefix),
         tokens=draft.tokens,
         evidence=evidence,
+        parents=tree.parents_bytes() if tree.branches else b"",
         assumed=prefix_digest(drafted.prefix) if ahead else b"",
         resampled=resampled or [],
     )

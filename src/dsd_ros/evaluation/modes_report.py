@@ -209,7 +209,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     t_c = _link_delay(replies, decode.needs_draft, scale)
     drafted = _weighted([r.draft_round_seconds / scale for r in replies], rounds_of)
     t_r = _weighted([r.sync_seconds / scale for r in replies], rounds_of) if ahead else None
-    t_p = drafted / decode.draft_length if decode.needs_draft and drafted is not None else None
+    t_p = drafted / decode.depth if decode.needs_draft and drafted is not None else None
     row |= {
         "draft_round_ms": None if t_p is None or drafted is None else _ms(drafted),
         "verify_round_ms": None if t_q is None else _ms(t_q),
@@ -224,7 +224,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     if decode.pipeline_depth > 1 and ahead:
         # A round sent ahead is under way while another is: its wait tells nothing of the link.
         t_c = (profile.link.delay_up_s + profile.link.delay_down_s + profile.link.jitter_s) / 2
-    row |= _theory(row, decode.draft_length, t_p, t_q, t_c, t_r)
+    row |= _theory(row, decode.depth, t_p, t_q, t_c, t_r)
     errors = sorted({r.worker_error for r in replies if r.worker_error})
     if errors:
         row["worker_errors"] = errors
@@ -301,7 +301,8 @@ def _draws(decode: DecodeSettings) -> object:
         return "greedy"
     if decode.proven_by is Proof.COUPLED:
         return "coupled"  # shared noise: whoever drafts, and ar
-    return decode.proven_by, decode.draft_length, decode.top_k_proof, decode.top_rho_proof
+    shape = decode.shaped_by, decode.depth, decode.expansion
+    return decode.proven_by, shape, decode.top_k_proof, decode.top_rho_proof
 
 
 def _weighted(values: Sequence[float], weights: Sequence[int]) -> float | None:

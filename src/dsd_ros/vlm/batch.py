@@ -43,7 +43,7 @@ def _advance(group: list[Sequence]) -> None:
 
 
 def grow_trees_together(
-    growths: list[tuple[Sequence, Tokens[int], Tokens[int]]],
+    growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]],
 ) -> list[torch.Tensor]:
     """``Sequence.grow_tree`` for several sequences, (sequence, tokens, parents) each, in their order.
 

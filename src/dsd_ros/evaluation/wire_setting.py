@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -161,6 +162,8 @@ class WireSetting:
             raise BenchError(f"timed is {self.timed}; use 0 to the number of images, {self.images}")
         if not 0.0 <= self.longest_s <= 1e6:
             raise BenchError(f"longest is {self.longest_s:g} s; use 0 to 1000000")
+        for shape in self.shapes:  # SettingsError for one that cannot be
+            dataclasses.replace(self.decode, mode="coupled", **dict(shape.settings))
         if "coupled" not in self.proofs and not any(shape.draws for shape in self.shapes):
             raise BenchError(
                 "a budget draws no nodes, which only proof coupled can do with; name it, or another shape"

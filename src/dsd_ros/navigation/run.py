@@ -173,6 +173,9 @@ class NavigationRun:
     def on_odometry(self, pose: Pose, measured: Velocity, moment: Moment) -> Velocity:
         """Take the robot's newest pose; returns the command for it."""
         self._odometry_time = moment.steady
+        if self.phase is Phase.SETTLING and Cause.OPERATOR in self._safety.causes:
+            self._motion = None  # nothing is observed before the operator lets go
+            return AT_REST
         if self._motion is None:
             if self.phase is Phase.SETTLING:
                 wanted = Action(ActionKind.STOP)

@@ -72,6 +72,7 @@ class SupervisorNode(Node):
     def __init__(self) -> None:
         super().__init__("supervisor_node")
         self.failure: str | None = None
+        self._closing = False
         settings = declare(self, SupervisorSettings)
         self._limits = declare(self, Limits, "limit.")
         self._required = declare(self, Requirements, "require.")
@@ -94,6 +95,7 @@ class SupervisorNode(Node):
         self.create_timer(0.5, self._hear_again, clock=steady)
 
     def close(self) -> None:
+        self._closing = True  # callbacks still run, and must not have the last word
         for _ in range(3):
             self._command.publish(Twist())
             time.sleep(0.02)
@@ -238,6 +240,8 @@ class SupervisorNode(Node):
 
     def _decide(self, commanded: bool = False) -> None:
         """Decide, and publish what is new or due. ``commanded``: a command has just come."""
+        if self._closing:
+            return
         now = time.monotonic()
         decision = self._supervisor.decide(now)
         said = (decision.stopped, decision.source, decision.causes)

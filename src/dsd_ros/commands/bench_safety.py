@@ -1,0 +1,50 @@
+"""`dsd bench safety`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
+
+
+def add_safety(benches: Any) -> None:
+    safety = benches.add_parser(
+        "safety",
+        help="time from each cause of a stop to zero velocity",
+        description="Start the safety supervisor, drive it over DDS as robot, navigation and operator do, provoke "
+        "every cause and time how long cmd_vel goes on commanding motion. Exit 1 when that is ever more than half a second.",
+    )
+    safety.add_argument(
+        "--trials", type=int, default=10, help="of each cause (default: %(default)s)"
+    )
+    safety.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    safety.set_defaults(run=_bench_safety)
+
+
+def _bench_safety(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.overhead import machine
+    from dsd_ros.nodes.safety_bench import LIMIT_S, SafetyBenchError, measure_safety
+
+    def progress(name: str, times: Sequence[float]) -> None:
+        print(f"{name}: worst of {len(times)}: {max(times):.3f} s", file=sys.stderr, flush=True)
+
+    try:
+        rows = measure_safety(args.trials, progress)
+    except SafetyBenchError as error:
+        print(f"dsd bench safety: {error}", file=sys.stderr)
+        return EXIT_GOAL_MISSED
+    worst = max(row["worst_s"] for row in rows)
+    report = {"bench": "safety", "machine": machine(), "worst_s": worst, "rows": rows}
+    print(f"{'provocation':32} {'cause':22} {'median s':>9} {'worst s':>9}")
+    for row in rows:
+        print(
+            f"{row['provocation']:32} {row['cause']:22} {row['median_s']:9.3f} {row['worst_s']:9.3f}"
+        )
+    print(f"worst of all: {worst:.3f} s; at most {LIMIT_S} s is wanted")
+    print(report["machine"])
+    write_json(args.json, report)
+    return EXIT_DONE if worst <= LIMIT_S else EXIT_GOAL_MISSED

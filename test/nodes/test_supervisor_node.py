@@ -1,0 +1,107 @@
+"""The supervisor as a process, over real DDS: every cause provoked, arbitration, services, its end."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from diagnostic_msgs.msg import DiagnosticArray
+from ros_rig import Rig
+
+from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.navigation.safety import Cause, Source
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.safety_bench import PARAMETERS, PROVOCATIONS, StandIn
+
+# What `dsd bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.
+LATEST_S = 1.5
+
+
+def started(rig: Rig) -> tuple[StandIn, object]:
+    parameters = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
+    child = rig.start("supervisor_node", **parameters)
+    standin = StandIn(rig.node)
+    standin.drive()
+    return standin, child
+
+
+def test_every_cause_stops_the_robot_and_is_named(rig):
+    standin, child = started(rig)
+    levels: set[int] = set()
+
+    def on_diagnostics(message) -> None:
+        for status in message.status:
+            if status.name == "supervisor_node":
+                levels.add(status.level[0])
+
+    rig.node.create_subscription(DiagnosticArray, "/diagnostics", on_diagnostics, 10)
+    provoked = set()
+    for provocation in PROVOCATIONS:
+        assert standin.trial(provocation) < LATEST_S, provocation.name
+        provoked.add(provocation.cause)
+        sentences = standin.state.sentences
+        assert len(sentences) == len(standin.state.causes)
+    assert provoked == set(Cause) - {Cause.NO_ACTION}
+    standin.drive()
+    rig.until(lambda: levels == {0, 1, 2}, what="each level in /diagnostics")
+    assert not any("Traceback" in line for line in rig.lines)
+
+    # Interrupted while the robot moves: zero is the last word.
+    began = time.monotonic()
+    child.process.send_signal(signal.SIGINT)
+    assert child.process.wait(10.0) == 0
+    assert time.monotonic() - began < 5.0
+    time.sleep(0.2)
+    assert not standin.commands[-1][1]
+
+
+def test_arbitration_and_what_is_published(rig):
+    standin, _ = started(rig)
+    rig.until(lambda: len(rig.node.get_publishers_info_by_topic("cmd_vel")) == 1)
+    assert standin.state.source == Source.NAVIGATION and not standin.state.stopped
+    assert standin.newest.linear.x == 0.4
+
+    # The operator wins, also over what stops navigation, and navigation's action is over after that.
+    standin.muted.add("camera")
+    standin.joystick = (-0.3, 0.5)
+    rig.until(lambda: standin.newest.linear.x == -0.3 and standin.newest.angular.z == 0.5)
+    rig.until(lambda: {Cause.OPERATOR, Cause.CAMERA_STALE} <= set(standin.causes))
+    assert standin.state.source == Source.OPERATOR and not standin.state.stopped
+    standin.joystick = (7.0, 0.0)
+    rig.until(lambda: standin.newest.linear.x == 1.0)
+    standin.joystick = None
+    standin.muted.clear()
+    rig.until(lambda: standin.causes == [Cause.NO_ACTION])
+    assert not standin.commands[-1][1] and standin.state.stopped
+    standin.drive()
+
+    # Latched: false lifts nothing, a late listener hears the state, the reset answers.
+    standin.call(standin.stop_client)
+    standin.press_emergency_stop(False)
+    rig.until(lambda: Cause.EMERGENCY_STOP in standin.causes)
+    standin.joystick = (0.3, 0.0)
+    heard: list[SafetyState] = []
+    rig.node.create_subscription(SafetyState, "safety_state", heard.append, qos.LATCHED)
+    rig.until(lambda: heard and heard[0].causes[0] == SafetyState.EMERGENCY_STOP)
+    assert "emergency_stop" in heard[0].sentences[0]
+    count = len(standin.commands)
+    rig.until(lambda: len(standin.commands) > count + 5)
+    assert not any(moves for _, moves in standin.commands[count:])
+    standin.joystick = None
+    assert standin.call(standin.reset_client).success
+    assert not standin.call(standin.reset_client).success
+    standin.drive()
+
+    # Nobody commands: zeros for a while, then silence, so that another controller may be used.
+    standin.muted.add("command")
+    rig.until(lambda: Cause.COMMAND_STALE in standin.causes)
+    rig.until(lambda: time.monotonic() - standin.commands[-1][0] > 1.0)
+    assert not standin.commands[-1][1]
+
+
+def test_the_messages_constants_are_the_causes():
+    for cause in Cause:
+        assert getattr(SafetyState, cause.name) == cause
+    for source in Source:
+        assert getattr(SafetyState, f"SOURCE_{source.name}") == source
+    assert not NavAction().verified and SafetyState().source == Source.NONE

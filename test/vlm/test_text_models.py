@@ -15,6 +15,7 @@ from tiny_text import make_tiny_text, write_gguf
 from dsd_ros.vlm import gguf
 from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
+from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.layers import LeanLayer
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -145,6 +146,19 @@ def test_int8_answers_nearly_the_same(llama, directories):
     near = quantized.prefill(None, INSTRUCTION).verify([1, 2, 3]).softmax(-1)
     assert (torch.minimum(exact, near).sum(-1) > 0.7).all()
     assert quantized.tokenizer_fingerprint == llama.tokenizer_fingerprint
+
+
+def test_exits_of_a_text_model_come_along(tmp_path):
+    directory = make_tiny_text(tmp_path / "model", seed=5)
+    model = load_model(ModelSettings(str(directory)))
+    assert model.exits is None
+    ExitAdapters.untrained(model).save(directory, model.fingerprint)
+    model = load_model(ModelSettings(str(directory)))
+    assert model.exits is not None and model.exits.layers == (1,)
+    hidden = []
+    rows = model.prefill(None, INSTRUCTION).verify([5, 6], lambda _, h: hidden.append(h))
+    close(model.head(hidden[-1]), rows[:, :TOKENS])
+    assert model.exits.logits(model, 1, hidden[0]).shape == rows.shape
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
@@ -9,6 +10,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from ros_rig import Rig
 
 from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.cli import main
 from dsd_ros.navigation.safety import Cause, Source
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.safety_bench import PARAMETERS, PROVOCATIONS, StandIn
@@ -97,6 +99,18 @@ def test_arbitration_and_what_is_published(rig):
     rig.until(lambda: Cause.COMMAND_STALE in standin.causes)
     rig.until(lambda: time.monotonic() - standin.commands[-1][0] > 1.0)
     assert not standin.commands[-1][1]
+
+
+def test_the_bench_reports_each_cause(ros_domain, tmp_path):
+    path = tmp_path / "safety.json"
+    command = ["bench", "safety", "--trials", "2", "--causes", "LINK_LOST,TILT"]
+    assert main([*command, "--json", str(path)]) in (0, 1)  # 1: a machine with far too much to do
+    report = json.loads(path.read_text())
+    assert [row["cause"] for row in report["rows"]] == ["TILT", "LINK_LOST"]
+    for row in report["rows"]:
+        assert row["trials"] == 2 and 0 < row["median_s"] <= row["worst_s"] <= report["worst_s"]
+    assert main(["bench", "safety", "--trials", "0"]) == 2
+    assert main(["bench", "safety", "--causes", "BAD_LUCK"]) == 2
 
 
 def test_the_messages_constants_are_the_causes():

@@ -16,10 +16,17 @@ def add_safety(benches: Any) -> None:
         "safety",
         help="time from each cause of a stop to zero velocity",
         description="Start the safety supervisor, drive it over DDS as robot, navigation and operator do, provoke "
-        "every cause and time how long cmd_vel goes on commanding motion. Exit 1 when that is ever more than half a second.",
+        "every cause and time how long cmd_vel goes on commanding motion. Exit 1 when that is ever more than half a "
+        "second.",
     )
     safety.add_argument(
         "--trials", type=int, default=10, help="of each cause (default: %(default)s)"
+    )
+    safety.add_argument(
+        "--causes",
+        default="all",
+        metavar="CAUSE,...",
+        help="of SafetyState.msg, e.g. CAMERA_STALE,TILT (default: %(default)s)",
     )
     safety.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     safety.set_defaults(run=_bench_safety)
@@ -32,8 +39,9 @@ def _bench_safety(args: argparse.Namespace) -> int:
     def progress(name: str, times: Sequence[float]) -> None:
         print(f"{name}: worst of {len(times)}: {max(times):.3f} s", file=sys.stderr, flush=True)
 
+    causes = None if args.causes == "all" else args.causes.split(",")
     try:
-        rows = measure_safety(args.trials, progress)
+        rows = measure_safety(args.trials, causes, progress)
     except SafetyBenchError as error:
         print(f"dsd bench safety: {error}", file=sys.stderr)
         return EXIT_GOAL_MISSED

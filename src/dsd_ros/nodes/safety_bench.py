@@ -305,9 +305,13 @@ PROVOCATIONS = (
 
 
 def measure_safety(
-    trials: int, progress: Callable[[str, Sequence[float]], None] | None = None
+    trials: int,
+    causes: Sequence[str] | None = None,
+    progress: Callable[[str, Sequence[float]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Start a supervisor and provoke every cause ``trials`` times. Seconds from cause to zero, a row a cause.
+    """Start a supervisor and provoke every cause ``trials`` times. Seconds from cause to zero, a row a provocation.
+
+    :param causes: names of those to provoke; None: all.
 
     Takes a ROS domain of its own unless one is chosen in the environment. Call it from the main thread.
 
@@ -315,6 +319,11 @@ def measure_safety(
     """
     if trials < 1:
         raise ValueError(f"trials is {trials}; use 1 or more")
+    known = {provocation.cause.name for provocation in PROVOCATIONS}
+    for name in causes or ():
+        if name not in known:
+            raise ValueError(f"unknown cause {name!r}; choose from {', '.join(sorted(known))}")
+    wanted = [p for p in PROVOCATIONS if causes is None or p.cause.name in causes]
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     with ProcessGroup(lambda name, line: None) as group:
@@ -334,7 +343,7 @@ def measure_safety(
         thread.start()
         try:
             rows = []
-            for provocation in PROVOCATIONS:
+            for provocation in wanted:
                 times = [standin.trial(provocation) for _ in range(trials)]
                 if progress is not None:
                     progress(provocation.name, times)

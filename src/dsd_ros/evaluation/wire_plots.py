@@ -55,7 +55,7 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     for axes in (accepted, *speeds):
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=7)
     things = "instructions" if report["model"] == "text" else "pictures"
     canvas.suptitle(
         f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round where nothing else "
@@ -92,7 +92,7 @@ def _draw_acceptance(
                 label=f"truncated, {name}, measured",
             )
         for proof in ("full", "coupled"):
-            for row in (row for row in rows if row["proof"] == proof):
+            for row in [row for row in rows if row["proof"] == proof][:1]:
                 axes.axhline(
                     row["position_acceptance"],
                     color=_COLOURS[proof],

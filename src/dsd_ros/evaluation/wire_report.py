@@ -103,6 +103,7 @@ def _row(
     tokens = sum(len(reply.tokens) for reply in replies)
     rounds = [record for reply in replies for record in reply.records]
     tau = tokens / len(rounds) if one.proof != ALONE else 1.0
+    took = {f"{rate:g}": seconds_at(one, setting, rate) for rate in setting.uplinks}
     seen = len(pictures)
     up = sum(reply.bytes_up - pictures[i % seen] for i, reply in enumerate(replies))
     row: Row = {
@@ -114,16 +115,15 @@ def _row(
         "bytes_up_per_token": _round(up / tokens),
         "bytes_down_per_token": _round(sum(reply.bytes_down for reply in replies) / tokens),
         "tau": _round(tau),
-        "seconds_per_reply": {
-            f"{rate:g}": _round(seconds_at(one, setting, rate)) for rate in setting.uplinks
-        },
+        "seconds_per_reply": {rate: _round(seconds) for rate, (seconds, _) in took.items()},
+        "seconds_per_token": {rate: _round(seconds) for rate, (_, seconds) in took.items()},
         "computed_at": [f"{rate:g}" for rate in setting.uplinks if not one.timed.get(rate)],
     }
     if one.proof == ALONE:
         return row
     drafted, accepted = sum(r.drafted for r in rounds), sum(r.accepted for r in rounds)
     # The target judges up to the first rejection only.
-    judged = accepted + sum(r.accepted < min(r.drafted, decode.depth) for r in rounds)
+    judged = accepted + sum(r.accepted < (r.depth or r.drafted) for r in rounds)
     alpha = accepted / judged if judged else 0.0
     sent = _payload(one, alpha, vocabulary, distances)
     large = _payload(one, alpha, LARGE_VOCABULARY, distances)
@@ -146,37 +146,32 @@ def _row(
     return row
 
 
-def seconds_at(one: Contender, setting: WireSetting, rate: float) -> float:
-    """A reply's seconds over the link: as measured, or else ``computed_seconds``."""
+def seconds_at(one: Contender, setting: WireSetting, rate: float) -> tuple[float, float]:
+    """Seconds of a reply and of a token over the link: as measured, or else by ``computed_seconds``."""
     timed = one.timed.get(rate)
-    if timed:
-        return statistics.fmean(reply.seconds for reply in timed)
-    return computed_seconds(one, setting, rate)
+    replies = timed or one.counted[: setting.timed_count] or one.counted
+    seconds = [r.seconds if timed else computed_seconds(one, r, setting, rate) for r in replies]
+    return statistics.fmean(seconds), sum(seconds) / sum(len(reply.tokens) for reply in replies)
 
 
-def computed_seconds(one: Contender, setting: WireSetting, rate: float) -> float:
-    """What a reply takes at a rate: its time without a link, and what its bytes and round trips add.
+def computed_seconds(
+    one: Contender, reply: DecodedReply, setting: WireSetting, rate: float
+) -> float:
+    """What a reply would take at a rate: its time without a link, and what its bytes and round trips add.
 
     Where a profile says what the models take, its times are put in place of the time without a link. Tokens of the
     target alone come down while it makes the next ones.
     """
     link, profile = setting.link(rate), setting.profile
-    replies = one.counted[: setting.timed_count] or one.counted
-    found = []
-    for reply in replies:
-        trips = reply.rounds if one.proof != ALONE else 1
-        depth = sum(min(record.drafted, one.decode.depth) for record in reply.records)
-        models = reply.seconds
-        if profile is not None and profile.draft_s is not None and profile.target_s is not None:
-            passes = trips if one.proof != ALONE else len(reply.tokens)
-            models = depth * profile.draft_s + passes * profile.target_s
-        up, down = (
-            8 * reply.bytes_up / link.rate_up_bps,
-            8 * reply.bytes_down / link.rate_down_bps,
-        )
-        busy = max(models, down) if one.proof == ALONE else models + down
-        found.append(busy + up + 2 * trips * setting.delay_s)
-    return statistics.fmean(found)
+    trips = reply.rounds if one.proof != ALONE else 1
+    models = reply.seconds
+    if profile is not None and profile.draft_s is not None and profile.target_s is not None:
+        depth = sum(record.depth or record.drafted for record in reply.records)
+        passes = trips if one.proof != ALONE else len(reply.tokens)
+        models = depth * profile.draft_s + passes * profile.target_s
+    up, down = 8 * reply.bytes_up / link.rate_up_bps, 8 * reply.bytes_down / link.rate_down_bps
+    busy = max(models, down) if one.proof == ALONE else models + down
+    return busy + up + 2 * trips * setting.delay_s
 
 
 def _settings(one: Contender) -> dict[str, Any]:
@@ -307,7 +302,7 @@ def render(report: dict[str, Any]) -> str:
 def _speed(report: dict[str, Any]) -> str:
     if report["profile"] is None:
         return "models at this machine's speed"
-    return f"models held to the times of profile {report['profile']}"
+    return f"models at the times of profile {report['profile']}"
 
 
 def _text(row: Row, name: str, form: str) -> str:

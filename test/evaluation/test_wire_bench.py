@@ -28,7 +28,7 @@ from dsd_ros.vlm.loading import ModelSettings
 
 KEYS = {
     "proof", "label", "settings", "replies", "tokens_per_reply", "bytes_up_per_token", "bytes_down_per_token",
-    "tau", "seconds_per_reply", "computed_at",
+    "tau", "seconds_per_reply", "seconds_per_token", "computed_at",
 }  # fmt: skip
 DRAFTED = KEYS | {
     "drafted_per_round", "acceptance", "position_acceptance", "expected_acceptance", "kept_mass",
@@ -117,7 +117,7 @@ def test_models_can_be_held_to_given_times(pair, capsys, tmp_path):
         "--max-tokens", "3", "--profile", "rtx-a100", "--json", tmp_path / "wire.json",
     )  # fmt: skip
     assert code == 0, err
-    assert "held to the times of profile rtx-a100" in out
+    assert "models at the times of profile rtx-a100" in out
     coupled = json.loads((tmp_path / "wire.json").read_text())["rows"][1]
     assert coupled["seconds_per_reply"]["100"] >= 0.442  # one forward of the target
 

@@ -110,7 +110,8 @@ def measure_wire(
             bearable = [
                 one
                 for one in contenders
-                if computed_seconds(one, setting, uplink) <= setting.longest_s
+                if max(computed_seconds(one, reply, setting, uplink) for reply in one.counted)
+                <= setting.longest_s
             ]
             for number in range(setting.timed_count):
                 # Each question begins with another proof: what comes first must not always be the same.

@@ -129,8 +129,8 @@ def _draw_speed_up(axes: Any, report: dict[str, Any], rows: list[dict[str, Any]]
 
 def _speed_ups(row: dict[str, Any], report: dict[str, Any]) -> list[float]:
     (alone,) = (other for other in report["rows"] if other["proof"] == ALONE)
-    base = alone["seconds_per_reply"]
-    return [base[rate] / seconds for rate, seconds in row["seconds_per_reply"].items()]
+    base = alone["seconds_per_token"]  # sampled replies are not of one length
+    return [base[rate] / seconds for rate, seconds in row["seconds_per_token"].items()]
 
 
 def _is_tree(row: dict[str, Any]) -> bool:

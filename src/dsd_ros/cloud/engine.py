@@ -17,14 +17,7 @@ import msgspec
 from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.verification import (
-    Refused,
-    follows,
-    open_reply,
-    take_resampled,
-    told,
-    verify_round,
-)
+from dsd_ros.cloud.verification import Refused, end_reply, open_reply, verify_round
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -328,19 +321,10 @@ class VerifierEngine:
 
     def _complete(self, session: Session, reply: Reply, draft: Draft) -> None:
         """A reply ended with tokens that the robot found itself; nobody waits for an answer."""
-        code, sentence = RefusalCode.OUT_OF_STEP, ""
-        if not follows(reply, draft):
-            sentence = (
-                f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of "
-                f"{told(reply)}"
-            )
-        else:
-            try:
-                take_resampled(self.model, reply, draft.resampled)
-            except SamplingError as error:
-                code, sentence = RefusalCode.BAD_DISTRIBUTION, str(error)
-        if sentence:
-            session.send(Refusal(session.id, draft.reply, draft.round, code, sentence))
+        try:
+            end_reply(self.model, reply, draft)
+        except Refused as error:
+            session.send(_refusal(session, draft, error))
             return
         reply.received = draft.round
 
@@ -372,9 +356,7 @@ class VerifierEngine:
         try:
             outcome = verify_round(self.model, session, reply, draft, early)
         except Refused as error:
-            session.send(
-                Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
-            )
+            session.send(_refusal(session, draft, error))
             return False
         if reply.outcomes and reply.outcomes[-1].distribution:
             # The robot has drawn with it and will not ask for it again.
@@ -397,6 +379,10 @@ def _size(message: Observation | Draft) -> int:
     if isinstance(message, Draft):
         return len(message.evidence)
     return len(message.image)
+
+
+def _refusal(session: Session, draft: Draft, error: Refused) -> Refusal:
+    return Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
 
 
 def _overloaded(session: int, reply: int, number: int) -> Refusal:

@@ -73,7 +73,7 @@ def verify_round(
     assert sequence is not None
     before, owed = len(sequence.tokens), reply.owed
     number = len(reply.outcomes) + 1
-    in_step = draft.round == number and follows(reply, draft)
+    in_step = draft.round == number and _follows(reply, draft)
     if draft.assumed and not (in_step and draft.assumed == prefix_digest(sequence.tokens)):
         raise Refused(
             RefusalCode.ASSUMPTION_FAILED,
@@ -83,7 +83,7 @@ def verify_round(
         raise Refused(
             RefusalCode.OUT_OF_STEP,
             f"round {draft.round} behind {draft.confirmed} tokens is out of step: the verifier is at "
-            f"round {number} behind {told(reply)}",
+            f"round {number} behind {_known(reply)}",
         )
     # What is beyond the context cannot be verified: a shorter draft is as exact.
     room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
@@ -91,7 +91,7 @@ def verify_round(
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
         judge = judge_of(session, draft, drafted, room)
-        take_resampled(model, reply, draft.resampled)
+        _take(model, reply, draft.resampled)
         began = time.perf_counter()
 
         def outcome(verdict: Verdict, layer: int, confidence: float, ran_us: int) -> Outcome:
@@ -141,34 +141,48 @@ def verify_round(
     return outcome(verdict, model.num_layers, confidence, ran_us)
 
 
-def follows(reply: Reply, draft: Draft) -> bool:
+def end_reply(model: VisionLanguageModel, reply: Reply, draft: Draft) -> None:
+    """Take in a reply's last tokens, which the robot found itself; Refused when they cannot be those."""
+    if not _follows(reply, draft):
+        raise Refused(
+            RefusalCode.OUT_OF_STEP,
+            f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of "
+            f"{_known(reply)}",
+        )
+    try:
+        _take(model, reply, draft.resampled)
+    except SamplingError as error:
+        raise _refusal(error) from error
+
+
+def _follows(reply: Reply, draft: Draft) -> bool:
     """Whether a draft tells the tokens that the robot found, if it was to find any, and counts all rightly."""
     assert reply.sequence is not None
-    tokens = len(draft.resampled)
-    fits = 1 <= tokens <= reply.owed if reply.owed else not tokens
-    return fits and draft.confirmed == len(reply.sequence.tokens) + tokens
+    found = len(draft.resampled)
+    fits = 1 <= found <= reply.owed if reply.owed else not found
+    return fits and draft.confirmed == len(reply.sequence.tokens) + found
 
 
-def told(reply: Reply) -> str:
-    """The tokens that a reply is known to have, in words."""
+def _known(reply: Reply) -> str:
+    """How many tokens a reply is known to have, in words."""
     assert reply.sequence is not None
     known = len(reply.sequence.tokens)
     return f"{known}, and 1 to {reply.owed} that the robot finds" if reply.owed else f"{known}"
 
 
-def take_resampled(model: VisionLanguageModel, reply: Reply, tokens: list[int]) -> None:
+def _take(model: VisionLanguageModel, reply: Reply, found: list[int]) -> None:
     """Take in what the robot found behind the rejection that the last round ended with; none: no change.
 
     SamplingError when one of them is no token of the target.
     """
-    if not tokens:
+    if not found:
         return
-    if max(tokens) >= model.vocab_size:
+    if max(found) >= model.vocab_size:
         raise SamplingError(
-            f"token {max(tokens)} cannot follow a rejection: the target has {model.vocab_size} tokens"
+            f"token {max(found)} cannot follow a rejection: the target has {model.vocab_size} tokens"
         )
     assert reply.sequence is not None
-    reply.sequence.append(tokens)
+    reply.sequence.append(found)
     reply.owed = 0
 
 

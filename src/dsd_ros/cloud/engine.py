@@ -250,8 +250,9 @@ class VerifierEngine:
         # Without drafts a robot may do without a tokenizer: only ids of the target travel.
         if theirs != ours and (theirs or preset.drafts):
             raise ValueError(
-                f"the draft's tokenizer ({theirs or 'none'}) is not that of the target "
-                f"{self.model.name} ({ours}); use a draft and a target that share one tokenizer"
+                f"the robot's tokenizer ({theirs or 'none'}) is not that of the target "
+                f"{self.model.name} ({ours}); use a draft that shares it, or give the robot the target's "
+                "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
             )
         return sampling
 

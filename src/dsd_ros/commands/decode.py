@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path
+from dsd_ros.commands.shared import EXIT_DONE, add_model, add_target_tokenizer, model_path
 from dsd_ros.flags import add_settings, settings_from
 
 SUMMARY = "one reply to one picture, without ROS"
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, DecodeSettings)
     add_model(parser, "--draft", "draft")
     add_model(parser, "--target", "target")
+    add_target_tokenizer(parser)
     parser.add_argument(
         "--verifier", metavar="URL", default="", help="ws://host:port or wss://host:port"
     )
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _decode(args: argparse.Namespace) -> int:
     from dsd_ros.decoding.settings import DecodeSettings
     from dsd_ros.edge.session import EdgeSession
+    from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.vlm.images import read_image
     from dsd_ros.vlm.loading import ModelSettings, load_model
     from dsd_ros.vlm.prompts import check_instruction
@@ -49,7 +51,11 @@ def _decode(args: argparse.Namespace) -> int:
     instruction = check_instruction(args.instruction)
     image = read_image(args.image)
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
-    with _verifier_channel(args) as channel, EdgeSession(channel, draft, settings) as session:
+    vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
+    with (
+        _verifier_channel(args) as channel,
+        EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session,
+    ):
         reply = session.decode(image, instruction)
     if args.json:
         print(json.dumps(_reply_as_json(reply)))

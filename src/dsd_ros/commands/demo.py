@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dsd_ros.commands.shared import add_model
+from dsd_ros.commands.shared import add_model, add_target_tokenizer
 
 SUMMARY = "the simulated Go2 finds the object named in an instruction, every node a process"
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
     add_model(parser, "--draft", "draft")
     add_model(parser, "--target", "target")
+    add_target_tokenizer(parser)
     parser.set_defaults(run=_demo)
 
 
@@ -54,6 +55,7 @@ def _demo(args: argparse.Namespace) -> int:
             temperature=args.temperature,
             draft_model=args.draft,
             target_model=args.target,
+            target_tokenizer=args.target_tokenizer,
             headless=args.headless,
             json_path=args.json,
         )

@@ -25,6 +25,15 @@ def add_model(parser: argparse.ArgumentParser, flag: str, role: str) -> None:
     )
 
 
+def add_target_tokenizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--target-tokenizer",
+        metavar="DIR_OR_FILE",
+        default="",
+        help="the target's model directory or tokenizer.json, where the draft has another tokenizer",
+    )
+
+
 def model_path(given: str, role: str) -> str:
     return given or str(models_directory() / role)
 

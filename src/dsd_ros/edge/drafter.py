@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -319,15 +319,19 @@ class DraftedRound:
     def next_draft(self, accepted: int, next_token: int, fork: bool) -> GrowingDraft:
         """The draft of the next round behind an outcome, to be grown; ``fork`` leaves this round as it is."""
         drafting, draft = self.drafting, self.draft
-        # One token of the round is always the target's own.
-        left = drafting.max_tokens - len(self.prefix) - len(self.tokens_of(accepted, next_token))
-        depth = max(0, min(drafting.depth, left - 1))
+        depth = self.depth_behind(len(self.tokens_of(accepted, next_token)))
         # A token only the target has: nothing can be drafted behind it.
         able = draft.able and next_token < draft.sequence.model.vocab_size
         sequence = draft.behind(accepted, next_token, fork) if able else draft.sequence
         return GrowingDraft(sequence, depth, drafting, self.number + 1, able)
 
+    def depth_behind(self, gained: int) -> int:
+        """How deep the next draft may be behind an outcome that adds ``gained`` tokens."""
+        # One token of the round is always the target's own.
+        left = self.drafting.max_tokens - len(self.prefix) - gained
+        return max(0, min(self.drafting.depth, left - 1))
+
     def followed_by(self, accepted: int, next_token: int, draft: GrowingDraft) -> DraftedRound:
         """The next round, with its draft."""
         prefix = [*self.prefix, *self.tokens_of(accepted, next_token)]
-        return DraftedRound(self.drafting, self.number + 1, prefix, draft)
+        return replace(self, number=self.number + 1, prefix=prefix, draft=draft)

@@ -20,6 +20,7 @@ from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.link import Limits, VerifierLink
 from dsd_ros.edge.predraft import PredraftPool, Taken
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
+from dsd_ros.edge.translation import TranslatedRound, Translation
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
@@ -49,7 +50,10 @@ class Request:
 
 
 class Rounds:
-    """One reply over an open session. ``model`` drafts (None: the target goes on alone), ``pool`` ahead."""
+    """One reply over an open session. ``model`` drafts (None: the target goes on alone), ``pool`` ahead.
+
+    ``translation``: from the model's vocabulary into the target's, where they differ.
+    """
 
     def __init__(
         self,
@@ -57,11 +61,13 @@ class Rounds:
         settings: DecodeSettings,
         model: VisionLanguageModel | None,
         pool: PredraftPool | None,
+        translation: Translation | None = None,
     ) -> None:
         self._link = link
         self._settings = settings
         self._model = model
         self._pool = pool
+        self._translation = translation
         assert link.verifier is not None
         self._eos = frozenset(link.verifier.eos_token_ids)
         self._tokens: list[int] = []
@@ -83,11 +89,15 @@ class Rounds:
         link.post(observation)
         self._marks = channel.bytes_up, down
         # 1. Both sides read the picture at the same time.
-        drafted = None
+        drafted: DraftedRound | None = None
         if self._model is not None:
             drafting = Drafting.of(settings, self._eos, request.number)
             sequence = self._model.prefill(request.image, request.instruction)
-            drafted = DraftedRound.first(drafting, sequence)
+            if self._translation is None:
+                drafted = DraftedRound.first(drafting, sequence)
+            else:
+                reply = self._translation.begin(sequence, self._eos)
+                drafted = TranslatedRound.begin(drafting, reply)
         prefill_seconds = time.perf_counter() - began
         taken = Taken()
         outcome_at = time.perf_counter()

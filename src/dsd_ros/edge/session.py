@@ -15,6 +15,8 @@ from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
 from dsd_ros.edge.predraft import PredraftPool
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.rounds import Progress, Request, Rounds, draft_message
+from dsd_ros.edge.translation import Translation, check_translatable
+from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
@@ -49,11 +51,17 @@ class EdgeSession:
         draft_model: VisionLanguageModel | TextModel | None,
         settings: DecodeSettings,
         link: LinkSettings | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        """ValueError when the mode needs a draft model, or distributions too large for the wire."""
+        """``vocabulary``: the target's, where the draft model may have another (``target_tokenizer``).
+
+        ValueError when the mode needs a draft model, or one that shares the target's tokenizer, or
+        distributions too large for the wire.
+        """
         self.settings = settings
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
+        self._translation: Translation | None = None
         if settings.needs_draft:
             if draft_model is None or not hasattr(draft_model, "prefill"):
                 raise ValueError(
@@ -61,6 +69,11 @@ class EdgeSession:
                 )
             self._draft_model = cast(VisionLanguageModel, draft_model)
             _check_room(settings, draft_model.vocab_size)
+        if vocabulary is not None and not _is_of(vocabulary, draft_model):
+            self._text_model = vocabulary
+            if self._draft_model is not None:
+                check_translatable(settings)
+                self._translation = Translation(vocabulary, self._draft_model)
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
         self._reply = 0
         self._pool = PredraftPool(settings, self._send_ahead) if settings.predrafts else None
@@ -105,7 +118,9 @@ class EdgeSession:
             for _ in range(self._link.settings.attempts):
                 try:
                     self._open(limits)
-                    rounds = Rounds(self._link, self.settings, self._draft_model, self._pool)
+                    rounds = Rounds(
+                        self._link, self.settings, self._draft_model, self._pool, self._translation
+                    )
                     return rounds.decode(request, picture)
                 except SessionLost:
                     # Same reply number and seed: starting over draws the same tokens again.
@@ -170,6 +185,10 @@ class EdgeSession:
 
     def _text(self, tokens: list[int]) -> str:
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
+
+
+def _is_of(vocabulary: Vocabulary, model: VisionLanguageModel | TextModel | None) -> bool:
+    return model is not None and model.tokenizer_fingerprint == vocabulary.tokenizer_fingerprint
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:

@@ -8,8 +8,15 @@ instead of windows of tokens, and the draft model's cache kept as far as its own
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Items
+from dataclasses import dataclass
 
+from dsd_ros.decoding.modes import Shape
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.tree_growth import GrownTree
+from dsd_ros.decoding.trees import TokenTree
+from dsd_ros.edge.drafter import DraftedRound, Drafting, GrowingDraft
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -18,6 +25,21 @@ from dsd_ros.vlm.sequence import Sequence
 _MAX_STEP_BACK = 16  # tokens, to the beginning of a word
 _UNSETTLED = 4  # tokens of a last word, beyond those wanted, that are taken to be final
 _STEPS_PER_TOKEN = 8  # of the draft model for one of the target's, at most
+
+
+def check_translatable(settings: DecodeSettings) -> None:
+    """ValueError for settings under which drafts cannot be translated.
+
+    Chances over one vocabulary prove nothing about the tokens of another; a tree would take as many
+    texts as it has branches, and drafting ahead one for every outcome.
+    """
+    sequence = settings.shaped_by is Shape.SEQUENCE
+    if not (settings.sampling.greedy and sequence) or settings.predrafts:
+        raise ValueError(
+            "the draft's tokenizer is not the target's, and between two tokenizers drafts are translated "
+            "only in mode dsd, temperature 0 and shape sequence; use these, or a draft model that shares "
+            "the target's tokenizer"
+        )
 
 
 class Translation:
@@ -42,7 +64,7 @@ class Translation:
 
         Elsewhere the last token is mostly right as it is, and another pass of the draft model costs more.
         """
-        return 3 * self._recut > self._longer
+        return 5 * self._recut > self._longer
 
     def learn(self, before: list[Piece], after: list[Piece]) -> None:
         """A text was cut into tokens, and again with more of it."""
@@ -80,7 +102,7 @@ class TranslatedReply:
         self._agreed, self._agreed_own = 0, 0
         self._end: int | None = None  # the draft's token that ended its text
 
-    def verified(self, tokens: list[int]) -> None:
+    def verified(self, tokens: Items[int]) -> None:
         """Go on behind these tokens of the target. The draft model's cache is kept as far as it fits."""
         self._verified.append(tokens)
         text = self._verified.text
@@ -171,6 +193,46 @@ class TranslatedReply:
         own.append(tokens[same:])
         sequence.rollback(keep + same)
         sequence.append(tokens[same:])
+
+
+class TranslatedDraft(GrowingDraft):
+    """One round's draft in tokens of the target; made at once, since the text is cut anew with each word."""
+
+    def __init__(
+        self, reply: TranslatedReply, depth: int, drafting: Drafting, number: int, able: bool = True
+    ) -> None:
+        super().__init__(reply.sequence, depth, drafting, number, able)
+        self.reply = reply
+        self._depth = depth
+
+    def finish(self) -> None:
+        """Add all that is missing."""
+        if self.complete:
+            return
+        began = time.perf_counter()
+        tokens, self.able = self.reply.draft(self._depth)
+        self._grown = GrownTree(TokenTree.chain(tokens), (-1,) * len(tokens))
+        self.seconds += time.perf_counter() - began
+
+
+@dataclass(frozen=True, eq=False)
+class TranslatedRound(DraftedRound):
+    """A round of a ``TranslatedReply``, whose text the rounds share: one after the other, and never ahead."""
+
+    draft: TranslatedDraft
+
+    @classmethod
+    def begin(cls, drafting: Drafting, reply: TranslatedReply) -> TranslatedRound:
+        """Round 1, its draft yet to be made."""
+        depth = min(drafting.depth, drafting.max_tokens - 1)
+        return cls(drafting, 1, [], TranslatedDraft(reply, depth, drafting, 1))
+
+    def next_draft(self, accepted: int, next_token: int, fork: bool) -> TranslatedDraft:
+        """The draft of the next round behind an outcome, to be made."""
+        draft, gained = self.draft, self.tokens_of(accepted, next_token)
+        draft.reply.verified(gained)
+        depth = self.depth_behind(len(gained))
+        return TranslatedDraft(draft.reply, depth, self.drafting, self.number + 1, draft.able)
 
 
 def _settled(text: str, pieces: list[Piece]) -> int:

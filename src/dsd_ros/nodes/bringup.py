@@ -101,6 +101,10 @@ _TARGET_MODEL = Argument(
     "target_model", "", "directory or hub id of the target model; empty: the shipped one",
     ("verifier_node.model.path",),
 )  # fmt: skip
+_TARGET_TOKENIZER = Argument(
+    "target_tokenizer", "", "the target's directory or tokenizer.json; empty: the draft's tokenizer",
+    ("draft_node.target_tokenizer",),
+)  # fmt: skip
 _TRANSPORT = Argument(
     "transport", "dds", "dds: verifier node on topics; websocket: bridge to a remote verifier",
     ("draft_node.transport",), TRANSPORTS,
@@ -146,6 +150,7 @@ DEMO = System(
         ),
         _DRAFT_MODEL,
         _TARGET_MODEL,
+        _TARGET_TOKENIZER,
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
         _VERIFIER_URL,
     ),
@@ -181,6 +186,7 @@ ROBOT = System(
             ("navigation_node.motion.speed", "supervisor_node.limit.speed"),
         ),
         _DRAFT_MODEL,
+        _TARGET_TOKENIZER,
         Argument(
             "quantization", "none", "of the draft model: none, int8 (CPU) or 4bit (CUDA)",
             ("draft_node.model.quantization",), ("none", "int8", "4bit"),

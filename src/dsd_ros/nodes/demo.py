@@ -39,6 +39,7 @@ class DemoSettings:
     temperature: float = 0.0
     draft_model: str = ""  # empty: the shipped one
     target_model: str = ""
+    target_tokenizer: str = ""  # empty: the draft's own
     headless: bool = False  # no window, no line that is rewritten in place: plain output
     json_path: str | None = None
     time_limit: float = 180.0  # of the run, s
@@ -193,6 +194,7 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
         "temperature": str(settings.temperature),
         "draft_model": settings.draft_model,
         "target_model": settings.target_model,
+        "target_tokenizer": settings.target_tokenizer,
         "verifier_port": "0",
     }
     values = values_of(DEMO, overrides)

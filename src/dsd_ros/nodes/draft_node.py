@@ -23,6 +23,7 @@ from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefus
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.camera import Camera
 from dsd_ros.nodes.dds_channel import DdsChannel
@@ -64,6 +65,13 @@ class DraftNodeSettings:
         metadata={"help": "how long a reply may take when the caller gives no limit, s",
                   "min": 0.5, "max": 120.0},
     )  # fmt: skip
+    target_tokenizer: str = field(
+        default="",
+        metadata={
+            "help": "the target's directory or tokenizer.json, where the draft has another tokenizer; "
+            "empty: the draft's"
+        },
+    )
 
 
 class DraftNode(LifecycleNode):
@@ -112,7 +120,11 @@ class DraftNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         try:
             model = load_model(self._model_settings)
-            session = EdgeSession(self._channel, model, self._decode_settings, self._link_settings)
+            tokenizer = self._settings.target_tokenizer
+            vocabulary = Vocabulary.load(tokenizer) if tokenizer else None
+            session = EdgeSession(
+                self._channel, model, self._decode_settings, self._link_settings, vocabulary
+            )
         except (ValueError, OSError) as error:
             self._reason = str(error)
             self._health.report(health.ERROR, self._reason)

@@ -1,0 +1,203 @@
+"""Draft and target of different tokenizers: the tokens are the target's, and right drafts are accepted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
+from safetensors.torch import load_file, save_file
+from tiny_models import SPECIAL_TOKENS, make_tiny_model, make_tokenizer
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.vocabulary import Vocabulary
+from dsd_ros.evaluation.pair import held_out_scenes
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+MODELS = Path(__file__).parents[2] / "models"
+TEXT = f"Ahead, it's 15 cm away: Größe 漢字 🪑🚪! {ENGLISH}"
+# What a draft gets wrong now and then.
+HEARD = TEXT.replace("left", "lift").replace("sight", "slght").replace("Action: tu", "Aktion: to")
+TOKENIZERS = {
+    "english": byte_level(),
+    "german": byte_level(GERMAN, 330, end="</s>"),
+    "bytes": byte_level("", 258),
+    "composed": byte_level(GERMAN, 350, nfc=True),
+    "metaspace": metaspace(),
+}
+BLACK = np.zeros((28, 28, 3), np.uint8)
+
+
+def reciting(kind: str, text: str) -> RecitingModel:
+    return RecitingModel(
+        TOKENIZERS[kind], text, "</s>" if kind in ("german", "metaspace") else "<|im_end|>"
+    )
+
+
+def merged(directory: Path, size: int) -> Path:
+    """Give a tiny model's directory a tokenizer with merges: the same specials, other tokens."""
+    learnt = json.loads(byte_level(ENGLISH, size).to_str())["model"]["merges"]
+    tokenizer = json.loads(make_tokenizer(other=True).to_str())
+    vocab = tokenizer["model"]["vocab"]
+    # The specials stand in the vocabulary as well, or they would be numbered behind the merges.
+    vocab |= {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
+    for pair in learnt:
+        vocab.setdefault("".join(pair), len(vocab))
+    tokenizer["model"]["merges"] = learnt
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Two tiny drafts: bytes in another order, and with merges."""
+    other = make_tiny_model(tmp_path_factory.mktemp("other"), 5, other_tokenizer=True)
+    words = make_tiny_model(tmp_path_factory.mktemp("words"), 6, vocab_rows=400)
+    return [load_model(ModelSettings(str(path))) for path in (other, merged(words, 360))]
+
+
+def decode(channel, draft, vocabulary, scenes, **values):
+    settings = DecodeSettings(**({"max_tokens": 400} | values))
+    with EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session:
+        return [session.decode(image, text) for image, text in scenes]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_what_two_models_say_in_common_is_accepted(kind):
+    """In whatever tokens they say it, nearly as often as in the same."""
+    target = reciting(kind, TEXT)
+    vocabulary = Vocabulary(TOKENIZERS[kind].to_str())
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        (alone,) = decode(channel, None, vocabulary, [(BLACK, "go")], mode="ar")
+        assert alone.text == TEXT and alone.finished
+        (shared,) = decode(channel, reciting(kind, HEARD), None, [(BLACK, "go")])
+        for other in TOKENIZERS:
+            # The first reply teaches how the two kinds of tokens go together.
+            first, reply = decode(channel, reciting(other, HEARD), vocabulary, [(BLACK, "go")] * 2)
+            assert first.tokens == reply.tokens == alone.tokens and reply.text == TEXT, other
+            assert reply.rounds <= 1.25 * shared.rounds < 0.5 * alone.rounds, other
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+def test_tiny_models(target, target_directory, foreign, picture, gamma):
+    vocabulary = Vocabulary.load(target_directory)
+    scenes = [(picture(seed), "find the can") for seed in range(4)]
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        alone = decode(channel, None, vocabulary, scenes, mode="ar", max_tokens=24)
+        for draft in foreign:
+            replies = decode(channel, draft, vocabulary, scenes, draft_length=gamma, max_tokens=24)
+            assert [r.tokens for r in replies] == [r.tokens for r in alone]
+            assert [r.text for r in replies] == [r.text for r in alone]
+            assert [r.finished for r in replies] == [r.finished for r in alone]
+            assert max(record.drafted for r in replies for record in r.records) == gamma
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 8])
+def test_the_longest_reply_is_cut_at_the_same_token(max_tokens):
+    target, draft = reciting("german", TEXT), reciting("english", TEXT)
+    vocabulary = Vocabulary(TOKENIZERS["german"].to_str())
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        for longest in (max_tokens, len(vocabulary.encode(TEXT)) + 1):
+            values = {"max_tokens": longest, "draft_length": 5}
+            (alone,) = decode(channel, None, vocabulary, [(BLACK, "go")], mode="ar", **values)
+            (reply,) = decode(channel, draft, vocabulary, [(BLACK, "go")], **values)
+            assert reply.tokens == alone.tokens and reply.finished == alone.finished
+            assert len(reply.tokens) == longest
+
+
+def test_a_draft_whose_context_is_full_leaves_the_rest_to_the_target():
+    target, draft = reciting("german", TEXT), reciting("bytes", TEXT)
+    draft.max_length = 40
+    vocabulary = Vocabulary(TOKENIZERS["german"].to_str())
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        (reply,) = decode(channel, draft, vocabulary, [(BLACK, "go")])
+    assert reply.text == TEXT and sum(reply.accepted) > 10
+    assert reply.records[0].drafted and not reply.records[-1].drafted
+
+
+def test_through_a_websocket(target, target_directory, foreign, picture, serving):
+    vocabulary = Vocabulary.load(target_directory / "tokenizer.json")
+    scenes = [(picture(seed), "find the can") for seed in range(3)]
+    with serving(str(target_directory)) as url, WebsocketChannel(url) as channel:
+        alone = decode(channel, None, vocabulary, scenes, mode="ar", max_tokens=20)
+        for draft in foreign:
+            replies = decode(channel, draft, vocabulary, scenes, max_tokens=20)
+            assert [(r.tokens, r.text) for r in replies] == [(r.tokens, r.text) for r in alone]
+
+
+def test_a_shared_vocabulary_is_not_translated(target, target_directory, draft, picture):
+    """The target's tokenizer may be named without need: nothing is refused then, and nothing changes."""
+    vocabulary = Vocabulary.load(target_directory)
+    scenes = [(picture(1), "find the can")]
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        for values in ({"temperature": 1.0}, {"mode": "fsd"}, {}):
+            values |= {"max_tokens": 20}
+            (plain,) = decode(channel, draft, None, scenes, **values)
+            (named,) = decode(channel, draft, vocabulary, scenes, **values)
+            assert (plain.tokens, plain.text) == (named.tokens, named.text)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": 0.7}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"shape": "budget"}],
+    ids=str,
+)
+def test_what_cannot_be_translated_is_refused(target, target_directory, foreign, values):
+    vocabulary = Vocabulary.load(target_directory)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        for draft in foreign:
+            with pytest.raises(ValueError, match="mode dsd, temperature 0 and shape sequence"):
+                EdgeSession(channel, draft, DecodeSettings(**values), vocabulary=vocabulary)
+
+
+def test_refusals_name_the_remedy(target, foreign):
+    """Without the target's tokenizer, and with one that is not the target's."""
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        for vocabulary in (None, Vocabulary(TOKENIZERS["german"].to_str())):
+            session = EdgeSession(channel, foreign[0], DecodeSettings(), vocabulary=vocabulary)
+            with pytest.raises(VerifierRefused, match="target_tokenizer.*mode dsd.*temperature 0"):
+                session.open()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gamma", [4, 6])
+def test_the_shipped_draft_in_other_tokens_is_as_good(tmp_path, gamma):
+    """The same network with its vocabulary in another order: the same drafts, and tau, token for token."""
+    shutil.copytree(MODELS / "draft", tmp_path / "draft")
+    renumber(tmp_path / "draft")
+    same, other, target = (
+        load_model(ModelSettings(str(path)))
+        for path in (MODELS / "draft", tmp_path / "draft", MODELS / "target")
+    )
+    assert other.tokenizer_fingerprint != target.tokenizer_fingerprint
+    images, labels = held_out_scenes(12)
+    scenes = [(i, f"find the {f.replies[0][0]}") for i, f in zip(images, labels, strict=True)]
+    vocabulary = Vocabulary.load(MODELS / "target")
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        shared = decode(channel, same, None, scenes, draft_length=gamma)
+        translated = decode(channel, other, vocabulary, scenes, draft_length=gamma)
+    assert [r.tokens for r in translated] == [r.tokens for r in shared]
+    assert [r.accepted for r in translated] == [r.accepted for r in shared]
+
+
+def renumber(directory: Path) -> None:
+    """Reverse the ids of a model's tokens, all but the specials in front."""
+    weights = load_file(directory / "model.safetensors")
+    (name,) = [name for name in weights if "embed_tokens" in name]  # the head is tied to it
+    first, size = len(SPECIAL_TOKENS), len(weights[name])
+    order = [*range(first), *range(size - 1, first - 1, -1)]  # its own inverse
+    weights[name] = weights[name][torch.tensor(order)].contiguous()
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {text: order[token] for text, token in vocab.items()}
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -55,7 +55,8 @@ class RosLink:
                 qos.ROBOT_SERVICE,
                 callback_group=self._group,
             )
-        # As bytes: of the two layouts that share this type's name, only one could be read as a message.
+        # As bytes: of the two layouts that share this type's name, only one could be read as a message. Where this
+        # project's own definition is used, it is the longer one, since Fast DDS drops what exceeds its reader's type.
         self._node.create_subscription(
             SportModeState,
             topic(self._prefix, "sportmodestate"),

@@ -4,8 +4,8 @@ Nothing here talks; the driver and the stand-in are the two sides of it. The num
 public SDK (unitree_sdk2, unitree_sdk2_python) and of unitree_ros2.
 
 There are two layouts of SportModeState under one type name: unitree_ros2's ends with ``foot_speed_body``, the SDK's
-has ten path points behind it. A reader made for one drops what is written in the other, so the state is taken as the
-bytes that arrived (CDR) and read here: :func:`decode_state` tells the layouts apart by their length.
+has ten path points behind it. A reader that takes messages of one drops those of the other, so the state is taken as
+the bytes that arrived (CDR) and read here: :func:`decode_state` tells the layouts apart by their length.
 """
 
 from __future__ import annotations

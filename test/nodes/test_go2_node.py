@@ -1,0 +1,250 @@
+"""The Go2's node against the stand-in over DDS: topics, both layouts of the state, every fault, the end."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from geometry_msgs.msg import Twist
+from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
+from rcl_interfaces.srv import SetParameters
+from ros_rig import OdometryRig
+from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
+from std_srvs.srv import Trigger
+
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.go2_messages import RosLink
+from dsd_ros.nodes.go2_node import decode_picture
+from dsd_ros.nodes.go2_standin_node import encode_picture
+from dsd_ros.nodes.images import ImageError, to_rgb
+from dsd_ros.nodes.stamps import seconds
+from dsd_ros.robot.driver import Cause, DriverError, Posture
+from dsd_ros.robot.go2_driver import Go2Driver
+from dsd_ros.robot.go2_protocol import SportApi
+from dsd_ros.robot.go2_settings import Go2Settings
+from unitree_api.msg import Request, Response
+
+
+class RobotRig:
+    """A stand-in, and what is said on its topics."""
+
+    def __init__(self, rig, **parameters) -> None:
+        self.rig = rig
+        self.requests: list[tuple[float, Request]] = []
+        self.answers: list[tuple[float, Response]] = []
+        self.health: list[DiagnosticStatus] = []
+        hear = rig.node.create_subscription
+        listeners = [
+            hear(kind, f"/api/sport/{name}", self._note(heard), qos.ROBOT_SERVICE)
+            for kind, name, heard in (
+                (Request, "request", self.requests), (Response, "response", self.answers),
+            )
+        ]  # fmt: skip
+        self.listening = lambda: all(listener.get_publisher_count() for listener in listeners)
+        hear(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
+        self.command = rig.node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        self.odometry = OdometryRig(rig)
+        self.standin = rig.start("go2_standin_node", **parameters)
+
+    def _note(self, heard):
+        return lambda message: heard.append((time.monotonic(), message))
+
+    def _on_health(self, message: DiagnosticArray) -> None:
+        self.health += [status for status in message.status if status.name == "go2_node"]
+
+    def start_node(self, **parameters):
+        self.node = self.rig.start("go2_node", **parameters)
+        self.rig.until(
+            lambda: self.says("ready", DiagnosticStatus.OK) and self.listening(),
+            what="go2_node ready",
+        )
+        self.rig.until(self.command.get_subscription_count)
+        return self.node
+
+    def says(self, words: str, level: bytes = DiagnosticStatus.ERROR) -> bool:
+        return (
+            bool(self.health)
+            and self.health[-1].level == level
+            and words in self.health[-1].message
+        )
+
+    def value(self, key: str) -> str:
+        return {item.key: item.value for item in self.health[-1].values}[key]
+
+    def set_fault(self, name: str) -> None:
+        value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=name)
+        request = SetParameters.Request(parameters=[Parameter(name="fault", value=value)])
+        answer = self.rig.call(SetParameters, "go2_standin_node/set_parameters", request)
+        assert answer.results[0].successful, answer.results[0].reason
+
+    def drive(self, length: float, wz: float = 0.6, vx: float = 0.0) -> float:
+        """Publish cmd_vel for a while; when the last one was sent."""
+        twist = Twist()
+        twist.angular.z, twist.linear.x = wz, vx
+        end = time.monotonic() + length
+        while time.monotonic() < end:
+            self.command.publish(twist)
+            last = time.monotonic()
+            time.sleep(0.04)
+        return last
+
+    def asked(self, api: int) -> list[float]:
+        return [at for at, message in self.requests if message.header.identity.api_id == api]
+
+    def stop_acknowledged(self) -> list[float]:
+        return [
+            at for at, message in self.answers
+            if message.header.identity.api_id == SportApi.STOP_MOVE
+            and message.header.status.code == 0
+        ]  # fmt: skip
+
+    def still(self) -> bool:
+        velocity = self.odometry.velocity
+        return abs(velocity.vx) < 1e-3 and abs(velocity.wz) < 1e-3
+
+
+PLAIN = {"drive__avoidance": "off"}  # so that Moves go to the sport service
+
+
+def test_it_publishes_what_the_simulated_robot_does(rig):
+    heard = {}
+    for topic, kind, profile in (
+        ("camera/image_raw", Image, qos.CAMERA), ("camera/camera_info", CameraInfo, qos.CAMERA),
+        ("imu", Imu, qos.STATE), ("battery_state", BatteryState, qos.STATE),
+    ):  # fmt: skip
+        heard[topic] = []
+        rig.node.create_subscription(kind, topic, heard[topic].append, profile)
+    # In the vendor SDK's layout of the state; the other tests have unitree_ros2's.
+    robot = RobotRig(rig, instruction="find the silver bottle", path_points=True)
+    robot.start_node(camera_fov_deg=60.0)
+    rig.until(lambda: all(heard.values()) and len(robot.odometry.samples) > 20)
+    image, info = heard["camera/image_raw"][-1], heard["camera/camera_info"][-1]
+    assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera")
+    assert to_rgb(image).std() > 5.0
+    assert info.k[0] == pytest.approx(image.height / 2 / np.tan(np.pi / 6))
+    assert -1.0 < time.time() - seconds(image.header.stamp) < 5.0
+    assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81, abs=0.1)
+    assert heard["battery_state"][-1].percentage == pytest.approx(0.8)
+    stamps = [sample[0] for sample in robot.odometry.samples]
+    assert all(b > a for a, b in zip(stamps, stamps[1:], strict=False))
+
+
+def test_loss_of_cmd_vel_zero_and_ctrl_c_each_end_in_an_acknowledged_stop(rig):
+    robot = RobotRig(rig)
+    node = robot.start_node(**PLAIN)
+    assert robot.value("posture") == "standing"  # it lay at first
+    last = robot.drive(0.8)
+    assert robot.odometry.velocity.wz == pytest.approx(0.6, abs=0.05)
+    moves = robot.asked(SportApi.MOVE)
+    assert max(b - a for a, b in zip(moves, moves[1:], strict=False)) < 0.9  # the hold is 1 s
+    rig.until(robot.stop_acknowledged, 5.0, "an acknowledged stop")
+    assert 0.3 < robot.asked(SportApi.STOP_MOVE)[0] - last < 0.5 + 0.3
+    rig.until(robot.still, 2.0)
+    robot.answers.clear()
+    robot.drive(0.3)
+    robot.drive(0.05, 0.0)  # a zero command stops it at once, whatever the watchdog says
+    rig.until(robot.stop_acknowledged, 2.0)
+
+    robot.drive(0.3)
+    robot.answers.clear()
+    began = time.monotonic()
+    node.process.send_signal(signal.SIGINT)
+    assert node.process.wait(timeout=10) == 0
+    assert time.monotonic() - began < 2.0
+    rig.until(robot.stop_acknowledged, 2.0, "an acknowledged stop")
+    assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_each_fault_is_named_and_ends_the_motion(rig):
+    robot = RobotRig(rig, lying=False)
+    robot.start_node(**PLAIN)
+    for fault, words in (
+        ("freeze", "state has not come"),
+        ("die", "acknowledged"),
+        ("reject", "3202"),
+    ):
+        robot.drive(0.3)
+        rig.until(lambda: not robot.still(), 5.0, f"motion before {fault}")
+        robot.set_fault(fault)
+        robot.drive(0.8)
+        rig.until(lambda words=words: robot.says(words), 5.0, f"{words} after {fault}")
+        begun = robot.asked(SportApi.STOP_MOVE)[-1]
+        assert [at for at in robot.asked(SportApi.MOVE) if at > begun] == []
+        robot.answers.clear()
+        robot.set_fault("none")
+        rig.until(robot.stop_acknowledged, 5.0, f"an acknowledged stop after {fault}")
+        rig.until(lambda: robot.says("ready", DiagnosticStatus.OK) and robot.still(), 5.0)
+
+
+def test_a_robot_that_is_gone_and_back_is_not_stood_up_by_itself(rig):
+    robot = RobotRig(rig, lying=False)
+    robot.start_node(**PLAIN)
+    robot.drive(0.3)
+    robot.standin.process.send_signal(signal.SIGKILL)
+    rig.until(lambda: robot.says("state has not come"), 5.0)
+    robot.standin.process.wait()
+    robot.requests.clear()
+    robot.standin = rig.start("go2_standin_node", lying=True)
+    rig.until(lambda: not robot.says("state has not come"), 20.0)
+    robot.drive(0.5)
+    rig.until(lambda: robot.says("not standing"), 5.0)
+    assert robot.asked(SportApi.STAND_UP) == [] and robot.still()
+    answer = rig.call(Trigger, "go2_node/stand_up", Trigger.Request())
+    assert answer.success, answer.message
+    robot.drive(0.5)
+    assert not robot.still()
+    for service in ("stop", "stand_down", "damp"):
+        answer = rig.call(Trigger, f"go2_node/{service}", Trigger.Request())
+        assert answer.success and "confirmed" in answer.message, answer.message
+
+
+def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(rig):
+    robot = RobotRig(rig)
+    link = RosLink(rig.node, "")
+    driver = Go2Driver(link, Go2Settings(request_timeout_s=0.3, state_timeout_s=0.5))
+    rig.at_end(driver.close)
+    link.attach(driver)
+    rig.until(lambda: driver.state() is not None, what="the first state")
+    assert driver.state().posture is Posture.LYING
+    driver.stand_up()
+    driver.balance()
+    assert driver.start_avoidance()
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        driver.move(0.0, 0.0, 0.6)
+        time.sleep(0.03)
+    assert driver.state().yaw_rate > 0.3 and driver.fault() is None
+    driver.stop()
+    assert driver.state().battery == pytest.approx(0.8)
+    robot.set_fault("slow")
+    with pytest.raises(DriverError) as late:
+        driver.stop(0.2)
+    assert late.value.fault.cause is Cause.STOP_UNCONFIRMED
+    robot.set_fault("die")
+    time.sleep(1.0)
+    with pytest.raises(DriverError) as silent:
+        driver.balance()
+    assert silent.value.fault.cause is Cause.NO_ANSWER
+    robot.standin.process.send_signal(signal.SIGKILL)
+    robot.standin.process.wait()
+    rig.until(lambda: driver.fault() and driver.fault().cause is Cause.NO_STATE, 5.0)
+
+
+def test_a_fault_that_does_not_exist_is_refused(rig):
+    child = rig.start("go2_standin_node", fault="explode")
+    assert child.process.wait(timeout=60) == 2
+    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 5.0)
+
+
+def test_pictures_survive_the_robots_jpeg_and_others_are_refused():
+    picture = np.zeros((48, 64, 3), np.uint8)
+    picture[:, 32:] = (200, 40, 90)
+    back = decode_picture(encode_picture(picture))
+    assert back.shape == picture.shape and np.abs(back.astype(int) - picture).mean() < 3.0
+    data = encode_picture(picture)
+    for damaged in (b"", b"no picture", data[:100], data[: len(data) // 2], bytes(9 << 20)):
+        with pytest.raises(ImageError):
+            decode_picture(damaged)

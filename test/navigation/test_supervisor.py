@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -22,9 +24,11 @@ from dsd_ros.navigation.safety import (
     Source,
     Timeouts,
     nearest_ahead,
+    range_reading,
     tilt_of,
 )
 from dsd_ros.navigation.supervisor import Decision, Supervisor
+from dsd_ros.paths import share_directory
 
 REQUIRED = Requirements(deadman=True, obstacle="range", heartbeats="draft_node", link="draft_node")
 AHEAD, LEFT = Motion(0.4), Motion(wz=0.4)
@@ -324,7 +328,27 @@ def test_nearest_ahead_looks_ahead_only():
     assert nearest_ahead(ranges, -math.pi / 2, step, 0.05, 10.0, math.pi) == 0.3
     assert nearest_ahead([20.0], 0.0, step, 0.05, 10.0, cone) == math.inf
     assert nearest_ahead([math.nan, 0.01], 0.0, 0.1, 0.05, 10.0, cone) is None
+    assert nearest_ahead([5.0], math.nan, step, 0.05, 10.0, cone) is None
+    assert nearest_ahead([5.0], 0.0, math.inf, 0.05, 10.0, cone) is None
     assert nearest_ahead([5.0], math.tau, step, 0.05, 10.0, cone) == 5.0  # 0..360 scans
+
+
+def test_range_readings():
+    assert range_reading(0.3, 0.05, 4.0) == 0.3
+    assert range_reading(5.0, 0.05, 4.0) == math.inf == range_reading(math.inf, 0.05, 4.0)
+    assert range_reading(0.01, 0.05, 4.0) == 0.0 == range_reading(-math.inf, 0.05, 4.0)
+    assert range_reading(math.nan, 0.05, 4.0) is None
+    assert range_reading(0.3, 0.0, 0.0) == 0.3  # a sensor that does not say its limits
+
+
+def test_the_page_explains_every_cause_and_time_out():
+    page = (share_directory() / "docs" / "safety.md").read_text()
+    rows = re.findall(r"^\| \**`([A-Z_]+)`", page, re.M)
+    assert rows == [cause.name for cause in Cause]
+    bold = re.findall(r"^\| \*\*`([A-Z_]+)`", page, re.M)
+    assert {Cause[name] for name in bold} == BINDS_OPERATOR
+    for field in fields(Timeouts):
+        assert f"`{field.name}`" in page, field.name
 
 
 SPEEDS = st.sampled_from([0.0, 0.0, 0.3, -0.3, 0.5, 2.0, math.nan, math.inf])

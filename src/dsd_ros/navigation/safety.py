@@ -227,10 +227,27 @@ def nearest_ahead(
     Readings below ``nearest`` or not a number say nothing, those above ``furthest`` that the way is
     free. None when no reading of the sector says anything: a covered sensor must not pass for a free way.
     """
+    if not (math.isfinite(angle_min) and math.isfinite(angle_increment)):
+        return None
     found: list[float] = []
     for index, distance in enumerate(ranges):
         bearing = math.remainder(angle_min + index * angle_increment, math.tau)
         if abs(bearing) > cone / 2 or math.isnan(distance) or distance < nearest:
             continue
-        found.append(distance if distance <= furthest else math.inf)
+        found.append(_bounded(distance, nearest, furthest))
     return min(found, default=None)
+
+
+def range_reading(distance: float, nearest: float, furthest: float) -> float | None:
+    """The distance (m) that a range sensor of the given limits says; None: nothing.
+
+    Below ``nearest`` there is something right in front, above ``furthest`` nothing.
+    """
+    if math.isnan(distance):
+        return None
+    return 0.0 if distance < nearest else _bounded(distance, nearest, furthest)
+
+
+def _bounded(distance: float, nearest: float, furthest: float) -> float:
+    """Infinite beyond ``furthest``, unless the sensor left its limits unsaid (both 0)."""
+    return math.inf if furthest > nearest and distance > furthest else distance

@@ -33,6 +33,7 @@ from dsd_ros.navigation.safety import (
     Source,
     Timeouts,
     nearest_ahead,
+    range_reading,
     tilt_of,
 )
 from dsd_ros.navigation.supervisor import Decision, Supervisor
@@ -200,11 +201,7 @@ class SupervisorNode(Node):
         self._supervisor.on_picture(sec + nanosec * 1e-9, self._picture_time)
 
     def _on_range(self, message: Range) -> None:
-        distance: float | None = message.range
-        if message.range > message.max_range:
-            distance = math.inf
-        elif message.range < message.min_range:
-            distance = 0.0
+        distance = range_reading(message.range, message.min_range, message.max_range)
         self._supervisor.on_distance(distance, time.monotonic())
         self._decide()
 

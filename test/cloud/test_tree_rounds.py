@@ -9,6 +9,7 @@ from by_hand import IMAGE, Robot
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
+import dsd_ros.cloud.verification as verification
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.acceptance import rounded_up
@@ -309,6 +310,20 @@ def test_a_round_that_fails_behind_the_robots_own_tokens_can_be_sent_again(engin
     send(robot, following, 2, 2, resampled=[1, 2], evidence=chances(following, q))
     assert isinstance(robot.get(), Outcome)
     assert verified(engine, robot)[:2] == [1, 2]
+
+
+def test_more_rows_than_a_message_holds_are_refused(engine, monkeypatch):
+    monkeypatch.setattr(verification, "MAX_EVIDENCE_BYTES", 100)
+    seed, tree, q = rejecting(ROOT)
+    robot = robot_of(engine, proof="split", temperature=1.0, seed=seed)
+    send(robot, tree, evidence=chances(tree, q))
+    assert "draft smaller trees" in robot.get().sentence
+    assert verified(engine, robot) == []
+    # A sequence of the same nodes gets a row where it is rejected, as ever.
+    robot.draft(
+        1, 0, tree.tokens[:1], evidence=pack_chances(np.array(rounded(tree, q)[:1], np.float32))
+    )
+    assert len(robot.get().distribution) <= 100
 
 
 # Retransmission, rounds ahead, exits

@@ -19,6 +19,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import (
+    MAX_EVIDENCE_BYTES,
     Draft,
     Observation,
     Outcome,
@@ -134,11 +135,11 @@ def verify_round(
             sequence.append([verdict.next_token])
         else:
             reply.owed = most_owed(tree, last)
+        return outcome(verdict, model.num_layers, confidence, ran_us)
     except Exception as error:
         sequence.rollback(before)
         reply.owed = owed
         raise _refusal(error) from error
-    return outcome(verdict, model.num_layers, confidence, ran_us)
 
 
 def end_reply(model: VisionLanguageModel, reply: Reply, draft: Draft) -> None:
@@ -198,11 +199,17 @@ def _pass(
 
 
 def _packed(draft: Draft, verdict: Verdict) -> bytes:
-    """What the robot needs of p to go on from a rejection."""
+    """What the robot needs of p to go on from a rejection; WireError when no message holds it."""
     if verdict.target is None:
         return b""
     rows = verdict.target.numpy()
-    return pack_rows(list(rows)) if draft.parents else pack_distribution(rows[0])
+    packed = pack_rows(list(rows)) if draft.parents else pack_distribution(rows[0])
+    if len(packed) > MAX_EVIDENCE_BYTES:
+        raise WireError(
+            f"{len(rows)} distributions of the target over {len(rows[0])} tokens take {len(packed)} "
+            f"bytes, and a message holds {MAX_EVIDENCE_BYTES}; draft smaller trees, or sample with top_k"
+        )
+    return packed
 
 
 def _refusal(error: Exception) -> Refused:

@@ -10,7 +10,7 @@ from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.wire.messages import Outcome, Refusal
-from dsd_ros.wire.packing import unpack_distribution
+from dsd_ros.wire.packing import pack_chances, unpack_distribution
 
 MODEL = TableModel(1, ends=False)
 
@@ -22,7 +22,7 @@ def engine():
 
 
 def chances(*values: float) -> bytes:
-    return (np.array(values, "<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return pack_chances(np.array(values, np.float32))
 
 
 def rejected(engine) -> tuple[Robot, Outcome]:
@@ -94,7 +94,7 @@ def test_a_token_nobody_asked_for_is_refused(engine):
 
 
 @pytest.mark.parametrize(
-    "brought", [b"", chances(0.5), chances(0.5, 0.0), chances(0.5, np.nan), chances(0.5, 2.0)]
+    "brought", [b"", chances(0.5), chances(0.5, 0.5, 0.5), chances(0.5, np.nan), chances(0.5, 2.0)]
 )
 def test_probabilities_that_are_none_are_refused_and_change_nothing(engine, brought):
     robot, _ = rejected(engine)

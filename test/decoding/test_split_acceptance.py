@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from dsd_ros.decoding import acceptance
-from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual, verify_split
+from dsd_ros.decoding.acceptance import (
+    LEAST_CHANCE,
+    residual,
+    rounded_up,
+    split_residual,
+    verify_split,
+)
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 
@@ -22,17 +28,17 @@ def row(seed: int, size: int) -> torch.Tensor:
 
 def coarse(q: torch.Tensor) -> torch.Tensor:
     """Up to the next power of two: as exact, and what it takes to see a wrong residual in few samples."""
-    return torch.where(q > 0, torch.exp2(torch.ceil(torch.log2(q.float()))), 0.0).clamp(max=1.0)
+    return torch.exp2(torch.ceil(torch.log2(q.float().clamp(min=LEAST_CHANCE)))).clamp(max=1.0)
 
 
 @given(st.floats(0, 1, width=32))
-def test_a_chance_is_rounded_to_the_next_of_16_bits(value):
+def test_a_chance_is_rounded_to_the_next_of_those_that_travel(value):
     q = torch.tensor([value], dtype=torch.float32)
     r = rounded_up(q)
     bits = int(r.view(torch.int32))
-    assert bits & 0xFFFF == 0 and 0 <= float(r) <= 1 and float(r) >= float(q)
+    assert bits & 0xFFFF == 0 and LEAST_CHANCE <= float(r) <= 1 and float(r) >= float(q)
     below = torch.tensor([bits - 0x10000], dtype=torch.int32).view(torch.float32)
-    assert float(q) == 0 or float(below) < float(q)
+    assert float(q) <= LEAST_CHANCE or float(below) < float(q)
     assert rounded_up(r).tolist() == r.tolist()
 
 

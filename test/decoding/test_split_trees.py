@@ -207,7 +207,8 @@ def uncorrected(tree, node, q, p, generator) -> TreeVerdict:
 
 
 def correct(tree, node, q, p, generator) -> TreeVerdict:
-    return goes_on(tree, node, q, p, generator, split_residual(p[0], q[tree.inner.index(node)]))
+    left = split_residual(p[0], q[tree.inner.index(node)])
+    return goes_on(tree, node, q, p, generator, left / left.sum())
 
 
 def goes_on(tree, node, q, p, generator, left) -> TreeVerdict:

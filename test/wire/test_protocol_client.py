@@ -87,7 +87,7 @@ def drafted(proof: str, size: int, parents: bytes) -> tuple[list[int], bytes | N
     chosen = np.random.default_rng(5).integers(0, 4, len(parents) or 3).tolist()
     brought = {
         "full": np.full(rows * size, 1 / size, "<f4").tobytes(),
-        "split": len(chosen) * b"\x00\x3e",
+        "split": bytes.fromhex("000ee0000ee0" if parents else "000ee0000e"),
         "truncated": b"\x02" + rows * (b"\x03\x00" + b"\x88\x06" + 4 * b"\x00\x3c"),
     }
     return chosen, brought.get(proof)

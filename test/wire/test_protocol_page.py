@@ -472,7 +472,7 @@ def test_rounds_of_a_large_vocabulary_take_what_the_table_says():
     ids, weights = np.arange(size - kept, size), np.ones(kept, np.float16)
     proofs: dict[str, dict[str, Any]] = {
         "coupled, or greedy": {},
-        "split": {"evidence": bytes(2 * gamma)},
+        "split": {"evidence": bytes(3 * gamma // 2)},
         "truncated, K = 32": {"evidence": pack_kept([(ids, weights)] * gamma, size)},
         "full": {"evidence": bytes(4 * gamma * size)},
     }

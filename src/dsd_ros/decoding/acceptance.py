@@ -15,6 +15,8 @@ import torch
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError, sample
 
+LEAST_CHANCE = 2.0**-31  # of what proves a token in split verification
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -118,11 +120,11 @@ def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def rounded_up(q: torch.Tensor) -> torch.Tensor:
-    """q, 0..1, in the 16 bits that travel, as float32: the smallest such number that is not below.
+    """q, 0..1, as float32 that is all in the 12 bits that travel: the smallest of these that is not below.
 
-    They are the upper half of a float32, one unit more where anything was cut (a relative 2^-7 at most).
+    They are 2^-31..1 with seven bits behind the leading one, so that no more than a relative 2^-7 is added.
     """
-    bits = q.float().clamp(max=1.0).contiguous().view(torch.int32)
+    bits = q.float().clamp(LEAST_CHANCE, 1.0).contiguous().view(torch.int32)
     return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
 
 
@@ -135,9 +137,7 @@ def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     shared = min(len(p), len(q))
     q = q[:shared].float()
     rest = p.to(torch.float64, copy=True)
-    # Where q is 0 so is r, and nothing was emitted.
-    ratio = rest[:shared] / rounded_up(q).clamp(min=torch.finfo(torch.float32).tiny)
-    rest[:shared] -= q * ratio.clamp(max=1.0)
+    rest[:shared] -= q * (rest[:shared] / rounded_up(q)).clamp(max=1.0)
     rest = rest.clamp(min=0.0).float()
     return rest if float(rest.sum()) > 0.0 else p
 

@@ -1,6 +1,6 @@
 """How drafts and outcomes travel: in the order that lets most of a round's fields be left out.
 
-Token ids are varints (LEB128, seven bits a byte from the lowest), a probability 16 bits, and an outcome
+Token ids are varints (LEB128, seven bits a byte from the lowest), a confidence 16 bits, and an outcome
 brings either the token that follows or, where the robot is to draw it, the target's distribution.
 """
 

@@ -15,6 +15,8 @@ from dsd_ros.wire.codec import WireError
 
 _DENSE, _SPARSE = 0, 1
 _COUNT_BYTES = 4
+_CHANCE_BITS = 12
+_LEAST_UPPER = 0x3000  # upper half of 2^-31, acceptance.LEAST_CHANCE, as float32
 
 
 def id_bits(vocab_size: int) -> int:
@@ -24,19 +26,26 @@ def id_bits(vocab_size: int) -> int:
 
 def pack_ids(ids: np.ndarray, vocab_size: int) -> bytes:
     """Ids (n,), each below ``vocab_size``, in ceil(n ceil(log2 V) / 8) bytes."""
-    shifts = np.arange(id_bits(vocab_size), dtype=np.uint32)
-    bits = (np.asarray(ids, dtype=np.uint32)[:, None] >> shifts) & 1
-    return np.packbits(bits.astype(np.uint8).ravel(), bitorder="little").tobytes()
+    return _pack_bits(ids, id_bits(vocab_size))
 
 
 def unpack_ids(data: bytes, count: int, vocab_size: int) -> np.ndarray:
     """(count,) int64 ascending ids from ``pack_ids``; WireError unless each is above the one before."""
-    width = id_bits(vocab_size)
-    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width, bitorder="little")
-    ids = bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
+    ids = _unpack_bits(data, count, id_bits(vocab_size))
     if count and (int(ids[-1]) >= vocab_size or bool((np.diff(ids) <= 0).any())):
         raise WireError(f"packed ids must ascend and be below the vocabulary's size, {vocab_size}")
     return ids
+
+
+def _pack_bits(values: np.ndarray, width: int) -> bytes:
+    shifts = np.arange(width, dtype=np.uint32)
+    bits = (np.asarray(values, dtype=np.uint32)[:, None] >> shifts) & 1
+    return np.packbits(bits.astype(np.uint8).ravel(), bitorder="little").tobytes()
+
+
+def _unpack_bits(data: bytes, count: int, width: int) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), count=count * width, bitorder="little")
+    return bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width, dtype=np.int64))
 
 
 def ids_bytes(count: int, vocab_size: int) -> int:
@@ -105,16 +114,21 @@ def count_rows(data: bytes) -> int:
 
 
 def pack_chances(chances: np.ndarray) -> bytes:
-    """Probabilities (n,) float32 from ``acceptance.rounded_up``, 2 bytes each: their upper halves."""
-    bits = np.asarray(chances, np.float32).view(np.uint32)
-    return (bits >> 16).astype("<u2").tobytes()
+    """Probabilities (n,) float32 from ``acceptance.rounded_up`` in 12 bits each.
+
+    The upper half of a float32 less that of 2^-31: its sign and its exponent's first bits are always alike.
+    """
+    upper = np.asarray(chances, np.float32).view(np.uint32).astype(np.int64) >> 16
+    return _pack_bits((upper - _LEAST_UPPER).clip(0, (1 << _CHANCE_BITS) - 1), _CHANCE_BITS)
 
 
 def unpack_chances(data: bytes, count: int) -> np.ndarray:
-    """(count,) float32 from ``pack_chances``; WireError when the size is another."""
-    if len(data) != 2 * count:
-        raise WireError(f"probabilities of {count} tokens take {2 * count} bytes, not {len(data)}")
-    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    """(count,) float32 from ``pack_chances``, 2^-31 up to 2; WireError when the size is another."""
+    size = (_CHANCE_BITS * count + 7) // 8
+    if len(data) != size:
+        raise WireError(f"probabilities of {count} tokens take {size} bytes, not {len(data)}")
+    upper = _unpack_bits(data, count, _CHANCE_BITS) + _LEAST_UPPER
+    return (upper.astype(np.uint32) << 16).view(np.float32)
 
 
 def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> bytes:

@@ -89,6 +89,26 @@ def test_all_modes_give_the_same_tokens(decode):
     assert all(said == tokens["ar"] for said in tokens.values())
 
 
+def test_a_draft_with_another_tokenizer_needs_the_targets(decode, models):
+    alone = json.loads(decode("--json", "--mode", "ar")[1])
+    stranger = ("--json", "--draft", models / "stranger")
+    code, _, err = decode(*stranger)
+    assert code == shared.EXIT_LINK and "target_tokenizer" in err and err.count("\n") == 1
+    for path in (models / "target", models / "target" / "tokenizer.json"):
+        code, out, err = decode(*stranger, "--target-tokenizer", path)
+        assert code == 0, err
+        reply = json.loads(out)
+        assert (reply["tokens"], reply["text"]) == (alone["tokens"], alone["text"])
+    for options, named in (
+        (["--target-tokenizer", models], "tokenizer.json"),
+        (["--target-tokenizer", models / "target", "--temperature", "1"], "temperature 0"),
+        (["--target-tokenizer", models / "target", "--mode", "fsd"], "mode dsd"),
+    ):
+        code, out, err = decode(*stranger, *options)
+        assert code == shared.EXIT_BAD_INPUT and out == ""
+        assert named in err and err.count("\n") == 1
+
+
 def test_a_verifier_elsewhere_gives_the_same_tokens(decode, models):
     here = json.loads(decode("--json")[1])
     with verifier("--model", str(models / "target")) as (url, process):

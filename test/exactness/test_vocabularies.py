@@ -71,7 +71,7 @@ def decode(channel, draft, vocabulary, scenes, **values):
         return [session.decode(image, text) for image, text in scenes]
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", ["english", "german", "metaspace"])
 def test_what_two_models_say_in_common_is_accepted(kind):
     """In whatever tokens they say it, nearly as often as in the same."""
     target = reciting(kind, TEXT)

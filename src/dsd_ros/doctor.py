@@ -123,6 +123,20 @@ def _messages(_: Role) -> Finding:
     return Finding("dsd_msgs", True, True, "built")
 
 
+def _go2_messages(_: Role) -> Finding:
+    places = []
+    for name in ("unitree_api", "unitree_go"):
+        try:
+            places.append(os.path.dirname(str(importlib.import_module(f"{name}.msg").__file__)))
+        except Exception as error:
+            remedy = (
+                "source a workspace with unitree_ros2, or run `make setup`, or "
+                "`colcon build --base-paths src/unitree_api src/unitree_go` and source it"
+            )
+            return Finding("Go2 messages", False, False, f"{error}", remedy)
+    return Finding("Go2 messages", True, False, ", ".join(places))
+
+
 def _discovery(_: Role) -> Finding:
     domain = os.environ.get("ROS_DOMAIN_ID", "0")
     reach = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "SUBNET")
@@ -217,6 +231,7 @@ _CHECKS: list[tuple[frozenset[Role], Callable[[Role], Finding]]] = [
     (ALL_ROLES, _four_bit),
     (WITH_ROS, _rclpy),
     (WITH_ROS, _messages),
+    (WITH_ROS, _go2_messages),
     (WITH_ROS, _discovery),
     (
         WITH_ROS,

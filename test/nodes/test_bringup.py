@@ -82,12 +82,21 @@ def test_the_plan_follows_the_arguments():
     assert "verifier_node" not in [start.entry.executable for start in websocket]
 
 
+def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
+    started = [start.entry.executable for start in bringup.plan("demo", {"robot": "go2-standin"})]
+    assert started[:2] == ["go2_standin_node", "go2_node"] and "simulator_node" not in started
+    assert "go2_node" in [start.entry.executable for start in bringup.plan("robot")]
+    without = bringup.plan("robot", {"driver": "none"})
+    assert "go2_node" not in [start.entry.executable for start in without]
+
+
 @pytest.mark.parametrize(
     ("name", "overrides", "sentence"),
     [
         ("moon", {}, "no system 'moon'; known are demo, robot, cloud"),
         ("demo", {"sede": "1"}, "no argument 'sede'"),
         ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
+        ("demo", {"robot": "cat"}, "'cat' is no robot"),
     ],
 )
 def test_what_the_table_does_not_have_is_refused(name, overrides, sentence):

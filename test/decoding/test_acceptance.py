@@ -8,14 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from sequence_rules import verify_draft, verify_greedy
 
-from dsd_ros.decoding.acceptance import (
-    Verdict,
-    check_distributions,
-    residual,
-    verify_draft,
-    verify_greedy,
-)
+from dsd_ros.decoding.acceptance import Verdict, check_distributions, residual
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, transform
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sequence_rules import verify_coupled
 
-from dsd_ros.decoding.acceptance import verify_coupled
 from dsd_ros.decoding.coupling import _log, choose, gumbel, scores
 from dsd_ros.decoding.sampling import SamplingError
 

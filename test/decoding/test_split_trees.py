@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from scipy import stats
+from sequence_rules import verify_split
 
 from dsd_ros.decoding import acceptance
-from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual, verify_split
+from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.tree_growth import ExpansionTree, draw_children
 from dsd_ros.decoding.trees import (

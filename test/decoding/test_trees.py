@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from scipy import stats
+from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
-from dsd_ros.decoding.acceptance import Verdict, residual, verify_draft
+from dsd_ros.decoding.acceptance import Verdict, residual
+from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.tree_growth import (
     BudgetTree,
@@ -329,6 +331,21 @@ def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
     expected = verify_draft(tokens, q, p, other)
     assert Verdict(len(verdict.path), verdict.next_token) == expected
     assert one.random() == other.random()
+    # What the target says whatever was drafted: its argmax, or its own sample of shared noise.
+    argmax = p.argmax(-1).tolist()
+    drafted = [argmax[i] if i < seed % 5 else token for i, token in enumerate(tokens)]
+    followed = verify_tree_greedy(TokenTree.chain(drafted), argmax)
+    assert (followed.last + 1, followed.next_token) == _pair(verify_greedy(drafted, argmax))
+    noise = np.random.default_rng(seed).gumbel(size=p.shape)
+    said = [choose(row, its) for row, its in zip(p, noise, strict=True)]
+    drafted = [said[i] if i < seed % 5 else token for i, token in enumerate(tokens)]
+    followed = follow_tree(TokenTree.chain(drafted), lambda node: said[node + 1])
+    coupled = verify_coupled(drafted, p, noise.__getitem__)
+    assert (followed.last + 1, followed.next_token) == _pair(coupled)
+
+
+def _pair(verdict: Verdict) -> tuple[int, int]:
+    return verdict.accepted, verdict.next_token
 
 
 @given(st.integers(0, 1 << 30), token_trees(most=12), st.integers(-2, 2))

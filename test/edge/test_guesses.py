@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from sequence_rules import verify_draft
 
-from dsd_ros.decoding.acceptance import verify_draft
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform

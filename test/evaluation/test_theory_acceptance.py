@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sequence_rules import verify_draft
 
-from dsd_ros.decoding.acceptance import verify_draft
 from dsd_ros.decoding.trees import TokenTree, verify_tree
 from dsd_ros.evaluation.theory import TheoryError
 from dsd_ros.evaluation.theory_acceptance import (

@@ -173,8 +173,7 @@ def verify_tree(
     q: (len(tree.inner), V_q), the distributions that the children of each inner node were drawn
     from, independently and with replacement. p: (len(tree) + 1, V_p), the target's, in front of the
     tree and behind each node. The narrower vocabulary is padded with zeros. Of a tree without
-    branches the verdict is that of ``verify_draft`` with the same generator.
-    SamplingError when shapes do not fit or a token has q(x) = 0.
+    branches this is speculative sampling, step by step. SamplingError when shapes do not fit or a token has q(x) = 0.
     """
     if len(q) != len(tree.inner) or len(p) != len(tree) + 1:
         raise SamplingError(
@@ -245,8 +244,8 @@ def verify_split_tree(
 
     r: of each node's token its q(x) or a little more (``acceptance.rounded_up``); p: (len(tree) + 1, V)
     as of ``verify_tree``. A verdict that is ``owed`` says where the first child is rejected: whoever
-    holds q goes on with ``finish_split_tree``. Of a tree without branches it is ``verify_split`` with
-    the same generator. SamplingError for r that are no probabilities.
+    holds q goes on with ``finish_split_tree``. Of a tree without branches this is DSSD.
+    SamplingError for r that are no probabilities.
     """
     if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 for r_x in r):
         raise SamplingError(f"{len(tree)} nodes need as many probabilities above 0 and up to 1")

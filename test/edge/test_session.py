@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -160,6 +161,14 @@ def test_distributions_too_large_for_the_wire_are_refused(channel):
     with pytest.raises(ValueError, match="draft_length 20 is too long.*use 10 or less"):
         EdgeSession(channel, huge, chosen)
     EdgeSession(channel, huge, DecodeSettings(draft_length=20))
+    # Up go distributions of nodes with children, here 13; down those behind two thirds of the nodes, 27.
+    for mode, rows in (("mc-dsd", 13), ("dssd", 27)):
+        chosen = DecodeSettings(
+            mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3"
+        )
+        with pytest.raises(ValueError, match=f"'3,3,3' takes {rows} distr.* no more than 10 fit"):
+            EdgeSession(channel, huge, chosen)
+        EdgeSession(channel, huge, replace(chosen, tree_expansion="3,2"))
 
 
 def test_another_tokenizer_is_refused_naming_both(channel, draft):

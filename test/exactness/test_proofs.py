@@ -15,8 +15,9 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.judges as judges
+import dsd_ros.decoding.tree_growth as tree_growth
+import dsd_ros.decoding.trees as trees
 import dsd_ros.edge.drafter as drafter
-import dsd_ros.edge.rounds as rounds
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
@@ -34,6 +35,7 @@ IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
 PROOFS = ("coupled", "split", "truncated")
+TREE = {"shape": "expansion", "tree_expansion": "2,2"}
 AHEAD = (
     {"mode": "fsd"},
     {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
@@ -70,19 +72,39 @@ def test_coupled_says_what_the_target_alone_says_with_the_same_noise(sampling):
             assert sum(sum(reply.accepted) for reply in replies) > 0
 
 
-def test_coupled_through_a_websocket_to_another_process(target_directory, draft, picture, serving):
-    """A real model: ar, coupled and fsd draw the same tokens."""
-    variants = ({"mode": "ar"}, {"mode": "coupled"}, {"mode": "fsd", "pipeline_depth": 2})
+def test_every_proof_through_a_websocket_to_another_process(
+    target_directory, draft, picture, serving
+):
+    """A real model: the tokens of a verifier in this process, whatever the shape and whoever drafts when."""
+    noise = {"proof": "coupled", "temperature": 0.8}
+    drawn = {"temperature": 0.8, "top_k": 40}
+    tree, budget = {"shape": "expansion"}, {"shape": "budget"}
+    groups = [  # of settings that have to draw the same tokens
+        [{"mode": "ar"}, {"mode": "mc-dsd"}, {"mode": "fsd", "pipeline_depth": 2} | budget],
+        [
+            {"mode": "ar"} | noise, {"mode": "coupled"} | noise,
+            {"mode": "fsd", "pipeline_depth": 2} | noise,
+            {"mode": "dsd"} | noise | tree, {"mode": "dsd"} | noise | budget,
+        ],
+        [{"mode": "dssd"} | drawn, {"mode": "fsd", "proof": "split", "predraft_source": "guesses"} | drawn],
+        [{"mode": "tslt", "top_rho_proof": 0.8} | drawn],
+        [{"mode": "mc-dsd"} | drawn],
+        [{"mode": "dssd"} | drawn | tree],
+        [{"mode": "mc-tslt", "top_float_proof": "float32"} | drawn],
+    ]  # fmt: skip
+
+    def run(channel, values):
+        chosen = DecodeSettings(seed=7, max_tokens=16, **values)
+        with channel, EdgeSession(channel, draft, chosen) as session:
+            return [session.decode(picture(n), INSTRUCTION).tokens for n in range(4)]
+
     with serving(str(target_directory)) as url:
-        replies = []
-        for values in variants:
-            chosen = DecodeSettings(
-                proof="coupled", temperature=0.8, seed=7, max_tokens=16, **values
-            )
-            with WebsocketChannel(url) as channel, EdgeSession(channel, draft, chosen) as session:
-                replies.append([session.decode(picture(n), INSTRUCTION).tokens for n in range(6)])
-    assert replies[0] == replies[1] == replies[2]
-    assert len(set(map(tuple, replies[0]))) == 6
+        afar = [[run(WebsocketChannel(url), values) for values in group] for group in groups]
+    with VerifierEngine(load_model(ModelSettings(str(target_directory)))) as engine:
+        for group, replies in zip(groups, afar, strict=True):
+            here = run(LocalChannel(engine), group[0])
+            assert all(tokens == here for tokens in replies), group
+            assert len(set(map(tuple, here))) == 4
 
 
 def sampled(proof: str, samples: int, **values) -> float:
@@ -103,17 +125,24 @@ def sampled(proof: str, samples: int, **values) -> float:
     return p_value(counts, wanted)
 
 
-@pytest.mark.parametrize(
-    "proof, values",
-    [
-        ("coupled", {"draft_length": 4, "temperature": 1.3, "top_k": 5}),
-        ("split", {"draft_length": 4, "temperature": 0.7, "top_k": 5}),
-        ("truncated", {"top_k_proof": 2}),
-        ("truncated", {"draft_length": 3, "top_p": 0.9, "top_rho_proof": 0.6}),
-    ],
-    ids=str,
-)
+EVERY = [
+    ("coupled", {"mode": "ar", "top_k": 5}),  # what it draws with drafts as well, as shown above
+    ("split", {"draft_length": 4, "temperature": 0.7, "top_k": 5}),
+    ("truncated", {"draft_length": 3, "top_p": 0.9, "top_rho_proof": 0.6}),
+    ("full", TREE),
+    ("split", TREE),
+    ("truncated", TREE | {"top_k_proof": 2}),
+]
+
+
+@pytest.mark.parametrize("proof, values", EVERY, ids=str)
 def test_sampled_tokens_are_the_targets(proof, values):
+    assert sampled(proof, 1500, **values) > ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proof, values", EVERY, ids=str)
+def test_many_sampled_tokens_are_the_targets(proof, values):
     assert sampled(proof, 12_000, **values) > ALPHA
 
 
@@ -122,7 +151,7 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
         return np.random.default_rng([seed, reply, position]).random(size)
 
     monkeypatch.setattr(judges, "gumbel", uniform)
-    assert sampled("coupled", 4000) < ALPHA
+    assert sampled("coupled", 1000) < ALPHA
 
 
 def _inverted(tree, chances, p, generator):
@@ -134,12 +163,12 @@ def _inverted(tree, chances, p, generator):
 
 def test_an_inverted_ratio_is_noticed_in_split(monkeypatch):
     monkeypatch.setattr(judges, "verify_split_tree", _inverted)
-    assert sampled("split", 4000) < ALPHA
+    assert sampled("split", 1000) < ALPHA
 
 
 def test_a_resample_from_p_instead_of_the_rest_is_noticed(monkeypatch):
-    monkeypatch.setattr(rounds, "split_residual", lambda p, q: p)
-    assert sampled("split", 4000) < ALPHA
+    monkeypatch.setattr(trees, "split_residual", lambda p, q: p)
+    assert sampled("split", 2000) < ALPHA
 
 
 def test_truncation_after_sampling_is_noticed(monkeypatch):
@@ -150,14 +179,13 @@ def test_truncation_after_sampling_is_noticed(monkeypatch):
         whole.append(transform(logits, chosen))
         return whole[-1]
 
-    def from_whole(q, generator):
-        kept = whole[-1] * (q > 0)
-        drawn = sample(whole[-1], generator)
-        return drawn if q[drawn] > 0 else int(kept.argmax())
+    def from_whole(q, count, generator):
+        drawn = sample(whole[-1][0], generator)
+        return [[drawn if q[0, drawn] > 0 else int((whole[-1] * (q > 0)).argmax())]]
 
     monkeypatch.setattr(drafter, "transform", noting)
-    monkeypatch.setattr(drafter, "sample", from_whole)
-    assert sampled("truncated", 4000, top_k_proof=3) < ALPHA
+    monkeypatch.setattr(tree_growth, "draw_children", from_whole)
+    assert sampled("truncated", 1500, top_k_proof=2, draft_length=4) < ALPHA
 
 
 @pytest.mark.parametrize("proof", PROOFS)
@@ -171,30 +199,6 @@ def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof,
             assert tokens_of(replies) == wanted
             for draft in channel.drafts:
                 assert not (draft.evidence or draft.resampled)
-
-
-def test_split_and_truncated_through_a_websocket_to_another_process(
-    target_directory, draft, picture, serving
-):
-    """A real model: the tokens of a verifier in this process, drawn on either side of the link."""
-    chosen = DecodeSettings(mode="dssd", temperature=0.8, top_k=40, seed=7, max_tokens=16)
-    ahead = replace(chosen, mode="fsd", proof="split", predraft_source="guesses")
-    cut = replace(chosen, mode="tslt", top_rho_proof=0.8)
-    replies = []
-
-    def run(channel, settings):
-        with channel, EdgeSession(channel, draft, settings) as session:
-            replies.append([session.decode(picture(n), INSTRUCTION).tokens for n in range(6)])
-
-    with serving(str(target_directory)) as url:
-        run(WebsocketChannel(url), chosen)
-        run(WebsocketChannel(url), ahead)
-        run(WebsocketChannel(url), cut)
-    with VerifierEngine(load_model(ModelSettings(str(target_directory)))) as engine:
-        run(LocalChannel(engine), chosen)
-        run(LocalChannel(engine), cut)
-    assert replies[0] == replies[1] == replies[3]
-    assert replies[2] == replies[4]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -224,8 +228,10 @@ def undisturbed():
     replies = {}
     with VerifierEngine(TARGET) as engine:
         for proof in PROOFS:
-            with LocalChannel(engine) as channel:
-                replies[proof] = tokens_of(over(channel, mode="dsd", proof=proof))
+            for shape in ("sequence", "expansion"):
+                with LocalChannel(engine) as channel:
+                    values = {"proof": proof, "shape": shape}
+                    replies[proof, shape] = tokens_of(over(channel, mode="dsd", **values))
     return replies
 
 
@@ -233,6 +239,7 @@ def undisturbed():
     seed=st.integers(0, 1 << 20),
     proof=st.sampled_from(PROOFS),
     mode=st.sampled_from(["dsd", "fsd"]),
+    shape=st.sampled_from(["sequence", "expansion"]),
     loss=st.floats(0, 0.15),
     doubled=st.floats(0, 0.3),
     delayed=st.floats(0, 0.2),
@@ -240,15 +247,15 @@ def undisturbed():
 )
 @profile(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_misfortune_leaves_the_reply_as_it_is(
-    undisturbed, seed, proof, mode, loss, doubled, delayed, cut
+    undisturbed, seed, proof, mode, shape, loss, doubled, delayed, cut
 ):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
         replies = over(
-            channel, link=PATIENT, mode=mode, proof=proof, predraft_workers=2,
+            channel, link=PATIENT, mode=mode, proof=proof, shape=shape, predraft_workers=2,
             predraft_source="guesses",
         )  # fmt: skip
-    assert tokens_of(replies) == undisturbed[proof]
+    assert tokens_of(replies) == undisturbed[proof, shape]
 
 
 class Watched(LocalChannel):
@@ -300,9 +307,9 @@ def test_split_sends_a_number_a_token_and_gets_a_row_where_one_is_rejected(top_k
     with VerifierEngine(TARGET) as engine, Both(engine) as channel:
         (reply,) = over(channel, 1, mode="dssd", max_tokens=96, top_k=top_k)
     for draft in channel.drafts:
-        # No distributions, and 16 bits each; behind a rejection nothing for parents and assumed.
-        told = 4 + varints(draft.resampled) if draft.resampled else 0
-        brought = 2 + 2 * len(draft.tokens)
+        # No distributions, and 12 bits each; behind a rejection nothing for parents.
+        told = 3 + varints(draft.resampled) if draft.resampled else 0
+        brought = 2 + -(-3 * len(draft.tokens) // 2)
         assert len(encode(draft)) <= overhead(draft) + varints(draft.tokens) + brought + told
     assert sum(bool(draft.resampled) for draft in channel.drafts) > 0
     row = 5 + (5 * 4 + 7) // 8 + 4 * 5 if top_k else 1 + 4 * 12

@@ -62,11 +62,11 @@ def test_greedy_replies_are_the_targets_on_a_hundred_pictures(rig, channel, tiny
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
     sessions = {
         mode: EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=LENGTH))
-        for mode in ("dsd", "ar")
+        for mode in ("dsd", "mc-dsd", "ar")
     }
     accepted = 0
     for seed in range(100):
-        mode = "dsd" if seed % 4 else "ar"
+        mode = ("ar", "dsd", "mc-dsd", "dsd")[seed % 4]
         image = picture(seed)
         reply = sessions[mode].decode(image, INSTRUCTION)
         assert reply.tokens == alone(target, image), f"picture {seed}, mode {mode}"

@@ -51,11 +51,11 @@ class Trust:
 class Guesser:
     """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
 
-    Greedy: a node's children hold with the draft's own probability of them together, its odds shifted
-    by what was learned. Coupled is greedy with log q + G in the place of the logits. Sampled: whether
-    one holds depends on the verifier's uniform draw, which both sides can derive (``generator_for``);
-    the robot may look ahead at it since its draft is fixed by then. ``chances``, where they are
-    arguments, are of each node: to hold if its parent does.
+    Greedy: the target says the draft's likeliest token with the draft's own probability of it, its odds
+    shifted by what was learned. Coupled is greedy with log q + G in the place of the logits. Sampled:
+    whether a token holds depends on the verifier's uniform draw, which both sides can derive
+    (``generator_for``); the robot may look ahead at it since its draft is fixed by then. ``chances``,
+    where they are arguments, are of each node: to hold if its parent does.
     """
 
     def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
@@ -73,7 +73,7 @@ class Guesser:
             children = tree.children(parent)
             if not children:
                 break
-            self._trust.learn(math.fsum(chances[child] for child in children), held != ROOT)
+            self._trust.learn(chances[children[0]], children[0] == held)
             for child in children:
                 self._rate = _MEMORY * self._rate + (1 - _MEMORY) * (child == held)
                 if child == held:
@@ -87,7 +87,12 @@ class Guesser:
         rows: the logits (V,) that the children of each inner node were chosen by, or their
         ``Drafting.ranking``.
         """
-        return self._drawn(reply, number, tree) if self._draws else self._trusted(tree, rows)
+        if self._draws:
+            return self._drawn(reply, number, tree)
+        foreseen = dict(zip(tree.inner, map(self._foreseen, rows), strict=True))
+        return [
+            float(foreseen[parent][x]) for x, parent in zip(tree.tokens, tree.parents, strict=True)
+        ]
 
     def rejections(
         self, tree: TokenTree, rows: Sequence[torch.Tensor], chances: Sequence[float], limit: int
@@ -100,7 +105,7 @@ class Guesser:
         reached = _reached(tree, chances)
         for node, row in zip(tree.inner, rows, strict=True):
             children = tree.children(node)
-            others = self._probabilities(row).clone()
+            others = self._foreseen(row)
             others[list(tree.tokens_of(children))] = 0.0
             total = float(others.sum())
             if total > 0.0:
@@ -125,14 +130,8 @@ class Guesser:
         guesses: list[Guess] = []
         reached = _reached(tree, chances)
         for leaf, row in rows.items():
-            probabilities = self._probabilities(row)
-            if not self._draws:
-                same = int(probabilities.argmax())
-                first = float(probabilities[same])
-                trusted = self._trust.corrected(first)
-                probabilities = probabilities * ((1 - trusted) / max(1 - first, 1e-9))
-                probabilities[same] = trusted
-            else:
+            probabilities = self._foreseen(row)
+            if self._draws:
                 generator = generator_for("verifier", self._seed, reply, number)
                 generator.random(_tried(tree, leaf))
                 same = sample(probabilities, generator)
@@ -140,17 +139,6 @@ class Guesser:
                 probabilities[same] += self._rate
             guesses += _likeliest(leaf + 1, probabilities, reached[leaf], limit)
         return _best(guesses, limit)
-
-    def _trusted(self, tree: TokenTree, rows: Sequence[torch.Tensor]) -> list[float]:
-        chances = [0.0] * len(tree)
-        for node, row in zip(tree.inner, rows, strict=True):
-            children = tree.children(node)
-            shares = self._probabilities(row)[list(tree.tokens_of(children))].double()
-            total = float(shares.sum())
-            together = self._trust.corrected(total)
-            for child, share in zip(children, shares.tolist(), strict=True):
-                chances[child] = together * (share / total if total > 0.0 else 1 / len(children))
-        return chances
 
     def _drawn(self, reply: int, number: int, tree: TokenTree) -> list[float]:
         draws = generator_for("verifier", self._seed, reply, number).random(len(tree))
@@ -165,10 +153,17 @@ class Guesser:
                 left *= 1 - chance
         return chances
 
-    def _probabilities(self, row: torch.Tensor) -> torch.Tensor:
-        if not self._draws:
-            return torch.softmax(row, dim=-1)
-        return transform(row, self._sampling)
+    def _foreseen(self, row: torch.Tensor) -> torch.Tensor:
+        """How likely each token (V,) is to be the target's, but for what is drawn."""
+        if self._draws:
+            return transform(row, self._sampling)
+        probabilities = torch.softmax(row, dim=-1)
+        likeliest = int(probabilities.argmax())
+        first = float(probabilities[likeliest])
+        trusted = self._trust.corrected(first)
+        probabilities *= (1 - trusted) / max(1 - first, 1e-9)
+        probabilities[likeliest] = trusted
+        return probabilities
 
 
 def _reached(tree: TokenTree, chances: Sequence[float]) -> dict[int, float]:

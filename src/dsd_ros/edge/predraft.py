@@ -123,6 +123,7 @@ class PredraftPool:
         self._ahead = settings.pipeline_depth > 1
         self._heeding = settings.predraft_source != "guesses"
         self._lock = threading.Lock()
+        self._sending = threading.Lock()  # a round is never sent before the one in front of it
         self._work = threading.Condition(self._lock)
         self._stepped = threading.Condition(self._lock)
         self._levels: list[_Level] = []
@@ -268,13 +269,14 @@ class PredraftPool:
             level.followed = True
         following = level.round.followed_by(ahead.accepted, ahead.next_token, ahead.draft)
         further = self._level(following)
-        with self._lock:
-            if not (self._levels and self._levels[-1] is level):
-                return  # its outcome has come meanwhile
-            self._levels.append(further)
-            self._note_acceptances(further)
-            self._work.notify_all()
-        self._send_ahead(following)
+        with self._sending:
+            with self._lock:
+                if not (self._levels and self._levels[-1] is level):
+                    return  # its outcome has come meanwhile
+                self._levels.append(further)
+                self._note_acceptances(further)
+                self._work.notify_all()
+            self._send_ahead(following)
 
     # ------------------------------------------------------------------------- under the lock
 

@@ -7,8 +7,9 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.tree_growth import expansion_nodes
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import SessionLost
 from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
@@ -27,6 +28,8 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 from dsd_ros.wire.pictures import encode_picture
+
+_ROW_HEAD_BYTES = 16  # at most, in front of a distribution on its way down
 
 
 class TextModel(Protocol):
@@ -192,12 +195,24 @@ def _is_of(vocabulary: Vocabulary, model: VisionLanguageModel | TextModel | None
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
-    """ValueError when a draft's distributions would not fit into one message; truncated ones always do."""
-    if settings.sampling.greedy or settings.proven_by is not Proof.FULL:
+    """ValueError when distributions would not fit into one message; truncated ones always do."""
+    if settings.sampling.greedy or settings.proven_by not in (Proof.FULL, Proof.SPLIT):
         return
-    most = MAX_EVIDENCE_BYTES // (4 * vocab_size)
-    if settings.draft_length > most:
+    most = MAX_EVIDENCE_BYTES // (4 * vocab_size + (_ROW_HEAD_BYTES if settings.splits else 0))
+    if settings.shaped_by is not Shape.EXPANSION:
+        if settings.proven_by is Proof.FULL and settings.draft_length > most:
+            raise ValueError(
+                f"draft_length {settings.draft_length} is too long for a vocabulary of "
+                f"{vocab_size}; use {most} or less"
+            )
+        return
+    expansion = settings.expansion
+    # Up: of each node with children. Down: of a rejected first child's parent, and of its siblings' subtrees.
+    rows = 1 + expansion_nodes(expansion[:-1])
+    if settings.splits:
+        rows = 1 + expansion_nodes(expansion) // expansion[0] * (expansion[0] - 1)
+    if rows > most:
         raise ValueError(
-            f"draft_length {settings.draft_length} is too long for a vocabulary of "
-            f"{vocab_size}; use {most} or less"
+            f"tree_expansion {settings.tree_expansion!r} takes {rows} distributions in one message, and of a "
+            f"vocabulary of {vocab_size} no more than {most} fit; use a smaller one, or proof truncated or coupled"
         )

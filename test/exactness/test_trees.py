@@ -1,0 +1,114 @@
+"""Trees of drafted tokens through real sessions: the target's own tokens, whatever proves the trees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from table_model import TableModel
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.messages import Draft
+
+IMAGE = np.full((2, 2, 3), 5, np.uint8)
+TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
+EXPANSION = {"shape": "expansion", "tree_expansion": "3,2,1"}
+BUDGET = {"shape": "budget", "tree_budget": 12, "draft_length": 5}
+AHEAD = (
+    {"mode": "fsd"},
+    {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
+    {"mode": "fsd", "predraft_source": "guesses", "predraft_workers": 2},
+)
+PROOFS = ("full", "split", "truncated")
+
+
+class Watched(LocalChannel):
+    """Keeps the drafts that went up."""
+
+    def __init__(self, engine) -> None:
+        super().__init__(engine)
+        self.drafts: list[Draft] = []
+
+    def send(self, message):
+        if isinstance(message, Draft):
+            self.drafts.append(message)
+        super().send(message)
+
+
+def decode(engine, replies: int = 2, model=DRAFT, **values) -> list[DecodedReply]:
+    return watched(engine, replies, model, **values)[0]
+
+
+def watched(
+    engine, replies: int = 2, model=DRAFT, **values
+) -> tuple[list[DecodedReply], list[Draft]]:
+    chosen = DecodeSettings(**({"seed": 3, "max_tokens": 40, "mode": "dsd"} | values))
+    with Watched(engine) as channel, EdgeSession(channel, model, chosen) as session:
+        return [session.decode(IMAGE, f"go {n}") for n in range(replies)], channel.drafts
+
+
+def tokens_of(replies: list[DecodedReply]) -> list[list[int]]:
+    return [reply.tokens for reply in replies]
+
+
+@pytest.mark.parametrize("shape", [EXPANSION, BUDGET], ids=lambda shape: shape["shape"])
+@pytest.mark.parametrize("sampling", [{}, {"proof": "coupled", "temperature": 0.8, "top_k": 6}])
+def test_replies_are_the_targets(shape, sampling):
+    with VerifierEngine(TARGET) as engine:
+        wanted = tokens_of(decode(engine, mode="ar", **sampling))
+        plain = decode(engine, **sampling)
+        for values in ({}, *AHEAD):
+            replies, drafts = watched(engine, **shape, **sampling, **values)
+            assert tokens_of(replies) == wanted, values
+            assert not any(reply.worker_error for reply in replies)
+            assert any(draft.parents for draft in drafts)
+            for draft in drafts:
+                assert not (draft.evidence or draft.resampled)
+                assert len(draft.parents) in (0, len(draft.tokens))
+            assert sum(reply.rounds for reply in replies) < sum(reply.rounds for reply in plain)
+            if values:
+                assert sum(reply.predrafts_used for reply in replies) > 0
+
+
+@pytest.mark.parametrize("proof", PROOFS)
+def test_a_sampled_tree_drafted_ahead_draws_the_tokens_of_one_that_is_not(proof):
+    values = {"proof": proof, "temperature": 1.0, "top_k_proof": 4, **EXPANSION}
+    split = proof == "split"
+    with VerifierEngine(TARGET) as engine:
+        wanted = tokens_of(decode(engine, **values))
+        for ahead in AHEAD[2:] if split else AHEAD:
+            replies, drafts = watched(engine, **values, **ahead)
+            assert tokens_of(replies) == wanted, ahead
+            assert not any(reply.worker_error for reply in replies)
+        assert sum(reply.predrafts_used for reply in replies) > 0
+    # What the robot determined itself: sometimes more than one token, down a tree.
+    most = max(len(draft.resampled) for draft in drafts)
+    assert most > 1 if split else most == 0
+
+
+@pytest.mark.parametrize("values", [{}, {"temperature": 1.0}, AHEAD[2] | {"temperature": 1.0}])
+@pytest.mark.parametrize("proof", [*PROOFS, "coupled"])
+def test_replies_end_where_they_should(proof, values):
+    """At the target's own end, at max_tokens, or where its context or the draft's is full."""
+    target, draft = TableModel(6, 9), TableModel(6, 9, noise=0.5, padding=2)
+    short = TableModel(4, 12, ends=False, max_length=30)
+    with VerifierEngine(target) as engine, VerifierEngine(short) as full:
+        for longest in (1, 2, 3, 5, 24):
+            replies = decode(
+                engine, 4, draft, proof=proof, max_tokens=longest, **EXPANSION, **values
+            )
+            for reply in replies:
+                assert reply.finished or len(reply.tokens) == longest
+                assert len(reply.tokens) <= longest
+                assert target.eos_token_ids.isdisjoint(reply.tokens[:-1])
+                assert reply.finished == (reply.tokens[-1] in target.eos_token_ids)
+        small = TableModel(4, 12, ends=False, noise=0.6, max_length=20)
+        for model in (small, DRAFT):
+            for longest in (27, 28):  # the target holds 30, of which the prompt takes two
+                (reply,) = decode(
+                    full, 1, model, proof=proof, max_tokens=longest, **EXPANSION, **values
+                )
+                assert len(reply.tokens) == longest

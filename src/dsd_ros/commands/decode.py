@@ -11,7 +11,7 @@ from typing import Any
 from dsd_ros.commands.shared import EXIT_DONE, add_model, add_target_tokenizer, model_path
 from dsd_ros.flags import add_settings, settings_from
 
-SUMMARY = "one reply to one picture, without ROS"
+SUMMARY = "one reply to one picture or text, without ROS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = "Decodes in this process when no verifier is named."
     parser.add_argument(
-        "--image", type=Path, required=True, metavar="FILE", help="picture to look at"
+        "--image",
+        type=Path,
+        metavar="FILE",
+        help="picture to look at; none with models that read text alone",
     )
     parser.add_argument("--instruction", required=True, help="what the robot is told")
     add_settings(parser, DecodeSettings)
@@ -49,8 +52,10 @@ def _decode(args: argparse.Namespace) -> int:
 
     settings = settings_from(args, DecodeSettings)
     instruction = check_instruction(args.instruction)
-    image = read_image(args.image)
+    image = None if args.image is None else read_image(args.image)
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
+    if image is None and draft.reads_pictures:
+        raise ValueError("no picture is named; give --image, or models that read text alone")
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     with (
         _verifier_channel(args) as channel,

@@ -37,6 +37,8 @@ class Prompt(NamedTuple):
 class TextBackbone:
     """A transformers Llama or Qwen2: text alone, one position a token."""
 
+    reads_pictures = False
+
     def __init__(self, hf: Any) -> None:
         self.hf = hf
         self.config: Any = hf.config.get_text_config()
@@ -70,6 +72,8 @@ class TextBackbone:
 
 class QwenVlBackbone(TextBackbone):
     """A transformers Qwen2-VL: text and pictures; positions have three axes (M-RoPE)."""
+
+    reads_pictures = True
 
     def __init__(self, hf: Any, images: ImageProcessor) -> None:
         super().__init__(hf)

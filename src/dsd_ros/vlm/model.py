@@ -87,6 +87,11 @@ class VisionLanguageModel:
         return self._device
 
     @property
+    def reads_pictures(self) -> bool:
+        """Whether it can be shown any."""
+        return self._backbone.reads_pictures
+
+    @property
     def images(self) -> ImageProcessor:
         """How pictures are prepared; ImageError for a model that reads text alone."""
         return self._backbone.images

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from geometry_msgs.msg import Twist
 from PIL import Image as Pictures
-from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
@@ -29,7 +29,6 @@ from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, camera_info
-from dsd_ros.nodes.go2_messages import RosLink
 from dsd_ros.nodes.images import MAX_SIDE, ImageError, from_rgb
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
@@ -37,6 +36,7 @@ from dsd_ros.robot.driver import DriverError, Limits
 from dsd_ros.robot.go2_driver import Go2Driver, until_connected
 from dsd_ros.robot.go2_protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2_settings import Go2Settings
+from dsd_ros.robot.sdk_link import SdkLink
 
 _RETRY_S = 2.0
 _CAMERA_SILENT_S = 2.0
@@ -50,6 +50,11 @@ def _option(default: Any, text: str, low: float | None = None, high: float | Non
 class Go2NodeSettings:
     """Parameters of the node itself."""
 
+    link: str = field(
+        default="ros",
+        metadata={"help": "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own",
+                  "choices": ("ros", "sdk")},
+    )  # fmt: skip
     robot_prefix: str = _option("", "in front of the robot's own topics; empty: a real robot's")
     stand_up: bool = _option(True, "have the robot stand up when the node starts")
     command_timeout_s: float = _option(
@@ -60,6 +65,9 @@ class Go2NodeSettings:
     camera_delay_s: float = _option(
         0.1, "how much older than its request a picture may be, s; its stamp says so", 0.0, 2.0
     )
+    sdk_python: str = _option("", "of the environment with unitree_sdk2py; empty: this one")
+    sdk_interface: str = _option("", "network interface to the robot; empty: the SDK chooses")
+    sdk_domain: int = _option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov_deg: float = _option(
         0.0, "the camera's vertical field of view, degrees; 0: not known", 0.0, 170.0
     )
@@ -90,7 +98,7 @@ class Go2Node(Node):
         self._battery = self.create_publisher(BatteryState, "battery_state", qos.STATE)
         self._health = health.Health(self, "Unitree Go2", heartbeat=True)
         robot, services = MutuallyExclusiveCallbackGroup(), MutuallyExclusiveCallbackGroup()
-        link = RosLink(self, settings.robot_prefix, robot)
+        self._link = link = self._make_link(robot)
         self._driver = Go2Driver(link, drive, limits)
         link.on_arrival = self._on_state
         link.attach(self._driver)
@@ -117,10 +125,24 @@ class Go2Node(Node):
         for thread in self._threads:
             thread.start()
 
+    def _make_link(self, group: CallbackGroup) -> Any:
+        settings = self._settings
+        if settings.link == "ros":
+            from dsd_ros.nodes.go2_messages import RosLink
+
+            return RosLink(self, settings.robot_prefix, group)
+        link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
+        link.on_end = lambda sentence: setattr(self, "failure", sentence)
+        known = ", ".join(f"{name} {version}" for name, version in link.versions.items())
+        self.get_logger().info(f"over the vendor's SDK: {known}")
+        return link
+
     def close(self) -> None:
         self._ready = False
         self._stop.set()
-        self._driver.close(0.6)  # an acknowledged stop, where the robot still answers
+        self._driver.close(0.5)  # an acknowledged stop, where the robot still answers
+        if isinstance(self._link, SdkLink):
+            self._link.close(0.3)
 
     # -- getting ready -------------------------------------------------------------------------
 
@@ -213,6 +235,8 @@ class Go2Node(Node):
             self._battery.publish(battery)
 
     def _report(self) -> None:
+        if self._stop.is_set():
+            return
         now = time.monotonic()
         fault, state = self._driver.fault(), self._driver.state()
         values: dict[str, Any] = {"ready": self._ready, "pictures": self._pictures}

@@ -155,6 +155,10 @@ TROUBLES: dict[str, tuple[Callable[[World], object], Cause, Callable[[World], ob
         lambda w: w.supervisor.on_report("draft_node", "link lost"), Cause.LINK_LOST,
         lambda w: w.supervisor.on_report("draft_node", ""),
     ),
+    "robot": (
+        lambda w: w.supervisor.on_report("go2_node", "it has fallen."), Cause.ROBOT_FAULT,
+        lambda w: w.supervisor.on_report("go2_node", ""),
+    ),
     "command": (setting(command=None), Cause.COMMAND_STALE, setting(command=AHEAD)),
     "command not a number": (
         setting(command=Motion(math.nan)), Cause.COMMAND_STALE, setting(command=AHEAD)

@@ -30,20 +30,21 @@ class Cause(IntEnum):
     DEADMAN = 2
     TILT = 3
     OPERATOR = 4
-    ODOMETRY_STALE = 5
-    STATE_STALE = 6
-    CAMERA_STALE = 7
-    OBSTACLE = 8
-    OBSTACLE_SENSOR_STALE = 9
-    LOW_BATTERY = 10
-    NODE_SILENT = 11
-    LINK_LOST = 12
-    UNVERIFIED_ACTION = 13
-    UNPARSABLE_ACTION = 14
-    STALE_REPLY = 15
-    NO_ACTION = 16
-    MOTION_REFUSED = 17
-    COMMAND_STALE = 18
+    ROBOT_FAULT = 5
+    ODOMETRY_STALE = 6
+    STATE_STALE = 7
+    CAMERA_STALE = 8
+    OBSTACLE = 9
+    OBSTACLE_SENSOR_STALE = 10
+    LOW_BATTERY = 11
+    NODE_SILENT = 12
+    LINK_LOST = 13
+    UNVERIFIED_ACTION = 14
+    UNPARSABLE_ACTION = 15
+    STALE_REPLY = 16
+    NO_ACTION = 17
+    MOTION_REFUSED = 18
+    COMMAND_STALE = 19
 
 
 # What is wrong with navigation's own announcements and commands: it does not pass by waiting.
@@ -168,6 +169,9 @@ class Requirements:
         "draft_node,bridge_node",
         "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated",
     )
+    robot: str = _option(
+        "go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault"
+    )
 
     @property
     def heartbeat_nodes(self) -> tuple[str, ...]:
@@ -176,6 +180,10 @@ class Requirements:
     @property
     def link_nodes(self) -> tuple[str, ...]:
         return names(self.link)
+
+    @property
+    def robot_nodes(self) -> tuple[str, ...]:
+        return names(self.robot)
 
 
 @dataclass(frozen=True)

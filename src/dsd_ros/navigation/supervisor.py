@@ -94,8 +94,9 @@ class Supervisor:
         self._obstacle_seen = _Seen()
         self._tilted = self._near = self._empty = False
         self._heartbeats = {name: _Seen() for name in self._required.heartbeat_nodes}
-        # One that never reports is the heartbeat's matter.
+        # Node -> its trouble. One that never reports is the heartbeat's matter.
         self._link = dict.fromkeys(self._required.link_nodes, "")
+        self._robot = dict.fromkeys(self._required.robot_nodes, "")
         self._spoken = -math.inf
         self._held = False  # the last decision kept navigation at zero
 
@@ -187,9 +188,10 @@ class Supervisor:
             self._heartbeats[node].note(now)
 
     def on_report(self, node: str, trouble: str) -> None:
-        """How a node of the link is; ``trouble`` empty: well."""
-        if node in self._link:
-            self._link[node] = trouble
+        """How a node of the link or of the robot is; ``trouble`` empty: well."""
+        for reports in (self._link, self._robot):
+            if node in reports:
+                reports[node] = trouble
 
     def on_action(
         self,
@@ -268,9 +270,13 @@ class Supervisor:
             found[Cause.NODE_SILENT] = (
                 f"No heartbeat of {' and '.join(silent)} for more than {times.heartbeat_s:.2f} s."
             )
-        troubles = [f"{name}: {trouble}" for name, trouble in self._link.items() if trouble]
-        if troubles:
-            found[Cause.LINK_LOST] = f"The link is lost: {'; '.join(troubles)}."
+        for cause, what, reports in (
+            (Cause.ROBOT_FAULT, "The robot has a fault", self._robot),
+            (Cause.LINK_LOST, "The link is lost", self._link),
+        ):
+            troubles = [f"{name}: {said.rstrip('.')}" for name, said in reports.items() if said]
+            if troubles:
+                found[cause] = f"{what}: {'; '.join(troubles)}."
         if self._guard.refusal is not None:
             found[self._guard.refusal[0]] = self._guard.refusal[1]
         if self._navigation.moving and not navigation:

@@ -117,9 +117,9 @@ class StandIn:
         message.observation_stamp = to_stamp(now.nanoseconds * 1e-9 - age)
         self._action.publish(message)
 
-    def report_link(self, level: bytes) -> None:
-        """Say in /diagnostics how the draft node is."""
-        status = DiagnosticStatus(name="draft_node", level=level, message="link lost")
+    def report(self, node: str, level: bytes) -> None:
+        """Say in /diagnostics how a node is."""
+        status = DiagnosticStatus(name=node, level=level, message="not as it should be")
         self._diagnostics.publish(DiagnosticArray(status=[status]))
 
     def press_emergency_stop(self, pressed: bool = True) -> None:
@@ -292,7 +292,11 @@ PROVOCATIONS = (
     _mute("heartbeat", "heartbeat missed", Cause.NODE_SILENT),
     Provocation(
         "link lost", Cause.LINK_LOST,
-        lambda s: s.report_link(_WARN), lambda s: s.report_link(_OK),
+        lambda s: s.report("draft_node", _WARN), lambda s: s.report("draft_node", _OK),
+    ),
+    Provocation(
+        "robot reports a fault", Cause.ROBOT_FAULT,
+        lambda s: s.report("go2_node", _WARN), lambda s: s.report("go2_node", _OK),
     ),
     _announce("action not verified", Cause.UNVERIFIED_ACTION, verified=False),
     _announce("action unknown", Cause.UNPARSABLE_ACTION, amount=33),

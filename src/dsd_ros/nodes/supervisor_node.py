@@ -228,7 +228,7 @@ class SupervisorNode(Node):
         mine = self.get_namespace().strip("/")
         for status in message.status:
             namespace, _, name = status.name.rpartition("/")
-            if namespace == mine and name in self._required.link_nodes:
+            if namespace == mine:
                 well = status.level == DiagnosticStatus.OK
                 self._supervisor.on_report(name, "" if well else status.message[:200] or "trouble")
         self._decide()

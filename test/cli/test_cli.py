@@ -170,7 +170,7 @@ def test_a_port_in_use_is_named(models):
         (["--draft", "no/such/model"], "no/such/model"),
         (["--temperature", "-1"], "temperature"),
         (["--top-p", "0"], "top_p"),
-        (["--draft-length", "0"], "draft_length"),
+        (["--draft-length", "65"], "draft_length"),
         (["--verifier", "http://127.0.0.1:1"], "ws://"),
         (["--token-file", "no/such/token", "--verifier", "ws://127.0.0.1:1"], "no/such/token"),
     ],

@@ -35,7 +35,7 @@ def test_every_setting_is_described_and_bounded():
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("draft_length", 0), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
+        ("draft_length", -2), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
         ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1), ("max_tokens", 0), ("max_tokens", 5000),
         ("predraft_source", "hopes"), ("predraft_workers", 0), ("predraft_workers", 65),
         ("predraft_policy", "lifo"), ("predraft_budget", 0), ("predraft_batch", 65),
@@ -110,6 +110,18 @@ def test_a_draft_is_as_deep_as_its_shape_says():
     assert DecodeSettings(draft_length=7, shape="budget").depth == 7
     chosen = DecodeSettings(draft_length=7, shape="expansion", tree_expansion=" 3, 2")
     assert chosen.depth == 2 and chosen.expansion == (3, 2)
+
+
+def test_a_length_is_the_presets_or_chosen_as_it_goes_unless_given():
+    for name, preset in PRESETS.items():
+        chosen = DecodeSettings(mode=name)
+        assert chosen.draft_length == preset.draft_length
+        assert chosen.tunes == (not preset.draft_length)
+        assert not DecodeSettings(mode=name, draft_length=3).tunes
+    chosen = DecodeSettings(draft_length=0)
+    assert chosen.tunes and chosen.depth == 64
+    assert not DecodeSettings(draft_length=0, mode="ar").tunes
+    assert not DecodeSettings(draft_length=0, shape="expansion").tunes
 
 
 def test_a_tree_by_budget_needs_a_target_that_says_one_token():

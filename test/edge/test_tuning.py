@@ -52,6 +52,7 @@ class Setting:
         hit = bool(chance.random() < self.hit)
         return RoundRecord(
             drafted=gamma,
+            depth=gamma,
             accepted=accepted,
             draft_seconds=max(0.0, model - wait) if hit else model,
             wait_seconds=wait,
@@ -91,7 +92,7 @@ def run(tuner: Tuner, setting: Setting, rounds: int, chance: np.random.Generator
     planned = tuner.plan(reply, 1)
     for number in range(1, rounds + 1):
         following = tuner.plan(reply, number + 1)
-        tuner.learn(planned, setting.record(planned.length, chance), planned.length)
+        tuner.learn(planned, setting.record(planned.length, chance))
         plans.append(planned)
         planned = following
     return plans
@@ -162,7 +163,7 @@ def test_a_round_s_plan_stays_what_it_was() -> None:
     third = tuner.plan(1, 3)
     for _ in range(20):
         record = SETTINGS["slow link"].record(first.length, chance)
-        tuner.learn(first, record, first.length)
+        tuner.learn(first, record)
     assert tuner.choice != third
     assert tuner.plan(1, 3) == third
     assert first == Plan(4)
@@ -194,14 +195,17 @@ def grow(nodes: int, levels: int) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize(("nodes", "levels"), [(1, 1), (7, 3), (16, 4), (40, 8), (64, 2)])
 def test_expected_tokens_of_the_best_tree(nodes: int, levels: int) -> None:
     expected = sum(grow(nodes, levels).values()) - 1.0
-    gains = accepted_by_tree(RANKS, 64, 8)
-    assert gains.shape == (8, 64)
+    gains, depths = accepted_by_tree(RANKS, 64, 8)
+    assert gains.shape == depths.shape == (8, 64)
     assert gains[levels - 1, nodes - 1] == pytest.approx(expected)
-    assert accepted_by_tree(RANKS, nodes, levels)[-1, -1] == pytest.approx(expected)
+    assert depths[levels - 1, nodes - 1] == max(map(len, grow(nodes, levels)))
+    assert accepted_by_tree(RANKS, nodes, levels)[0][-1, -1] == pytest.approx(expected)
 
 
 def test_one_rank_makes_the_formula_of_a_sequence() -> None:
-    assert accepted_by_tree([0.8], 9, 9)[-1, -1] == pytest.approx(sum(0.8**i for i in range(1, 10)))
+    gains, depths = accepted_by_tree([0.8], 9, 9)
+    assert gains[-1, -1] == pytest.approx(sum(0.8**i for i in range(1, 10)))
+    assert depths[-1].tolist() == list(range(1, 10))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +215,10 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(
     draft: float, per_node: float, delay: float
 ) -> None:
     def seconds(plan: Plan) -> float:
-        return plan.length * draft + 0.05 + per_node * plan.nodes + 2 * delay
+        levels = depths[plan.length - 1, plan.nodes - 1]
+        return levels * draft + 0.05 + per_node * plan.nodes + 2 * delay
 
-    gains = accepted_by_tree(RANKS, 64, 16)
+    gains, depths = accepted_by_tree(RANKS, 64, 16)
 
     def rate(plan: Plan) -> float:
         return float(1 + gains[plan.length - 1, plan.nodes - 1]) / seconds(plan)
@@ -234,14 +239,15 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(
         wait = 0.05 + per_node * plan.nodes + 2 * delay
         record = RoundRecord(
             drafted=plan.nodes,
+            depth=max(map(len, tree)),
             accepted=len(path),
-            draft_seconds=draft * plan.length,
+            draft_seconds=draft * max(map(len, tree)),
             wait_seconds=wait,
             verify_seconds=wait - 2 * delay,
             bytes_up=30 + 3 * plan.nodes,
             bytes_down=30,
         )
-        tuner.learn(plan, record, plan.length, ranks)
+        tuner.learn(plan, record, ranks)
         if number > 100:
             late.append(plan)
     best = max(rate(Plan(levels, nodes)) for levels in range(1, 17) for nodes in range(levels, 65))

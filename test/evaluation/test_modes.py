@@ -64,7 +64,7 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     ar, dsd_row, fsd, guesses = report["rows"]
     assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
     assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
-    assert dsd_row["settings"] == {"proof": "preset", "draft_length": 4}
+    assert dsd_row["settings"] == {"proof": "preset", "shape": "preset", "draft_length": 4}
     assert dsd_row["miss_rate"] is None
     assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
     assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
@@ -157,6 +157,27 @@ def test_modes_are_separated_by_commas_or_spaces_and_may_have_settings():
     assert "predraft_source" in fsd.settings and ar.settings == {}
 
 
+def test_a_length_may_be_auto_and_is_the_profiles_where_none_is_given():
+    modes = "dsd dsd:draft_length=auto coupled:draft_length=auto+shape=budget"
+    given, auto, tree = parse_modes(modes, {}, gamma=6)
+    assert (given.decode.draft_length, auto.decode.draft_length) == (6, 0)
+    assert tree.decode.tunes and "tree_budget" not in tree.settings
+    (given,) = parse_modes("dsd", {"draft_length": 3}, gamma=6)
+    assert given.decode.draft_length == 3
+    assert parse_sweep("gamma=2,auto") == ("draft_length", [2, 0])
+    with pytest.raises(BenchError, match="makes no use of tree_budget"):
+        parse_modes("dsd:tree_budget=4", {})
+
+
+def test_lengths_that_are_chosen_are_learned_over_the_pictures(pair):
+    variants = parse_modes("ar dsd:draft_length=auto fsd:draft_length=auto", {"max_tokens": 10})
+    report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
+    assert report["exact"]
+    alone, dsd_row, _ = report["rows"]
+    assert alone["draft_length"] is None
+    assert 1 <= dsd_row["draft_length"] <= 64 and dsd_row["predicted_seconds"] > 0
+
+
 def test_sweeps_are_crossed_where_they_matter():
     sweeps = [parse_sweep("gamma=1..2"), parse_sweep("predraft_workers=1,3")]
     assert labels(crossed(parse_modes("ar dsd fsd", {}), sweeps)) == [
@@ -189,7 +210,7 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--sweep", "gamma"], "is no sweep"),
         (["--sweep", "gamma=9..1"], "is empty"),
         (["--sweep", "gamma=1..900"], "over 200"),
-        (["--sweep", "gamma=0..3"], "draft_length is 0"),
+        (["--sweep", "gamma=-2..3"], "draft_length is -2"),
         (["--sweep", "temperature=0,1"], "give it as --temperature"),
         (["--sweep", "gamma=1,2", "--sweep", "draft_length=3"], "swept twice"),
         (["--modes", "dsd", "--sweep", "predraft_workers=1,2"], "no mode here makes use of"),

@@ -147,9 +147,9 @@ def _bench_modes(args: argparse.Namespace) -> int:
     profile = load_profile(args.profile)
     if args.plot is not None:
         check_plot(args.plot)
-    common = {"draft_length": profile.gamma, **_given_settings(args)}
+    common = _given_settings(args)
     sweeps = [parse_sweep(text) for text in args.sweep]
-    variants = crossed(parse_modes(args.modes, common), sweeps)
+    variants = crossed(parse_modes(args.modes, common, profile.gamma), sweeps)
     report = measure_modes(
         profile,
         variants,

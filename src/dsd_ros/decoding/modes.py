@@ -56,6 +56,7 @@ class Mode:
     shape: Shape
     overlap: Overlap
     summary: str
+    draft_length: int = 4  # unless something else is asked for; 0: chosen as it goes
 
     @property
     def drafts(self) -> bool:

@@ -15,6 +15,8 @@ PREDRAFT_POLICIES = ("priority", "fifo", "random")
 EXIT_POLICIES = ("priority", "fifo")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
 SHAPES = ("preset", *(shape.value for shape in Shape))
+AUTO_LENGTH = 0
+PRESET_LENGTH = -1
 MAX_EXITS = 256
 
 
@@ -76,12 +78,14 @@ class DecodeSettings:
         metadata={"help": "how proof truncated sends what it keeps", "choices": FLOATS},
     )
     draft_length: int = field(
-        default=4,
+        default=PRESET_LENGTH,
         metadata={
-            "help": "tokens drafted per round (gamma), in shape budget the tree's depth; "
-            "an expansion has its own depth",
-            "min": 1,
+            "help": "tokens drafted per round (gamma), in shape budget the tree's depth; an expansion has "
+            "its own; auto (0): chosen from what rounds cost and gain, and a budget too; preset (-1): what "
+            "the mode says",
+            "min": PRESET_LENGTH,
             "max": MAX_DRAFT_LENGTH,
+            "words": {"auto": AUTO_LENGTH, "preset": PRESET_LENGTH},
         },
     )
     temperature: float = field(
@@ -167,6 +171,8 @@ class DecodeSettings:
                 raise SettingsError(
                     f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
                 )
+        if self.draft_length == PRESET_LENGTH:
+            object.__setattr__(self, "draft_length", self.preset.draft_length)
         # Validated on being made.
         _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
@@ -220,7 +226,15 @@ class DecodeSettings:
     @property
     def depth(self) -> int:
         """The most tokens that one draft can add to a reply."""
-        return len(self.expansion) if self.shaped_by is Shape.EXPANSION else self.draft_length
+        if self.shaped_by is Shape.EXPANSION:
+            return len(self.expansion)
+        return self.draft_length if self.draft_length != AUTO_LENGTH else MAX_DRAFT_LENGTH
+
+    @property
+    def tunes(self) -> bool:
+        """Whether the drafts' lengths, or trees, are chosen as it goes."""
+        chosen = self.draft_length == AUTO_LENGTH and self.shaped_by is not Shape.EXPANSION
+        return chosen and self.needs_draft
 
     @property
     def splits(self) -> bool:

@@ -23,6 +23,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
 from dsd_ros.decoding.trees import ROOT, TokenTree
 from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.edge.tuning import Plan, Tuner
 from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence
@@ -34,7 +35,7 @@ class Drafting:
 
     ``depth``: how many tokens one draft can add to the reply. ``eos_token_ids`` are the target's:
     nothing is drafted behind the end of a reply. ``expansion`` and ``budget`` are of the shapes of
-    those names.
+    those names. With a ``tuner`` depth and budget are what it plans.
     """
 
     depth: int
@@ -50,15 +51,29 @@ class Drafting:
     shape: Shape = Shape.SEQUENCE
     expansion: tuple[int, ...] = ()
     budget: int = 0
+    tuner: Tuner | None = None
 
     @classmethod
-    def of(cls, settings: DecodeSettings, eos_token_ids: frozenset[int], reply: int) -> Drafting:
+    def of(
+        cls,
+        settings: DecodeSettings,
+        eos_token_ids: frozenset[int],
+        reply: int,
+        tuner: Tuner | None = None,
+    ) -> Drafting:
         """As a decode's settings say."""
         return cls(
             settings.depth, settings.max_tokens, settings.sampling, eos_token_ids, settings.seed,
             reply, settings.proven_by, settings.top_k_proof, settings.top_rho_proof,
             settings.top_float_proof, settings.shaped_by, settings.expansion, settings.tree_budget,
+            tuner,
         )  # fmt: skip
+
+    def plan(self, number: int) -> Plan:
+        """The shape of a round's draft, whoever makes it and whenever."""
+        if self.tuner is not None:
+            return self.tuner.plan(self.reply, number)
+        return Plan(self.depth, self.budget if self.shape is Shape.BUDGET else 0)
 
     @property
     def coupled(self) -> bool:
@@ -73,7 +88,7 @@ class Drafting:
     def grower(self, depth: int, number: int) -> Grower:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
         if self.shape is Shape.BUDGET:
-            return BudgetTree(self.budget, depth, self.eos_token_ids)
+            return BudgetTree(self.plan(number).nodes, depth, self.eos_token_ids)
         expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
         generator = None
         if self.draws:
@@ -184,6 +199,19 @@ class GrowingDraft:
             if number >= 0 and node not in inner
         }
 
+    def ranks(self, accepted: int, next_token: int) -> list[int]:
+        """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
+        tree = self.tree
+        rows = dict(zip(tree.inner, self.rows, strict=True)) | self.rows_behind
+        path = tree.path_to(accepted - 1)
+        ranks = []
+        for node, token in zip((ROOT, *path), (*tree.tokens_of(path), next_token), strict=True):
+            row = rows.get(node)
+            if row is not None:
+                beyond = token >= len(row)
+                ranks.append(len(row) if beyond else int((row > row[token]).sum()))
+        return ranks
+
     @property
     def is_sequence(self) -> bool:
         """Whether the shape has no branches: plain passes, without a mask, take less time then."""
@@ -278,7 +306,7 @@ class DraftedRound:
     @classmethod
     def first(cls, drafting: Drafting, sequence: Sequence) -> DraftedRound:
         """Round 1, its draft yet to be grown."""
-        depth = min(drafting.depth, drafting.max_tokens - 1)
+        depth = min(drafting.plan(1).length, drafting.max_tokens - 1)
         return cls(drafting, 1, [], GrowingDraft(sequence, depth, drafting, 1))
 
     @property
@@ -329,7 +357,7 @@ class DraftedRound:
         """How deep the next draft may be behind an outcome that adds ``gained`` tokens."""
         # One token of the round is always the target's own.
         left = self.drafting.max_tokens - len(self.prefix) - gained
-        return max(0, min(self.drafting.depth, left - 1))
+        return max(0, min(self.drafting.plan(self.number + 1).length, left - 1))
 
     def followed_by(self, accepted: int, next_token: int, draft: GrowingDraft) -> DraftedRound:
         """The next round, with its draft."""

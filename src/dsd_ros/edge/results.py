@@ -33,6 +33,8 @@ class RoundRecord:
     predrafts: int = 0  # begun while this round was being verified
     sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was there
     depth: int = 0  # of the draft: passes of the draft model that it took
+    length: int = 0  # gamma: the depth it was to have, had the reply not ended
+    budget: int = 0  # nodes that a tree by budget was to have
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
-    draft_length: int = 0  # gamma, or the depth of a tree; 0 in modes that do not draft
+    # gamma, or the depth of a tree, the rounds' mean where it is chosen; 0 in modes that do not draft
+    draft_length: float = 0
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0

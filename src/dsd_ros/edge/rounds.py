@@ -21,6 +21,7 @@ from dsd_ros.edge.link import Limits, VerifierLink
 from dsd_ros.edge.predraft import PredraftPool, Taken
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.edge.translation import TranslatedRound, Translation
+from dsd_ros.edge.tuning import Plan, Tuner
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError, pack_distributions
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
@@ -53,6 +54,7 @@ class Rounds:
     """One reply over an open session. ``model`` drafts (None: the target goes on alone), ``pool`` ahead.
 
     ``translation``: from the model's vocabulary into the target's, where they differ.
+    ``tuner``: chooses what is drafted, None where the settings do.
     """
 
     def __init__(
@@ -62,12 +64,16 @@ class Rounds:
         model: VisionLanguageModel | None,
         pool: PredraftPool | None,
         translation: Translation | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         self._link = link
         self._settings = settings
         self._model = model
         self._pool = pool
         self._translation = translation
+        self._tuner = tuner
+        # The round before, as the tuner wants it: its draft, the outcome's end, and what it cost.
+        self._lesson: tuple[DraftedRound, tuple[int, int], RoundRecord] | None = None
         assert link.verifier is not None
         self._eos = frozenset(link.verifier.eos_token_ids)
         self._tokens: list[int] = []
@@ -91,7 +97,9 @@ class Rounds:
         # 1. Both sides read the picture at the same time.
         drafted: DraftedRound | None = None
         if self._model is not None:
-            drafting = Drafting.of(settings, self._eos, request.number)
+            if self._tuner is not None:
+                self._tuner.begin_reply()
+            drafting = Drafting.of(settings, self._eos, request.number, self._tuner)
             sequence = self._model.prefill(request.image, request.instruction)
             if self._translation is None:
                 drafted = DraftedRound.first(drafting, sequence)
@@ -122,6 +130,7 @@ class Rounds:
                     resampled=self._resampled,
                 )  # fmt: skip
             )
+        self._learn()
         memory, threads = resources(self._model.device if self._model is not None else None)
         return DecodedReply(
             tokens=self._tokens,
@@ -133,7 +142,7 @@ class Rounds:
             bytes_up=channel.bytes_up - up,
             bytes_down=channel.bytes_down - down,
             records=self._records,
-            draft_length=settings.depth if self._model is not None else 0,
+            draft_length=self._mean_length(),
             worker_error=self._pool.error if self._pool is not None else "",
             peak_memory=memory,
             threads=threads,
@@ -164,6 +173,10 @@ class Rounds:
         if taken.sent is None and (drafted is not None or number == 1):
             link.post(draft)
         sent = time.perf_counter()
+        if self._tuner is not None:
+            # Behind sending, which it is not to delay, and in front of what is drafted for the next round.
+            self._learn()
+            self._tuner.plan(request.number, number + 1)
         if pool is not None and drafted is not None:
             pool.begin(drafted)
         exits: list[Outcome] = []
@@ -190,6 +203,7 @@ class Rounds:
         up, down = self._marks
         self._marks = channel.bytes_up, channel.bytes_down
         ready = taken.complete and len(tree) > 0
+        plan = drafted.drafting.plan(number) if drafted is not None else Plan(0)
         self._records.append(
             RoundRecord(
                 drafted=len(tree),
@@ -207,9 +221,29 @@ class Rounds:
                 predrafts=next_taken.begun,
                 sync_seconds=sent - outcome_before if ready and taken.sent is None else 0.0,
                 depth=tree.depth,
+                length=plan.length,
+                budget=plan.nodes,
             )
         )
+        if drafted is not None and self._tuner is not None:
+            verdict = outcome.accepted, outcome.next_token
+            self._lesson = drafted, verdict, self._records[-1]
         return following, next_taken, outcome_at
+
+    def _learn(self) -> None:
+        """Tell the tuner of the round that ended last."""
+        if self._tuner is None or self._lesson is None:
+            return
+        (drafted, verdict, record), self._lesson = self._lesson, None
+        plan = Plan(record.length, record.budget)
+        ranks = drafted.draft.ranks(*verdict) if plan.nodes else []
+        self._tuner.learn(plan, record, ranks)
+
+    def _mean_length(self) -> float:
+        lengths = [record.length for record in self._records]
+        if self._tuner is None or not lengths:
+            return self._settings.depth if self._model is not None else 0
+        return sum(lengths) / len(lengths)
 
     def _follow(
         self, drafted: DraftedRound | None, outcome: Outcome

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from dsd_ros.decoding.modes import Proof, Shape
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree_growth import expansion_nodes
 from dsd_ros.edge.drafter import DraftedRound
@@ -17,6 +17,7 @@ from dsd_ros.edge.predraft import PredraftPool
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.rounds import Progress, Request, Rounds, draft_message
 from dsd_ros.edge.translation import Translation, check_translatable
+from dsd_ros.edge.tuning import Tuner
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
@@ -55,8 +56,10 @@ class EdgeSession:
         settings: DecodeSettings,
         link: LinkSettings | None = None,
         vocabulary: Vocabulary | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         """``vocabulary``: the target's, where the draft model may have another (``target_tokenizer``).
+        ``tuner``: what an earlier session of the same settings knew of lengths that are chosen.
 
         ValueError when the mode needs a draft model, or one that shares the target's tokenizer, or
         distributions too large for the wire.
@@ -65,6 +68,7 @@ class EdgeSession:
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
         self._translation: Translation | None = None
+        self._tuner: Tuner | None = None
         if settings.needs_draft:
             if draft_model is None or not hasattr(draft_model, "prefill"):
                 raise ValueError(
@@ -72,6 +76,9 @@ class EdgeSession:
                 )
             self._draft_model = cast(VisionLanguageModel, draft_model)
             _check_room(settings, draft_model.vocab_size)
+            self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
+            if self._tuner is not None:
+                self._tuner.begin_session()
         if vocabulary is not None and not _is_of(vocabulary, draft_model):
             self._text_model = vocabulary
             if self._draft_model is not None:
@@ -122,8 +129,9 @@ class EdgeSession:
                 try:
                     self._open(limits)
                     rounds = Rounds(
-                        self._link, self.settings, self._draft_model, self._pool, self._translation
-                    )
+                        self._link, self.settings, self._draft_model, self._pool,
+                        self._translation, self._tuner,
+                    )  # fmt: skip
                     return rounds.decode(request, picture)
                 except SessionLost:
                     # Same reply number and seed: starting over draws the same tokens again.
@@ -192,6 +200,16 @@ class EdgeSession:
 
 def _is_of(vocabulary: Vocabulary, model: VisionLanguageModel | TextModel | None) -> bool:
     return model is not None and model.tokenizer_fingerprint == vocabulary.tokenizer_fingerprint
+
+
+def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:
+    """What chooses the drafts of a session, no longer than a message holds; None where its settings say all."""
+    if not settings.tunes:
+        return None
+    longest = MAX_DRAFT_LENGTH
+    if settings.proven_by is Proof.FULL and not settings.sampling.greedy:
+        longest = min(longest, MAX_EVIDENCE_BYTES // (4 * vocab_size))
+    return Tuner(settings.shaped_by is Shape.BUDGET, settings.predrafts, longest)
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:

@@ -224,7 +224,7 @@ class TranslatedRound(DraftedRound):
     @classmethod
     def begin(cls, drafting: Drafting, reply: TranslatedReply) -> TranslatedRound:
         """Round 1, its draft yet to be made."""
-        depth = min(drafting.depth, drafting.max_tokens - 1)
+        depth = min(drafting.plan(1).length, drafting.max_tokens - 1)
         return cls(drafting, 1, [], TranslatedDraft(reply, depth, drafting, 1))
 
     def next_draft(self, accepted: int, next_token: int, fork: bool) -> TranslatedDraft:

@@ -68,7 +68,7 @@ class Acceptance:
             self._ranks[min(rank, _RANKS)] += 1.0
         if plan.nodes:
             if drafted:
-                promised = float(accepted_by_tree(self.ranks, plan.nodes, plan.length)[-1, -1])
+                promised = float(accepted_by_tree(self.ranks, plan.nodes, plan.length)[0][-1, -1])
                 self._fit.add((accepted + 0.1) / (promised + 0.1))
             return
         self._held[:accepted] += 1.0
@@ -101,14 +101,13 @@ class Acceptance:
         counts = self._ranks + _DOUBT * first
         return (counts / counts.sum())[:_RANKS]
 
-    def tree_gains(self) -> np.ndarray:
-        """Expected accepted tokens of trees, (levels, nodes), as ``accepted_by_tree``.
+    def trees(self) -> tuple[np.ndarray, np.ndarray]:
+        """What trees may be expected to gain, and their levels, as ``accepted_by_tree`` has them.
 
         A draft chooses its tree by its own probabilities, which know more than ranks; how much more is measured.
         """
-        gains = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
-        levels = np.arange(1, _MAX_LEVELS + 1)[:, None]
-        return np.minimum(gains * self._fit.value_or(1.0), levels)
+        gains, levels = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
+        return np.minimum(gains * self._fit.value_or(1.0), levels), levels
 
 
 class Times:
@@ -135,11 +134,11 @@ class Times:
         """The next round is a reply's first, which waits for the prompt as well."""
         self._before = None
 
-    def learn(self, record: RoundRecord, levels: int) -> None:
-        """One round, with a draft of so many levels."""
-        whole = record.accepted >= levels
+    def learn(self, record: RoundRecord) -> None:
+        """One round."""
+        levels, whole = record.depth, record.accepted >= record.depth
         before, self._before = self._before, (record.wait_seconds, whole)
-        if not record.drafted or not levels:
+        if not record.drafted:
             return
         breadth = record.drafted / levels
         if not record.source:
@@ -212,6 +211,8 @@ class Tuner:
         first = min(_FIRST_LENGTH, self._longest)
         self._choice = Plan(first, min(_FIRST_NODES, self._longest) if tree else 0)
         self._candidates = self._possible()
+        self._lengths = np.array([plan.length for plan in self._candidates])
+        self._nodes = np.array([plan.nodes for plan in self._candidates])
         self._planned = 0
         self._lock = threading.Lock()
         self._plans: dict[tuple[int, int], Plan] = {}
@@ -234,14 +235,9 @@ class Tuner:
                 self._plans[reply, number] = self._varied()
             return self._plans[reply, number]
 
-    def learn(
-        self, plan: Plan, record: RoundRecord, levels: int, ranks: Sequence[int] = ()
-    ) -> None:
-        """A round is over that was drafted by ``plan``.
-
-        levels: its draft's longest path. ranks: see ``Acceptance.learn``.
-        """
-        self.times.learn(record, levels)
+    def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
+        """A round is over that was drafted by ``plan``. ranks: see ``Acceptance.learn``."""
+        self.times.learn(record)
         if record.drafted:
             self.acceptance.learn(plan, record.drafted, record.accepted, ranks)
         choice = self._choice
@@ -249,6 +245,11 @@ class Tuner:
             choice = self._best()
         with self._lock:
             self._choice = choice
+
+    def begin_session(self) -> None:
+        """Replies are numbered from 1 again; what was planned for such numbers holds no more."""
+        with self._lock:
+            self._plans.clear()
 
     def begin_reply(self) -> None:
         """The next round to be learned of is a reply's first, which waits for the prompt too."""
@@ -265,19 +266,19 @@ class Tuner:
         ]
 
     def _best(self) -> Plan:
-        plans = [self._choice, *self._candidates]
-        rates = self._rates(plans)
+        rates = self._rates()
         best = int(rates.argmax())
-        return plans[best] if rates[best] > _BETTER * rates[0] else self._choice
+        if rates[best] > _BETTER * rates[self._candidates.index(self._choice)]:
+            return self._candidates[best]
+        return self._choice
 
-    def _rates(self, plans: Sequence[Plan]) -> np.ndarray:
-        """Expected tokens a second, (plans,)."""
+    def _rates(self) -> np.ndarray:
+        """Expected tokens a second, (candidates,)."""
         known, overlap = self.acceptance, self._overlap
-        lengths = np.array([plan.length for plan in plans])
+        lengths, nodes = self._lengths, self._nodes
         if self._tree:
-            nodes = np.array([plan.nodes for plan in plans])
-            gains = known.tree_gains()[lengths - 1, nodes - 1]
-            return (1 + gains) / self.times.round_seconds(lengths, nodes, gains / lengths, overlap)
+            gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
+            return (1 + gains) / self.times.round_seconds(levels, nodes, gains / levels, overlap)
         # A draft that ends early has cost less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
         chances = np.cumprod(known.rates)

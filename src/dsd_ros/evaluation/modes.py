@@ -21,7 +21,8 @@ from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.session import EdgeSession, tuner_for
+from dsd_ros.edge.tuning import Tuner
 from dsd_ros.evaluation.modes_report import Measured, make_report
 from dsd_ros.evaluation.profiles import Profile
 from dsd_ros.evaluation.sweeps import BenchError, Variant
@@ -113,11 +114,15 @@ def measure_modes(
     measured = [Measured(variant, []) for variant in variants]
     with _verifier(cloud, transport) as connect:
 
-        def decode(settings: DecodeSettings, scene: Scene, channel: Channel) -> DecodedReply:
+        def decode(
+            settings: DecodeSettings, scene: Scene, channel: Channel, tuner: Tuner | None = None
+        ) -> DecodedReply:
             # A session for each reply: only its own threads and caches are there while it is measured.
             with ExitStack() as stack:
                 stack.callback(channel.close)
-                session = stack.enter_context(EdgeSession(channel, robot, settings, _PATIENCE))
+                session = stack.enter_context(
+                    EdgeSession(channel, robot, settings, _PATIENCE, tuner=tuner)
+                )
                 return session.decode(scene.image, scene.instruction)
 
         for (
@@ -126,6 +131,8 @@ def measure_modes(
             short = dataclasses.replace(variant.decode, max_tokens=_WARM_UP_TOKENS)
             decode(short, scenes[0], connect())
         _hold(profile.stretched(time_scale), robot, cloud)
+        # What is learned of lengths stays from picture to picture, as on a robot.
+        tuners = [tuner_for(variant.decode, robot.vocab_size) for variant in variants]
         done = 0
         for number, scene in enumerate(scenes):
             # Each picture begins with another variant: what comes first must not always be the same.
@@ -133,7 +140,7 @@ def measure_modes(
             for index in order:
                 settings = dataclasses.replace(variants[index].decode, seed=seed + number)
                 channel = EmulatedChannel(connect(), link, seed=seed + number)
-                reply = decode(settings, scene, channel)
+                reply = decode(settings, scene, channel, tuners[index])
                 measured[index].replies.append(reply)
                 done += 1
                 if progress is not None:

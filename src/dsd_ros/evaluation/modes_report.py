@@ -108,7 +108,7 @@ def _late(rows: Sequence[Row], profile: Profile) -> list[str]:
         return []
     late = []
     for row in rows:
-        drafted = row["settings"].get("draft_length", 0) * 1e3 * profile.draft_s
+        drafted = (row["draft_length"] or 0.0) * 1e3 * profile.draft_s
         # A batch of pre-drafts takes longer by design, by 15 % for eight.
         if (row["verify_round_ms"] or 0.0) > (1.0 + LATE) * 1e3 * profile.target_s or (
             drafted and row["draft_round_ms"] > (1.15 + LATE) * drafted
@@ -209,8 +209,10 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     t_c = _link_delay(replies, decode.needs_draft, scale)
     drafted = _weighted([r.draft_round_seconds / scale for r in replies], rounds_of)
     t_r = _weighted([r.sync_seconds / scale for r in replies], rounds_of) if ahead else None
-    t_p = drafted / decode.depth if decode.needs_draft and drafted is not None else None
+    gamma = _weighted([r.draft_length for r in replies], rounds_of) if decode.needs_draft else None
+    t_p = drafted / gamma if gamma and drafted is not None else None
     row |= {
+        "draft_length": gamma,
         "draft_round_ms": None if t_p is None or drafted is None else _ms(drafted),
         "verify_round_ms": None if t_q is None else _ms(t_q),
         "cost_ratio": _round(t_p / t_q) if t_p is not None and t_q else None,
@@ -224,7 +226,7 @@ def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale:
     if decode.pipeline_depth > 1 and ahead:
         # A round sent ahead is under way while another is: its wait tells nothing of the link.
         t_c = (profile.link.delay_up_s + profile.link.delay_down_s + profile.link.jitter_s) / 2
-    row |= _theory(row, decode.depth, t_p, t_q, t_c, t_r)
+    row |= _theory(row, gamma or 0.0, t_p, t_q, t_c, t_r)
     errors = sorted({r.worker_error for r in replies if r.worker_error})
     if errors:
         row["worker_errors"] = errors
@@ -258,7 +260,12 @@ def _speedup(replies: Sequence[DecodedReply], baseline: Measured | None) -> Row:
 
 
 def _theory(
-    row: Row, gamma: int, t_p: float | None, t_q: float | None, t_c: float | None, t_r: float | None
+    row: Row,
+    gamma: float,
+    t_p: float | None,
+    t_q: float | None,
+    t_c: float | None,
+    t_r: float | None,
 ) -> Row:
     """Seconds of a mean reply by the paper's formulas, from what the row holds."""
     if t_q is None or t_c is None:
@@ -301,6 +308,8 @@ def _draws(decode: DecodeSettings) -> object:
         return "greedy"
     if decode.proven_by is Proof.COUPLED:
         return "coupled"  # shared noise: whoever drafts, and ar
+    if decode.tunes:
+        return object()  # by the clock: the same distribution, and other draws
     shape = decode.shaped_by, decode.depth, decode.expansion
     return decode.proven_by, shape, decode.top_k_proof, decode.top_rho_proof
 

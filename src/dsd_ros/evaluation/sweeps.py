@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsd_ros.decoding.modes import Overlap, Proof
+from dsd_ros.decoding.modes import Overlap, Proof, Shape, mode
 from dsd_ros.decoding.settings import DecodeSettings
 
 MAX_VARIANTS = 200
@@ -57,16 +57,25 @@ def matters(name: str, decode: DecodeSettings) -> bool:
     if name in COMMON:
         return True
     if name == "draft_length":
+        return decode.needs_draft and decode.shaped_by is not Shape.EXPANSION
+    if name == "shape":
         return decode.needs_draft
+    if name == "tree_expansion":
+        return decode.shaped_by is Shape.EXPANSION
+    if name == "tree_budget":
+        return decode.shaped_by is Shape.BUDGET and not decode.tunes
     if name == "proof":
         return decode.needs_draft or decode.proven_by is Proof.COUPLED
-    if name in ("top_k_proof", "top_rho_proof"):
+    if name in ("top_k_proof", "top_rho_proof", "top_float_proof"):
         return decode.proven_by is Proof.TRUNCATED
     return decode.preset.overlap is Overlap.PREDRAFT
 
 
-def parse_modes(text: str, common: Mapping[str, Any]) -> list[Variant]:
-    """Variants of ``--modes``; ``common`` are settings that every mode starts from. BenchError, ValueError."""
+def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) -> list[Variant]:
+    """Variants of ``--modes``; ``common`` are settings that every mode starts from. BenchError, ValueError.
+
+    gamma: draft length of the modes that do not choose it themselves, where none is given.
+    """
     variants = []
     # A comma inside a value, as in exit_layers=2,4, is followed by a digit; the name of a mode never is.
     for part in re.split(r"[,\s]+(?=[A-Za-z])", text.strip(" ,\t\n")):
@@ -78,7 +87,10 @@ def parse_modes(text: str, common: Mapping[str, Any]) -> list[Variant]:
                 raise BenchError(f"{setting!r} in {part!r} is no setting; use name=value")
             key = _setting(key, part)
             own[key] = parse_value(key, value)
-        variants.append(_variant(name, common, own))
+        chosen = gamma is None or not mode(name).draft_length
+        variants.append(
+            _variant(name, common if chosen else {"draft_length": gamma, **common}, own)
+        )
     return _distinct(variants)
 
 

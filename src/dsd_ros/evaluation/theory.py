@@ -36,7 +36,7 @@ def check_positive(**values: float) -> None:
             raise TheoryError(f"{name} is {value}; give a number above 0")
 
 
-def _check_round(tau: float, gamma: int) -> None:
+def _check_round(tau: float, gamma: float) -> None:
     if gamma < 1:
         raise TheoryError(f"gamma is {gamma}; draft at least 1 token a round")
     if not 1 <= tau <= gamma + 1:
@@ -57,7 +57,7 @@ def ar_seconds(*, n: float, t_q: float, t_c: float) -> float:
     return 2 * t_c + n * t_q
 
 
-def sd_seconds(*, n: float, tau: float, gamma: int, t_p: float, t_q: float, t_c: float) -> float:
+def sd_seconds(*, n: float, tau: float, gamma: float, t_p: float, t_q: float, t_c: float) -> float:
     """Speculative decoding over the link: ``(n / tau) (2 t_c + gamma t_p + t_q)`` (Table 4)."""
     check_amounts(n=n, t_p=t_p, t_q=t_q, t_c=t_c)
     _check_round(tau, gamma)
@@ -68,7 +68,7 @@ def fsd_seconds(
     *,
     n: float,
     tau: float,
-    gamma: int,
+    gamma: float,
     t_p: float,
     t_q: float,
     t_c: float,

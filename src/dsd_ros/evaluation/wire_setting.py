@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings
 from dsd_ros.evaluation.profiles import Profile
 from dsd_ros.evaluation.sweeps import BenchError
 from dsd_ros.evaluation.theory_proofs import PROOFS
@@ -151,6 +151,10 @@ class WireSetting:
         if self.decode.sampling.greedy:
             raise BenchError(
                 "greedy drafts need no proof, ids alone are sent; use a temperature above 0"
+            )
+        if self.decode.draft_length == AUTO_LENGTH:
+            raise BenchError(
+                "lengths that are chosen as it goes cannot be held against formulas; give a draft_length"
             )
         if self.model not in MODELS:
             raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")

@@ -292,7 +292,7 @@ class DraftNode(LifecycleNode):
             observation_stamp=image.header.stamp,
             mode=reply.mode,
             transport=self._settings.transport,
-            gamma=settings.depth if settings.needs_draft else 0,
+            gamma=round(reply.draft_length),
             rounds=reply.rounds,
             tokens=len(reply.tokens),
             tau=float(reply.tau),

@@ -1,4 +1,4 @@
-"""What runs on the robot: navigation, the draft, and the bridge to a verifier in the cloud.
+"""What runs on the robot: its driver, the safety supervisor, navigation, the draft, and the bridge to a verifier.
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 

@@ -125,7 +125,7 @@ def test_it_publishes_what_the_simulated_robot_does(rig):
     assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera")
     assert to_rgb(image).std() > 5.0
     assert info.k[0] == pytest.approx(image.height / 2 / np.tan(np.pi / 6))
-    assert -1.0 < time.time() - seconds(image.header.stamp) < 5.0
+    assert abs(seconds(image.header.stamp) - time.time()) < 30.0  # the wall clock may be set meanwhile
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81, abs=0.1)
     assert heard["battery_state"][-1].percentage == pytest.approx(0.8)
     stamps = [sample[0] for sample in robot.odometry.samples]

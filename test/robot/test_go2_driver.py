@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from dsd_ros.robot import go2_driver
 from dsd_ros.robot.driver import Cause, DriverError, Limits, Posture, wait_until
 from dsd_ros.robot.go2_driver import Go2Driver
 from dsd_ros.robot.go2_protocol import (
+    API_VERSION,
     OBSTACLES_AVOID,
     SPORT,
     AvoidApi,
@@ -251,6 +253,15 @@ def test_a_robot_that_answers_no_moves_still_moves(make):
     driver.stop()
 
 
+def test_moves_that_do_not_move_it_are_noticed_even_where_they_are_not_answered(make, monkeypatch):
+    robot, driver = make()
+    robot.answers_moves = False
+    monkeypatch.setattr(go2_driver, "_UNMOVED_S", 0.3)
+    monkeypatch.setattr(robot.standin, "_move", lambda _: Code.OK)
+    keep_moving(driver, 0.7, 0.0, 0.0, 0.5)
+    assert driver.fault().cause is Cause.UNCONFIRMED and robot.asked(SportApi.STOP_MOVE)
+
+
 def test_obstacle_avoidance_is_taken_over_and_given_back(make):
     robot, driver = make()
     assert driver.start_avoidance() and robot.standin.avoiding and robot.standin.taken_over
@@ -348,6 +359,7 @@ def answer(standin, api, parameter="{}", service=SPORT, now=0.0):
 def test_the_standins_codes():
     standin = Go2Standin(Simulator(World.from_seed(0)))
     assert answer(standin, 9999) == Code.NOT_IMPLEMENTED
+    assert answer(standin, API_VERSION) == Code.OK
     assert answer(standin, SportApi.MOVE, move_parameter(0.1, 0, 0)) == Code.NOT_READY
     assert answer(standin, SportApi.STAND_UP, now=1.0) == Code.OK
     assert answer(standin, SportApi.BALANCE_STAND, now=1.5) == Code.NOT_READY  # still rising

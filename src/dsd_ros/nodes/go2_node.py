@@ -32,8 +32,8 @@ from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.nodes.images import MAX_SIDE, ImageError, from_rgb
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
-from dsd_ros.robot.driver import DriverError, Limits
-from dsd_ros.robot.go2_driver import Go2Driver, until_connected
+from dsd_ros.robot.driver import DriverError, Limits, until_connected
+from dsd_ros.robot.go2_driver import Go2Driver
 from dsd_ros.robot.go2_protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2_settings import Go2Settings
 from dsd_ros.robot.sdk_link import SdkLink

@@ -144,6 +144,10 @@ class RobotState:
         """Seconds since it arrived."""
         return (time.monotonic() if now is None else now) - self.received
 
+    def still(self, limit: float) -> bool:
+        """Whether it neither goes nor turns faster than ``limit`` (m/s, rad/s)."""
+        return max(*map(abs, self.velocity[:2]), abs(self.yaw_rate)) < limit
+
 
 class Driver(Protocol):
     """A robot's base. Thread-safe; every wait ends by itself."""
@@ -189,3 +193,9 @@ def wait_until(done: Callable[[], bool], timeout: float, step: float = 0.01) -> 
             return False
         time.sleep(step)
     return True
+
+
+def until_connected(driver: Driver, timeout: float, stop: Callable[[], bool]) -> bool:
+    """Wait for the robot's first state; False after ``timeout`` seconds or when ``stop()``."""
+    wait_until(lambda: driver.state() is not None or stop(), timeout, 0.02)
+    return driver.state() is not None

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from .driver import Cause, DriverError, Fault, Limits, Posture, RobotState, wait_until
@@ -37,6 +36,8 @@ from .go2_state import robot_state
 _READY = (Posture.STANDING, Posture.MOVING)
 _STOP_AGAIN_S, _STOP_SLOWLY_S = 0.1, 0.5  # between StopMoves, at first and after _STOP_EAGER_S
 _STOP_EAGER_S = 3.0
+_UNMOVED_S = 2.0  # a robot that was sent this many seconds of Moves and stands does not obey them
+_NOTABLE, _STILL = 0.1, 0.01  # m/s and rad/s
 _SHOWN_S = 1.0  # a fault of motion is told for this long
 _PAUSE_S = 0.5  # after a rejected or unanswered Move
 
@@ -65,6 +66,7 @@ class Go2Driver:
         self._moves_are_answered = False
         self._move_fault: Fault | None = None
         self._blocked_until = -math.inf
+        self._unmoved_since: float | None = None
         self._stopping_since: float | None = None
         self._stop_time = -math.inf
         self._stop_ids: set[int] = set()
@@ -314,6 +316,7 @@ class Go2Driver:
         self._present = self.limits.approach(self._present, wanted, span)
         identity = self._calls.new_identity()
         self._moving = True
+        self._watch_motion(now)
         self._move_time = self._moves[identity] = (
             now  # before it is sent: the answer may be there at once
         )
@@ -331,29 +334,38 @@ class Go2Driver:
             return None
         if self._state is None or self._heartbeat_fault(now) is not None:
             return None
-        if self._state.posture in (Posture.LYING, Posture.DAMPED):
-            self._move_fault = Fault(
-                Cause.WRONG_POSTURE, f"It is {self._state.posture.value}.", since=now
-            )
+        fault = self._motion_fault(now, self._state)
+        if fault is not None:
+            self._move_fault, self._blocked_until = fault, now + _PAUSE_S
             return None
+        return self._target
+
+    def _motion_fault(self, now: float, state: RobotState) -> Fault | None:
+        if state.posture in (Posture.LYING, Posture.DAMPED):
+            return Fault(Cause.WRONG_POSTURE, f"It is {state.posture.value}.", since=now)
         if self.settings.avoidance == "required" and not self.avoiding:
-            self._move_fault = Fault(
-                Cause.REJECTED, "Obstacle avoidance is required and is not on.", since=now
-            )
-            return None
+            return Fault(Cause.REJECTED, "Obstacle avoidance is required and not on.", since=now)
+        if self._unmoved_since is not None and now - self._unmoved_since > _UNMOVED_S:
+            return Fault(Cause.UNCONFIRMED, "It is sent Moves and does not move.", since=now)
         if self._moves and now - min(self._moves.values()) > self.settings.request_timeout_s:
-            # A robot that never answers Moves is not held to it; its stops must be acknowledged all the same.
             if self._moves_are_answered:
                 detail = "The Moves sent to it were not acknowledged any more."
-                self._move_fault = Fault(Cause.NO_ANSWER, detail, Code.NO_ANSWER, now)
-                self._blocked_until = now + _PAUSE_S
-                return None
-            self._moves.clear()
-        return self._target
+                return Fault(Cause.NO_ANSWER, detail, Code.NO_ANSWER, now)
+            self._moves.clear()  # a robot that never answers Moves is not held to it
+        return None
+
+    def _watch_motion(self, now: float) -> None:
+        """Note since when the robot has not moved although a velocity worth the name was sent."""
+        still = self._state is not None and self._state.still(_STILL)
+        if not still or max(map(abs, self._present)) < _NOTABLE:
+            self._unmoved_since = None
+        elif self._unmoved_since is None:
+            self._unmoved_since = now
 
     def _begin_stop(self, now: float) -> None:
         self._stopping_since = now
         self._stop_fault = None
+        self._unmoved_since = None
         self._stop_ids.clear()
         self._moves.clear()
         self._send_stop(now)
@@ -386,9 +398,3 @@ class Go2Driver:
             self._changed.notify_all()
         self._calls.close()
         self._thread.join(timeout=0.5)
-
-
-def until_connected(driver: Go2Driver, timeout: float, stop: Callable[[], bool]) -> bool:
-    """Wait for the robot's first state; False after ``timeout`` seconds or when ``stop()``."""
-    wait_until(lambda: driver.state() is not None or stop(), timeout, 0.02)
-    return driver.state() is not None

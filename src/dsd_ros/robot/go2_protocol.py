@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Any
 
 SPORT, OBSTACLES_AVOID, VIDEO = "sport", "obstacles_avoid", "videohub"
+API_VERSION = 1  # function of every service: the version of its interface, as text
 HOLD_S = 1.0  # the firmware goes on with the last Move for this long
 JPEG_LIMIT_BYTES = 8 << 20
 

@@ -17,6 +17,7 @@ from enum import Enum
 
 from .driver import DriverError, Posture
 from .go2_protocol import (
+    API_VERSION,
     HOLD_S,
     OBSTACLES_AVOID,
     SPORT,
@@ -36,6 +37,7 @@ from .simulator import Simulator
 RISE_S = 1.0  # what standing up and lying down take
 SLOW_S = 0.8  # what every request waits for when the robot is slow
 SLOW_STATE_S = 0.2
+_VERSION = "1.0.0.1"  # of its services
 _CLOCK = 1000.0  # s; the robot's clock is not the reader's
 _AHEAD = 0.15  # m; how far its obstacle avoidance looks
 _IDLE, _BALANCE, _WALKING, _LYING, _LOCKED, _DAMPED, _RISING = 0, 1, 3, 5, 6, 7, 8
@@ -102,6 +104,8 @@ class Go2Standin:
         if self.fault is StandinFault.REJECT:
             return Code.INTERNAL, ""
         self._settle(now)
+        if request.api_id == API_VERSION:
+            return Code.OK, _VERSION
         try:
             parameter = read_parameter(request.parameter)
             if service == SPORT:

@@ -161,6 +161,7 @@ def test_a_length_may_be_auto_and_is_the_profiles_where_none_is_given():
     modes = "dsd dsd:draft_length=auto coupled:draft_length=auto+shape=budget"
     given, auto, tree = parse_modes(modes, {}, gamma=6)
     assert (given.decode.draft_length, auto.decode.draft_length) == (6, 0)
+    assert auto.label == "dsd:draft_length=auto"
     assert tree.decode.tunes and "tree_budget" not in tree.settings
     (given,) = parse_modes("dsd", {"draft_length": 3}, gamma=6)
     assert given.decode.draft_length == 3

@@ -41,7 +41,7 @@ class Variant:
     @property
     def label(self) -> str:
         """The mode and what sets it apart, as ``--modes`` takes it."""
-        settings = "+".join(f"{key}={value}" for key, value in self.own)
+        settings = "+".join(f"{key}={_word(key, value)}" for key, value in self.own)
         return self.decode.mode + (f":{settings}" if settings else "")
 
     @property
@@ -157,6 +157,11 @@ def parse_value(name: str, text: str) -> Any:
     except ValueError:
         what = "a whole number" if kind is int else "a number"
         raise BenchError(f"{name} is {text!r}; give {what}") from None
+
+
+def _word(name: str, value: Any) -> Any:
+    words = {meant: word for word, meant in _FIELDS[name].metadata.get("words", {}).items()}
+    return words[value] if value in words else value
 
 
 def _setting(name: str, where: str) -> str:

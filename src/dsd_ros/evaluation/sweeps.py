@@ -161,7 +161,7 @@ def parse_value(name: str, text: str) -> Any:
 
 def _word(name: str, value: Any) -> Any:
     words = {meant: word for word, meant in _FIELDS[name].metadata.get("words", {}).items()}
-    return words[value] if value in words else value
+    return words.get(value, value)
 
 
 def _setting(name: str, where: str) -> str:

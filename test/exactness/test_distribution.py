@@ -19,6 +19,7 @@ from joint import (
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.judges as judges
+import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.acceptance import Verdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
@@ -112,13 +113,12 @@ def test_a_wrong_rule_is_noticed(monkeypatch, rule):
 
 def test_drafting_with_top_k_against_the_whole_softmax_is_noticed(monkeypatch):
     """The draft is cut to its top 3 and claims its whole softmax: not lossless."""
-    import dsd_ros.edge.drafter as drafter
 
-    def cut(q, generator):
-        kept = q.topk(3)
-        return int(kept.indices[sample(kept.values, generator)])
+    def cut(q, count, generator):
+        kept = q[0].topk(3)
+        return [[int(kept.indices[sample(kept.values, generator)])]]
 
-    monkeypatch.setattr(drafter, "sample", cut)
+    monkeypatch.setattr(tree_growth, "draw_children", cut)
     assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
 
 

@@ -67,25 +67,25 @@ def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -
     Rows need not sum to one; weight 0 is never drawn. SamplingError for rows that are no weights.
     """
     cumulative = q.double().cumsum(dim=-1)
-    totals = cumulative[:, -1:]
-    if not bool((torch.isfinite(totals) & (totals > 0.0)).all()):
+    totals = cumulative[:, -1].tolist()
+    if not all(math.isfinite(total) and total > 0.0 for total in totals):
         raise SamplingError("cannot draw from weights that are no probabilities")
-    draws = torch.from_numpy(generator.random((len(q), count))).to(q.device) * totals
-    ids = torch.searchsorted(cumulative, draws, right=True)
-    beyond = ids >= q.shape[-1]
-    if bool(beyond.any()):  # a product was rounded up to the total
-        last = torch.tensor([int(row.nonzero()[-1]) for row in q], device=q.device)
-        ids = torch.where(beyond, last[:, None], ids)
-    return ids.tolist()
+    draws = torch.from_numpy(generator.random((len(q), count)) * np.array(totals)[:, None])
+    families: list[list[int]] = torch.searchsorted(
+        cumulative, draws.to(q.device), right=True
+    ).tolist()
+    for row, family in zip(q, families, strict=True):
+        if max(family) >= len(row):  # a product was rounded up to the total
+            last = int(row.nonzero()[-1])
+            family[:] = [min(x, last) for x in family]
+    return families
 
 
 def likeliest_children(scores: torch.Tensor, count: int) -> list[list[int]]:
-    """For each row of scores (n, V) the ``count`` highest ids, best first; never one of -inf."""
-    if count == 1:  # of equals, the one that is drafted in a sequence
-        ids = scores.argmax(dim=-1, keepdim=True)
-        best = scores.gather(-1, ids)
-    else:
-        best, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
+    """For each row of scores (n, V), not all -inf, the ``count`` highest ids, best first; none of -inf."""
+    if count == 1:  # a sequence's, where every microsecond counts
+        return [[token] for token in scores.argmax(dim=-1).tolist()]
+    best, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
     possible = (~torch.isneginf(best)).sum(dim=-1).tolist()
     return [row[:kept] for row, kept in zip(ids.tolist(), possible, strict=True)]
 

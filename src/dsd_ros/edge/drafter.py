@@ -98,8 +98,11 @@ class Drafting:
     def ranking(self, logits: torch.Tensor, positions: Tokens[int]) -> torch.Tensor:
         """What ranks the tokens at positions of the reply (from 0), both (n, V): the logits themselves,
         or log q + G when coupled, whose draft is the argmax of these as if it were greedy.
+
+        SamplingError for logits that are not finite.
         """
         if not self.coupled:
+            highest_of(logits)
             return logits
         q = transform(logits, self.sampling)
         noise = [gumbel(self.seed, self.reply, position, q.shape[-1]) for position in positions]
@@ -120,6 +123,8 @@ class Step(NamedTuple):
 def advance(steps: list[Step]) -> list[torch.Tensor | None]:
     """Logits (nodes, or 1, V) of each step, in one pass; None where the context is full."""
     try:
+        if len(steps) == 1 and not steps[0].tokens:
+            return [steps[0].sequence.next_logits().unsqueeze(0)]
         if not any(step.tokens for step in steps):
             rows = next_logits_together([step.sequence for step in steps])
             return [row.unsqueeze(0) for row in rows]
@@ -148,9 +153,8 @@ class GrowingDraft:
         self._drafting = drafting
         self._grower = drafting.grower(depth, number)
         self._before = len(sequence.tokens)
-        self._levels = 0
-        # ``Drafting.ranking`` behind the root, and behind the nodes in the order they were fed.
-        self._rows: list[torch.Tensor] = []
+        # ``Drafting.ranking``, level by level, behind the root and behind the nodes that were fed.
+        self._rankings: list[torch.Tensor] = []
         self._grown: GrownTree | None = None  # set last: others may look for it at any time
         if self._grower.complete or not able:
             self._grown = self._grower.grown()
@@ -186,15 +190,15 @@ class GrowingDraft:
     @property
     def rows(self) -> list[torch.Tensor]:
         """The ``Drafting.ranking`` (V,) that the children of each inner node were chosen by."""
-        fed = self.grown.fed
-        return [self._rows[0 if node == ROOT else fed[node] + 1] for node in self.tree.inner]
+        rows, fed = self._rows, self.grown.fed
+        return [rows[0 if node == ROOT else fed[node] + 1] for node in self.tree.inner]
 
     @property
     def rows_behind(self) -> dict[int, torch.Tensor]:
         """The same of leaves, where they are known: a tree by budget was to go on there, and did not."""
-        inner, fed = frozenset(self.tree.inner), self.grown.fed
+        rows, inner, fed = self._rows, frozenset(self.tree.inner), self.grown.fed
         return {
-            node: self._rows[number + 1]
+            node: rows[number + 1]
             for node, number in enumerate(fed)
             if number >= 0 and node not in inner
         }
@@ -211,6 +215,11 @@ class GrowingDraft:
                 beyond = token >= len(row)
                 ranks.append(len(row) if beyond else int((row > row[token]).sum()))
         return ranks
+
+    @property
+    def _rows(self) -> list[torch.Tensor]:
+        """The ``Drafting.ranking`` (V,) behind the root, and behind the nodes in the order they were fed."""
+        return [row for level in self._rankings for row in level]
 
     @property
     def is_sequence(self) -> bool:
@@ -235,10 +244,9 @@ class GrowingDraft:
             self._grown = self._grower.grown()
             return
         drafting = self._drafting
-        highest_of(logits)
-        rows = drafting.ranking(logits, [self._before + self._levels] * len(logits))
-        self._rows += rows
-        self._levels += 1
+        position = self._before + len(self._rankings)
+        rows = drafting.ranking(logits, [position] * len(logits))
+        self._rankings.append(rows)
         if drafting.draws:
             rows = self._distributions(logits)
         elif drafting.shape is Shape.BUDGET:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.evaluation.modes_plots import check_plot
-from dsd_ros.evaluation.wire_report import ALONE
+from dsd_ros.evaluation.wire_report import ALONE, models_speed
 
 _COLOURS = {
     "full": "#c8553d",
@@ -58,8 +58,8 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
         axes.legend(frameon=False, fontsize=7)
     things = "instructions" if report["model"] == "text" else "pictures"
     canvas.suptitle(
-        f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round where nothing else "
-        f"is said, {report['images']} {things}",
+        f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round where no more "
+        f"is said, {report['images']} {things}; {models_speed(report)}",
         fontsize=10,
     )
     canvas.savefig(path)

@@ -276,7 +276,7 @@ def render(report: dict[str, Any]) -> str:
         f"distributions, of which 1 - TV is {report['optimal_acceptance']:.3f} and shared randomness keeps "
         f"{100 * report['coupled_share']:.1f} %.",
         f"s at R: seconds per reply with R Mbit/s up, {'the same' if down is None else f'{down:g}'} down, "
-        f"{report['delay_ms']:g} ms one way, {_speed(report)}; the {thing}'s {report['picture_bytes']} bytes "
+        f"{report['delay_ms']:g} ms one way, {models_speed(report)}; the {thing}'s {report['picture_bytes']} bytes "
         "go up first.",
     ]
     if any(row["computed_at"] for row in report["rows"]):
@@ -299,7 +299,8 @@ def render(report: dict[str, Any]) -> str:
     return "\n".join([*table, about, verdict, *notes])
 
 
-def _speed(report: dict[str, Any]) -> str:
+def models_speed(report: dict[str, Any]) -> str:
+    """Whose times the models have, as a clause."""
     if report["profile"] is None:
         return "models at this machine's speed"
     return f"models at the times of profile {report['profile']}"

@@ -34,6 +34,7 @@ from dsd_ros.navigation.safety import Cause
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import SUPERVISOR, NodeStart
 from dsd_ros.nodes.processes import ProcessGroup
+from dsd_ros.nodes.realtime import ask_for_realtime, end_realtime
 from dsd_ros.nodes.stamps import to_stamp
 
 # What a supervisor under test is to watch.
@@ -343,6 +344,7 @@ def measure_safety(
                 executor.spin_once(timeout_sec=0.1)
 
         standin = StandIn(node)
+        ask_for_realtime()  # this is the clock: what it is late by would count as the supervisor's
         thread = threading.Thread(target=spin, name="safety bench", daemon=True)
         thread.start()
         try:
@@ -354,6 +356,7 @@ def measure_safety(
                 rows.append(_row(provocation, times))
             return rows
         finally:
+            end_realtime()
             stop.set()
             thread.join(timeout=2.0)
             executor.shutdown(timeout_sec=0.5)

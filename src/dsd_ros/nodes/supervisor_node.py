@@ -39,6 +39,7 @@ from dsd_ros.navigation.safety import (
 from dsd_ros.navigation.supervisor import Decision, Supervisor
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.realtime import ask_for_realtime
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import pose_of, seconds
 
@@ -63,6 +64,12 @@ class SupervisorSettings:
             "help": "times per second that every cause is looked at",
             "min": 20.0,
             "max": 200.0,
+        },
+    )
+    realtime: bool = field(
+        default=True,
+        metadata={
+            "help": "ask for real-time scheduling, where that is allowed: models must not delay a stop"
         },
     )
 
@@ -94,6 +101,8 @@ class SupervisorNode(Node):
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.check_rate, self._decide, clock=steady)
         self.create_timer(0.5, self._hear_again, clock=steady)
+        if settings.realtime and not ask_for_realtime():
+            self.get_logger().info("real-time scheduling is not allowed here; going on without it")
 
     def close(self) -> None:
         self._closing = True  # callbacks still run, and must not have the last word

@@ -218,7 +218,7 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(
         levels = depths[plan.length - 1, plan.nodes - 1]
         return levels * draft + 0.05 + per_node * plan.nodes + 2 * delay
 
-    gains, depths = accepted_by_tree(RANKS, 64, 16)
+    gains, depths = accepted_by_tree(RANKS, 64, 24)
 
     def rate(plan: Plan) -> float:
         return float(1 + gains[plan.length - 1, plan.nodes - 1]) / seconds(plan)
@@ -250,7 +250,7 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(
         tuner.learn(plan, record, ranks)
         if number > 100:
             late.append(plan)
-    best = max(rate(Plan(levels, nodes)) for levels in range(1, 17) for nodes in range(levels, 65))
+    best = max(rate(Plan(levels, nodes)) for levels in range(1, 25) for nodes in range(levels, 65))
     assert sum(map(rate, late)) / len(late) > 0.95 * best
 
 

@@ -24,13 +24,13 @@ from dsd_ros.edge.results import RoundRecord
 _FIRST_LENGTH = 4
 _FIRST_NODES = 8
 _FIRST_RATE = 0.7  # of acceptance, before anything was seen
-_WARM_ROUNDS = 2  # rounds with known times before the first choice
+_WARM_ROUNDS = 1  # rounds with known times before the first choice
 _BETTER = 1.03  # so many times the tokens a second are worth a change
 _EXPLORE_EVERY = 8  # rounds
 _MEMORY = 0.98  # of acceptance, per round
 _DOUBT = 8.0  # tokens that a position's rate is drawn towards the one before it by
-_MAX_LEVELS = 16
-_RANKS = 16
+_MAX_LEVELS = 24
+_RANKS = 8
 _NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 

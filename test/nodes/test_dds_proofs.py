@@ -27,11 +27,18 @@ def test_every_proof_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
         alone = run(topics, mode="ar", proof="coupled")
         assert len(set(map(tuple, alone))) == 4
         assert run(topics, mode="coupled") == alone
+        assert run(topics, mode="coupled", shape="budget") == alone
         assert run(topics, mode="fsd", proof="coupled", pipeline_depth=2) == alone
         # Other proofs draw other tokens: those that they draw in one process.
         target = load_model(ModelSettings(str(tiny_pair[0])))
-        for mode in ("dssd", "tslt"):
+        tree = {"shape": "expansion"}
+        for values in (
+            {"mode": "dssd"},
+            {"mode": "tslt"},
+            {"mode": "dssd"} | tree,
+            {"mode": "mc-tslt"},
+        ):
             with VerifierEngine(target) as engine, LocalChannel(engine) as here:
-                assert run(topics, mode=mode) == run(here, mode=mode)
+                assert run(topics, **values) == run(here, **values)
     finally:
         topics.close()

@@ -25,6 +25,7 @@ _FIRST_LENGTH = 4
 _FIRST_NODES = 8
 _FIRST_RATE = 0.7  # of acceptance, before anything was seen
 _WARM_ROUNDS = 1  # rounds with known times before the first choice
+_NODE_COST = 0.0007  # of a round, for what a tree's node costs that is not measured, as others' time
 _BETTER = 1.03  # so many times the tokens a second are worth a change
 _EXPLORE_EVERY = 8  # rounds
 _MEMORY = 0.98  # of acceptance, per round
@@ -278,7 +279,8 @@ class Tuner:
         lengths, nodes = self._lengths, self._nodes
         if self._tree:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
-            return (1 + gains) / self.times.round_seconds(levels, nodes, gains / levels, overlap)
+            seconds = self.times.round_seconds(levels, nodes, gains / levels, overlap)
+            return (1 + gains) / seconds / (1 + _NODE_COST * nodes)
         # A draft that ends early has cost less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
         chances = np.cumprod(known.rates)

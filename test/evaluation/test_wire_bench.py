@@ -219,21 +219,55 @@ def test_text_models_answer_instructions(text_pair, capsys, tmp_path):
     file, plot = tmp_path / "wire.json", tmp_path / "wire.png"
     code, out, err = dsd(
         capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "2", "--draws", "2", "--max-tokens", "8",
-        "--kept", "3", "--uplinks", "0.01,10", "--timed", "1", "--longest", "0.2", "--json", file, "--plot", plot,
+        "--proofs", "full,coupled", "--uplinks", "0.002,10", "--downlink", "10", "--timed", "1", "--longest", "20",
+        "--json", file, "--plot", plot,
     )  # fmt: skip
     assert code == 0, err
     report = json.loads(file.read_text())
     rows = {row["label"]: row for row in report["rows"]}
     assert report["exact"] and report["model"] == "text" and report["picture_bytes"] < 150
     assert "2 instructions, 2 replies of each" in out and "the instruction's" in out
-    # A second of distributions at 10 kbit/s is not waited for: it is computed, and said to be.
-    assert rows["dsd"]["computed_at"] == ["0.01"] and "~" in out
-    slow = 8 * rows["dsd"]["bytes_up_per_token"] * rows["dsd"]["tokens_per_reply"] / 1e4
-    assert rows["dsd"]["seconds_per_reply"]["0.01"] > 0.5 * slow
-    assert rows["dsd"]["seconds_per_reply"]["10"] < slow
+    # Half a minute of distributions at 2 kbit/s is not waited for: it is computed, and said to be.
+    assert rows["dsd"]["computed_at"] == ["0.002"] and "~" in out
+    assert rows["coupled"]["computed_at"] == []
+    slow = 8 * rows["dsd"]["bytes_up_per_token"] * rows["dsd"]["tokens_per_reply"] / 2e3
+    assert 20 < 0.5 * slow + 10 < rows["dsd"]["seconds_per_reply"]["0.002"]
+    assert rows["dsd"]["seconds_per_reply"]["10"] < 20
     assert report["optimal_acceptance"] == rows["dsd"]["expected_acceptance"]
     assert 0.5 < report["coupled_share"] <= 1
     assert plot.stat().st_size > 1000
+
+
+def test_shapes_contend_in_every_proof_they_are_for(text_pair, capsys, tmp_path):
+    file, plot = tmp_path / "wire.json", tmp_path / "wire.png"
+    code, out, err = dsd(
+        capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "2", "--draws", "1", "--max-tokens", "16",
+        "--proofs", "full,split,truncated,coupled", "--kept", "9", "--shapes", "sequence:3,2x2x2,budget8:5",
+        "--timed", "0", "--uplinks", "1", "--json", file, "--plot", plot,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    rows = {row["label"]: row for row in report["rows"]}
+    assert list(rows) == [
+        "ar", "dsd gamma 3", "dsd <2,2,2>", "dssd gamma 3", "dssd <2,2,2>", "tslt K=9 gamma 3", "tslt K=9 <2,2,2>",
+        "coupled gamma 3", "coupled <2,2,2>", "coupled 8 nodes, depth 5",
+    ]  # fmt: skip
+    for label, row in rows.items():
+        if "<2,2,2>" in label:
+            assert 7 < row["drafted_per_round"] <= 14
+            assert row["payload_up_per_token"] < row["bytes_up_per_token"] * 1.4
+            sequence = rows[label.replace("<2,2,2>", "gamma 3")]
+            assert row["bytes_up_per_token"] > sequence["bytes_up_per_token"]
+            assert label.startswith("coupled") or (
+                row["expected_acceptance"] > sequence["expected_acceptance"]
+            )
+    budget = rows["coupled 8 nodes, depth 5"]
+    assert budget["settings"] == {
+        "mode": "coupled", "shape": "budget", "tree_budget": 8, "draft_length": 5,
+    }  # fmt: skip
+    assert budget["expected_acceptance"] is None and 5 < budget["drafted_per_round"] <= 8
+    with Image.open(plot) as picture:
+        assert picture.height > 1000  # sequences and trees have a panel each
 
 
 def test_seconds_are_computed_with_a_profiles_models(text_pair, capsys, tmp_path):

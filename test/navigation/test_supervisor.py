@@ -115,7 +115,11 @@ def test_a_verified_action_moves_the_robot_and_is_over_with_it():
     world = World().driving()
     assert world.decision.source is Source.NAVIGATION and not world.decision.stopped
     world.command = STILL
-    world.step(60)
+    world.step(130)  # as long as a busy navigation node may take to notice that nothing holds it
+    world.command = AHEAD
+    assert world.step().motion == AHEAD
+    world.command = STILL
+    world.step(160)
     world.command = AHEAD
     assert world.step().motion == STILL
     assert world.causes == [Cause.NO_ACTION]

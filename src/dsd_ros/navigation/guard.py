@@ -10,7 +10,8 @@ from dsd_ros.navigation.safety import Cause, Limits, Motion
 
 _SLACK = 1.05  # of a speed limit: rounding, not a licence
 _CREEP = 0.03  # m/s and rad/s against the action's sense that are rounding, too
-_OVER_S = 1.0  # a command at zero for so long, after motion, means that the action is over
+_OVER_S = 3.0  # a command at zero for so long, after motion, means that the action is over
+_OBEYED_S = 1.0  # and for so long, that there is nothing left to refuse
 
 
 class ActionGuard:
@@ -106,8 +107,8 @@ class ActionGuard:
             self._zero_since = None
         elif self._zero_since is None:
             self._zero_since = now
-        elif now - self._zero_since > _OVER_S:
-            self.refusal = None  # navigation has obeyed; without an action it moves nothing
+        elif now - self._zero_since > (_OVER_S if self.refusal is None else _OBEYED_S):
+            self.refusal = None  # without an action navigation moves nothing anyway
             self.end()
 
     def judge(self, motion: Motion, now: float) -> None:

@@ -19,7 +19,7 @@ IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
 MODES = (
     {"mode": "dsd"},
-    {"mode": "fsd"},
+    {"mode": "best"},
     {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
 )
 

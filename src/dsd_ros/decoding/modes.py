@@ -99,6 +99,11 @@ PRESETS: dict[str, Mode] = {
             "mc-tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.EXPANSION, Overlap.NONE,
             "as tslt, with a tree of tokens instead of a sequence",
         ),
+        Mode(
+            "best", Side.EDGE_CLOUD, Proof.COUPLED, Shape.BUDGET, Overlap.PREDRAFT,
+            "as fsd and coupled, with the likeliest tree of tokens, its size chosen as it goes",
+            draft_length=0,
+        ),
     )
 }  # fmt: skip
 

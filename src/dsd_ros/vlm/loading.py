@@ -172,7 +172,7 @@ def resolve_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"{path} is a file; give the model's directory, or a .gguf file")
+        raise ModelError(f"{path} is a file; give the model's directory")
     looks_local = path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path)
     if looks_local or directory.parent.is_dir():
         raise ModelError(

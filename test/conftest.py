@@ -37,6 +37,7 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What run side by side: files. Tests with real nodes keep time, so no two of them run at once."""
     for item in items:

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from dsd_ros.nodes import processes
+from dsd_ros.nodes.bringup import plan
 from dsd_ros.nodes.processes import ProcessGroup
 
 CHILD = "import time; print('up', flush=True); time.sleep(600)"
@@ -79,6 +80,8 @@ from dsd_ros.nodes.processes import run_system
 sys.exit(run_system("demo", dict(a.split("=", 1) for a in sys.argv[1:])))
 """
 
+NODES = len(plan("demo"))
+
 
 class SystemRun:
     """`run_system` in a process of its own, started as a shell's background job starts it."""
@@ -98,23 +101,38 @@ class SystemRun:
         with open(path) as file:
             return [int(pid) for pid in file.read().split()]
 
+    def close(self) -> None:
+        """Whatever became of the test: nothing of it goes on running."""
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
 
 @pytest.fixture
-def arguments(tiny_pair, ros_domain):
+def start(tiny_pair, ros_domain):
+    """Starts the system with the tiny pair and further arguments."""
     target, draft = tiny_pair
-    return (f"target_model={target}", f"draft_model={draft}")
+    runs = []
+
+    def start(*arguments: str) -> SystemRun:
+        runs.append(SystemRun(f"target_model={target}", f"draft_model={draft}", *arguments))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_whole_system(arguments, number):
-    run = SystemRun(*arguments)
+def test_a_signal_ends_the_whole_system(start, number):
+    run = start()
     lines = []
     for line in run.process.stdout:
         lines.append(line)
         if "session open, mode dsd" in line:
             break
     children = run.children()
-    assert len(children) == 4
+    assert len(children) == NODES
     began = time.monotonic()
     run.process.send_signal(number)
     rest = run.process.stdout.read()
@@ -125,22 +143,21 @@ def test_a_signal_ends_the_whole_system(arguments, number):
     assert any(line.startswith("[simulator_node] ") for line in lines)
 
 
-def test_the_failure_of_one_ends_all(arguments):
-    run = SystemRun(*arguments, "mode=telepathy")
+def test_the_failure_of_one_ends_all(start):
+    run = start("mode=telepathy")
     output = run.process.stdout.read()
     assert run.process.wait(10.0) == 2, output
     assert "draft_node ended with exit code 2; ending the others" in output
     assert "telepathy" in output and "Traceback" not in output
 
 
-def test_no_orphans_when_the_runner_is_killed(arguments):
-    run = SystemRun(*arguments)
+def test_no_orphans_when_the_runner_is_killed(start):
+    run = start()
     run.process.stdout.readline()
-    until(lambda: len(run.children()) == 4)
+    until(lambda: len(run.children()) == NODES)
     children = run.children()
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    run.process.stdout.close()
     until(lambda: not any(alive(pid) for pid in children), 10.0)
 
 

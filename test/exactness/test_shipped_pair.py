@@ -38,6 +38,14 @@ def test_every_mode_says_what_the_shipped_target_says():
             {"pipeline_depth": 3, "predraft_batch": 6},
         ):
             assert replies(engine, draft, scenes, mode="fsd", **values) == alone, values
+        for values in (
+            {"mode": "mc-dsd"},
+            {"mode": "best"},
+            {"mode": "best", "tree_budget": 16, "draft_length": 8},
+        ):
+            assert replies(engine, draft, scenes, **values) == alone, values
+        noisy = replies(engine, draft, scenes, mode="ar", proof="coupled", temperature=1.0)
+        assert replies(engine, draft, scenes, mode="best", temperature=1.0) == noisy != alone
         sampled = replies(engine, draft, scenes, mode="dsd", temperature=1.0)
         assert sampled != alone
         assert replies(engine, draft, scenes, mode="fsd", temperature=1.0) == sampled

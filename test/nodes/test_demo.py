@@ -15,6 +15,7 @@ from ros_rig import GoalClient, OdometryRig
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.bringup import DEMO_SEED
 from dsd_ros.nodes.demo import DemoSettings, run_demo
 
 STEP_KEYS = {
@@ -101,7 +102,7 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
     report = json.loads(report_path.read_text())
     assert report["reached"] is True and report["outcome"] == "ARRIVED"
     assert report["distance_m"] <= 0.6 and report["collisions"] == 0
-    assert (report["mode"], report["transport"], report["seed"]) == (mode, transport, 0)
+    assert (report["mode"], report["transport"], report["seed"]) == (mode, transport, DEMO_SEED)
     assert report["seconds"] > 0
     assert report["steps"][-1]["action"] == "stop"
     for number, step in enumerate(report["steps"], 1):

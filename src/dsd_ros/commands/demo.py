@@ -11,7 +11,7 @@ SUMMARY = "the simulated Go2 finds the object named in an instruction, every nod
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.decoding.modes import PRESETS
-    from dsd_ros.nodes.bringup import ROBOTS, TRANSPORTS
+    from dsd_ros.nodes.bringup import DEMO_SEED, ROBOTS, TRANSPORTS
 
     parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
     parser.add_argument(
@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="simulated",
         help="go2-standin: drive a stand-in Go2 through the real robot's driver (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the simulated world (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=DEMO_SEED, help="of the simulated world (default: %(default)s)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: 0)")
     parser.add_argument("--headless", action="store_true", help="open no window; plain output")
     parser.add_argument("--json", metavar="FILE", help="write the run as JSON")

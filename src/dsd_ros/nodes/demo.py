@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.decoding.modes import mode as decoding_mode
-from dsd_ros.nodes.bringup import DEMO, ROBOTS, TRANSPORTS, plan, program_command, values_of
+from dsd_ros.nodes.bringup import (
+    DEMO,
+    DEMO_SEED,
+    ROBOTS,
+    TRANSPORTS,
+    plan,
+    program_command,
+    values_of,
+)
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.robot.world import World
 
@@ -35,7 +43,7 @@ class DemoSettings:
     mode: str = "dsd"
     transport: str = "dds"
     robot: str = "simulated"
-    seed: int = 0
+    seed: int = DEMO_SEED
     temperature: float = 0.0
     draft_model: str = ""  # empty: the shipped one
     target_model: str = ""

@@ -11,7 +11,9 @@ from joint import (
     IMAGE,
     INSTRUCTION,
     LENGTH,
+    MANY,
     PER_REPLY,
+    SAMPLES,
     chi_squared,
     count,
     p_value,
@@ -28,8 +30,6 @@ from dsd_ros.decoding.trees import TreeVerdict
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.websocket_client import WebsocketChannel
-
-SAMPLES = 12_000
 
 
 def settings(mode: str = "dsd", gamma: int = 2, **sampling: float) -> DecodeSettings:
@@ -70,6 +70,11 @@ def in_process(chosen: DecodeSettings, samples: int = SAMPLES) -> tuple[np.ndarr
 )
 def test_sampled_tokens_are_the_targets(chosen):
     assert p_value(*in_process(chosen)) > ALPHA
+
+
+@pytest.mark.slow
+def test_many_sampled_tokens_are_the_targets():
+    assert p_value(*in_process(settings(), MANY)) > ALPHA
 
 
 def test_through_a_websocket_to_another_process(serving):
@@ -122,19 +127,20 @@ def test_drafting_with_top_k_against_the_whole_softmax_is_noticed(monkeypatch):
     assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
 
 
-def test_an_error_of_three_percent_is_noticed():
-    """The power of the test: one token in a single position more likely by .03 than it should be."""
+@pytest.mark.parametrize("samples, error", [(SAMPLES, 0.03), (MANY, 0.02)])
+def test_a_small_error_is_noticed(samples, error):
+    """The power of the tests: one token in a single position more likely by so much than it should be."""
     target, _ = models()
     expected = joint_distribution(target, IMAGE, INSTRUCTION, SamplingSettings(1.0), LENGTH)
     wrong = expected.copy()
     second = expected.sum(axis=(0, 2))
     likeliest = second.max()
-    wrong *= (1 - likeliest - 0.03) / (1 - likeliest)
-    wrong[:, second.argmax(), :] = expected[:, second.argmax(), :] * (1 + 0.03 / likeliest)
+    wrong *= (1 - likeliest - error) / (1 - likeliest)
+    wrong[:, second.argmax(), :] = expected[:, second.argmax(), :] * (1 + error / likeliest)
     wrong /= wrong.sum()
     noticed = 0
     for seed in range(20):
-        drawn = np.random.default_rng(seed).multinomial(SAMPLES, wrong.ravel())
+        drawn = np.random.default_rng(seed).multinomial(samples, wrong.ravel())
         noticed += p_value(drawn.reshape(wrong.shape).astype(float), expected) < ALPHA
     assert noticed >= 18
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dsd_ros.decoding.acceptance import rounded_up
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.packing import (
+    count_rows,
     id_bits,
     kept_bytes,
     pack_chances,
@@ -64,6 +65,10 @@ def test_a_distribution_is_sparse_where_that_is_shorter_and_always_exact():
 def test_several_distributions_survive(count, seed):
     rows = list(np.random.default_rng(seed).random((count, 9), np.float32).round(1))
     data = pack_rows(rows)
+    assert count_rows(data, count + 1) == count_rows(data, count) == count
+    assert (
+        count_rows(bytes(4 * (count + 3)), count) == count
+    )  # however many empty ones a peer sends
     assert len(data) == sum(4 + len(pack_distribution(row)) for row in rows)
     assert [row.tolist() for row in unpack_rows(data, count, 9)] == [row.tolist() for row in rows]
     for wrong in (count + 1, max(0, count - 1)):

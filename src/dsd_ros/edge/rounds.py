@@ -319,7 +319,7 @@ class Rounds:
         if not tree.branches:
             return torch.from_numpy(unpack_distribution(data, size)[None])
         # Fewer where the verifier has cut the tree for want of room.
-        count = min(count_rows(data), 1 + len(remaining_nodes(tree, node)))
+        count = count_rows(data, 1 + len(remaining_nodes(tree, node)))
         rows = unpack_rows(data, count, size)
         return torch.from_numpy(np.stack(rows))
 

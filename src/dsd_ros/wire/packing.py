@@ -104,10 +104,10 @@ def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
     return found
 
 
-def count_rows(data: bytes) -> int:
-    """How many distributions bytes from ``pack_rows`` hold, by the lengths in them alone."""
+def count_rows(data: bytes, most: int) -> int:
+    """How many distributions bytes from ``pack_rows`` hold, by the lengths in them alone; ``most`` for more."""
     rows = at = 0
-    while at < len(data):
+    while at < len(data) and rows < most:
         at += _COUNT_BYTES + int.from_bytes(data[at : at + _COUNT_BYTES], "little")
         rows += 1
     return rows

@@ -142,7 +142,7 @@ def test_loss_of_cmd_vel_zero_and_ctrl_c_each_end_in_an_acknowledged_stop(rig):
     assert robot.odometry.velocity.wz == pytest.approx(0.6, abs=0.05)
     moves = robot.asked(SportApi.MOVE)
     assert max(b - a for a, b in zip(moves, moves[1:], strict=False)) < 0.9  # the hold is 1 s
-    rig.until(robot.stop_acknowledged, 5.0, "an acknowledged stop")
+    rig.until(robot.stop_acknowledged, 20.0, "an acknowledged stop")
     assert 0.3 < robot.asked(SportApi.STOP_MOVE)[0] - last < 0.5 + 0.3
     rig.until(robot.still, 2.0)
     robot.answers.clear()
@@ -169,26 +169,25 @@ def test_each_fault_is_named_and_ends_the_motion_and_a_robot_that_was_gone_is_le
         ("reject", "3202"),
     ):
         robot.drive(0.3)
-        rig.until(lambda: not robot.still(), 5.0, f"motion before {fault}")
+        rig.until(lambda: not robot.still(), 20.0, f"motion before {fault}")
         robot.set_fault(fault)
         robot.drive(0.8)
-        rig.until(lambda words=words: robot.says(words), 5.0, f"{words} after {fault}")
+        rig.until(lambda words=words: robot.says(words), 20.0, f"{words} after {fault}")
         begun = robot.asked(SportApi.STOP_MOVE)[-1]
         assert [at for at in robot.asked(SportApi.MOVE) if at > begun] == []
         robot.answers.clear()
         robot.set_fault("none")
-        rig.until(robot.stop_acknowledged, 5.0, f"an acknowledged stop after {fault}")
-        rig.until(lambda: robot.says("ready", DiagnosticStatus.OK) and robot.still(), 5.0)
+        rig.until(robot.stop_acknowledged, 20.0, f"an acknowledged stop after {fault}")
+        rig.until(lambda: robot.says("ready", DiagnosticStatus.OK) and robot.still(), 20.0)
 
     robot.drive(0.3)
     robot.standin.process.send_signal(signal.SIGKILL)
-    rig.until(lambda: robot.says("state has not come"), 5.0)
+    rig.until(lambda: robot.says("state has not come"), 20.0)
     robot.standin.process.wait()
     robot.requests.clear()
     robot.standin = rig.start("go2_standin_node", lying=True)
-    rig.until(lambda: not robot.says("state has not come"), 20.0)
-    robot.drive(0.5)
-    rig.until(lambda: robot.says("not standing"), 5.0)
+    # Until the two have found each other again, what is commanded is for nobody.
+    rig.until(lambda: robot.drive(0.2) and robot.says("not standing"))
     assert robot.asked(SportApi.STAND_UP) == [] and robot.still()
     answer = rig.call(Trigger, "go2_node/stand_up", Trigger.Request())
     assert answer.success, answer.message
@@ -227,13 +226,13 @@ def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(
     assert silent.value.fault.cause is Cause.NO_ANSWER
     robot.standin.process.send_signal(signal.SIGKILL)
     robot.standin.process.wait()
-    rig.until(lambda: driver.fault() and driver.fault().cause is Cause.NO_STATE, 5.0)
+    rig.until(lambda: driver.fault() and driver.fault().cause is Cause.NO_STATE, 20.0)
 
 
 def test_a_fault_that_does_not_exist_is_refused(rig):
     child = rig.start("go2_standin_node", fault="explode")
     assert child.process.wait(timeout=60) == 2
-    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 5.0)
+    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 20.0)
 
 
 def test_pictures_survive_the_robots_jpeg_and_others_are_refused():

@@ -24,16 +24,6 @@ UNFINISHED = STAMPS / "unfinished"  # there while packages are being installed
 CACHE = ROOT / ".cache"
 ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
-NODES = (
-    "simulator",
-    "draft",
-    "verifier",
-    "bridge",
-    "navigation",
-    "supervisor",
-    "go2",
-    "go2_standin",
-)
 OF_THE_ROBOT = ("unitree_api", "unitree_go")  # built only where the system has none
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
@@ -386,8 +376,8 @@ def install_package(ros, requirements):
         options = ["--quiet", "--no-deps"]
     run([PYTHON, "-m", "pip", "install", *options, "-e", ROOT], "installing dsd_ros", quiet=True)
     # Where `ros2 run`, `ros2 launch` and the ament index look.
-    for name in ["dsd", *(f"{node}_node" for node in NODES)]:
-        link(VENV / "lib" / "dsd_ros" / name, VENV / "bin" / name)
+    for program in [VENV / "bin" / "dsd", *sorted((VENV / "bin").glob("*_node"))]:
+        link(VENV / "lib" / "dsd_ros" / program.name, program)
     for name in ("launch", "config", "models", "package.xml"):
         link(VENV / "share" / "dsd_ros" / name, ROOT / name)
     link(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -226,18 +227,10 @@ def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
     executables = {
         path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()
     }
-    names = (
-        "go2_standin",
-        "simulator",
-        "draft",
-        "verifier",
-        "bridge",
-        "navigation",
-        "supervisor",
-        "go2",
+    scripts = importlib.metadata.distribution("dsd_ros").entry_points.select(
+        group="console_scripts"
     )
-    nodes = {f"{name}_node" for name in names}
-    assert executables == nodes | {"dsd"}
+    assert executables == {entry.name for entry in scripts}
     code = "import dsd_msgs.action; from dsd_ros import paths; print(paths.share_directory())"
     check = f'. install/local_setup.sh && command -v dsd && cd / && python -c "{code}"'
     result = subprocess.run(

@@ -77,9 +77,10 @@ def check_distributions(draft_tokens: Sequence[int], q: torch.Tensor) -> None:
             raise SamplingError(
                 f"the distribution of drafted token {i} is none: its entries must be 0 or more and sum to 1"
             )
-        if not _at(q[i], x) > 0.0:
+        if not probability_of(x, q[i]) > 0.0:
             raise SamplingError(f"drafted token {x} has no probability in its own distribution")
 
 
-def _at(row: torch.Tensor, token: int) -> float:
+def probability_of(token: int, row: torch.Tensor) -> float:
+    """A token's entry in a distribution (V,); 0 beyond its vocabulary."""
     return float(row[token]) if 0 <= token < len(row) else 0.0

@@ -16,7 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dsd_ros.decoding.acceptance import check_distributions, residual, split_residual
+from dsd_ros.decoding.acceptance import (
+    check_distributions,
+    probability_of,
+    residual,
+    split_residual,
+)
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.decoding.sampling import SamplingError, sample
 
@@ -207,7 +212,7 @@ def _walk(
         q_here = q[q_row[node]]
         for child in children:
             x = tree.tokens[child]
-            q_x, p_x = _at(q_here, x), _at(weights, x)
+            q_x, p_x = probability_of(x, q_here), probability_of(x, weights)
             if not q_x > 0.0:
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")
             # 1. Accept x^(i) with probability min(1, p^(i)(x) / q(x)), and walk down to it.
@@ -256,7 +261,7 @@ def verify_split_tree(
     node = ROOT
     while children := tree.children(node):
         child = children[0]
-        if generator.random() * r[child] >= _at(p[node + 1], tree.tokens[child]):
+        if generator.random() * r[child] >= probability_of(tree.tokens[child], p[node + 1]):
             return TreeVerdict(tree.path_to(node), 0, owed=True)
         node = child
     return TreeVerdict(tree.path_to(node), sample(p[node + 1], generator))
@@ -330,9 +335,5 @@ def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
     check_distributions([family[0] for family in families], q)
     for row, family in zip(q, families, strict=True):
         for x in family[1:]:
-            if not _at(row, x) > 0.0:
+            if not probability_of(x, row) > 0.0:
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")
-
-
-def _at(row: torch.Tensor, token: int) -> float:
-    return float(row[token]) if 0 <= token < len(row) else 0.0

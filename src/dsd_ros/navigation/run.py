@@ -62,6 +62,8 @@ class RunOutcome(IntEnum):
     INTERNAL_ERROR = 14
     SHUTDOWN = 15
     SAFETY_STOP = 16
+    OSCILLATING = 17
+    NOT_THERE = 18
 
 
 class Phase(Enum):

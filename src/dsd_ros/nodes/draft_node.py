@@ -274,6 +274,7 @@ class DraftNode(LifecycleNode):
         answer.success = True
         answer.code = Answer.OK
         answer.text = reply.text
+        answer.verified = True
         answer.stats = self._statistics(reply, image)
         progress.tell(reply.text, len(reply.tokens), reply.records[-1], done=True)
         self._stats.publish(answer.stats)

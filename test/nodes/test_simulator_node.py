@@ -14,6 +14,7 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, Image, Imu
 from std_msgs.msg import Float64, UInt32
 
+from dsd_msgs.srv import CheckArrival
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.images import to_rgb
 from dsd_ros.nodes.stamps import seconds
@@ -55,7 +56,12 @@ def test_topics_and_their_contents(rig, heard):
     assert np.median(np.diff(frames)) > 0.8 / 15
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81)
     assert heard["/clock"] and heard["collision"][-1].data == 0
-    assert heard["ground_truth/target_distance"][-1].data > 0.6
+    distance = heard["ground_truth/target_distance"][-1].data
+    assert distance > 0.6
+    request = CheckArrival.Request(instruction="find the silver bottle")
+    answer = rig.call(CheckArrival, "check_arrival", request)
+    assert not answer.arrived and answer.distance == pytest.approx(distance)
+    assert "silver bottle" in answer.message
 
 
 def test_moves_while_commands_come_and_stops_half_a_second_after_the_last(rig, heard):

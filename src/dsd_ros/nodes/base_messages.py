@@ -11,7 +11,9 @@ from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Imu
 from std_msgs.msg import Bool, Float64, Header, UInt32
 
+from dsd_msgs.srv import CheckArrival
 from dsd_ros.nodes import qos
+from dsd_ros.robot.arrival import check_arrival
 from dsd_ros.robot.driver import RobotState
 from dsd_ros.robot.simulator import Simulator
 
@@ -66,16 +68,27 @@ class BasePublisher:
 
 
 class GroundTruthPublisher:
-    """What only the simulated world knows; no part of the robot listens to it."""
+    """What only the simulated world knows, and the service ``check_arrival``, which judges a run by it."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, simulator: Simulator) -> None:
+        self._node, self._simulator = node, simulator
         self._collisions = -1
         self._collision = node.create_publisher(UInt32, "collision", qos.LATCHED)
         self._distance = node.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
         self._reached = node.create_publisher(Bool, "ground_truth/reached", qos.STATE)
 
-    def publish(self, simulator: Simulator) -> None:
+        node.create_service(CheckArrival, "check_arrival", self._on_check)
+
+    def _on_check(
+        self, request: CheckArrival.Request, answer: CheckArrival.Response
+    ) -> CheckArrival.Response:
+        arrival = check_arrival(self._simulator, request.instruction)
+        answer.arrived, answer.distance = arrival.arrived, arrival.distance
+        answer.message = arrival.message[:512]
+        return answer
+
+    def publish(self) -> None:
+        simulator = self._simulator
         self._distance.publish(Float64(data=simulator.distance_to_target()))
         self._reached.publish(Bool(data=simulator.reached()))
         if simulator.collisions != self._collisions:

@@ -102,7 +102,7 @@ class Go2StandinNode(Node):
                 lambda message, service=service: self._on_request(service, message),
                 qos.ROBOT_SERVICE,
             )
-        self._truth = GroundTruthPublisher(self)
+        self._truth = GroundTruthPublisher(self, self._simulator)
         self._health = health.Health(self, "stand-in Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.state_rate, self._tick, clock=steady)
@@ -159,7 +159,7 @@ class Go2StandinNode(Node):
                 low = LowState()
                 low.bms_state.soc = round(100 * self._settings.battery)
                 self._low.publish(low)
-        self._truth.publish(self._simulator)
+        self._truth.publish()
         fault = self._robot.fault
         level = health.OK if fault is StandinFault.NONE else health.WARN
         self._health.report(level, f"fault: {fault.value}", {"mode": self._robot.mode()})

@@ -92,7 +92,7 @@ class SimulatorNode(Node):
         self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
         self._base = BasePublisher(self, flat=True)
-        self._truth = GroundTruthPublisher(self)
+        self._truth = GroundTruthPublisher(self, self._simulator)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
         self._health = health.Health(self, "simulated Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -129,7 +129,7 @@ class SimulatorNode(Node):
         stamp = to_stamp(self._stamp())
         self._clock_out.publish(ClockMessage(clock=stamp))
         self._base.publish(self._driver.state(), stamp)
-        self._truth.publish(self._simulator)
+        self._truth.publish()
         self._health.report(
             health.OK,
             "running" if self._camera_on else "running, camera off",

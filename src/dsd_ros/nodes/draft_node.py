@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rclpy.callback_groups import ReentrantCallbackGroup
-from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress
@@ -28,14 +27,14 @@ from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.camera import Camera
 from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.nodes.images import ImageError, to_rgb
+from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.progress import Progress
-from dsd_ros.nodes.running import EXIT_BAD_START, EXIT_GAVE_UP
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import seconds
 from dsd_ros.vlm.loading import load_model
-from dsd_ros.wire.channel import Backoff, LinkError, LinkRefused
+from dsd_ros.wire.channel import LinkError, LinkRefused
 
 Answer = Decode.Response
 MAX_INSTRUCTION_CHARS = 2000
@@ -46,9 +45,6 @@ _OPEN_LIMIT_S = 10.0  # one attempt to open the session
 class DraftNodeSettings:
     """Parameters of the node itself."""
 
-    autostart: bool = field(
-        default=True, metadata={"help": "configure and activate without being told to"}
-    )
     transport: str = field(
         default="dds",
         metadata={
@@ -74,24 +70,19 @@ class DraftNodeSettings:
     )
 
 
-class DraftNode(LifecycleNode):
+class DraftNode(ManagedNode):
     """See the module. ``_session_lock`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
-        super().__init__("draft_node")
-        self.failure: str | None = None
-        self.exit_code = EXIT_GAVE_UP
+        super().__init__("draft_node", heartbeat=True)
         self._settings = declare(self, DraftNodeSettings)
         self._model_settings = declare_model(self, "draft")
         self._decode_settings = declare(self, DecodeSettings, "decode.")
         self._link_settings = declare(self, LinkSettings, "link.")
         refuse_unknown(self)
         self._session: EdgeSession | None = None
-        self._active = False
-        self._reason = "The draft node is not active."
         self._session_lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one ends those before it
-        self._stop = threading.Event()
 
         self._channel = DdsChannel(self)
         self._camera = Camera(self)
@@ -100,94 +91,42 @@ class DraftNode(LifecycleNode):
         self.create_service(
             Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup()
         )
-        self._health = health.Health(self, heartbeat=True)
-        if self._settings.autostart:
-            threading.Thread(target=self._start, name="autostart", daemon=True).start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._generation += 1  # ends a decode under way
-        if self._session_lock.acquire(timeout=0.3):
-            try:
-                if self._session is not None:
-                    self._session.close()
-            finally:
-                self._session_lock.release()
-        self._channel.close()
+        self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
 
-    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        try:
-            model = load_model(self._model_settings)
-            tokenizer = self._settings.target_tokenizer
-            vocabulary = Vocabulary.load(tokenizer) if tokenizer else None
-            session = EdgeSession(
-                self._channel, model, self._decode_settings, self._link_settings, vocabulary
-            )
-        except (ValueError, OSError) as error:
-            self._reason = str(error)
-            self._health.report(health.ERROR, self._reason)
-            return TransitionCallbackReturn.FAILURE
+    def load(self) -> None:
+        model = load_model(self._model_settings)
+        tokenizer = self._settings.target_tokenizer
+        vocabulary = Vocabulary.load(tokenizer) if tokenizer else None
+        session = EdgeSession(
+            self._channel, model, self._decode_settings, self._link_settings, vocabulary
+        )
         with self._session_lock:
             self._session = session
         self.get_logger().info(f"draft model {model.name} loaded")
-        return TransitionCallbackReturn.SUCCESS
 
-    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        if not self._open_session():
-            return TransitionCallbackReturn.FAILURE
-        self._active = True
-        return super().on_activate(state)
+    def begin(self) -> None:
+        with self._session_lock:
+            assert self._session is not None, "load comes first"
+            self._session.open(time.monotonic() + _OPEN_LIMIT_S)
+        self._health.report(health.OK, f"session open, mode {self._decode_settings.mode}")
 
-    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._active = False
-        self._generation += 1
-        self._reason = "The draft node is not active."
+    def end(self) -> None:
+        self._cancel_decodes()
         with self._session_lock:
             if self._session is not None:
                 self._session.close()
-        self._health.report(health.WARN, "inactive")
-        return super().on_deactivate(state)
 
-    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+    def unload(self) -> None:
         with self._session_lock:
             self._session = None  # and the model with it
-        return TransitionCallbackReturn.SUCCESS
 
-    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._active = False
+    def give_back(self) -> None:
+        self._channel.close()
+
+    def _cancel_decodes(self) -> None:
         self._generation += 1
-        with self._session_lock:
-            if self._session is not None:
-                self._session.close()
-            self._session = None
-        return TransitionCallbackReturn.SUCCESS
-
-    def _open_session(self) -> bool:
-        """One attempt; on failure the reason is kept and reported."""
-        with self._session_lock:
-            assert self._session is not None, "configure comes first"
-            try:
-                self._session.open(time.monotonic() + _OPEN_LIMIT_S)
-            except LinkError as error:
-                self._reason = str(error)
-                self._health.report(health.WARN, f"no session: {error}")
-                return False
-        self._health.report(health.OK, f"session open, mode {self._decode_settings.mode}")
-        return True
-
-    def _start(self) -> None:
-        """Takes the node to active where that is wanted, as often as it needs."""
-        if self.trigger_configure() != TransitionCallbackReturn.SUCCESS:
-            self.exit_code = EXIT_BAD_START
-            self.failure = self._reason
-            return
-        backoff = Backoff(0.2, 2.0)
-        while not self._stop.is_set() and not self._active:
-            if self.trigger_activate() == TransitionCallbackReturn.SUCCESS:
-                return
-            self._stop.wait(backoff.next_delay())
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -226,9 +165,9 @@ class DraftNode(LifecycleNode):
         self, text: str, not_before: float, deadline: float, cancelled: Any, answer: Decode.Response
     ) -> Decode.Response:
         """Picture, reply, statistics. Call with the lock held."""
-        if self._session is None or not self._active:
+        if self._session is None or not self.active:
             return _fail(
-                answer, Answer.LINK_LOST, f"There is no session with a verifier: {self._reason}"
+                answer, Answer.LINK_LOST, f"There is no session with a verifier: {self.reason}"
             )
         wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
         image = self._camera.fresh(not_before, wait, cancelled)

@@ -35,6 +35,11 @@ class RoundRecord:
     depth: int = 0  # of the draft: passes of the draft model that it took
     length: int = 0  # gamma: the depth it was to have, had the reply not ended
     budget: int = 0  # nodes that a tree by budget was to have
+    began_seconds: float = 0.0  # from the beginning of the reply to that of this round
+    gained: tuple[int, ...] = ()  # tokens of the reply: those accepted, then the target's own
+    rejected: tuple[int, ...] = ()  # drafted tokens that do not hold
+    exit_layers: tuple[int, ...] = ()  # that early outcomes came from, in order of arrival
+    exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
 
 
 @dataclass(frozen=True)

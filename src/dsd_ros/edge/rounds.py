@@ -80,6 +80,7 @@ class Rounds:
         self._records: list[RoundRecord] = []
         self._finished = False
         self._marks = (0, 0)
+        self._began = 0.0  # of the reply
         self._resampled: list[int] = []  # determined here behind the last round's rejection
 
     def decode(self, request: Request, picture: bytes) -> DecodedReply:
@@ -91,6 +92,7 @@ class Rounds:
         observation = Observation(
             link.session, request.number, request.instruction, height, width, encoding, picture
         )
+        self._began = began
         link.begin_reply()
         link.post(observation)
         self._marks = channel.bytes_up, down
@@ -180,9 +182,11 @@ class Rounds:
         if pool is not None and drafted is not None:
             pool.begin(drafted)
         exits: list[Outcome] = []
+        exit_times: list[float] = []
 
         def on_early(outcome: Outcome) -> None:
             exits.append(outcome)
+            exit_times.append(time.perf_counter() - sent)
             if pool is not None:
                 pool.offer(outcome)
 
@@ -198,7 +202,9 @@ class Rounds:
         # 4. Keep what holds, up to the end of the reply.
         following, next_taken = self._follow(drafted, outcome)
         tree = drafted.draft.tree if drafted is not None else _NO_TREE
+        before = len(self._tokens)
         accepted = self._keep(tree, outcome)
+        held = set(tree.path_to(outcome.accepted - 1))
         channel = link.channel
         up, down = self._marks
         self._marks = channel.bytes_up, channel.bytes_down
@@ -223,6 +229,11 @@ class Rounds:
                 depth=tree.depth,
                 length=plan.length,
                 budget=plan.nodes,
+                began_seconds=began - self._began,
+                gained=tuple(self._tokens[before:]),
+                rejected=tuple(x for node, x in enumerate(tree.tokens) if node not in held),
+                exit_layers=tuple(early.layer for early in exits),
+                exit_seconds=tuple(exit_times),
             )
         )
         if drafted is not None and self._tuner is not None:

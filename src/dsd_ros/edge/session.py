@@ -123,7 +123,7 @@ class EdgeSession:
             encode_picture(image, self._link.settings.image_encoding) if image is not None else b""
         )
         self._reply += 1
-        request = Request(self._reply, image, instruction, on_progress, self._text, limits)
+        request = Request(self._reply, image, instruction, on_progress, self.text, limits)
         try:
             for _ in range(self._link.settings.attempts):
                 try:
@@ -194,7 +194,8 @@ class EdgeSession:
         if self._pool is not None:
             self._pool.reset()
 
-    def _text(self, tokens: list[int]) -> str:
+    def text(self, tokens: list[int]) -> str:
+        """The text of reply tokens; "" without a tokenizer."""
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
 
 

@@ -69,10 +69,13 @@ class TableModel:
         self.fingerprint = f"table-{seed}-{noise}"
         self.tokenizer_fingerprint = f"letters-{vocab_size}"
 
-    def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
-        """The picture's first pixel and the instruction's length choose the start of the reply."""
+    def prefill(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
+        """The pictures' first pixels and the lengths of the texts choose the start of the reply."""
         size = len(self.table)
-        first = 0 if image is None else int(image.flat[0]) % size
+        first = 0 if image is None else int(image.flat[0])
+        for number, (earlier, action) in enumerate(history, 2):
+            first += number * int(earlier.flat[0]) + len(action)
+        first %= size
         cache = _Tokens([first, len(instruction) % size])
         return Sequence(self, cache, cache.ids[-1], 0, self._row(*cache.ids))
 

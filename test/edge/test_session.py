@@ -267,10 +267,10 @@ def test_a_silent_verifier_is_given_up_with_a_sentence(draft):
 
 def test_a_verifier_that_refuses_the_observation_says_why(draft):
     class Picky(TableModel):
-        def prefill(self, image, instruction):
+        def prefill(self, image, instruction, history=()):
             if instruction == "dance":
                 raise ValueError("unexpected")
-            return super().prefill(image, instruction)
+            return super().prefill(image, instruction, history)
 
     with (
         VerifierEngine(Picky(1, 12, ends=False)) as engine,
@@ -309,9 +309,9 @@ def test_the_observation_leaves_before_the_robot_reads_it_itself(engine, target)
             super().send(message)
 
     class Reader(TableModel):
-        def prefill(self, image, instruction):
+        def prefill(self, image, instruction, history=()):
             order.append("prefill")
-            return super().prefill(image, instruction)
+            return super().prefill(image, instruction, history)
 
     with (
         Watched(engine) as channel,

@@ -121,6 +121,10 @@ def test_a_text_model_sees_no_picture(llama, picture):
         llama.prefill(picture(), INSTRUCTION)
     with pytest.raises(ImageError, match="reads text alone"):
         _ = llama.images
+    with pytest.raises(ImageError, match="reads text alone; ask it without earlier pictures"):
+        llama.prefill(None, INSTRUCTION, [(picture(), "stop")])
+    with pytest.raises(PromptError, match="reads text alone; ask it without earlier steps"):
+        llama.prompt_tokens(INSTRUCTION, 0, [(4, "stop")])
 
 
 def test_what_the_tokenizer_takes_for_more_than_text_is_refused(tmp_path):

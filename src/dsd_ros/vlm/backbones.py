@@ -5,6 +5,7 @@ Everything else (layers run one by one, caches, trees, batches) is the same for 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +58,8 @@ class TextBackbone:
         pixels, grid = self.images(image)
         return Picture(pixels, grid, int(grid.prod()) // self.images.merge_size**2)
 
-    def read(self, tokens: torch.Tensor, picture: Picture | None) -> Prompt:
-        """Token ids (1, n), with a place for each token of the picture, as the layers read them."""
+    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
+        """Token ids (1, n), with a place for each token of each picture in turn, as the layers read them."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return Prompt(self.language.embed_tokens(tokens), positions, 0)
 
@@ -88,17 +89,25 @@ class QwenVlBackbone(TextBackbone):
         """How pictures are prepared."""
         return self._images
 
-    def read(self, tokens: torch.Tensor, picture: Picture | None) -> Prompt:
-        """See ``TextBackbone``; the vision tower's features stand where the picture's tokens are."""
-        if picture is None:
-            return super().read(tokens, None)
+    def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
+        """See ``TextBackbone``; the vision tower's features stand where the pictures' tokens are."""
+        if not pictures:
+            return super().read(tokens, ())
         hidden = self.language.embed_tokens(tokens)
-        pixels, grid = picture.pixels.to(tokens.device), picture.grid.to(tokens.device)
-        features = self.hf.model.get_image_features(pixels, grid, return_dict=True)
         is_image = tokens == self._image_token
-        hidden[is_image] = torch.cat(list(features.pooler_output)).to(hidden.dtype)
+        # One by one: a picture's features are then the same to the bit, whatever it is shown with.
+        features = torch.cat([self._features(picture) for picture in pictures])
+        hidden[is_image] = features.to(hidden.dtype)
+        grid = torch.cat([picture.grid for picture in pictures]).to(tokens.device)
         positions, delta = self.hf.model.get_rope_index(tokens, is_image.int(), grid)
         return Prompt(hidden, positions, int(delta))
+
+    def _features(self, picture: Picture) -> torch.Tensor:
+        """What the vision tower sees (tokens, hidden size)."""
+        device = self.language.embed_tokens.weight.device
+        pixels, grid = picture.pixels.to(device), picture.grid.to(device)
+        seen = self.hf.model.get_image_features(pixels, grid, return_dict=True)
+        return torch.cat(list(seen.pooler_output))
 
     def rotations(
         self, like: torch.Tensor, positions: torch.Tensor

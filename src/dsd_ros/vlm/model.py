@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dsd_ros.vlm.backbones import Picture, TextBackbone
+from dsd_ros.vlm.backbones import TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
-from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.images import ImageProcessor
 from dsd_ros.vlm.layers import LeanLayer, Rotations, lean_rotations, rms_norm
 from dsd_ros.vlm.pace import Pace, PacedPass
@@ -96,9 +96,11 @@ class VisionLanguageModel:
         """How pictures are prepared; ImageError for a model that reads text alone."""
         return self._backbone.images
 
-    def prompt_tokens(self, instruction: str, image_tokens: int) -> list[int]:
-        """Token ids of the whole prompt; PromptError when the instruction cannot be used."""
-        text = self.template.render(instruction, image_tokens)
+    def prompt_tokens(
+        self, instruction: str, image_tokens: int, past: Tokens[tuple[int, str]] = ()
+    ) -> list[int]:
+        """Token ids of the whole prompt, see ``PromptTemplate.render``; PromptError when it cannot be used."""
+        text = self.template.render(instruction, image_tokens, past)
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode_text(self, tokens: Tokens[int]) -> str:
@@ -107,22 +109,36 @@ class VisionLanguageModel:
         return self.tokenizer.decode(known, skip_special_tokens=True)
 
     @torch.inference_mode()
-    def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
+    def prefill(
+        self,
+        image: np.ndarray | None,
+        instruction: str,
+        history: Tokens[tuple[np.ndarray, str]] = (),
+    ) -> Sequence:
         """Read an image (RGB uint8, (height, width, 3), or None) and an instruction; start a reply.
 
+        ``history``: pictures of earlier steps, of any size each, with the action taken then, oldest first.
         Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
         """
         clock = self._clock()
-        picture: Picture | None = None
-        if image is not None:
-            picture = self._backbone.look(image)
-        ids = self.prompt_tokens(instruction, picture.tokens if picture else 0)
-        if len(ids) >= self.max_length:
-            raise ContextError(
-                f"the prompt takes {len(ids)} tokens and {self.name} holds {self.max_length}; "
-                "use a shorter instruction or a smaller image"
+        if history and (image is None or not self.reads_pictures):
+            raise ImageError(
+                f"{self.name} reads text alone; ask it without earlier pictures"
+                if not self.reads_pictures
+                else "earlier pictures are given without a present one; give one, or no history"
             )
-        prompt = self._backbone.read(torch.tensor([ids], device=self._device), picture)
+        pictures = [self._backbone.look(earlier) for earlier, _ in history]
+        past = [(seen.tokens, action) for seen, (_, action) in zip(pictures, history, strict=True)]
+        if image is not None:
+            pictures.append(self._backbone.look(image))
+        ids = self.prompt_tokens(instruction, pictures[-1].tokens if pictures else 0, past)
+        if len(ids) >= self.max_length:
+            remedy = "a shorter instruction or a smaller image" if not past else "fewer of them"
+            raise ContextError(
+                f"the prompt takes {len(ids)} tokens{f' with {len(past)} earlier pictures' * bool(past)} "
+                f"and {self.name} holds {self.max_length}; use {remedy}"
+            )
+        prompt = self._backbone.read(torch.tensor([ids], device=self._device), pictures)
         cache = KeyValueCache(
             self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
         )

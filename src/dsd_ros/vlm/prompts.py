@@ -1,16 +1,18 @@
 """What a model is asked: one user turn of text, then the image, in the model's own chat template.
 
 The text stands before the image on purpose: under causal attention the image tokens can then be
-read in the light of the instruction. A model directory says in ``dsd.json`` how it wants to be
-asked (``{"format": 1, "prompt": "...{instruction}..."}``); a stock Qwen2-VL, which has none, gets
-``DEFAULT_PROMPT``, and a model of text alone nothing but the instruction.
+read in the light of the instruction. Between them stand the pictures of earlier steps, each with the
+action that was taken then, where the caller gives any. A model directory says in ``dsd.json`` how it
+wants to be asked (``{"format": 1, "prompt": "...{instruction}...", "past": "...{image}...{action}...",
+"present": "..."}``, the last two optional); a stock Qwen2-VL, which has none, gets ``DEFAULT_PROMPT``,
+and a model of text alone nothing but the instruction.
 """
 
 from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dsd_ros.vlm.errors import ModelError, PromptError
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
 MAX_INSTRUCTION_CHARS = 2000
+MAX_ACTION_CHARS = 256
 IMAGE_PLACEHOLDER = "<|image_pad|>"
 
 DEFAULT_PROMPT = (
@@ -36,6 +39,8 @@ DEFAULT_PROMPT = (
 )
 
 TEXT_PROMPT = "{instruction}"
+DEFAULT_PAST = "\nBefore: {image} Action: {action}"  # of each earlier step
+DEFAULT_PRESENT = "\nNow: "  # in front of the present picture, behind earlier ones
 
 # Qwen2-VL's turn format without its standing system message, which a small model only pays for.
 CHAT_TEMPLATE = (
@@ -73,13 +78,27 @@ def check_instruction(instruction: str) -> str:
     return text
 
 
+def check_action(action: str) -> str:
+    """Return the action of an earlier step as the model reads it; PromptError as of ``check_instruction``."""
+    try:
+        if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
+            raise PromptError(f"it has {len(action)} characters; {MAX_ACTION_CHARS} are allowed")
+        return check_instruction(action)
+    except PromptError as error:
+        raise PromptError(
+            f"the action of an earlier step cannot be put into a prompt ({error}); name one such as "
+            "'forward 25 cm'"
+        ) from error
+
+
 @dataclass(frozen=True)
 class PromptTemplate:
     """How a model is asked: ``prompt``, with ``{instruction}`` in it, in a ``chat_template``.
 
-    text_only: for a model that reads no pictures. variables: what else the chat template may use, such
-    as ``bos_token``. markers: texts the tokenizer would take for more than text; no instruction may
-    contain one.
+    past: of each earlier step, with ``{image}`` and ``{action}`` in it. present: what stands in front
+    of the present picture where there are earlier ones. text_only: for a model that reads no pictures.
+    variables: what else the chat template may use, such as ``bos_token``. markers: texts the tokenizer
+    would take for more than text; no instruction may contain one.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -87,11 +106,18 @@ class PromptTemplate:
     text_only: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     markers: tuple[str, ...] = ()
+    past: str = DEFAULT_PAST
+    present: str = DEFAULT_PRESENT
 
     def __post_init__(self) -> None:
         if self.prompt.count("{instruction}") != 1:
             raise ModelError("a model's prompt must contain {instruction} exactly once")
-        if "<|" in self.prompt:
+        if self.past.count("{image}") != 1 or self.past.count("{action}") != 1:
+            raise ModelError(
+                "what a model's prompt says of an earlier step ('past') must contain {image} and "
+                "{action} exactly once each"
+            )
+        if "<|" in self.prompt + self.past + self.present:
             raise ModelError(
                 "a model's prompt must not contain chat markers ('<|'); use the chat template"
             )
@@ -106,34 +132,48 @@ class PromptTemplate:
         ``tokenizer_config.json``, then ``chat_template.json``. ModelError names the file at fault.
         """
         directory = Path(directory)
-        prompt = _read_prompt(directory, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
+        texts = _read_texts(directory, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
         variables = _read_variables(directory) if text_only else {}
-        return cls(prompt, _read_chat_template(directory), text_only, variables, markers)
+        return cls(
+            chat_template=_read_chat_template(directory),
+            text_only=text_only,
+            variables=variables,
+            markers=markers,
+            **texts,
+        )
 
     def text(self, instruction: str) -> str:
         """The user's text: the prompt with the checked instruction filled in."""
         instruction = check_instruction(instruction)
-        for marker in self.markers:
-            if marker in instruction:
-                raise PromptError(
-                    f"the instruction contains the model's marker {marker!r}; remove it"
-                )
+        self._check_markers("instruction", instruction)
         return self.prompt.replace("{instruction}", instruction)
 
-    def render(self, instruction: str, image_tokens: int) -> str:
+    def render(
+        self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()
+    ) -> str:
         """The whole prompt up to where the reply begins, for a tokenizer that adds nothing itself.
 
-        ``image_tokens`` > 0 repeats the image placeholder that often; 0 asks without an image.
-        Raises PromptError for the instruction, ModelError for the template.
+        ``image_tokens`` > 0 repeats the image placeholder that often; 0 asks without an image. ``past``:
+        of each earlier step, oldest first, how often its picture's placeholder stands there, and the
+        action that was taken. Raises PromptError for instruction and actions, ModelError for the
+        template.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         text = self.text(instruction)
+        counts = [count for count, _ in past]
         content: str | list[dict[str, str]] = text
+        if self.text_only and past:
+            raise PromptError("this model reads text alone; ask it without earlier steps")
         if not self.text_only:  # templates of text models know no parts
             content = [{"type": "text", "text": text}]
+            for _, action in past:
+                content += self._past_parts(action)
+            if past:
+                content.append({"type": "text", "text": self.present})
             if image_tokens > 0:
                 content.append({"type": "image"})
+                counts.append(image_tokens)
         messages = [{"role": "user", "content": content}]
         variables: dict[str, Any] = dict(self.variables)
         try:
@@ -149,19 +189,40 @@ class PromptTemplate:
         text = str(result[0][0])
         if self.text_only:
             return text
-        placeholders = text.count(IMAGE_PLACEHOLDER)
-        if placeholders != (1 if image_tokens > 0 else 0):
+        first, *others = text.split(IMAGE_PLACEHOLDER)
+        if len(others) != len(counts):
             raise ModelError(
-                f"the model's chat template wrote {placeholders} image placeholders for "
-                f"{1 if image_tokens > 0 else 0} images; use the chat template of a Qwen2-VL model"
+                f"the model's chat template wrote {len(others)} image placeholders for "
+                f"{len(counts)} images; use the chat template of a Qwen2-VL model"
             )
-        return text.replace(IMAGE_PLACEHOLDER, IMAGE_PLACEHOLDER * image_tokens)
+        return first + "".join(
+            IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True)
+        )
+
+    def _past_parts(self, action: str) -> list[dict[str, str]]:
+        """An earlier step as parts of the user's turn."""
+        action = check_action(action)
+        self._check_markers("action of an earlier step", action)
+        parts: list[dict[str, str]] = []
+        for number, text in enumerate(self.past.split("{image}")):
+            if number:
+                parts.append({"type": "image"})
+            if text:
+                parts.append({"type": "text", "text": text.replace("{action}", action)})
+        return parts
+
+    def _check_markers(self, what: str, text: str) -> None:
+        for marker in self.markers:
+            if marker in text:
+                raise PromptError(f"the {what} contains the model's marker {marker!r}; remove it")
 
 
-def _read_prompt(directory: Path, default: str) -> str:
+def _read_texts(directory: Path, default: str) -> dict[str, str]:
+    """What ``dsd.json`` says of prompt, past and present; the defaults where there is none."""
+    texts = {"prompt": default, "past": DEFAULT_PAST, "present": DEFAULT_PRESENT}
     path = directory / DSD_FILE
     if not path.exists():
-        return default
+        return texts
     settings = _read_json(path)
     if settings.get("format") != DSD_FORMAT:
         raise ModelError(
@@ -171,7 +232,12 @@ def _read_prompt(directory: Path, default: str) -> str:
     prompt = settings.get("prompt")
     if not isinstance(prompt, str):
         raise ModelError(f"{path} has no text under 'prompt'; write one with {{instruction}} in it")
-    return prompt
+    for name in texts:
+        text = settings.get(name, texts[name])
+        if not isinstance(text, str):
+            raise ModelError(f"{path} has no text under {name!r}; write one, or leave it out")
+        texts[name] = text
+    return texts
 
 
 def _read_chat_template(directory: Path) -> str:

@@ -9,7 +9,8 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve
 
 from dsd_ros.wire.emulation import LinkProfile
-from dsd_ros.wire.proxy import Conditions, LinkProxy, Way, websocket_frame
+from dsd_ros.wire.proxy import Conditions, LinkProxy, Way
+from dsd_ros.wire.websocket_frames import websocket_frame
 
 
 @pytest.fixture

@@ -43,7 +43,9 @@ class Progress:
         self._publisher.publish(message)
 
     def _round(self, last: RoundRecord) -> RoundStats:
-        stats = RoundStats(**{name: value for name, value in asdict(last).items() if name in _PLAIN})
+        stats = RoundStats(
+            **{name: value for name, value in asdict(last).items() if name in _PLAIN}
+        )
         stats.exit_layers = list(last.exit_layers[:_MAX_EXITS])
         stats.exit_seconds = list(last.exit_seconds[:_MAX_EXITS])
         if self._text is not None:

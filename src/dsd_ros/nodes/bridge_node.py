@@ -1,6 +1,7 @@
 """Relays between a robot's DDS topics and a remote verifier's websocket. No model and no torch in this process.
 
-Both directions flow on their own, so any number of messages is in flight. When the websocket breaks, what was
+configure reads address, token and certificate, activate dials and does not wait for the verifier, deactivate hangs
+up. Both directions flow on their own, so any number of messages is in flight. When the websocket breaks, what was
 under way is dropped and the bridge redials with backoff; the draft node's session notices by its own
 time-out, resends and resumes, because rounds are idempotent.
 """
@@ -9,14 +10,15 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rclpy.node import Node
-
 from dsd_ros.nodes import health
 from dsd_ros.nodes.dds_channel import VerifierTopics
+from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import EXIT_BAD_START
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
 from dsd_ros.wire.credentials import read_token
@@ -46,26 +48,48 @@ class BridgeSettings:
         metadata={"help": "longest pause between two attempts to dial, s", "min": 0.1, "max": 60.0},
     )
 
+    def channel(self) -> WebsocketChannel:
+        """A channel that has not dialled yet. ValueError or OSError for what cannot be used."""
+        token = read_token(self.token_file) if self.token_file else None
+        return WebsocketChannel(self.url, token=token, ca_file=self.ca_file or None)
 
-class BridgeNode(Node):
-    """See the module. One thread keeps the connection and reads, another sends."""
+
+class BridgeNode(ManagedNode):
+    """See the module."""
 
     def __init__(self) -> None:
         super().__init__("bridge_node")
-        self.failure: str | None = None
-        self._settings = settings = declare(self, BridgeSettings)
+        self._settings = declare(self, BridgeSettings)
         refuse_unknown(self)
-        self._channel = WebsocketChannel(
-            settings.url,
-            token=read_token(settings.token_file) if settings.token_file else None,
-            ca_file=settings.ca_file or None,
-        )
+        self._relay: Relay | None = None
+        self.autostart()
+
+    def load(self) -> None:
+        self._settings.channel().close()  # whatever is wrong with the files is said now
+
+    def begin(self) -> None:
+        self._relay = Relay(self, self._settings, self._health.report)
+
+    def end(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
+
+
+class Relay:
+    """One activation of the bridge. One thread keeps the connection and reads, another sends."""
+
+    def __init__(
+        self, node: ManagedNode, settings: BridgeSettings, report: Callable[..., None]
+    ) -> None:
+        self._node, self._settings, self._tell = node, settings, report
+        self._channel = settings.channel()
         self._stop = threading.Event()
         self._up = threading.Event()
         self._outbox: queue.Queue[Message | None] = queue.Queue(_OUTBOX)
         self._relayed = 0
-        self._topics = VerifierTopics(self, self._on_message)
-        self._health = health.Health(self, settings.url)
+        self._topics = VerifierTopics(node, self._on_message)
+        self._report(health.WARN, f"no link yet: dialling {settings.url}")
         self._topics.start()
         self._threads = [
             threading.Thread(
@@ -84,13 +108,20 @@ class BridgeNode(Node):
         for thread in self._threads:
             thread.join(timeout=0.3)
 
+    def _report(self, *what: object) -> None:
+        if not self._stop.is_set():
+            self._tell(*what)
+
     def _guarded(self, work: Callable[[], None]) -> None:
         """A bridge with one of its threads gone relays nothing: better to end, and be started again."""
         try:
             work()
+        except LinkRefused as error:
+            # A wrong token, certificate or release: starting again would not mend it.
+            self._node.give_up(str(error), EXIT_BAD_START)
         except Exception as error:
             if not self._stop.is_set():
-                self.failure = f"The bridge failed: {error!r}"
+                self._node.give_up(f"The bridge failed: {error!r}")
 
     def _on_message(self, message: Message) -> None:
         if (
@@ -102,11 +133,14 @@ class BridgeNode(Node):
         try:
             self._outbox.put_nowait(message)
         except queue.Full:
-            self.get_logger().warning("the link is slower than the drafts; one is dropped")
+            self._node.get_logger().warning("the link is slower than the drafts; one is dropped")
 
     def _write(self) -> None:
         while not self._stop.is_set():
-            message = self._outbox.get()
+            try:
+                message = self._outbox.get(timeout=0.2)
+            except queue.Empty:
+                continue
             if message is None or not self._up.is_set():
                 continue
             try:
@@ -114,38 +148,35 @@ class BridgeNode(Node):
                 self._relayed += 1
             except LinkClosed:
                 # The reader finds out by itself and redials; by now it may even have done so.
-                self.get_logger().debug("a message was lost with the link")
+                self._node.get_logger().debug("a message was lost with the link")
 
     def _read(self) -> None:
         backoff = Backoff(0.1, self._settings.longest_wait_s)
         while not self._stop.is_set():
             try:
                 self._channel.reconnect()
-            except LinkRefused as error:
-                self.failure = str(error)
-                return
             except LinkClosed as error:
-                self._health.report(health.WARN, f"no link: {error}")
+                self._report(health.WARN, f"no link: {error}")
                 self._stop.wait(backoff.next_delay())
                 continue
-            backoff.reset()
             self._up.set()
-            self._health.report(health.OK, f"linked to {self._settings.url}")
+            self._report(health.OK, f"linked to {self._settings.url}")
+            began = time.monotonic()
             try:
                 self._pass_on()
-            except LinkRefused as error:
-                self.failure = str(error)
-                return
             finally:
                 self._up.clear()
+            if time.monotonic() - began > self._settings.longest_wait_s:
+                backoff.reset()
+            self._stop.wait(backoff.next_delay())
 
     def _pass_on(self) -> None:
-        """Publish what the verifier says until the link breaks."""
+        """Publish what the verifier says until the link breaks, or carries what no verifier says."""
         while not self._stop.is_set():
             try:
                 message = self._channel.receive(timeout=1.0)
             except LinkTimeout:
-                self._health.report(
+                self._report(
                     health.OK,
                     f"linked to {self._settings.url}",
                     {
@@ -155,12 +186,11 @@ class BridgeNode(Node):
                     },
                 )
                 continue
-            except LinkClosed as error:
-                if not self._stop.is_set():
-                    self._health.report(health.WARN, f"the link broke: {error}")
+            except (LinkClosed, LinkRefused) as error:
+                self._report(health.WARN, f"the link broke: {error}")
                 return
             self._topics.publish(message)
 
 
 def main() -> None:
-    run_main(BridgeNode)
+    run_main(BridgeNode, threads=3)

@@ -13,6 +13,7 @@ from ros_rig import OdometryRig
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, Image, Imu
 from std_msgs.msg import Float64, UInt32
+from std_srvs.srv import Trigger
 
 from dsd_msgs.srv import CheckArrival
 from dsd_ros.nodes import qos
@@ -81,6 +82,9 @@ def test_moves_while_commands_come_and_stops_half_a_second_after_the_last(rig, h
     # Stamps are wall time's, so scheduling delays of this test's own process do not count.
     stopped_after = moving[-1][0] - last
     assert 0.3 < stopped_after < 0.5 + 0.15  # and what braking takes: 0.6 / 12 s
+    assert odometry.pose != odometry.samples[0][2]
+    assert rig.call(Trigger, "reset_world", Trigger.Request()).success
+    rig.until(lambda: odometry.pose == odometry.samples[0][2])
 
 
 def test_a_command_that_is_no_number_does_not_move_or_kill_it(rig):

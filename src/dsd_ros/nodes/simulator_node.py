@@ -20,6 +20,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import CameraInfo, Image
+from std_srvs.srv import Trigger
 
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.base_messages import (
@@ -94,6 +95,7 @@ class SimulatorNode(Node):
         self._base = BasePublisher(self, flat=True)
         self._truth = GroundTruthPublisher(self, self._simulator)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
+        self.create_service(Trigger, "reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.odometry_rate, self._tick, clock=steady)
@@ -116,6 +118,14 @@ class SimulatorNode(Node):
             self._driver.move(message.linear.x, message.linear.y, message.angular.z)
         except DriverError:
             return  # no number: it counts as no command at all
+
+    def _on_reset(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
+        """Carry the robot back to its start, standing, with no collision to its name."""
+        self._driver.stop()
+        self._simulator.pose = self._simulator.world.start
+        self._simulator.collisions = 0
+        answer.success, answer.message = True, "The robot stands at its start."
+        return answer
 
     def _advance(self) -> None:
         self._driver.advance()

@@ -6,7 +6,8 @@ import math
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.safety import Cause, Limits, Motion
+from dsd_ros.navigation.safety import Cause, Fallback, Limits, Motion
+from dsd_ros.navigation.trail import Trail
 
 _SLACK = 1.05  # of a speed limit: rounding, not a licence
 _CREEP = 0.03  # m/s and rad/s against the action's sense that are rounding, too
@@ -21,9 +22,14 @@ class ActionGuard:
     Pure; ``now`` is steady time in seconds. Feed it every pose, also between actions.
     """
 
-    def __init__(self, limits: Limits, action_s: float) -> None:
+    def __init__(self, limits: Limits, action_s: float, fallback: Fallback | None = None) -> None:
         self.refusal: tuple[Cause, str] | None = None
         self.action: Action | None = None
+        self.proved = True  # the action under way has the target's word
+        self._fallback = fallback or Fallback()
+        self._unproved_in_a_row = 0
+        self._retracing = False
+        self._trail = Trail(limits.distance_margin)
         self._limits = limits
         self._action_s = action_s
         self._began = -math.inf
@@ -46,18 +52,22 @@ class ActionGuard:
         observed: float,
         stamp: float,
         now: float,
+        retracing: bool = False,
     ) -> None:
         """Take an announced action, or refuse it.
 
         :param kind: None for one that the grammar does not have.
         :param observed: stamp of the picture it is about, ``stamp``: the same clock now, both in s.
+        :param retracing: a leg of navigation's own way back, about no picture and with nobody's word.
         """
         self.end()
+        self._retracing = retracing
         if self._observed > stamp + 0.5:
             self._observed = -math.inf  # that clock was set back
         age, limit = stamp - observed, self._limits.observation_age_s
-        if not verified:
-            self._refuse(Cause.UNVERIFIED_ACTION, "The target did not verify the action.")
+        unproved = self._unproved(verified, retracing)
+        if unproved:
+            self._refuse(Cause.UNVERIFIED_ACTION, unproved)
             return
         try:
             action = None if kind is None else Action(kind, amount)
@@ -69,6 +79,8 @@ class ActionGuard:
                 Cause.UNPARSABLE_ACTION,
                 f"The action ({what}, amount {amount}) is none of the grammar's.",
             )
+        elif retracing:
+            self._take(action, False, now)
         elif not -0.5 <= age <= limit:  # NaN fails here, too
             self._refuse(
                 Cause.STALE_REPLY,
@@ -79,14 +91,46 @@ class ActionGuard:
                 Cause.STALE_REPLY, "The action is about a picture that was acted upon before."
             )
         else:
-            self.refusal = None
-            self.action = action
-            self._began, self._observed = now, observed
-            self._start, self._turned = self._pose, 0.0
+            self._observed = observed
+            self._unproved_in_a_row = 0 if verified else self._unproved_in_a_row + 1
+            self._take(action, verified, now)
+
+    def _unproved(self, verified: bool, retracing: bool) -> str:
+        """Why an action may not do without the target's word; empty when it has it, or may."""
+        fallback, most = self._fallback.fallback, self._fallback.unverified_replies
+        if retracing:
+            if fallback == "return":
+                return ""
+            return f"Navigation wants to go back the way it came, but the fallback is '{fallback}'."
+        if verified:
+            return ""
+        if fallback != "draft_only":
+            return "The target did not verify the action."
+        if self._unproved_in_a_row < most:
+            return ""
+        return f"The target did not verify the action, and there were {most} such in a row already."
+
+    def _take(self, action: Action, proved: bool, now: float) -> None:
+        self.refusal = None
+        self.action, self.proved = action, proved
+        self._began = now
+        self._start, self._turned = self._pose, 0.0
+
+    def allowed(self, motion: Motion) -> Motion:
+        """What of a motion that was not refused goes to the robot: without the target's word, a slow one."""
+        if self.proved:
+            return motion
+        share, limits = self._fallback.fallback_speed, self._limits
+        return motion.within(share * limits.speed, share * math.radians(limits.turn_rate_deg))
+
+    def taken_over(self) -> None:
+        """The operator drives: no action is under way, and what way back there is grows."""
+        self.end()
+        self._retracing = False
 
     def end(self) -> None:
         """No action is under way any more."""
-        self.action = None
+        self.action, self.proved = None, True
         self._start, self._moved, self._zero_since = None, False, None
 
     def pose(self, pose: Pose) -> None:
@@ -94,6 +138,8 @@ class ActionGuard:
         if self._pose is not None:
             self._turned += math.remainder(pose.yaw - self._pose.yaw, math.tau)
         self._pose = pose
+        if not self._retracing:
+            self._trail.add(pose.x, pose.y)
         if self.action is not None and self._start is None:
             self._start, self._turned = pose, 0.0
 
@@ -149,6 +195,10 @@ class ActionGuard:
         margin = math.radians(limits.angle_margin_deg)
         if action.kind is ActionKind.STOP:
             return "it stands"
+        if self._retracing and not (
+            self._pose is None or self._trail.near(self._pose.x, self._pose.y)
+        ):
+            return "the robot has left the way it came"
         if travelled > action.metres + limits.distance_margin:
             return f"the robot has got {travelled:.2f} m away already"
         if action.kind is ActionKind.FORWARD:

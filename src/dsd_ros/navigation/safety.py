@@ -57,6 +57,7 @@ REFUSALS = frozenset(
         Cause.MOTION_REFUSED,
     }
 )
+FALLBACKS = ("stop", "draft_only", "return")
 # These hold an operator's command at zero, too; the others are what an operator is there to solve.
 BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.DEADMAN, Cause.TILT})
 
@@ -142,6 +143,26 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """What navigation may do without the target's word. The default is exact: nothing."""
+
+    fallback: str = field(
+        default="stop",
+        metadata={
+            "help": "without the target's word: stop, draft_only (a few actions by the draft alone, slowly; not exact) "
+            "or return (back along the way it came)",
+            "choices": FALLBACKS,
+        },
+    )
+    unverified_replies: int = _option(
+        3, "draft_only: so many unverified actions in a row at most", 1, 20
+    )
+    fallback_speed: float = _option(
+        0.4, "draft_only and return: share of navigation's top speeds", 0.05, 1.0
+    )
+
+
+@dataclass(frozen=True)
 class Requirements:
     """What must be there for navigation to move the robot."""
 
@@ -188,15 +209,20 @@ class Requirements:
 
 @dataclass(frozen=True)
 class SafetyReport:
-    """The supervisor's verdict as navigation hears it. ``sentences`` belong to ``causes``, one each."""
+    """The supervisor's verdict as navigation hears it. ``sentences`` belong to ``causes``, one each.
+
+    ``waived`` are those of the causes that do not hold the action under way: a lost link, while one
+    is carried out that does without the target's word.
+    """
 
     causes: tuple[Cause, ...] = ()
     sentences: tuple[str, ...] = ()
+    waived: tuple[Cause, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether navigation must not move the robot now."""
-        return bool(self.causes)
+        return not set(self.causes) <= set(self.waived)
 
     @property
     def latched(self) -> bool:

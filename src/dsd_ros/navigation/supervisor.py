@@ -22,6 +22,7 @@ from dsd_ros.navigation.safety import (
     BINDS_OPERATOR,
     STILL,
     Cause,
+    Fallback,
     Limits,
     Motion,
     Requirements,
@@ -34,6 +35,8 @@ _DISTRUST_S = 0.1  # after that, what had queued up meanwhile is not taken for f
 _TILT_BACK = math.radians(3.0)  # hystereses: of tilt,
 _OBSTACLE_BACK = 0.05  # of distance (m),
 _BATTERY_BACK = 0.02  # of charge
+# What does not hold an action that is allowed to do without the target's word: that there is no way to the target.
+_WAIVED = frozenset({Cause.LINK_LOST})
 _LAST_WORDS_S = 1.0  # zero is repeated for so long after the last command
 
 
@@ -41,8 +44,9 @@ _LAST_WORDS_S = 1.0  # zero is repeated for so long after the last command
 class Decision:
     """What goes to the robot now, and why not more.
 
-    ``stopped``: the command of ``source`` is held at zero. ``causes``: what keeps navigation from
-    moving the robot, gravest first, with a sentence each. ``speaking``: ``motion`` is to be sent;
+    ``stopped``: the command of ``source`` is held at zero. ``causes``: what speaks against
+    navigation's moving the robot, gravest first, with a sentence each; those in ``waived`` do not
+    hold the action under way. ``speaking``: ``motion`` is to be sent;
     otherwise nobody has said anything for a while, and the driver's own time-out is in charge.
     """
 
@@ -51,6 +55,7 @@ class Decision:
     stopped: bool
     causes: tuple[tuple[Cause, str], ...]
     speaking: bool
+    waived: tuple[Cause, ...] = ()
 
 
 class _Seen:
@@ -78,11 +83,12 @@ class Supervisor:
         timeouts: Timeouts | None = None,
         limits: Limits | None = None,
         required: Requirements | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or Limits()
         self._required = required or Requirements()
-        self._guard = ActionGuard(self._limits, self._timeouts.action_s)
+        self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback)
         self._called = -math.inf
         self._distrust_until = -math.inf
         self._emergency = ""
@@ -116,7 +122,7 @@ class Supervisor:
         if self._trust(now) and motion.finite:
             self._operator = motion
             self._operator_seen.note(now)
-            self._guard.end()
+            self._guard.taken_over()
 
     def on_deadman(self, held: bool, now: float) -> None:
         """The deadman's state; releasing it counts at once, holding it only while it is repeated."""
@@ -201,10 +207,11 @@ class Supervisor:
         observed: float,
         stamp: float,
         now: float,
+        retracing: bool = False,
     ) -> None:
         """Navigation announces an action; see :meth:`ActionGuard.announce`."""
         self._trust(now)
-        self._guard.announce(kind, amount, verified, observed, stamp, now)
+        self._guard.announce(kind, amount, verified, observed, stamp, now, retracing)
 
     # -- the decision --------------------------------------------------------------------------
 
@@ -216,17 +223,20 @@ class Supervisor:
         if navigation and not operator:
             self._guard.judge(self._navigation, now)
         causes = self._causes(now, navigation, operator)
+        waived = () if self._guard.proved else tuple(_WAIVED & causes.keys())
+        held = len(causes) > len(waived)
         if navigation:
-            self._guard.commanded(self._navigation, bool(causes), now)
+            self._guard.commanded(self._navigation, held, now)
         if operator:
             limits = self._limits
             source, stopped = Source.OPERATOR, not BINDS_OPERATOR.isdisjoint(causes)
             turn_rate = math.radians(limits.operator_turn_rate_deg)
             motion = self._operator.within(limits.operator_speed, turn_rate)
         elif navigation:
-            source, stopped, motion = Source.NAVIGATION, bool(causes), self._navigation
+            source, stopped = Source.NAVIGATION, held
+            motion = self._guard.allowed(self._navigation)
         else:
-            source, stopped, motion = Source.NONE, bool(causes), STILL
+            source, stopped, motion = Source.NONE, held, STILL
         if source is not Source.NONE or self._emergency:
             self._spoken = now
         return Decision(
@@ -235,6 +245,7 @@ class Supervisor:
             stopped=stopped,
             causes=tuple(sorted(causes.items())),
             speaking=now - self._spoken < _LAST_WORDS_S,
+            waived=waived,
         )
 
     def _causes(self, now: float, navigation: bool, operator: bool) -> dict[Cause, str]:

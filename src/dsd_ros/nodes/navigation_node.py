@@ -181,6 +181,7 @@ class NavigationNode(Node):
         report = SafetyReport(
             tuple(Cause(cause) for cause in message.causes if cause in _CAUSES),
             tuple(message.sentences),
+            tuple(Cause(cause) for cause in message.waived if cause in _CAUSES),
         )
         with self._changed:
             self._safety = (report, time.monotonic())

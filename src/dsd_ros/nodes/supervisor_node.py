@@ -27,6 +27,7 @@ from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.safety import (
     Cause,
+    Fallback,
     Limits,
     Motion,
     Requirements,
@@ -85,8 +86,9 @@ class SupervisorNode(Node):
         self._limits = declare(self, Limits, "limit.")
         self._required = declare(self, Requirements, "require.")
         timeouts = declare(self, Timeouts, "timeout.")
+        fallback = declare(self, Fallback)
         refuse_unknown(self)
-        self._supervisor = Supervisor(timeouts, self._limits, self._required)
+        self._supervisor = Supervisor(timeouts, self._limits, self._required, fallback)
         self._command_time = self._state_time = self._picture_time = -math.inf
         self._said: Any = None  # the decision that was published last
         self._logged: tuple[Cause, ...] = ()
@@ -188,7 +190,9 @@ class SupervisorNode(Node):
         observed = seconds(message.observation_stamp)
         kind = KINDS.get(message.kind)
         now = time.monotonic()
-        self._supervisor.on_action(kind, message.amount, message.verified, observed, stamp, now)
+        self._supervisor.on_action(
+            kind, message.amount, message.verified, observed, stamp, now, message.retracing
+        )
         self._decide()
 
     def _on_odometry(self, message: Odometry) -> None:
@@ -250,7 +254,7 @@ class SupervisorNode(Node):
             return
         now = time.monotonic()
         decision = self._supervisor.decide(now)
-        said = (decision.stopped, decision.source, decision.causes)
+        said = (decision.stopped, decision.source, decision.causes, decision.waived)
         changed = said != self._said
         due = now - self._command_time >= _COMMAND_PERIOD_S
         if decision.speaking and (commanded or changed or due):
@@ -267,6 +271,7 @@ class SupervisorNode(Node):
         message.header.frame_id = "base_link"
         message.causes = [int(cause) for cause, _ in decision.causes]
         message.sentences = [sentence[:500] for _, sentence in decision.causes]
+        message.waived = [int(cause) for cause in decision.waived]
         return message
 
     def _report(self, decision: Decision) -> None:

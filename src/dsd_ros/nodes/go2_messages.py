@@ -7,6 +7,7 @@ from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
+from rclpy.qos import QoSProfile
 
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.running import StartError
@@ -42,39 +43,56 @@ class RosLink:
             )
             for service in SERVICES
         }
+        self._subscriptions: list[Any] = []
         self._node, self._prefix, self._group = node, prefix, group
 
     def attach(self, driver: Any) -> None:
         """Begin to listen for a driver."""
         self._driver = driver
         for service in SERVICES:
-            self._node.create_subscription(
+            self._listen(
                 ResponseMessage,
-                topic(self._prefix, f"api/{service}/response"),
+                f"api/{service}/response",
                 lambda message, service=service: self._on_response(service, message),
                 qos.ROBOT_SERVICE,
-                callback_group=self._group,
             )
         # As bytes: of the two layouts that share this type's name, only one could be read as a message. Where this
         # project's own definition is used, it is the longer one, since Fast DDS drops what exceeds its reader's type.
-        self._node.create_subscription(
-            SportModeState,
-            topic(self._prefix, "sportmodestate"),
-            self._on_state,
-            qos.ROBOT_STATE,
-            callback_group=self._group,
-            raw=True,
-        )
-        self._node.create_subscription(
+        self._listen(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
+        self._listen(
             LowState,
-            topic(self._prefix, "lf/lowstate"),
+            "lf/lowstate",
             lambda message: driver.on_battery(message.bms_state.soc / 100.0),
             qos.ROBOT_STATE,
-            callback_group=self._group,
+        )
+
+    def close(self) -> None:
+        """Give the topics back; call it behind the driver's own close."""
+        for subscription in self._subscriptions:
+            self._node.destroy_subscription(subscription)
+        for publisher in self._requests.values():
+            self._node.destroy_publisher(publisher)
+        self._subscriptions.clear()
+        self._requests.clear()
+
+    def _listen(
+        self,
+        kind: type,
+        name: str,
+        take: Callable[[Any], None],
+        profile: QoSProfile,
+        raw: bool = False,
+    ) -> None:
+        self._subscriptions.append(
+            self._node.create_subscription(
+                kind, topic(self._prefix, name), take, profile, callback_group=self._group, raw=raw
+            )
         )
 
     def send(self, service: str, request: Request) -> bool:
-        publisher = self._requests[service]
+        publisher = self._requests.get(service)
+        if publisher is None:  # closed
+            return False
         publisher.publish(to_message(request))
         return publisher.get_subscription_count() > 0
 

@@ -1,8 +1,9 @@
 """The Go2 as a node: obeys ``cmd_vel`` and publishes what the simulated robot's node does.
 
-A thin shell round :class:`dsd_ros.robot.go2_driver.Go2Driver`. Speaks plain ROS 2 messages to the robot's own
-services, so no vendor library is needed. The robot's clock is not trusted: stamps are this machine's, taken when the
-state arrived and, for pictures, when they were asked for.
+A thin shell round :class:`dsd_ros.robot.go2_driver.Go2Driver`. configure listens to the robot, activate has it stand
+up and obeys, deactivate ends in an acknowledged stop (the robot goes on standing), cleanup lets go of it. Speaks
+plain ROS 2 messages to the robot's own services, so no vendor library is needed. The robot's clock is not trusted:
+stamps are this machine's, taken when the state arrived and, for pictures, when they were asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from PIL import Image as Pictures
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
-from rclpy.node import Node
 from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
 from std_srvs.srv import Trigger
@@ -30,7 +30,9 @@ from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.nodes.images import MAX_SIDE, ImageError, from_rgb
+from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import StartError
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.robot.driver import DriverError, Limits, until_connected
 from dsd_ros.robot.go2_driver import Go2Driver
@@ -39,6 +41,8 @@ from dsd_ros.robot.go2_settings import Go2Settings
 from dsd_ros.robot.sdk_link import SdkLink
 
 _RETRY_S = 2.0
+_STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
+_THREADS_S = 0.1
 _CAMERA_SILENT_S = 2.0
 
 
@@ -73,15 +77,14 @@ class Go2NodeSettings:
     )
 
 
-class Go2Node(Node):
+class Go2Node(ManagedNode):
     """See the module. Callbacks never wait for the robot, apart from those of the posture services."""
 
     def __init__(self) -> None:
-        super().__init__("go2_node")
-        self.failure: str | None = None
+        super().__init__("go2_node", "Unitree Go2", heartbeat=True)
         self._settings = settings = declare(self, Go2NodeSettings)
-        drive = declare(self, Go2Settings, "drive.")
-        limits = declare(self, Limits, "limits.")
+        self._drive_settings = declare(self, Go2Settings, "drive.")
+        self._limits = declare(self, Limits, "limits.")
         refuse_unknown(self)
         self._lock = threading.Lock()
         self._watchdog = Watchdog(settings.command_timeout_s)
@@ -96,19 +99,16 @@ class Go2Node(Node):
         self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._battery = self.create_publisher(BatteryState, "battery_state", qos.STATE)
-        self._health = health.Health(self, "Unitree Go2", heartbeat=True)
-        robot, services = MutuallyExclusiveCallbackGroup(), MutuallyExclusiveCallbackGroup()
-        self._link = link = self._make_link(robot)
-        self._driver = Go2Driver(link, drive, limits)
-        link.on_arrival = self._on_state
-        link.attach(self._driver)
+        self._robot = MutuallyExclusiveCallbackGroup()
+        self._link: Any = None
+        self._driver: Go2Driver | None = None
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(0.04, self._tick, clock=steady)
+        self.create_timer(0.04, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        services = MutuallyExclusiveCallbackGroup()
         for name, act in (
             ("stand_up", self._stand_up),
             ("stand_down", self._stand_down),
-            ("stop", self._driver.stop),
+            ("stop", Go2Driver.stop),
             ("damp", self._damp),
         ):
             self.create_service(
@@ -117,13 +117,57 @@ class Go2Node(Node):
                 lambda _, answer, act=act: self._serve(act, answer),
                 callback_group=services,
             )
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # of this activation's threads
+        self._stop.set()
+        self._threads: list[threading.Thread] = []
+        self.autostart()
+
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        self._link = link = self._make_link(self._robot)
+        self._driver = driver = Go2Driver(link, self._drive_settings, self._limits)
+        link.on_arrival = self._on_state
+        link.attach(driver)
+
+    def begin(self) -> None:
+        driver = self._driver
+        assert driver is not None, "load comes first"
+        self._stop = stop = threading.Event()
+        self._trouble = "waiting for the robot"
         self._threads = [
-            threading.Thread(target=self._connect, name="robot", daemon=True),
-            threading.Thread(target=self._watch, name="camera", daemon=True),
+            threading.Thread(target=work, args=(driver, stop), name=name, daemon=True)
+            for name, work in (("robot", self._connect), ("camera", self._watch))
         ]
         for thread in self._threads:
             thread.start()
+
+    def end(self) -> None:
+        """:raises DriverError: when the robot, which had been heard of, has not acknowledged the stop."""
+        self._stop.set()
+        self._set_ready(False, "inactive")
+        driver = self._driver
+        assert driver is not None, "what is active has been loaded"
+        try:
+            if driver.state() is not None:
+                driver.stop(_STOP_AT_THE_END_S if self.closing else _STOP_S)
+        finally:
+            driver.hand_back()
+            for thread in self._threads:
+                thread.join(timeout=_THREADS_S)
+
+    def unload(self) -> None:
+        driver, self._driver = self._driver, None
+        link, self._link = self._link, None
+        if driver is not None:
+            driver.close(_STOP_AT_THE_END_S)  # an acknowledged stop, where the robot still answers
+        if isinstance(link, SdkLink):
+            link.close(0.3)
+        elif link is not None:
+            link.close()
+
+    def give_back(self) -> None:
+        self.unload()
 
     def _make_link(self, group: CallbackGroup) -> Any:
         settings = self._settings
@@ -132,59 +176,60 @@ class Go2Node(Node):
 
             return RosLink(self, settings.robot_prefix, group)
         link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
-        link.on_end = lambda sentence: setattr(self, "failure", sentence)
+        link.on_end = self.give_up
         known = ", ".join(f"{name} {version}" for name, version in link.versions.items())
         self.get_logger().info(f"over the vendor's SDK: {known}")
         return link
 
-    def close(self) -> None:
-        self._ready = False
-        self._stop.set()
-        self._driver.close(0.5)  # an acknowledged stop, where the robot still answers
-        if isinstance(self._link, SdkLink):
-            self._link.close(0.3)
-
     # -- getting ready -------------------------------------------------------------------------
 
-    def _connect(self) -> None:
+    def _connect(self, driver: Go2Driver, stop: threading.Event) -> None:
         """Wait for the robot, then have it do what the settings say, again and again until it does."""
-        while not self._stop.is_set():
-            if not until_connected(self._driver, 1.0, self._stop.is_set):
+        while not stop.is_set():
+            if not until_connected(driver, 1.0, stop.is_set):
                 continue
             try:
-                avoiding = self._driver.start_avoidance()
+                avoiding = driver.start_avoidance()
                 if self._settings.stand_up:
-                    self._stand_up()
-                else:
-                    self._set_ready(True)
+                    driver.stand_up()
+                    driver.balance()
             except DriverError as error:
                 self._trouble = str(error)
-                self._stop.wait(_RETRY_S)
+                stop.wait(_RETRY_S)
                 continue
+            self._set_ready(True)
+            if stop.is_set():
+                driver.hand_back()  # begun before the end, done behind it
+                return
             how = "with its obstacle avoidance" if avoiding else "without obstacle avoidance"
             self.get_logger().info(f"the robot is ready, {how}")
             return
 
     def _set_ready(self, ready: bool, trouble: str = "") -> None:
-        self._ready, self._trouble = ready, trouble
+        with self._lock:
+            self._ready, self._trouble = ready and not self._stop.is_set(), trouble
 
-    def _stand_up(self) -> None:
-        self._driver.stand_up()
-        self._driver.balance()
+    def _stand_up(self, driver: Go2Driver) -> None:
+        if self._stop.is_set():
+            raise StartError(f"{self.reason} Activate it first.")
+        driver.stand_up()
+        driver.balance()
         self._set_ready(True)
 
-    def _stand_down(self) -> None:
+    def _stand_down(self, driver: Go2Driver) -> None:
         self._set_ready(False, "told to lie down")
-        self._driver.stand_down()
+        driver.stand_down()
 
-    def _damp(self) -> None:
+    def _damp(self, driver: Go2Driver) -> None:
         self._set_ready(False, "told to go limp")
-        self._driver.damp()
+        driver.damp()
 
     def _serve(self, act: Any, answer: Trigger.Response) -> Trigger.Response:
         try:
-            act()
-        except DriverError as error:
+            if self._driver is None:
+                raise StartError(f"{self.reason} Configure it first.")
+            act(self._driver)
+        except (DriverError, StartError) as error:
             answer.success, answer.message = False, str(error)
         else:
             answer.success, answer.message = True, "confirmed by the robot"
@@ -200,14 +245,17 @@ class Go2Node(Node):
         self._drive(now)
 
     def _drive(self, now: float) -> None:
+        driver = self._driver
+        if driver is None:
+            return
         with self._lock:
             fresh = self._ready and self._watchdog.fresh(now)
             command, lateral = self._watchdog.output(now), self._lateral
         try:
             if fresh:
-                self._driver.move(command.vx, lateral, command.wz)
-            elif self._driver.moving:
-                self._driver.move(0.0, 0.0, 0.0)  # which the driver turns into an acknowledged stop
+                driver.move(command.vx, lateral, command.wz)
+            elif driver.moving:
+                driver.move(0.0, 0.0, 0.0)  # which the driver turns into an acknowledged stop
         except DriverError as error:
             self._trouble = str(error)
 
@@ -216,9 +264,10 @@ class Go2Node(Node):
         self._report()
 
     def _on_state(self) -> None:
-        state = self._driver.state()
-        if state is None or state.age() > 0.1:
-            return  # what has just come could not be read
+        driver = self._driver
+        state = driver.state() if driver is not None else None
+        if state is None or state.age() > 0.1 or self._stop.is_set():
+            return  # what has just come could not be read, or nobody asked for it
         with self._lock:
             self._watchdog.odometry(state.received)
         if state.received - self._odometry_time < 0.8 / self._settings.odometry_rate:
@@ -235,12 +284,13 @@ class Go2Node(Node):
             self._battery.publish(battery)
 
     def _report(self) -> None:
-        if self._stop.is_set():
+        driver = self._driver
+        if self._stop.is_set() or driver is None:
             return
         now = time.monotonic()
-        fault, state = self._driver.fault(), self._driver.state()
+        fault, state = driver.fault(), driver.state()
         values: dict[str, Any] = {"ready": self._ready, "pictures": self._pictures}
-        values["avoidance"] = self._driver.avoiding
+        values["avoidance"] = driver.avoiding
         if state is not None:
             values |= {
                 "posture": state.posture.value, "mode": state.mode, "error_code": state.error_code,
@@ -259,27 +309,29 @@ class Go2Node(Node):
 
     # -- camera --------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, driver: Go2Driver, stop: threading.Event) -> None:
         """Ask for pictures at the camera's rate, one at a time."""
         period = 1.0 / self._settings.camera_rate
         due = time.monotonic()
-        until_connected(self._driver, math.inf, self._stop.is_set)
-        while not self._stop.is_set():
+        until_connected(driver, math.inf, stop.is_set)
+        while not stop.is_set():
             stamp = self.get_clock().now()
             try:
-                self._show(self._picture(), stamp)
+                picture = self._picture(driver)
+                if not stop.is_set():
+                    self._show(picture, stamp)
             except (DriverError, ImageError) as error:
                 self._camera_trouble = str(error)
             except Exception as error:
-                if not self._stop.is_set():
-                    self.failure = f"The camera's thread ended: {type(error).__name__}: {error}"
+                if not stop.is_set():
+                    self.give_up(f"The camera's thread ended: {type(error).__name__}: {error}")
                 return
             due = max(due + period, time.monotonic())
-            self._stop.wait(due - time.monotonic())
+            stop.wait(due - time.monotonic())
 
-    def _picture(self) -> np.ndarray:
+    def _picture(self, driver: Go2Driver) -> np.ndarray:
         """A picture from the robot: uint8 (height, width, 3), RGB."""
-        answer = self._driver.request(VIDEO, VideoApi.GET_IMAGE_SAMPLE, "", 1.0, 1)
+        answer = driver.request(VIDEO, VideoApi.GET_IMAGE_SAMPLE, "", 1.0, 1)
         if answer.code != Code.OK:
             raise ImageError(f"The robot sends no picture: {code_text(answer.code)}.")
         return decode_picture(answer.binary)
@@ -313,4 +365,4 @@ def decode_picture(data: bytes) -> np.ndarray:
 
 
 def main() -> None:
-    run_main(Go2Node, threads=3)
+    run_main(Go2Node, threads=4)

@@ -103,6 +103,11 @@ class ManagedNode(LifecycleNode):
         return self._active
 
     @property
+    def closing(self) -> bool:
+        """The process is ending: under a second is left."""
+        return self._closing.is_set()
+
+    @property
     def state(self) -> str:
         """unconfigured, inactive, active or finalized, or the name of the transition under way."""
         return str(self._state_machine.current_state[1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from .driver import Cause, DriverError, Fault, Limits, Posture, RobotState, wait_until
@@ -34,8 +35,8 @@ from .go2_settings import Go2Settings
 from .go2_state import robot_state
 
 _READY = (Posture.STANDING, Posture.MOVING)
-_STOP_AGAIN_S, _STOP_SLOWLY_S = 0.1, 0.5  # between StopMoves, at first and after _STOP_EAGER_S
-_STOP_EAGER_S = 3.0
+# Between StopMoves, at first and after the third.
+_STOP_AGAIN_S, _STOP_SLOWLY_S, _STOP_EAGER_S = 0.1, 0.5, 3.0
 _UNMOVED_S = 2.0  # a robot that was sent this many seconds of Moves and stands does not obey them
 _NOTABLE, _STILL = 0.1, 0.01  # m/s and rad/s
 _SHOWN_S = 1.0  # a fault of motion is told for this long
@@ -220,8 +221,7 @@ class Go2Driver:
             ):
                 answer = self.request(OBSTACLES_AVOID, api, parameter)
                 if answer.code != Code.OK:
-                    fault = Fault(Cause.REJECTED, code_text(answer.code), answer.code)
-                    raise DriverError(fault)
+                    raise DriverError(Fault(Cause.REJECTED, code_text(answer.code), answer.code))
         except DriverError:
             if self.settings.avoidance == "required":
                 raise
@@ -229,12 +229,17 @@ class Go2Driver:
         self.avoiding = True
         return True
 
-    def _take_over(self, on: bool) -> None:
-        """The same without waiting for answers."""
-        word = "true" if on else "false"
+    def hand_back(self) -> None:
+        """Leave the robot to its own remote control, until the next :meth:`start_avoidance`."""
+        with self._changed:
+            if self.avoiding:
+                self._take_over(False)
+            self.avoiding = False
+
+    def _take_over(self, on: bool) -> None:  # without waiting for answers
         if on:
-            self._calls.tell(OBSTACLES_AVOID, AvoidApi.SWITCH_SET, f'{{"enable": {word}}}')
-        parameter = f'{{"is_remote_commands_from_api": {word}}}'
+            self._calls.tell(OBSTACLES_AVOID, AvoidApi.SWITCH_SET, '{"enable": true}')
+        parameter = f'{{"is_remote_commands_from_api": {str(on).lower()}}}'
         self._calls.tell(OBSTACLES_AVOID, AvoidApi.USE_REMOTE_COMMAND, parameter)
 
     def request(
@@ -317,15 +322,13 @@ class Go2Driver:
         identity = self._calls.new_identity()
         self._moving = True
         self._watch_motion(now)
-        self._move_time = self._moves[identity] = (
-            now  # before it is sent: the answer may be there at once
-        )
+        self._move_time = self._moves[identity] = now  # first: the answer may be there at once
         if self.avoiding:
-            text = avoid_move_parameter(*self._present)
-            self._link.send(OBSTACLES_AVOID, Request(identity, AvoidApi.MOVE, text))
+            request = Request(identity, AvoidApi.MOVE, avoid_move_parameter(*self._present))
+            self._link.send(OBSTACLES_AVOID, request)
         else:
-            text = move_parameter(*self._present)
-            self._link.send(SPORT, Request(identity, SportApi.MOVE, text))
+            request = Request(identity, SportApi.MOVE, move_parameter(*self._present))
+            self._link.send(SPORT, request)
 
     def _wanted(self, now: float) -> tuple[float, float, float] | None:
         """The velocity to send now; None: the robot is to stand, and why is in ``_move_fault`` if it is a fault."""
@@ -386,14 +389,11 @@ class Go2Driver:
             if self._closed:
                 return
             in_touch = self._state is not None
-        try:
-            if in_touch:
+        if in_touch:
+            with suppress(DriverError):  # told all the same; the firmware ends the last Move
                 self.stop(timeout)
-        except DriverError:
-            pass  # it has been told; the firmware ends the last Move by itself
         with self._changed:
-            if self.avoiding:
-                self._take_over(False)
+            self.hand_back()
             self._closed = True
             self._changed.notify_all()
         self._calls.close()

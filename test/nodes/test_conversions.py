@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import String
 
+from dsd_msgs import msg as ros
 from dsd_ros.nodes.conversions import ROS_TYPES, from_ros, to_ros
 from dsd_ros.nodes.dds_channel import DOWN_TOPICS, UP_TOPICS
 from dsd_ros.wire import messages as wire
@@ -21,6 +22,10 @@ TOKEN = st.integers(0, wire.MAX_VOCABULARY - 1)
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=60)
 LAYERS = st.lists(U16, max_size=256)
 ID = st.integers(1, 2**32 - 1)
+PASTS = st.builds(
+    wire.Past, TEXT, st.sampled_from(["rgb8", "png"]), st.integers(0, 8192), st.integers(0, 8192),
+    st.binary(max_size=50), st.binary(min_size=8, max_size=8),
+)  # fmt: skip
 MESSAGES = st.one_of(
     st.builds(
         wire.SessionRequest, U32, U16, TEXT, TEXT, U32, st.floats(0, 100), U32,
@@ -34,6 +39,7 @@ MESSAGES = st.one_of(
     st.builds(
         wire.Observation, ID, U32, TEXT.filter(bool), st.integers(0, 8192), st.integers(0, 8192),
         st.sampled_from(["rgb8", "png", "none"]), st.binary(max_size=100),
+        st.lists(TOKEN, max_size=200), U32, st.lists(PASTS, max_size=8),
     ),
     st.builds(
         wire.Draft, ID, U32, U32, U32, st.lists(TOKEN, max_size=64), st.binary(max_size=200),
@@ -55,8 +61,8 @@ MESSAGES = st.one_of(
 @settings(max_examples=200, deadline=None)
 @given(MESSAGES)
 def test_every_message_survives_the_way_there_and_back(message):
-    ros = to_ros(message)
-    assert from_ros(deserialize_message(serialize_message(ros), type(ros))) == message
+    there = to_ros(message)
+    assert from_ros(deserialize_message(serialize_message(there), type(there))) == message
 
 
 def test_every_message_has_a_topic_and_a_direction():
@@ -67,6 +73,7 @@ def test_every_message_has_a_topic_and_a_direction():
 
 DRAFT = wire.Draft(SESSION, 1, 1, 0, [1, 2])
 OUTCOME = wire.Outcome(SESSION, 1, 1, 1, 1, 1, 0.5, True)
+OBSERVATION = wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123")
 REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
 
 
@@ -85,16 +92,18 @@ REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
         (REQUEST, "seed", 2**63),
         (REQUEST, "min_exit_confidence", math.nan),
         (REQUEST, "min_exit_confidence", 1.5),
-        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", ""),
-        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "instruction", "x" * 2001),
-        (wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123"), "height", 8193),
+        (OBSERVATION, "instruction", ""),
+        (OBSERVATION, "instruction", "x" * 2001),
+        (OBSERVATION, "height", 8193),
+        (OBSERVATION, "verified", [wire.MAX_VOCABULARY]),
+        (OBSERVATION, "history", [ros.Past()]),  # without a digest
     ],
 )
 def test_what_breaks_the_protocol_is_refused(message, field, value):
-    ros = to_ros(message)
-    setattr(ros, field, value)
+    broken = to_ros(message)
+    setattr(broken, field, value)
     with pytest.raises(WireError, match=type(message).__name__):
-        from_ros(ros)
+        from_ros(broken)
 
 
 def test_other_messages_are_refused():

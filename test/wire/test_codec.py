@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions, unpack_distributions
@@ -17,6 +18,11 @@ session = st.integers(1, (1 << 32) - 1)
 tokens = st.lists(ids, max_size=64)
 short = st.text(max_size=256)
 confidences = u16.map(lambda units: units / 65535)
+pasts = st.builds(
+    m.Past,
+    action=short, encoding=short, height=st.integers(0, 8192), width=st.integers(0, 8192),
+    image=st.binary(max_size=50), digest=st.binary(min_size=8, max_size=8),
+)  # fmt: skip
 MESSAGES = st.one_of(
     st.builds(
         m.SessionRequest,
@@ -36,6 +42,7 @@ MESSAGES = st.one_of(
         m.Observation,
         session=session, reply=u32, instruction=st.text(min_size=1, max_size=2000),
         height=st.integers(0, 8192), width=st.integers(0, 8192), encoding=short, image=st.binary(max_size=300),
+        verified=st.lists(ids, max_size=300), rounds=u32, history=st.lists(pasts, max_size=8),
     ),
     st.builds(
         m.Draft,
@@ -115,6 +122,9 @@ def test_deep_nesting_is_refused():
         decode(b"\x91" * 100_000)
 
 
+PAST = m.Past("stop", "png", 1, 1, b"", bytes(8))
+
+
 def outcome(**changes):
     values = dict(
         session=1,
@@ -147,6 +157,12 @@ def outcome(**changes):
         m.Observation(1, 1, "x", -1, 1, "png", b""),
         m.Observation(1, 1, "x", 1, 8193, "png", b""),
         m.Observation(1, 1, "x", 1, 1, "png", bytes(m.MAX_IMAGE_BYTES + 1)),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", [0] * (m.MAX_REPLY + 1)),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", [m.MAX_VOCABULARY]),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", [0], 1 << 32),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", history=[PAST] * 9),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", history=[replace(PAST, digest=b"")]),
+        m.Observation(1, 1, "x", 1, 1, "png", b"", history=[replace(PAST, digest=bytes(9))]),
         m.SessionRequest(1, 1, "ar", "f", 5, float("nan"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, float("inf"), 0, 1.0, 0),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 0.0, 0),

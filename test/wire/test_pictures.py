@@ -14,7 +14,7 @@ from PIL import Image
 
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import Observation
-from dsd_ros.wire.pictures import ENCODINGS, decode_picture, encode_picture
+from dsd_ros.wire.pictures import ENCODINGS, decode_picture, encode_picture, picture_digest
 
 
 def observation(height: int, width: int, encoding: str, data: bytes) -> Observation:
@@ -28,6 +28,13 @@ def test_pictures_survive_bit_by_bit(encoding, shape):
     data = encode_picture(image, encoding)
     assert np.array_equal(decode_picture(observation(*shape[:2], encoding, data)), image)
     assert encode_picture(image[::-1], encoding) == encode_picture(image[::-1].copy(), encoding)
+
+
+def test_a_digest_tells_pictures_apart_by_pixels_and_sides():
+    image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+    others = [image.reshape(6, 4, 3), image[::-1], image[:, ::-1], image[:3]]
+    assert picture_digest(image) == picture_digest(np.asfortranarray(image))
+    assert len({picture_digest(one) for one in (image, *others)}) == 5
 
 
 @pytest.mark.parametrize(

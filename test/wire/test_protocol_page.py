@@ -27,7 +27,13 @@ from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions
-from dsd_ros.wire.frames import DraftFrame, OutcomeFrame, pack_varints, unpack_varints
+from dsd_ros.wire.frames import (
+    DraftFrame,
+    ObservationFrame,
+    OutcomeFrame,
+    pack_varints,
+    unpack_varints,
+)
 from dsd_ros.wire.packing import (
     pack_chances,
     pack_distribution,
@@ -39,12 +45,13 @@ from dsd_ros.wire.packing import (
     unpack_kept,
     unpack_rows,
 )
-from dsd_ros.wire.pictures import decode_picture
+from dsd_ros.wire.pictures import decode_picture, picture_digest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
-LEAN = {m.Draft: DraftFrame, m.Outcome: OutcomeFrame}
+LEAN = {m.Observation: ObservationFrame, m.Draft: DraftFrame, m.Outcome: OutcomeFrame}
+FRAMES = tuple(LEAN.values())
 STRUCTS = {struct.__name__: LEAN.get(struct, struct) for struct in get_args(m.Message)}
-IDS = ("tokens", "resampled")
+IDS = {"tokens": m.MAX_DRAFT, "resampled": m.MAX_DRAFT, "verified": m.MAX_REPLY}
 MAX_OVERHEAD = 24
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 UINT16, UINT32 = (1 << 16) - 1, (1 << 32) - 1
@@ -63,10 +70,12 @@ class Example:
         for name, value in values.items():
             if name in IDS:
                 values[name] = pack_varints(value)
+            elif name == "history":
+                values[name] = [past_of(one) for one in value]
             elif isinstance(value, str) and takes_bytes(struct, name):
                 values[name] = bytes.fromhex(value)
         self.frame = struct(**values)
-        lean = isinstance(self.frame, (DraftFrame, OutcomeFrame))
+        lean = isinstance(self.frame, FRAMES)
         self.message: m.Message = self.frame.message() if lean else self.frame
         self.lines: list[tuple[bytes, list[str]]] = []
         for line in listing.strip().split("\n"):
@@ -77,6 +86,10 @@ class Example:
                 data, names = before + data, ", ".join(listed)
             self.lines.append((data, names.split(", ")))
         self.hex = b"".join(data for data, _ in self.lines)
+
+
+def past_of(values: dict[str, Any]) -> m.Past:
+    return m.Past(**values | {name: bytes.fromhex(values[name]) for name in ("image", "digest")})
 
 
 def parts(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -122,6 +135,8 @@ def type_text(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.BoolType():
             return "bool"
         case msgspec.inspect.ListType():
+            if isinstance(kind.item_type, msgspec.inspect.StructType):
+                return f"list({kind.max_length}) of {kind.item_type.cls.__name__}"
             return f"list({kind.max_length}) of {type_text(kind.item_type)}"
         case msgspec.inspect.BytesType() | msgspec.inspect.StrType():
             word = "bin" if isinstance(kind, msgspec.inspect.BytesType) else "str"
@@ -173,16 +188,20 @@ def test_the_bytes_of_an_example_are_what_stands_behind_them(example):
 def test_every_message_has_an_example_and_a_table_of_its_fields():
     assert {type(e.message).__name__ for e in EXAMPLES.values()} == set(STRUCTS)
     assert len(EXAMPLES) == sum(kind == "message" for kind, _ in BLOCKS)
-    plain = {"Draft": DraftFrame(1, 0, 0, 0, b""), "Outcome": OutcomeFrame(1, 0, 0, 0, 0, 0)}
-    for name, struct in STRUCTS.items():
+    plain = {
+        "Draft": DraftFrame(1, 0, 0, 0, b""), "Outcome": OutcomeFrame(1, 0, 0, 0, 0, 0),
+        "Observation": ObservationFrame(1, 0, "go", 0, 0, "none", b""),
+    }  # fmt: skip
+    for name, struct in (STRUCTS | {"Past": m.Past}).items():
         expected = []
         for field in msgspec.structs.fields(struct):
             default = default_of(field, plain[name].message() if name in plain else None)
             kind = type_text(msgspec.inspect.type_info(field.type))
-            if name == "Draft" and field.name in IDS:
-                kind = f"ids({m.MAX_DRAFT})"
+            if field.name in IDS:
+                kind = f"ids({IDS[field.name]})"
             expected.append([field.name, kind, default_text(default)])
-        rows = table(f"### {name}: tag {struct.__struct_config__.tag}")
+        tag = struct.__struct_config__.tag
+        rows = table(f"### {name}: tag {tag}" if tag is not None else f"#### {name}")
         assert [row[:3] for row in rows] == expected, name
 
 
@@ -222,6 +241,14 @@ def test_the_picture_is_the_one_described():
     assert decode_picture(observation).tolist() == figures["rows"]
     png = msgspec.structs.replace(observation, encoding="png", image=bytes.fromhex(figures["png"]))
     assert decode_picture(png).tolist() == figures["rows"]
+
+
+def test_pictures_of_a_history_are_named_by_their_digests():
+    rows = FIGURES["picture"]["rows"]
+    seen, sent_along = EXAMPLES["an observation with a history"].message.history
+    assert sent_along.digest == picture_digest(np.array(rows, np.uint8))
+    assert decode_picture(sent_along).tolist() == rows
+    assert not seen.image and seen.digest == picture_digest(np.array([[[0, 255, 0]]], np.uint8))
 
 
 def test_the_tokenizer_is_fingerprinted_as_described():
@@ -393,7 +420,7 @@ def content(value: Any) -> int:
 
 def sent(frame: msgspec.Struct) -> int:
     """The bytes of a frame or a message."""
-    lean = isinstance(frame, (DraftFrame, OutcomeFrame))
+    lean = isinstance(frame, FRAMES)
     return len(encode(frame.message() if lean else frame))
 
 
@@ -414,8 +441,8 @@ def widest(frame: msgspec.Struct, payload: list[str]) -> msgspec.Struct:
         if name in payload and isinstance(value, (bytes, str)) and value:
             longest = LONGEST.get(name, 2000 if isinstance(value, str) else (1 << 16) + 1)
             changes[name] = (b"\x01" if isinstance(value, bytes) else "x") * longest
-            if name == "tokens":
-                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * 64)
+            if name in ("tokens", "verified"):
+                changes[name] = pack_varints([m.MAX_VOCABULARY - 1] * IDS[name])
         elif name in LARGEST and value is not None and (value or name != "session"):
             changes[name] = LARGEST[name]
     return msgspec.structs.replace(frame, **changes)

@@ -300,23 +300,24 @@ class VerifierEngine:
         if reply.refusal is not None:
             session.send(reply.refusal)
             return
-        done = len(reply.outcomes)
+        done = reply.rounds
         if reply.owed and draft.round == done and draft.resampled and not draft.tokens:
             self._complete(session, reply, draft)
             return
         if 1 <= draft.round <= done:
             # A duplicate: the outcome got lost, or is about to arrive.
+            since = reply.since(draft.round)
             if draft.autonomous_rounds:
-                for outcome in reply.outcomes[draft.round - 1 :]:
+                for outcome in since:
                     session.send(outcome)
                 self._queue_turn(session, reply)
-            elif draft.round > reply.received:
-                session.send(reply.outcomes[draft.round - 1])
+            elif draft.round > max(reply.received, reply.begun_at):
+                session.send(since[0])
                 self._queue_turn(session, reply)
             return
         if self._round(session, reply, draft, session.send) and not draft.assumed:
             reply.received = draft.round - 1  # it was drafted behind the outcome before
-        if draft.autonomous_rounds and len(reply.outcomes) == draft.round:
+        if draft.autonomous_rounds and reply.rounds == draft.round:
             reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
             self._queue_turn(session, reply)
 
@@ -336,14 +337,14 @@ class VerifierEngine:
         if self._sessions.find(session.id, session.peer) is not session:
             return
         session.last_used = self._clock()
-        done = len(reply.outcomes)
         confirmed = len(reply.sequence.tokens) if reply.sequence is not None else 0
-        if self._round(session, reply, Draft(session.id, reply.number, done + 1, confirmed, [])):
+        draft = Draft(session.id, reply.number, reply.rounds + 1, confirmed, [])
+        if self._round(session, reply, draft):
             self._queue_turn(session, reply)
 
     def _queue_turn(self, session: Session, reply: Reply) -> None:
         """Let the target go on alone, if rounds were asked for and the reply has not ended."""
-        if reply.turn_queued or len(reply.outcomes) >= reply.last_autonomous_round:
+        if reply.turn_queued or reply.rounds >= reply.last_autonomous_round:
             return
         if reply.outcomes and reply.outcomes[-1].next_token in self.model.eos_token_ids:
             return
@@ -379,7 +380,7 @@ def _key(message: Observation | Draft) -> object:
 def _size(message: Observation | Draft) -> int:
     if isinstance(message, Draft):
         return len(message.evidence)
-    return len(message.image)
+    return len(message.image) + sum(len(past.image) for past in message.history)
 
 
 def _refusal(session: Session, draft: Draft, error: Refused) -> Refusal:

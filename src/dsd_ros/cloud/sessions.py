@@ -19,7 +19,10 @@ Answer = Callable[[Message], object]
 
 @dataclass
 class Reply:
-    """The reply a session is at. ``outcomes[i]`` answered round i + 1 and is kept for retransmission."""
+    """The reply a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
+
+    ``begun_at`` rounds were verified before, by a verifier that has forgotten them: the robot told of them.
+    """
 
     number: int
     sequence: Sequence | None
@@ -28,11 +31,21 @@ class Reply:
         None  # the observation could not be used: the answer to all its rounds
     )
     outcomes: list[Outcome] = field(default_factory=list)
+    begun_at: int = 0
     last_autonomous_round: int = 0
     received: int = 0  # rounds whose outcomes the robot has for certain
     turn_queued: bool = False
     # How many tokens at most the robot itself finds behind the last round's rejection; 0: that is not its part.
     owed: int = 0
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are verified."""
+        return self.begun_at + len(self.outcomes)
+
+    def since(self, number: int) -> list[Outcome]:
+        """The outcomes of round ``number`` and those behind it; the robot has those from before ``begun_at``."""
+        return self.outcomes[max(0, number - 1 - self.begun_at) :]
 
 
 @dataclass

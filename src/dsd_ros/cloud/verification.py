@@ -47,8 +47,14 @@ def open_reply(model: VisionLanguageModel, observation: Observation) -> Reply:
     began = time.perf_counter()
     code, sentence = RefusalCode.BAD_OBSERVATION, ""
     try:
+        if observation.history:
+            code = RefusalCode.UNSUPPORTED
+            raise WireError("this verifier looks at no earlier pictures; send an empty history")
+        _check_progress(model, observation)
         sequence = model.prefill(decode_picture(observation), observation.instruction)
-        return Reply(observation.reply, sequence, _microseconds(began))
+        sequence.append(observation.verified)  # they ride along with the next draft
+        rounds = observation.rounds
+        return Reply(observation.reply, sequence, _microseconds(began), begun_at=rounds)
     except (VlmError, WireError) as error:
         sentence = str(error)
     except Exception:
@@ -56,6 +62,17 @@ def open_reply(model: VisionLanguageModel, observation: Observation) -> Reply:
         code, sentence = RefusalCode.MODEL_ERROR, _FAILED
     refusal = Refusal(observation.session, observation.reply, 0, code, sentence[:1024])
     return Reply(observation.reply, None, refusal=refusal)
+
+
+def _check_progress(model: VisionLanguageModel, observation: Observation) -> None:
+    """WireError when what a robot tells of its reply's beginning cannot be: each round gives a token at least."""
+    verified, rounds = observation.verified, observation.rounds
+    if rounds > len(verified) or bool(rounds) != bool(verified):
+        raise WireError(f"{rounds} rounds do not give the {len(verified)} tokens of a reply so far")
+    if verified and max(verified) >= model.vocab_size:
+        raise WireError(
+            f"token {max(verified)} is none of the target's, which has {model.vocab_size}"
+        )
 
 
 def verify_round(
@@ -73,7 +90,7 @@ def verify_round(
     sequence = reply.sequence
     assert sequence is not None
     before, owed = len(sequence.tokens), reply.owed
-    number = len(reply.outcomes) + 1
+    number = reply.rounds + 1
     in_step = draft.round == number and _follows(reply, draft)
     if draft.assumed and not (in_step and draft.assumed == prefix_digest(sequence.tokens)):
         raise Refused(
@@ -105,7 +122,7 @@ def verify_round(
                 next_token=verdict.next_token,
                 confidence=confidence,
                 is_final=layer == model.num_layers,
-                compute_us=ran_us + (reply.prefill_us if number == 1 else 0),
+                compute_us=ran_us + (0 if reply.outcomes else reply.prefill_us),
                 distribution=_packed(draft, verdict),
             )
 

@@ -27,18 +27,26 @@ ROS_TYPES: dict[type, type] = {
     wire.SessionClose: ros.SessionClose,
 }
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
-_BYTES = frozenset({"resume", "ticket", "image", "evidence", "parents", "assumed", "distribution"})
-_SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list is one of uint32
+_NESTED: dict[str, tuple[type, type]] = {"history": (wire.Past, ros.Past)}  # lists of messages
+_BYTES = frozenset(
+    {"resume", "ticket", "image", "evidence", "parents", "assumed", "distribution", "digest"}
+)
+_SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list of numbers is one of uint32
 
 
 def to_ros(message: wire.Message) -> Any:
     """The ROS message that says the same as a protocol message."""
-    ros_type = ROS_TYPES[type(message)]
+    return _filled(ROS_TYPES[type(message)], message)
+
+
+def _filled(ros_type: type, message: msgspec.Struct) -> Any:
     result = ros_type()
     for name in message.__struct_fields__:
         value = getattr(message, name)
         if name in _BYTES:
             value = array.array("B", value)
+        elif name in _NESTED:
+            value = [_filled(_NESTED[name][1], one) for one in value]
         elif isinstance(value, list):
             value = array.array("H" if name in _SHORTS else "I", value)
         setattr(result, name, value)
@@ -53,18 +61,25 @@ def from_ros(message: Any) -> wire.Message:
     struct = _STRUCTS.get(type(message))
     if struct is None:
         raise WireError(f"{type(message).__name__} is no message of the protocol.")
-    values: list[Any] = [struct.__struct_config__.tag]
+    try:
+        return msgspec.convert([struct.__struct_config__.tag, *_values(message, struct)], struct)
+    except msgspec.ValidationError as error:
+        raise WireError(f"A {struct.__name__} that breaks the protocol: {error}") from error
+
+
+def _values(message: Any, struct: type[msgspec.Struct]) -> list[Any]:
+    """A message's fields as msgspec converts them; WireError."""
+    values: list[Any] = []
     for name in struct.__struct_fields__:
         value = getattr(message, name)
         if name in _BYTES:
             value = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
+        elif name in _NESTED:
+            value = [_values(one, _NESTED[name][0]) for one in value]
         elif isinstance(value, float) and not math.isfinite(value):
             # Comparisons with NaN pass msgspec's bounds.
             raise WireError(f"A {struct.__name__} whose {name} is no finite number.")
         elif not isinstance(value, (str, int, float, bool)):
             value = list(value)
         values.append(value)
-    try:
-        return msgspec.convert(values, struct)
-    except msgspec.ValidationError as error:
-        raise WireError(f"A {struct.__name__} that breaks the protocol: {error}") from error
+    return values

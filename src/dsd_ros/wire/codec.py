@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from dsd_ros.wire.frames import DraftFrame, FrameError, OutcomeFrame
+from dsd_ros.wire.frames import DraftFrame, FrameError, ObservationFrame, OutcomeFrame
 from dsd_ros.wire.messages import (
     MAX_FRAME_BYTES,
     Draft,
@@ -36,7 +36,13 @@ class WireError(ValueError):
 
 
 _Frame = (
-    SessionRequest | SessionReply | Observation | DraftFrame | OutcomeFrame | Refusal | SessionClose
+    SessionRequest
+    | SessionReply
+    | ObservationFrame
+    | DraftFrame
+    | OutcomeFrame
+    | Refusal
+    | SessionClose
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
@@ -53,6 +59,8 @@ def encode(message: Message) -> bytes:
             frame = DraftFrame.of(message)
         elif isinstance(message, Outcome):
             frame = OutcomeFrame.of(message)
+        elif isinstance(message, Observation):
+            frame = ObservationFrame.of(message)
         else:
             frame = message
     except (ValueError, OverflowError) as error:
@@ -83,7 +91,8 @@ def decode(data: bytes) -> Message:
         raise WireError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
         frame = _decoder.decode(data)
-        message = frame.message() if isinstance(frame, (DraftFrame, OutcomeFrame)) else frame
+        lean = isinstance(frame, (ObservationFrame, DraftFrame, OutcomeFrame))
+        message = frame.message() if lean else frame
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameError) as error:
         raise WireError(f"a frame is no message of this protocol: {error}") from error
     if isinstance(message, SessionRequest):

@@ -1,4 +1,4 @@
-"""How drafts and outcomes travel: in the order that lets most of a round's fields be left out.
+"""How observations, drafts and outcomes travel: in the order that lets most of a round's fields be left out.
 
 Token ids are varints (LEB128, seven bits a byte from the lowest), a confidence 16 bits, and an outcome
 brings either the token that follows or, where the robot is to draw it, the target's distribution.
@@ -14,10 +14,18 @@ from msgspec import Meta, Struct
 from dsd_ros.wire.messages import (
     MAX_DRAFT,
     MAX_EVIDENCE_BYTES,
+    MAX_HISTORY,
+    MAX_INSTRUCTION_CHARS,
+    MAX_REPLY,
     MAX_VOCABULARY,
     Draft,
+    Observation,
     Outcome,
+    Past,
+    Picture,
     SessionId,
+    ShortText,
+    Side,
     TokenId,
     UInt16,
     UInt32,
@@ -33,6 +41,39 @@ class FrameError(ValueError):
 
 class _Frame(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     pass
+
+
+class ObservationFrame(_Frame, frozen=True, tag=3):
+    """An Observation on the wire; None: the field's default."""
+
+    session: SessionId
+    reply: UInt32
+    instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
+    height: Side
+    width: Side
+    encoding: ShortText
+    image: Picture
+    verified: Annotated[bytes, Meta(max_length=_ID_BYTES * MAX_REPLY)] | None = None
+    rounds: UInt32 | None = None
+    history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] | None = None
+
+    @classmethod
+    def of(cls, observation: Observation) -> ObservationFrame:
+        """How an observation travels. ValueError for ids that are none."""
+        return cls(
+            observation.session, observation.reply, observation.instruction, observation.height,
+            observation.width, observation.encoding, observation.image,
+            pack_varints(observation.verified) or None, observation.rounds or None,
+            observation.history or None,
+        )  # fmt: skip
+
+    def message(self) -> Observation:
+        """The observation; FrameError."""
+        return Observation(
+            self.session, self.reply, self.instruction, self.height, self.width, self.encoding,
+            self.image, unpack_varints(self.verified or b"", MAX_REPLY), self.rounds or 0,
+            self.history or [],
+        )  # fmt: skip
 
 
 class DraftFrame(_Frame, frozen=True, tag=4):
@@ -113,8 +154,8 @@ def pack_varints(ids: Sequence[int]) -> bytes:
     return bytes(data)
 
 
-def unpack_varints(data: bytes) -> list[int]:
-    """The ids of ``pack_varints``, ``MAX_DRAFT`` at most; FrameError for anything else."""
+def unpack_varints(data: bytes, most: int = MAX_DRAFT) -> list[int]:
+    """The ids of ``pack_varints``, ``most`` of them; FrameError for anything else."""
     ids: list[int] = []
     value = shift = 0
     for byte in data:
@@ -125,8 +166,8 @@ def unpack_varints(data: bytes) -> list[int]:
             value = shift = 0
         elif shift >= 7 * _ID_BYTES:
             break
-    if shift or len(ids) > MAX_DRAFT or any(value >= MAX_VOCABULARY for value in ids):
+    if shift or len(ids) > most or any(value >= MAX_VOCABULARY for value in ids):
         raise FrameError(
-            f"{len(data)} bytes are no varints of up to {MAX_DRAFT} token ids below {MAX_VOCABULARY}"
+            f"{len(data)} bytes are no varints of up to {most} token ids below {MAX_VOCABULARY}"
         )
     return ids

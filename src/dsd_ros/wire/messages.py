@@ -1,7 +1,7 @@
 """Message types of the draft/verify protocol, the one schema behind websocket frames and ROS topics.
 
-Every message travels as a MessagePack array ``[tag, field, ...]``, drafts and outcomes in the leaner layout of
-``wire.frames``. Bounds are part of the types, so that a decoded message is a valid one.
+Every message travels as a MessagePack array ``[tag, field, ...]``, observations, drafts and outcomes in the leaner
+layout of ``wire.frames``. Bounds are part of the types, so that a decoded message is a valid one.
 A round is named by (session, reply, round) and is idempotent: a peer that sees it twice answers the same.
 """
 
@@ -17,8 +17,10 @@ from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_DRAFT = MAX_DRAFT_LENGTH
+MAX_REPLY = 8192  # tokens
+MAX_HISTORY = 8  # earlier pictures of an observation
 MAX_EXITS = 256
 EXIT_POLICIES = ("priority", "fifo")  # by confidence, or as they come
 MAX_VOCABULARY = 1 << 20
@@ -27,6 +29,7 @@ MAX_INSTRUCTION_CHARS = 2000
 MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
 MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
 TICKET_BYTES = 16
+DIGEST_BYTES = 8
 
 SessionId = Annotated[int, Meta(ge=1, lt=1 << 32)]
 Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
@@ -35,6 +38,9 @@ UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
 ShortText = Annotated[str, Meta(max_length=256)]
 Tokens = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT)]
+Verified = Annotated[list[TokenId], Meta(max_length=MAX_REPLY)]
+Side = Annotated[int, Meta(ge=0, le=8192)]
+Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
 
 
@@ -43,10 +49,11 @@ class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True)
 
 
 class RefusalCode(StrEnum):
-    """Why a round or an observation was not served. The first two are mended by sending again."""
+    """Why a round or an observation was not served. The first three are mended by sending again."""
 
     UNKNOWN_SESSION = "unknown-session"  # expired, or of a verifier before its restart: open anew
     NO_OBSERVATION = "no-observation"  # the draft's observation has not arrived: send both again
+    UNKNOWN_PICTURE = "unknown-picture"  # of the history: send all its pictures
     OUT_OF_STEP = "out-of-step"  # round or confirmed count contradict what the verifier did
     BAD_OBSERVATION = "bad-observation"  # picture or instruction cannot be used
     BAD_DISTRIBUTION = "bad-distribution"  # missing, wrong size, or no probabilities
@@ -104,20 +111,40 @@ class SessionReply(_Message, frozen=True, tag=2):
     ticket: Ticket = b""
 
 
+class Past(_Message, frozen=True):
+    """One earlier step of an observation's history: the picture seen, and the action taken behind it.
+
+    ``digest`` is ``pictures.picture_digest`` of the picture; an empty ``image`` means that the verifier has seen it.
+    """
+
+    action: ShortText
+    encoding: ShortText
+    height: Side
+    width: Side
+    image: Picture
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
 class Observation(_Message, frozen=True, tag=3):
     """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before.
 
     ``encoding`` is "rgb8" (raw) or "png", both lossless, so that both sides see the same picture; or "none"
     for models that read no picture: then ``image`` is empty and its sides are 0.
+    ``verified`` and ``rounds`` tell a verifier that lost the reply how far it was: its tokens, all of them
+    verified or found behind a rejection, and the rounds that took. It goes on with round ``rounds`` + 1.
+    ``history`` holds earlier pictures and actions, oldest first.
     """
 
     session: SessionId
     reply: UInt32
     instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
-    height: Annotated[int, Meta(ge=0, le=8192)]
-    width: Annotated[int, Meta(ge=0, le=8192)]
+    height: Side
+    width: Side
     encoding: ShortText
-    image: Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
+    image: Picture
+    verified: Verified = []
+    rounds: UInt32 = 0
+    history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []
 
 
 class Draft(_Message, frozen=True, tag=4):
@@ -200,4 +227,6 @@ Message = SessionRequest | SessionReply | Observation | Draft | Outcome | Refusa
 
 def prefix_digest(tokens: Sequence[int]) -> bytes:
     """8 bytes that stand for a reply's tokens: BLAKE2b over their ids as little-endian uint32."""
-    return hashlib.blake2b(np.asarray(tokens, dtype="<u4").tobytes(), digest_size=8).digest()
+    return hashlib.blake2b(
+        np.asarray(tokens, dtype="<u4").tobytes(), digest_size=DIGEST_BYTES
+    ).digest()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import struct
 
 import numpy as np
 from PIL import Image
 
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import MAX_IMAGE_BYTES, Observation
+from dsd_ros.wire.messages import DIGEST_BYTES, MAX_IMAGE_BYTES, Observation, Past
 
 ENCODINGS = ("png", "rgb8")
 NO_PICTURE = "none"
@@ -41,7 +43,15 @@ def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
     return data
 
 
-def decode_picture(observation: Observation) -> np.ndarray | None:
+def picture_digest(image: np.ndarray) -> bytes:
+    """8 bytes that stand for an RGB uint8 (height, width, 3) picture: BLAKE2b over its sides, height first, as
+    little-endian uint32, and its rows."""
+    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=DIGEST_BYTES)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()
+
+
+def decode_picture(observation: Observation | Past) -> np.ndarray | None:
     """RGB uint8 (height, width, 3), None where there is none; WireError for what is not as stated."""
     height, width = observation.height, observation.width
     if observation.encoding == NO_PICTURE:

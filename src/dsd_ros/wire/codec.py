@@ -91,8 +91,10 @@ def decode(data: bytes) -> Message:
         raise WireError(f"a frame of {len(data)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
         frame = _decoder.decode(data)
-        lean = isinstance(frame, (ObservationFrame, DraftFrame, OutcomeFrame))
-        message = frame.message() if lean else frame
+        if isinstance(frame, (ObservationFrame, DraftFrame, OutcomeFrame)):
+            message: Message = frame.message()
+        else:
+            message = frame
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameError) as error:
         raise WireError(f"a frame is no message of this protocol: {error}") from error
     if isinstance(message, SessionRequest):

@@ -15,15 +15,13 @@ from collections.abc import Callable, Hashable
 import msgspec
 
 from dsd_ros.cloud.exits import ExitRules, exit_layers
+from dsd_ros.cloud.requests import check_request
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.verification import Refused, end_reply, open_reply, verify_round
-from dsd_ros.decoding.modes import ModeError, Proof, mode
-from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.history import UnknownPicture
 from dsd_ros.wire.messages import (
-    EXIT_POLICIES,
-    PROTOCOL_VERSION,
     Draft,
     Message,
     Observation,
@@ -198,7 +196,7 @@ class VerifierEngine:
     def _open(self, message: Message, answer: Answer, peer: Hashable) -> None:
         assert isinstance(message, SessionRequest)
         try:
-            sampling = self._check(message)
+            sampling = check_request(self.model, message)
             session = self._sessions.open(message, sampling, peer, answer, self._clock())
             # Behind a rejection the robot draws: no exit can name that token.
             session.exits = None if session.splits else self._exits(session.request)
@@ -225,37 +223,6 @@ class VerifierEngine:
         layers = exit_layers(self.model, request.exits, request.exit_layers, share)
         return ExitRules(layers, request.min_exit_confidence, share) if layers else None
 
-    def _check(self, request: SessionRequest) -> SamplingSettings:
-        """ValueError, one sentence, for a request this verifier cannot serve."""
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise ValueError(
-                f"the robot speaks protocol version {request.protocol_version} and the verifier "
-                f"{PROTOCOL_VERSION}; install the same release of dsd_ros on both sides"
-            )
-        try:
-            preset = mode(request.mode)
-            sampling = SamplingSettings(request.temperature, request.top_k, request.top_p)
-        except (ModeError, SamplingError) as error:
-            raise ValueError(f"the verifier cannot serve this: {error}") from error
-        if request.proof not in ("", *Proof):
-            raise ValueError(
-                f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}"
-            )
-        if request.exit_policy not in EXIT_POLICIES:
-            raise ValueError(
-                f"the verifier knows no exit policy {request.exit_policy!r}; "
-                f"use one of {', '.join(EXIT_POLICIES)}"
-            )
-        ours, theirs = self.model.tokenizer_fingerprint, request.tokenizer_fingerprint
-        # Without drafts a robot may do without a tokenizer: only ids of the target travel.
-        if theirs != ours and (theirs or preset.drafts):
-            raise ValueError(
-                f"the robot's tokenizer ({theirs or 'none'}) is not that of the target "
-                f"{self.model.name} ({ours}); use a draft that shares it, or give the robot the target's "
-                "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
-            )
-        return sampling
-
     def _take_turn(
         self, turn: tuple[Observation | Draft, Hashable] | tuple[Session, Reply]
     ) -> None:
@@ -275,16 +242,24 @@ class VerifierEngine:
             self._answer_draft(session, subject)
 
     def _observe(self, session: Session, message: Observation) -> None:
-        if session.reply is not None and message.reply <= session.reply.number:
+        newest = session.lacks - 1 if session.reply is None else session.reply.number
+        if message.reply <= newest:
             return  # doubled, or older than the reply under way
         session.reply = None  # gives back the memory of the reply before
-        session.reply = open_reply(self.model, message)
+        try:
+            session.reply = open_reply(self.model, message, session.pictures)
+        except UnknownPicture as error:
+            code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
+            session.send(Refusal(session.id, message.reply, 0, code, str(error)))
+            return
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
 
     def _answer_draft(self, session: Session, draft: Draft) -> None:
         reply = session.reply
         if reply is None or draft.reply > reply.number:
+            if draft.reply == session.lacks:
+                return  # has been told, and is sent again behind its observation
             session.send(
                 Refusal(
                     session.id,

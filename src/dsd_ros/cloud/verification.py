@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from dsd_ros.cloud.exits import ExitListener, confidence_of
@@ -18,6 +19,7 @@ from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.history import Recent, UnknownPicture, read_pictures
 from dsd_ros.wire.messages import (
     MAX_EVIDENCE_BYTES,
     Draft,
@@ -28,7 +30,6 @@ from dsd_ros.wire.messages import (
     prefix_digest,
 )
 from dsd_ros.wire.packing import pack_distribution, pack_rows
-from dsd_ros.wire.pictures import decode_picture
 
 _log = logging.getLogger(__name__)
 _FAILED = "the verifier's model failed on this; the verifier's log says how"
@@ -42,19 +43,24 @@ class Refused(Exception):
         self.code = code
 
 
-def open_reply(model: VisionLanguageModel, observation: Observation) -> Reply:
-    """Read the observation with the target. A failure is kept in the reply, to answer all its rounds."""
+def open_reply(
+    model: VisionLanguageModel, observation: Observation, kept: Recent[bytes, np.ndarray]
+) -> Reply:
+    """Read the observation with the target. A failure is kept in the reply, to answer all its rounds.
+
+    ``kept``: the session's last pictures by digest. UnknownPicture when one of the history is not there.
+    """
     began = time.perf_counter()
     code, sentence = RefusalCode.BAD_OBSERVATION, ""
     try:
-        if observation.history:
-            code = RefusalCode.UNSUPPORTED
-            raise WireError("this verifier looks at no earlier pictures; send an empty history")
         _check_progress(model, observation)
-        sequence = model.prefill(decode_picture(observation), observation.instruction)
+        image, history = read_pictures(observation, kept)
+        sequence = model.prefill(image, observation.instruction, history)
         sequence.append(observation.verified)  # they ride along with the next draft
         rounds = observation.rounds
         return Reply(observation.reply, sequence, _microseconds(began), begun_at=rounds)
+    except UnknownPicture:
+        raise
     except (VlmError, WireError) as error:
         sentence = str(error)
     except Exception:

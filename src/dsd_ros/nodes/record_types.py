@@ -1,0 +1,109 @@
+"""What a bag says of its message types: their definitions, found beside the installed packages.
+
+A definition is that of rosbag2: the .msg file's text, then those of the types it is made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+from functools import cache
+from pathlib import Path
+
+_SEPARATOR = "=" * 80
+_FIELD = re.compile(r"^\s*([A-Za-z][\w/]*)(?:<=\d+)?(?:\[[^\]]*\])?\s+[A-Za-z]\w*")
+_BUILTIN = frozenset(
+    {"bool", "byte", "char", "float32", "float64", "string", "wstring"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+
+
+class TypeUnknown(ValueError):
+    """A message type that is not installed here; one sentence."""
+
+
+def message_class(name: str) -> type:
+    """The class of a message type such as ``std_msgs/msg/String``; TypeUnknown where it is not installed."""
+    package, _, short = _parts(name)
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), short)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError):
+        raise TypeUnknown(
+            f"The message type {name} is not installed here; install its package, or leave the topic out."
+        ) from None
+
+
+@cache
+def definition(name: str) -> tuple[str, str]:
+    """A type's definition, and its RIHS01 hash ("" where ROS is too old to have one).
+
+    :raises TypeUnknown: when its .msg file, or one of those it is made of, is not there.
+    """
+    texts: dict[str, str] = {}
+    _collect(name, texts)
+    first, *others = texts
+    parts = [texts[first], *(f"MSG: {_short(other)}\n{texts[other]}" for other in others)]
+    return f"{_SEPARATOR}\n".join(part.rstrip("\n") + "\n" for part in parts), _hash(name)
+
+
+def _collect(name: str, texts: dict[str, str]) -> None:
+    """The texts of a type and of all it is made of, in the order they are met."""
+    if name in texts:
+        return
+    package, _, short = _parts(name)
+    path = _share(package) / "msg" / f"{short}.msg"
+    try:
+        texts[name] = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TypeUnknown(f"The definition of {name} cannot be read: {error}.") from None
+    for line in texts[name].splitlines():
+        found = _FIELD.match(line.split("#")[0])
+        if found is None or found[1] in _BUILTIN:
+            continue
+        inner = found[1] if "/" in found[1] else f"{package}/{found[1]}"
+        if inner == f"{package}/Header":
+            inner = "std_msgs/Header"
+        _collect(_long(inner), texts)
+
+
+def _hash(name: str) -> str:
+    package, _, short = _parts(name)
+    try:
+        text = (_share(package) / "msg" / f"{short}.json").read_text(encoding="utf-8")
+        hashes = json.loads(text)["type_hashes"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return next((h["hash_string"] for h in hashes if h["type_name"] == name), "")
+
+
+@cache
+def _share(package: str) -> Path:
+    """Where a package's interfaces lie: below a prefix that is sourced, or that its Python module is in."""
+    places = [Path(p) for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
+    with contextlib.suppress(ImportError):
+        places += Path(importlib.import_module(package).__file__ or "").resolve().parents
+    for place in places:
+        folder = place / "share" / package
+        if (folder / "msg").is_dir():
+            return folder
+    raise TypeUnknown(f"The interfaces of the package {package} are not installed here.")
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    parts = name.split("/")
+    if len(parts) != 3 or parts[1] != "msg" or not all(re.fullmatch(r"\w+", p) for p in parts):
+        raise TypeUnknown(f"{name!r} is no message type; one is named as std_msgs/msg/String.")
+    return parts[0], parts[1], parts[2]
+
+
+def _short(name: str) -> str:
+    package, _, short = _parts(name)
+    return f"{package}/{short}"
+
+
+def _long(name: str) -> str:
+    package, _, short = name.rpartition("/")
+    return f"{package.removesuffix('/msg')}/msg/{short}"

@@ -164,8 +164,8 @@ def test_no_orphans_when_the_runner_is_killed(start):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ([], "demo, robot, cloud"),
-        (["attic"], "demo, robot, cloud"),
+        ([], "demo, robot, verifier"),
+        (["attic"], "demo, robot, verifier"),
         (["robot", "speed=1"], "ARGUMENT:=VALUE"),
         (["robot", "bogus:=1"], "no argument 'bogus'"),
     ],

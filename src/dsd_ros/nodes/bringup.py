@@ -5,6 +5,7 @@ Imports nothing of ROS, so that launch files and the command line can read it an
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,18 @@ TRANSPORTS = ("dds", "websocket")
 DEMO_SEED = 24  # of a world where the shipped target does not depend on how exactly a turn ends
 ROBOTS = ("simulated", "go2-standin")
 DRIVERS = ("go2", "none")
+# Absolute by convention; in a robot's namespace they are the robot's own, as Nav2 has it.
+PER_ROBOT = ("/tf", "/tf_static", "/clock")
+_NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
+_LARGEST_DOMAIN = 232  # beyond it, DDS runs out of ports
 
 
 @dataclass(frozen=True)
 class Argument:
     """One argument of a system: a launch argument, and an option of the process runner.
 
-    ``targets`` names the parameters that it sets, as "node.parameter"; empty: it chooses nodes.
+    ``targets`` names the parameters that it sets, as "node.parameter"; ``environment`` a variable of all
+    processes, where it is not empty. With neither it chooses nodes, or is the namespace.
     """
 
     name: str
@@ -29,15 +35,20 @@ class Argument:
     help: str
     targets: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    environment: str = ""
 
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """One node: its executable's name (also the module's and the node's) and its parameter file."""
+    """One node: its executable's name (also the module's and the node's) and its parameter file.
+
+    ``respawn``: a crash of it may be recovered, so it is started again (see respawn.py); of another node, it ends all.
+    """
 
     executable: str
     config: str
     only_with: tuple[str, str] | None = None  # (argument, value): started only then
+    respawn: bool = False
 
     def wanted(self, values: dict[str, str]) -> bool:
         return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
@@ -55,6 +66,7 @@ class Program:
     command: str
     options: tuple[tuple[str, str], ...]
     only_with: tuple[str, str] | None = None
+    respawn: bool = False
 
     def wanted(self, values: dict[str, str]) -> bool:
         return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
@@ -80,16 +92,24 @@ class NodeStart:
 
     entry: NodeEntry
     parameters: dict[str, str] = field(default_factory=dict)
+    namespace: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 SIMULATOR = NodeEntry("simulator_node", "simulator.yaml", only_with=("robot", "simulated"))
 GO2_STANDIN = NodeEntry("go2_standin_node", "go2_standin.yaml", only_with=("robot", "go2-standin"))
 SUPERVISOR = NodeEntry("supervisor_node", "supervisor.yaml")
-NAVIGATION = NodeEntry("navigation_node", "navigation.yaml")
-DRAFT = NodeEntry("draft_node", "draft.yaml")
-VERIFIER = NodeEntry("verifier_node", "verifier.yaml", only_with=("transport", "dds"))
-BRIDGE = NodeEntry("bridge_node", "bridge.yaml", only_with=("transport", "websocket"))
+NAVIGATION = NodeEntry("navigation_node", "navigation.yaml", respawn=True)
+DRAFT = NodeEntry("draft_node", "draft.yaml", respawn=True)
+VERIFIER = NodeEntry("verifier_node", "verifier.yaml", ("transport", "dds"), respawn=True)
+BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), respawn=True)
 
+_NAMESPACE_ARGUMENT = Argument(
+    "namespace", "", "namespace of the robot, for several in one domain, e.g. go2_1"
+)
+_DOMAIN = Argument(
+    "domain", "", "ROS domain; empty: the environment's ROS_DOMAIN_ID", environment="ROS_DOMAIN_ID"
+)
 _MODE = Argument("mode", "dsd", "decoding mode, e.g. dsd or ar", ("draft_node.decode.mode",))
 _TEMPERATURE = Argument(
     "temperature", "0.0", "sampling temperature; 0: greedy", ("draft_node.decode.temperature",)
@@ -133,6 +153,8 @@ DEMO = System(
         NAVIGATION, DRAFT, VERIFIER, BRIDGE,
     ),
     (
+        _NAMESPACE_ARGUMENT,
+        _DOMAIN,
         _TRANSPORT,
         _MODE,
         _TEMPERATURE,
@@ -161,6 +183,7 @@ DEMO = System(
             "verifier",
             (("--port", "verifier_port"), ("--model", "target_model")),
             only_with=("transport", "websocket"),
+            respawn=True,
         ),
     ),
 )  # fmt: skip
@@ -169,9 +192,11 @@ ROBOT = System(
     "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
     (
         NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT,
-        NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket")),
+        BRIDGE,
     ),
     (
+        _NAMESPACE_ARGUMENT,
+        _DOMAIN,
         Argument(
             "driver", "go2", "go2: drive a Unitree Go2; none: other nodes drive the robot",
             choices=DRIVERS,
@@ -198,11 +223,13 @@ ROBOT = System(
         _CA_FILE,
     ),
 )  # fmt: skip
-CLOUD = System(
-    "cloud",
-    "the verifier as a ROS node, for robots in the same DDS domain",
-    (NodeEntry("verifier_node", "verifier.yaml"),),
+VERIFIER_ALONE = System(
+    "verifier",
+    "the verifier as a ROS node, for a robot in the same DDS domain and namespace",
+    (NodeEntry("verifier_node", "verifier.yaml", respawn=True),),
     (
+        _NAMESPACE_ARGUMENT,
+        _DOMAIN,
         _TARGET_MODEL,
         Argument("device", "cpu", "cpu, cuda or cuda:N", ("verifier_node.model.device",)),
         Argument(
@@ -212,7 +239,7 @@ CLOUD = System(
     ),
 )  # fmt: skip
 
-SYSTEMS = {system.name: system for system in (DEMO, ROBOT, CLOUD)}
+SYSTEMS = {system.name: system for system in (DEMO, ROBOT, VERIFIER_ALONE)}
 
 
 def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
@@ -224,8 +251,9 @@ def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
         raise ValueError(f"There is no system '{name}'; known are {', '.join(SYSTEMS)}.")
     system = SYSTEMS[name]
     values = values_of(system, overrides)
+    environment = environment_of(system, values)
     return [
-        NodeStart(entry, parameters_of(system, entry, values))
+        NodeStart(entry, parameters_of(system, entry, values), values["namespace"], environment)
         for entry in system.nodes
         if entry.wanted(values)
     ]
@@ -256,7 +284,23 @@ def values_of(system: System, overrides: dict[str, str] | None = None) -> dict[s
                 f"'{values[argument.name]}' is no {argument.name}; choose from "
                 f"{', '.join(argument.choices)}."
             )
+    if values["namespace"] and not _NAMESPACE.fullmatch(values["namespace"]):
+        raise ValueError(
+            f"'{values['namespace']}' is no namespace; use letters, digits and _, as in go2_1."
+        )
+    domain = values["domain"]
+    if domain and not (domain.isdecimal() and int(domain) <= _LARGEST_DOMAIN):
+        raise ValueError(f"'{domain}' is no ROS domain; use a number from 0 to {_LARGEST_DOMAIN}.")
     return values
+
+
+def environment_of(system: System, values: dict[str, str]) -> dict[str, str]:
+    """The environment variables that a system's arguments set."""
+    return {
+        argument.environment: values[argument.name]
+        for argument in system.arguments
+        if argument.environment and values[argument.name]
+    }
 
 
 def parameters_of(system: System, entry: NodeEntry, values: dict[str, str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from dsd_ros.nodes.bringup import (
     values_of,
 )
 from dsd_ros.nodes.processes import Child, ProcessGroup
+from dsd_ros.nodes.respawn import Restarts
 from dsd_ros.robot.world import World
 
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -209,13 +210,21 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
     for program in DEMO.programs:
         if program.wanted(values):
             address = _Address()
-            group.start(program.name, program_command(program, values), on_line=address.look)
+            verifier = group.start(
+                program.name,
+                program_command(program, values),
+                on_line=address.look,
+                restarts=Restarts() if program.respawn else None,
+            )
             # The other nodes need not wait for the verifier's model: only the bridge needs the address.
             starts = [s for s in plan("demo", overrides) if s.entry.executable != "bridge_node"]
             for start in starts:
                 group.start_node(start)
             _wait(address.known, group, stop, _READY_LIMIT_S, "The verifier named no address")
             overrides["verifier"] = address.url
+            # Started again, it has to be where the bridge looks for it.
+            port = address.url.rpartition(":")[2]
+            verifier.command = program_command(program, values | {"verifier_port": port})
             for start in plan("demo", overrides):
                 if start.entry.executable == "bridge_node":
                     group.start_node(start)
@@ -242,7 +251,8 @@ class _Address:
 def _wait(
     done: Any, group: ProcessGroup, stop: threading.Event, limit: float, sentence: str
 ) -> None:
-    """Poll ``done``; _Stop on an interruption, the end of a process, or after ``limit`` seconds."""
+    """Poll ``done``; _Stop on an interruption, the end of a process that is not started again, or after
+    ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while not done():
         if stop.is_set():

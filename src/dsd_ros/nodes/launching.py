@@ -5,22 +5,35 @@ Imports launch and launch_ros, which come with an installed ROS 2 and are no whe
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
-from launch.actions import DeclareLaunchArgument, ExecuteProcess, OpaqueFunction, Shutdown
-from launch.conditions import IfCondition
-from launch.substitutions import EqualsSubstitution, LaunchConfiguration
+from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction
+from launch.events import Shutdown
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
-from dsd_ros.nodes.bringup import SYSTEMS, NodeEntry, Program, System, program_command
-from launch import LaunchDescription
+from dsd_ros.nodes.bringup import (
+    PER_ROBOT,
+    SYSTEMS,
+    NodeStart,
+    Program,
+    System,
+    environment_of,
+    plan,
+    program_command,
+    values_of,
+)
+from dsd_ros.nodes.respawn import RULE, Restarts, how_it_ended
+from launch import LaunchContext, LaunchDescription
 
 
 def describe(name: str) -> LaunchDescription:
-    """Declared arguments and nodes of a system; the end of one node ends all.
+    """Declared arguments, programs and nodes of a system.
 
-    Beside the table's arguments there is ``namespace``, for several robots in one domain.
+    As the process runner has it, a node whose crash may be recovered is started again, and another one's end
+    is the end of all. launch knows one pause between restarts, not a growing one.
     """
     system = SYSTEMS[name]
     arguments = [
@@ -32,61 +45,74 @@ def describe(name: str) -> LaunchDescription:
         )
         for argument in system.arguments
     ]
-    namespace = DeclareLaunchArgument(
-        "namespace", default_value="", description="namespace of the robot, e.g. go2_1"
-    )
-    nodes = [_node(system, entry) for entry in system.nodes]
-    programs = [_program(system, program) for program in system.programs]
-    return LaunchDescription([*arguments, namespace, *programs, *nodes])
 
-
-def _program(system: System, program: Program) -> OpaqueFunction:
-    """A program's command line is known only once the arguments are."""
-
-    def start(context: Any) -> list[ExecuteProcess]:
-        values = {
-            argument.name: LaunchConfiguration(argument.name).perform(context)
-            for argument in system.arguments
-        }
-        if not program.wanted(values):
-            return []
-        return [
-            ExecuteProcess(
-                cmd=program_command(program, values),
-                name=program.name,
-                output="screen",
-                on_exit=Shutdown(reason=f"{program.name} ended"),
-            )
+    def start(context: LaunchContext) -> list[ExecuteProcess]:
+        """What is started is known only once the arguments are."""
+        given = {name: context.launch_configurations[name] for name in system.defaults()}
+        values = values_of(system, given)
+        environment = environment_of(system, values)
+        programs = [
+            _program(program, values, environment)
+            for program in system.programs
+            if program.wanted(values)
         ]
+        return programs + [_node(system, item) for item in plan(system.name, given)]
 
-    return OpaqueFunction(function=start)
+    return LaunchDescription([*arguments, OpaqueFunction(function=start)])
 
 
-def _node(system: System, entry: NodeEntry) -> Node:
-    parameters: dict[str, Any] = {}
-    for argument in system.arguments:
-        for target in argument.targets:
-            node, _, parameter = target.partition(".")
-            if node == entry.executable:
-                kind = _kind(argument.default)
-                parameters[parameter] = ParameterValue(
-                    LaunchConfiguration(argument.name), value_type=kind
-                )
-    condition = None
-    if entry.only_with is not None:
-        name, value = entry.only_with
-        condition = IfCondition(EqualsSubstitution(LaunchConfiguration(name), value))
+def _program(
+    program: Program, values: dict[str, str], environment: dict[str, str]
+) -> ExecuteProcess:
+    return ExecuteProcess(
+        cmd=program_command(program, values),
+        name=program.name,
+        output="screen",
+        additional_env=environment,
+        **_at_the_end(program.name, program.respawn),
+    )
+
+
+def _node(system: System, start: NodeStart) -> Node:
+    name = start.entry.executable
+    kinds = {
+        target: _kind(argument.default)
+        for argument in system.arguments
+        for target in argument.targets
+    }
+    parameters = {
+        parameter: ParameterValue(value, value_type=kinds[f"{name}.{parameter}"])
+        for parameter, value in start.parameters.items()
+    }
     return Node(
         package="dsd_ros",
-        executable=entry.executable,
-        name=entry.executable,
-        namespace=LaunchConfiguration("namespace"),
-        parameters=[str(entry.parameter_file), parameters],
+        executable=name,
+        name=name,
+        namespace=start.namespace,
+        parameters=[str(start.entry.parameter_file), parameters],
+        remappings=[(topic, topic[1:]) for topic in PER_ROBOT] if start.namespace else [],
+        additional_env=start.environment,
         output="screen",
         emulate_tty=True,
-        condition=condition,
-        on_exit=Shutdown(reason=f"{entry.executable} ended"),
+        **_at_the_end(name, start.entry.respawn),
     )
+
+
+def _at_the_end(name: str, respawn: bool) -> dict[str, Any]:
+    """What launch is to do when a process has ended: start it again, or end all."""
+    restarts = Restarts()
+
+    def on_exit(event: Any, context: LaunchContext) -> EmitEvent | None:
+        if respawn and restarts.after(event.returncode, time.monotonic()) is not None:
+            return None
+        sentence = restarts.sentence if respawn else how_it_ended
+        return EmitEvent(event=Shutdown(reason=f"{name} {sentence(event.returncode)}"))
+
+    handler: Callable[..., Any] = on_exit
+    if not respawn:
+        return {"on_exit": handler}
+    # The pause is also what a shutdown has to overtake launch's own restart.
+    return {"on_exit": handler, "respawn": True, "respawn_delay": 2 * RULE.first_pause_s}
 
 
 def _kind(default: str) -> type:

@@ -3,7 +3,8 @@
     python -m dsd_ros.nodes.processes robot verifier:=wss://cloud.example:8765
 
 Every child leads a process group of its own and dies with its parent; what it prints is passed on line by line
-behind its name. One failing child ends them all.
+behind its name. A child that may be recovered is started again after a crash; any other one's end, and one crash too
+many, ends them all.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
-from dsd_ros.nodes.bringup import SYSTEMS, NodeStart, plan, program_command, values_of
+from dsd_ros.nodes.bringup import (
+    PER_ROBOT,
+    SYSTEMS,
+    NodeStart,
+    environment_of,
+    plan,
+    program_command,
+    values_of,
+)
+from dsd_ros.nodes.respawn import Restarts, how_it_ended
 
 INTERRUPT_S = 1.6  # what a child gets to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
@@ -33,20 +43,63 @@ Printer = Callable[[str, str], None]
 
 @dataclass
 class Child:
-    """One running process."""
+    """One process, and those that take its place when it is started again.
+
+    ``command`` may be changed: it holds from the next start on.
+    """
 
     name: str
-    process: subprocess.Popen[str]
-    reader: threading.Thread
+    command: list[str]
+    environment: dict[str, str]
+    on_line: Callable[[str], None] | None
+    restarts: Restarts | None  # None: its end is for good
+    process: subprocess.Popen[str] = field(init=False)
+    reader: threading.Thread = field(init=False)
+    due: float | None = None  # when it is started again (monotonic), while it is down
+    given_up: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        return self.process.pid
+
+    @property
+    def restarted(self) -> int:
+        """How many times it has been started again, or is about to be."""
+        return self.restarts.count if self.restarts is not None else 0
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal, e.g. SIGKILL or SIGSTOP, to the process and what it has started itself."""
+        _signal_group(self.process, number)
 
 
 class ProcessGroup:
-    """Children that are started and ended together. Use it as a context manager."""
+    """Children that are started and ended together. Use it as a context manager.
+
+    The thread that calls :meth:`ended` or :meth:`wait` starts children again, too, so it must outlive them: the kernel
+    ends a child with the thread that started it.
+    """
 
     def __init__(self, printer: Printer | None = None) -> None:
         self._printer = printer or _print_prefixed
         self._children: list[Child] = []
         self._files: list[Path] = []
+
+    @property
+    def children(self) -> list[Child]:
+        """All of them, in the order they were first started."""
+        return list(self._children)
+
+    def child(self, name: str) -> Child:
+        """The child of that name. :raises KeyError: when there is none."""
+        for child in self._children:
+            if child.name == name:
+                return child
+        raise KeyError(name)
 
     def start(
         self,
@@ -54,50 +107,45 @@ class ProcessGroup:
         command: Sequence[str],
         environment: dict[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
+        restarts: Restarts | None = None,
     ) -> Child:
-        """Start one child. Call it from a thread that outlives the child: the kernel ends it with that thread."""
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-            preexec_fn=_prepare_child,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
-        )
-        reader = threading.Thread(
-            target=self._read, args=(name, process, on_line), name=f"log {name}", daemon=True
-        )
-        child = Child(name, process, reader)
+        """Start one child; with ``restarts`` it is started again after crashes, as they allow."""
+        child = Child(name, list(command), dict(environment or {}), on_line, restarts)
+        self._launch(child)
         self._children.append(child)
-        reader.start()
         return child
 
     def start_node(self, start: NodeStart, environment: dict[str, str] | None = None) -> Child:
         """Start a node with its parameter file and the overrides behind it."""
-        command = [
-            sys.executable,
-            "-m",
-            "dsd_ros.nodes.entry",
-            start.entry.executable,
-            "--ros-args",
-        ]
+        name = start.entry.executable
         path = self._merged_file(start) if start.parameters else start.entry.parameter_file
+        command = [sys.executable, "-m", "dsd_ros.nodes.entry", name, "--ros-args"]
         command += ["--params-file", str(path)]
-        return self.start(start.entry.executable, command, environment)
+        if start.namespace:
+            command += ["-r", f"__ns:=/{start.namespace.strip('/')}"]
+            for topic in PER_ROBOT:
+                command += ["-r", f"{topic}:={topic[1:]}"]
+        restarts = Restarts() if start.entry.respawn else None
+        return self.start(
+            name, command, {**start.environment, **(environment or {})}, restarts=restarts
+        )
 
     def ended(self) -> Child | None:
-        """A child that is no longer running."""
+        """A child that has ended for good. Call it often: it starts the others again when it is time."""
         for child in self._children:
-            if child.process.poll() is not None:
+            if child.given_up:
+                return child
+            if child.due is not None:
+                if time.monotonic() >= child.due:
+                    child.due = None
+                    self._launch(child)
+            elif not child.running and not self._recover(child):
+                child.given_up = True
                 return child
         return None
 
     def wait(self, stop: threading.Event, timeout: float | None = None) -> Child | None:
-        """Wait until a child ends (returned), ``stop`` is set, or the time is over."""
+        """Wait until a child ends for good (returned), ``stop`` is set, or the time is over."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not stop.wait(0.05):
             child = self.ended()
@@ -107,10 +155,46 @@ class ProcessGroup:
                 return None
         return None
 
+    def _launch(self, child: Child) -> None:
+        child.process = subprocess.Popen(
+            child.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            bufsize=1,
+            start_new_session=True,
+            preexec_fn=_prepare_child,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **child.environment},
+        )
+        child.reader = threading.Thread(
+            target=self._read,
+            args=(child.name, child.process, child.on_line),
+            name=f"log {child.name}",
+            daemon=True,
+        )
+        child.reader.start()
+
+    def _recover(self, child: Child) -> bool:
+        """Whether a child that has just ended will be started again; says so."""
+        if child.restarts is None:
+            return False
+        code = child.process.returncode
+        pause = child.restarts.after(code, time.monotonic())
+        if pause is None:
+            self._printer(child.name, child.restarts.sentence(code))
+            return False
+        child.signal(signal.SIGKILL)  # what it may have left behind
+        self._printer(child.name, f"{how_it_ended(code)}; started again in {pause:.1f} s")
+        child.due = time.monotonic() + pause
+        return True
+
     def close(self) -> None:
         """End all children: SIGINT, and SIGKILL for those that do not heed it within a second or so."""
         for child in self._children:
-            _signal_group(child.process, signal.SIGINT)
+            if child.running:
+                child.signal(signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
         for child in self._children:
             try:
@@ -118,7 +202,8 @@ class ProcessGroup:
             except subprocess.TimeoutExpired:
                 self._printer(child.name, "did not end when asked; killed")
         for child in self._children:
-            _signal_group(child.process, signal.SIGKILL)  # what it may have left behind, too
+            if child.due is None:
+                child.signal(signal.SIGKILL)  # what it may have left behind, too
             child.process.wait()
             child.reader.join(timeout=0.5)
         self._children.clear()
@@ -182,9 +267,12 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
     }
     try:
         with ProcessGroup() as group:
+            environment = environment_of(system, values)
             for program in system.programs:
                 if program.wanted(values):
-                    group.start(program.name, program_command(program, values))
+                    restarts = Restarts() if program.respawn else None
+                    command = program_command(program, values)
+                    group.start(program.name, command, environment, restarts=restarts)
             for start in starts:
                 group.start_node(start)
             child = group.wait(stop)

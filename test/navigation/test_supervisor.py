@@ -23,6 +23,7 @@ from dsd_ros.navigation.safety import (
     Requirements,
     Source,
     Timeouts,
+    approach_speed,
     nearest_ahead,
     range_reading,
     tilt_of,
@@ -148,7 +149,7 @@ TROUBLES: dict[str, tuple[Callable[[World], object], Cause, Callable[[World], ob
     ),
     "imu that does not know": (setting(tilt=None), Cause.STATE_STALE, setting(tilt=0.0)),
     "tilt": (setting(tilt=0.6), Cause.TILT, setting(tilt=0.1)),
-    "obstacle": (setting(distance=0.2), Cause.OBSTACLE, setting(distance=1.0)),
+    "obstacle": (setting(distance=0.1), Cause.OBSTACLE, setting(distance=1.0)),
     "deadman": (setting(held=False), Cause.DEADMAN, setting(held=True)),
     "deadman gone": (setting(held=None), Cause.DEADMAN, setting(held=True)),
     "battery": (
@@ -233,6 +234,35 @@ def test_an_obstacle_does_not_keep_the_robot_from_turning_away():
     world.command = LEFT
     world.act(ActionKind.TURN_LEFT, 30)
     assert world.step().motion == LEFT and world.causes == []
+
+
+def test_towards_an_obstacle_the_robot_slows_down():
+    limits = Limits()
+    world = World()
+    x = 0.9  # of a wall; the robot does what it is told, 0.2 s late
+    world.act(amount=75)
+    commands: list[float] = []
+    for _ in range(400):
+        world.command = AHEAD
+        world.distance = x - world.pose.x
+        world.step()
+        commands.append(world.decision.motion.vx)
+        late = commands[-10] if len(commands) >= 10 else 0.0
+        world.pose = Pose(world.pose.x + late * STEP, 0.0, 0.0)
+    assert commands[5] == AHEAD.vx
+    assert 0.05 in commands and commands[-1] == 0.0 and Cause.OBSTACLE in world.causes
+    assert limits.obstacle_distance - 0.02 < x - world.pose.x < limits.obstacle_distance
+    slowing = [speed for speed in commands if speed]
+    assert slowing == sorted(slowing, reverse=True)
+
+
+@pytest.mark.parametrize("speed", [0.05, 0.2, 0.5, 1.0])
+def test_approaching_leaves_room_to_react_and_to_brake(speed):
+    limits = Limits()
+    needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * limits.obstacle_braking)
+    assert approach_speed(needed, limits) == pytest.approx(speed)
+    assert approach_speed(0.0, limits) == approach_speed(-math.inf, limits) == 0.05
+    assert approach_speed(math.inf, limits) == math.inf
 
 
 def test_frozen_stamps_are_no_news():

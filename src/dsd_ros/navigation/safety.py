@@ -90,6 +90,8 @@ class Motion:
         return Motion(velocity.vx, 0.0, velocity.wz)
 
 
+_REACTION_S = 0.2  # from what a sensor saw to what the robot does
+_APPROACH = 0.05  # m/s
 _ZERO = 1e-4  # below this a command moves nothing
 STILL = Motion()
 
@@ -108,7 +110,7 @@ class Timeouts:
     odometry_s: float = _option(0.4, "a pose counts this long, s", 0.1, 0.5)
     imu_s: float = _option(0.4, "an imu sample counts this long, s", 0.1, 0.5)
     camera_s: float = _option(0.4, "a picture counts as the present view this long, s", 0.1, 5.0)
-    obstacle_s: float = _option(0.4, "a range or scan counts this long, s", 0.1, 0.5)
+    obstacle_s: float = _option(0.4, "a range, scan or depth image counts this long, s", 0.1, 0.5)
     heartbeat_s: float = _option(0.4, "a node's heartbeat counts this long, s", 0.15, 5.0)
     action_s: float = _option(20.0, "an action may take this long, s", 1.0, 120.0)
 
@@ -133,7 +135,10 @@ class Limits:
         5.0, "an action may begin until its picture is this old, s", 0.1, 60.0
     )
     obstacle_distance: float = _option(
-        0.35, "no drive ahead with something nearer than this, m", 0.05, 3.0
+        0.12, "no drive ahead with something nearer than this, m", 0.05, 3.0
+    )
+    obstacle_braking: float = _option(
+        0.8, "towards something ahead only as fast as this braking allows, m/s^2", 0.1, 5.0
     )
     obstacle_cone_deg: float = _option(
         40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0
@@ -179,8 +184,9 @@ class Requirements:
     obstacle: str = field(
         default="none",
         metadata={
-            "help": "sensor that looks ahead: range (sensor_msgs/Range) or scan (sensor_msgs/LaserScan)",
-            "choices": ("none", "range", "scan"),
+            "help": "sensor that looks ahead: range (sensor_msgs/Range), scan (sensor_msgs/LaserScan) or depth "
+            "(sensor_msgs/Image)",
+            "choices": ("none", "range", "scan", "depth"),
         },
     )
     heartbeats: str = _option(
@@ -280,6 +286,17 @@ def range_reading(distance: float, nearest: float, furthest: float) -> float | N
     if math.isnan(distance):
         return None
     return 0.0 if distance < nearest else _bounded(distance, nearest, furthest)
+
+
+def approach_speed(distance: float, limits: Limits) -> float:
+    """How fast (m/s) the robot may drive at something this far ahead (m), to stand at the least distance.
+
+    The speed v at which reacting and braking, v t + v^2 / 2a, take what is free; a little of it is always
+    allowed, so that an action which ends near something gets to its end.
+    """
+    free = max(0.0, distance - limits.obstacle_distance)
+    a, t = limits.obstacle_braking, _REACTION_S
+    return max(_APPROACH, a * (math.sqrt(t * t + 2.0 * free / a) - t))
 
 
 def _bounded(distance: float, nearest: float, furthest: float) -> float:

@@ -13,7 +13,7 @@ intervals besides.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose
@@ -28,6 +28,7 @@ from dsd_ros.navigation.safety import (
     Requirements,
     Source,
     Timeouts,
+    approach_speed,
 )
 
 _STALL_S = 0.3  # without any call for so long, this process itself was frozen
@@ -97,7 +98,7 @@ class Supervisor:
         self._deadman_held = False
         self._deadman_seen = _Seen()
         self._odometry, self._imu, self._camera = _Seen(), _Seen(), _Seen()
-        self._obstacle_seen = _Seen()
+        self._obstacle_seen, self._distance = _Seen(), math.inf
         self._tilted = self._near = self._empty = False
         self._heartbeats = {name: _Seen() for name in self._required.heartbeat_nodes}
         # Node -> its trouble. One that never reports is the heartbeat's matter.
@@ -167,17 +168,19 @@ class Supervisor:
         if self._trust(now):
             self._camera.note(now, stamp)
 
-    def on_distance(self, distance: float | None, now: float) -> None:
+    def on_distance(self, distance: float | None, now: float, stamp: float | None = None) -> None:
         """Distance to what is ahead (m, infinite: nothing); None: the sensor does not know."""
         if distance is None or math.isnan(distance):
             return
-        limit = self._limits.obstacle_distance
+        self._distance, limit = distance, self._limits.obstacle_distance
         if distance < limit:
             self._near = True
-        if self._trust(now):
-            self._obstacle_seen.note(now)
-            if distance > limit + _OBSTACLE_BACK:
-                self._near = False
+        if (
+            self._trust(now)
+            and self._obstacle_seen.note(now, stamp)
+            and distance > limit + _OBSTACLE_BACK
+        ):
+            self._near = False
 
     def on_battery(self, charge: float) -> None:
         """Charge of the battery, 0 to 1; not a number: unknown, which is no cause."""
@@ -234,7 +237,7 @@ class Supervisor:
             motion = self._operator.within(limits.operator_speed, turn_rate)
         elif navigation:
             source, stopped = Source.NAVIGATION, held
-            motion = self._guard.allowed(self._navigation)
+            motion = self._approach(self._guard.allowed(self._navigation))
         else:
             source, stopped, motion = Source.NONE, held, STILL
         if source is not Source.NONE or self._emergency:
@@ -305,7 +308,15 @@ class Supervisor:
         if not self._obstacle_seen.fresh(now, times.obstacle_s):
             found[Cause.OBSTACLE_SENSOR_STALE] = _silent("The sensor ahead", times.obstacle_s)
         if self._near and (self._guard.drives_ahead or self._navigation.vx > 0.0):
-            found[Cause.OBSTACLE] = f"Something ahead is nearer than {limits.obstacle_distance} m."
+            found[Cause.OBSTACLE] = (
+                f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
+            )
+
+    def _approach(self, motion: Motion) -> Motion:
+        """Slower, where something is ahead: the robot must be able to stand before it is too near."""
+        if self._required.obstacle == "none" or motion.vx <= 0.0:
+            return motion
+        return replace(motion, vx=min(motion.vx, approach_speed(self._distance, self._limits)))
 
     def _trust(self, now: float) -> bool:
         """Note that this process runs; False while what arrives may have waited in a queue."""

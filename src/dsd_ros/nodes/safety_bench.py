@@ -287,7 +287,7 @@ PROVOCATIONS = (
     _mute("imu", "imu silent", Cause.STATE_STALE),
     _mute("camera", "camera silent", Cause.CAMERA_STALE),
     _freeze("camera", "camera frozen", Cause.CAMERA_STALE),
-    _set("obstacle ahead", Cause.OBSTACLE, distance=0.2),
+    _set("obstacle ahead", Cause.OBSTACLE, distance=0.1),
     _mute("range", "range sensor silent", Cause.OBSTACLE_SENSOR_STALE),
     _set("battery low", Cause.LOW_BATTERY, charge=0.05),
     _mute("heartbeat", "heartbeat missed", Cause.NODE_SILENT),

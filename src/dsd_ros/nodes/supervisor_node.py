@@ -19,12 +19,13 @@ from nav_msgs.msg import Odometry
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
-from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu, LaserScan, Range
+from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.actions import ActionKind
+from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.safety import (
     Cause,
     Fallback,
@@ -33,8 +34,6 @@ from dsd_ros.navigation.safety import (
     Requirements,
     Source,
     Timeouts,
-    nearest_ahead,
-    range_reading,
     tilt_of,
 )
 from dsd_ros.navigation.supervisor import Decision, Supervisor
@@ -42,6 +41,7 @@ from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.realtime import ask_for_realtime
 from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.sensor_ahead import listen_ahead
 from dsd_ros.nodes.stamps import pose_of, seconds
 
 KINDS = {
@@ -85,6 +85,7 @@ class SupervisorNode(Node):
         settings = declare(self, SupervisorSettings)
         self._limits = declare(self, Limits, "limit.")
         self._required = declare(self, Requirements, "require.")
+        self._view = declare(self, DepthView, "depth.")
         timeouts = declare(self, Timeouts, "timeout.")
         fallback = declare(self, Fallback)
         refuse_unknown(self)
@@ -126,10 +127,7 @@ class SupervisorNode(Node):
         hear(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
         hear(String, "heartbeat", self._on_heartbeat, qos.STATE)
         hear(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
-        if self._required.obstacle == "range":
-            hear(Range, "range", self._on_range, qos.SENSOR)
-        elif self._required.obstacle == "scan":
-            hear(LaserScan, "scan", self._on_scan, qos.SENSOR)
+        listen_ahead(self, self._required, self._limits, self._view, self._on_distance)
         self._pictures = self._listen_to_camera()
 
     def _listen_to_camera(self) -> Any:
@@ -213,21 +211,8 @@ class SupervisorNode(Node):
         self._picture_time = time.monotonic()
         self._supervisor.on_picture(sec + nanosec * 1e-9, self._picture_time)
 
-    def _on_range(self, message: Range) -> None:
-        distance = range_reading(message.range, message.min_range, message.max_range)
-        self._supervisor.on_distance(distance, time.monotonic())
-        self._decide()
-
-    def _on_scan(self, message: LaserScan) -> None:
-        distance = nearest_ahead(
-            message.ranges,
-            message.angle_min,
-            message.angle_increment,
-            message.range_min,
-            message.range_max,
-            math.radians(self._limits.obstacle_cone_deg),
-        )
-        self._supervisor.on_distance(distance, time.monotonic())
+    def _on_distance(self, distance: float | None, stamp: float | None) -> None:
+        self._supervisor.on_distance(distance, time.monotonic(), stamp)
         self._decide()
 
     def _on_battery(self, message: BatteryState) -> None:

@@ -1,0 +1,161 @@
+"""What a depth image says about the way ahead: the nearest thing in the corridor that the robot's body takes.
+
+Pure geometry: a pixel and its depth are a point in front of the robot; points on the floor, beside the
+corridor or above it are none of its business.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_KNOWN_SHARE = 0.5  # of the pixels that look into the corridor: with fewer, nothing is known
+_COLUMNS = 160  # of the grid of pixels that is looked at: enough, and cheap
+_SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further off, more counts as floor
+
+# Metres per unit of each encoding (REP 118).
+UNITS = {"32FC1": ("f4", 1.0), "16UC1": ("u2", 0.001)}
+
+
+class DepthError(ValueError):
+    """A message that holds no depth image; one sentence."""
+
+
+def _option(default: float, text: str, low: float, high: float) -> Any:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+@dataclass(frozen=True)
+class DepthView:
+    """How the depth camera is mounted, and what the robot's body takes."""
+
+    camera_height: float = _option(0.36, "of the depth camera above the floor, m", 0.02, 2.0)
+    camera_pitch_deg: float = _option(
+        17.0, "the depth camera looks this much downwards, degrees", -45.0, 75.0
+    )
+    corridor_width: float = _option(
+        0.5, "the robot's width, with what it must keep on both sides, m", 0.1, 2.0
+    )
+    corridor_height: float = _option(0.5, "what hangs higher is passed below, m", 0.1, 2.0)
+    floor_clearance: float = _option(
+        0.06, "what is lower is the floor or can be stepped on, m", 0.01, 0.3
+    )
+    outlier_pixels: int = field(
+        default=8,
+        metadata={
+            "help": "nearer points than these few, of the 160 pixels wide grid looked at, are taken for noise",
+            "min": 0,
+            "max": 1000,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Intrinsics:
+    """A pinhole camera: focal lengths and centre in pixels, sides of its picture."""
+
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    width: int
+    height: int
+
+    @property
+    def known(self) -> bool:
+        """Whether a camera told them at all."""
+        values = (self.fx, self.fy, self.cx, self.cy)
+        return all(map(math.isfinite, values)) and min(self.fx, self.fy) > 0.0
+
+
+def read_depth(
+    data: bytes | memoryview, encoding: str, height: int, width: int, step: int, big_endian: bool
+) -> np.ndarray:
+    """Depths along the optical axis in metres, float32 (height, width); 0 and NaN: not known.
+
+    :raises DepthError: for an unknown encoding, or sizes that do not fit the data.
+    """
+    if encoding not in UNITS:
+        raise DepthError(
+            f"The depth image's encoding is {encoding!r}; known are {', '.join(UNITS)}."
+        )
+    code, unit = UNITS[encoding]
+    kind = np.dtype((">" if big_endian else "<") + code)
+    if height < 1 or width < 1 or step < width * kind.itemsize or len(data) < height * step:
+        raise DepthError(
+            f"The depth image says {width} x {height} pixels in rows of {step} bytes, but has {len(data)} bytes."
+        )
+    rows = np.frombuffer(data, dtype=np.uint8, count=height * step).reshape(height, step)
+    pixels = np.ascontiguousarray(rows[:, : width * kind.itemsize]).view(kind)
+    return pixels.astype(np.float32) * np.float32(unit)
+
+
+class DepthCorridor:
+    """Rays of one camera, made once; :meth:`nearest` for each image.
+
+    :param reach: how far ahead (m) it matters that something is known.
+    """
+
+    def __init__(self, view: DepthView, camera: Intrinsics, reach: float) -> None:
+        if not camera.known:
+            raise DepthError("The depth camera's info does not tell its focal length.")
+        self._view, self.camera = view, camera
+        self._stride = max(1, camera.width // _COLUMNS)
+        columns = np.arange(0, camera.width, self._stride, dtype=np.float32)
+        rows = np.arange(0, camera.height, self._stride, dtype=np.float32)
+        across = (columns - np.float32(camera.cx)) / np.float32(camera.fx)
+        down = ((rows - np.float32(camera.cy)) / np.float32(camera.fy))[:, None]
+        c = math.cos(math.radians(view.camera_pitch_deg))
+        s = math.sin(math.radians(view.camera_pitch_deg))
+        # Metres ahead, aside and up per metre of depth, in the level frame below the camera.
+        self._ahead, self._up = c - s * down, -s - c * down
+        self._aside = np.abs(across)[None, :]
+        self._watched = self._looks_at(reach) | self._looks_at(2.0 * reach)
+
+    @property
+    def blind(self) -> bool:
+        """Whether no pixel looks into the corridor: mounted or described wrongly."""
+        return not self._watched.any()
+
+    def _looks_at(self, ahead: float) -> np.ndarray:
+        """The pixels whose rays pass through the corridor at a distance."""
+        with np.errstate(divide="ignore"):
+            depth = np.where(self._ahead > 1e-3, ahead / self._ahead, np.inf)
+            height = self._view.camera_height + depth * self._up
+            inside = (height > 0.0) & (height < self._view.corridor_height)
+            return inside & (depth * self._aside < self._view.corridor_width / 2)
+
+    def nearest(self, depths: np.ndarray) -> float | None:
+        """Metres ahead of the camera to the nearest thing in the corridor, infinite when there is none.
+
+        None when too few of the pixels that look into it know anything: a covered lens, or a thing
+        too near for the sensor, must not pass for a free way. Minus infinity says "too near", plus infinity
+        "nothing there", NaN and 0 nothing.
+
+        :param depths: float32 (height, width), metres along the optical axis, as the camera's info says.
+        """
+        if depths.shape != (self.camera.height, self.camera.width):
+            raise DepthError(
+                f"The depth image is {depths.shape[1]} x {depths.shape[0]} pixels, but the camera's info "
+                f"says {self.camera.width} x {self.camera.height}."
+            )
+        view = self._view
+        grid = depths[:: self._stride, :: self._stride]
+        known = (grid > 0.0) | (grid == -np.inf)  # NaN compares as false
+        if self.blind or known[self._watched].mean() < _KNOWN_SHARE:
+            return None
+        too_near = grid == -np.inf
+        finite = np.where(np.isfinite(grid) & known, grid, np.float32(1e6))
+        ahead = finite * self._ahead
+        height = view.camera_height + finite * self._up
+        body = (height > view.floor_clearance + _SLOPE * np.abs(ahead)) & (
+            height < view.corridor_height
+        )
+        inside = body & (finite * self._aside < view.corridor_width / 2) & (ahead > 0.0)
+        found = np.concatenate([ahead[inside], np.zeros(int((too_near & self._watched).sum()))])
+        if len(found) <= view.outlier_pixels:
+            return math.inf
+        return float(np.partition(found, view.outlier_pixels)[view.outlier_pixels])

@@ -76,6 +76,24 @@ class Offscreen:
         self._mujoco.mjr_readPixels(pixels, None, viewport, self._context)
         return pixels[::-1].copy()
 
+    def draw_with_depth(self, scene: Any, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+        """The scene as :meth:`draw` has it, and the depth of each pixel along the optical axis in metres.
+
+        Depths are float32 (height, width); NaN where nothing is to be seen.
+        """
+        viewport = self._mujoco.MjrRect(0, 0, width, height)
+        self._mujoco.mjr_render(viewport, scene, self._context)
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        buffer = np.empty((height, width), dtype=np.float32)
+        # Reversed depth: 1 at the near plane, 0 at the far one, and precise in between.
+        self._context.readDepthMap = self._mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
+        self._mujoco.mjr_readPixels(pixels, buffer, viewport, self._context)
+        extent = self._model.stat.extent
+        near, far = self._model.vis.map.znear * extent, self._model.vis.map.zfar * extent
+        values = buffer[::-1].astype(np.float64)
+        depths = near * far / (near + values * (far - near))
+        return pixels[::-1].copy(), np.where(values > 0.0, depths, np.nan).astype(np.float32)
+
     def draw_geoms(self, scene: Any, width: int, height: int) -> np.ndarray:
         """The index of the geom that each pixel shows, -1 for none: int64 (height, width)."""
         flags = self._mujoco.mjtRndFlag

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .offscreen import Offscreen, SimulatorError, import_mujoco
+from .rangefinder import range_ahead
 from .scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
 from .world import REACH, World
 
@@ -123,18 +124,30 @@ class Simulator:
 
     def render(self) -> np.ndarray:
         """What the front camera sees now: uint8 (height, width, 3), RGB."""
+        scene = self._front()
+        return self._offscreen.draw(scene, self.width, self.height)
+
+    def render_with_depth(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same, and the depth of each pixel along the optical axis: float32 (height, width), metres, NaN: none."""
+        scene = self._front()
+        return self._offscreen.draw_with_depth(scene, self.width, self.height)
+
+    def _front(self) -> Any:
         scene = self._update("front")
         # Shadows would cost three times the frame rate on a CPU.
         scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-        return self._offscreen.draw(scene, self.width, self.height)
+        return scene
+
+    def range_ahead(self) -> float:
+        """Metres from the robot's front to what is ahead, infinite when that is far."""
+        return range_ahead(self.world, self.pose)
 
     def visible_pixels(self) -> dict[int, int]:
         """Pixels of the front camera's image that show each thing: {index in world.things: count}.
 
         Things behind others or outside the picture are left out.
         """
-        scene = self._update("front")
-        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        scene = self._front()
         geoms = self._offscreen.draw_geoms(scene, self.width // 2, self.height // 2)
         owners = self._owner[geoms[geoms >= 0]]
         counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things)) * 4

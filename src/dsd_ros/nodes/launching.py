@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, OpaqueFunction
+from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, LogInfo, OpaqueFunction
 from launch.events import Shutdown
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
@@ -26,7 +26,7 @@ from dsd_ros.nodes.bringup import (
     values_of,
 )
 from dsd_ros.nodes.respawn import RULE, Restarts, how_it_ended
-from launch import LaunchContext, LaunchDescription
+from launch import Action, LaunchContext, LaunchDescription
 
 
 def describe(name: str) -> LaunchDescription:
@@ -75,13 +75,11 @@ def _program(
 
 def _node(system: System, start: NodeStart) -> Node:
     name = start.entry.executable
-    kinds = {
-        target: _kind(argument.default)
-        for argument in system.arguments
-        for target in argument.targets
+    defaults = {
+        target: argument.default for argument in system.arguments for target in argument.targets
     }
     parameters = {
-        parameter: ParameterValue(value, value_type=kinds[f"{name}.{parameter}"])
+        parameter: _as_typed(value, defaults[f"{name}.{parameter}"])
         for parameter, value in start.parameters.items()
     }
     return Node(
@@ -102,11 +100,12 @@ def _at_the_end(name: str, respawn: bool) -> dict[str, Any]:
     """What launch is to do when a process has ended: start it again, or end all."""
     restarts = Restarts()
 
-    def on_exit(event: Any, context: LaunchContext) -> EmitEvent | None:
+    def on_exit(event: Any, context: LaunchContext) -> list[Action] | None:
         if respawn and restarts.after(event.returncode, time.monotonic()) is not None:
             return None
-        sentence = restarts.sentence if respawn else how_it_ended
-        return EmitEvent(event=Shutdown(reason=f"{name} {sentence(event.returncode)}"))
+        how = restarts.sentence if respawn else how_it_ended
+        reason = f"{name} {how(event.returncode)}; ending the others"
+        return [LogInfo(msg=reason), EmitEvent(event=Shutdown(reason=reason))]
 
     handler: Callable[..., Any] = on_exit
     if not respawn:
@@ -115,11 +114,12 @@ def _at_the_end(name: str, respawn: bool) -> dict[str, Any]:
     return {"on_exit": handler, "respawn": True, "respawn_delay": 2 * RULE.first_pause_s}
 
 
-def _kind(default: str) -> type:
+def _as_typed(value: str, default: str) -> Any:
+    """A value as the type of its argument's default; launch would guess text like "1" to be a number."""
     for kind in (int, float):
         try:
             kind(default)
         except ValueError:
             continue
-        return kind
-    return str
+        return kind(value)
+    return ParameterValue(value, value_type=str)

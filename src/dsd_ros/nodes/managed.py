@@ -140,7 +140,9 @@ class ManagedNode(LifecycleNode):
         if sentence is not None:
             self._attempt(self.unload)
             return self._not_done(sentence, health.ERROR)
-        self._stand(f"The {self.get_name()} is not active.", "inactive")
+        self.reason = f"The {self.get_name()} is not active."
+        if self._by_hand or not self._managed.autostart:
+            self._health.report(health.WARN, "inactive")
         return SUCCESS
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -174,15 +176,15 @@ class ManagedNode(LifecycleNode):
         """The service's callback: as rclpy's, one at a time, and with an answer also to what is refused."""
         self.interrupt()
         with self._transition:
+            before, self._by_hand = self._by_hand, True
             try:
-                response = self._rcl_change_state(request, response)
+                return self._rcl_change_state(request, response)
             except RCLError:  # raised before anything has happened
+                self._by_hand = before
                 asked = request.transition.label or request.transition.id
                 self.get_logger().warning(f"{asked}: no transition of the state {self.state}")
                 response.success = False
                 return response
-            self._by_hand = True
-        return response
 
     def _start(self) -> None:
         """Takes the node to active, as often as it needs."""

@@ -130,6 +130,19 @@ class ProcessGroup:
             name, command, {**start.environment, **(environment or {})}, restarts=restarts
         )
 
+    def restart(self, name: str) -> None:
+        """End a child as its operator would, by SIGTERM, and start it again at once."""
+        child = self.child(name)
+        child.signal(signal.SIGTERM)
+        try:
+            child.process.wait(INTERRUPT_S)
+        except subprocess.TimeoutExpired:
+            self._printer(child.name, "did not end when asked; killed")
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+        child.due, child.given_up = None, False
+        self._launch(child)
+
     def ended(self) -> Child | None:
         """A child that has ended for good. Call it often: it starts the others again when it is time."""
         for child in self._children:

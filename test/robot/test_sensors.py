@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
 from dsd_ros.robot.faults import FaultBoard
+from dsd_ros.robot.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.rangefinder import FIELD_OF_VIEW, MAX_RANGE, range_ahead
-from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH
+from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH, build_mjcf
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.world import Furniture, Thing, World
 
@@ -23,6 +25,15 @@ def room(*things: Thing, furniture: tuple[Furniture, ...] = ()) -> World:
 
 
 FAR = Thing("can", "red", -2.5, 1.5, 0.0)  # behind the robot
+
+
+@pytest.fixture(scope="module")
+def offscreen() -> Iterator[Offscreen]:
+    """Making one takes far longer than drawing with it."""
+    model = import_mujoco().MjModel.from_xml_string(build_mjcf(World.from_seed(0)))
+    made = Offscreen(model)
+    yield made
+    made.close()
 
 
 def corridor(simulator: Simulator) -> DepthCorridor:
@@ -55,9 +66,9 @@ def test_the_range_finder_measures_the_plan():
 
 
 @pytest.mark.parametrize("kind", ["bottle", "can", "box", "ball", "chair"])
-def test_the_depth_camera_sees_each_kind_of_thing_where_it_is(kind):
+def test_the_depth_camera_sees_each_kind_of_thing_where_it_is(kind, offscreen):
     thing = Thing(kind, "red", 1.2, 0.0, 0.0)
-    with Simulator(room(thing)) as simulator:
+    with Simulator(room(thing), offscreen=offscreen) as simulator:
         for x in (0.0, 0.3):
             simulator.pose = (x, 0.0, 0.0)
             _, depths = simulator.render_with_depth()
@@ -68,8 +79,8 @@ def test_the_depth_camera_sees_each_kind_of_thing_where_it_is(kind):
             )  # its surface is not everywhere on its circle
 
 
-def test_the_depth_camera_sees_walls_and_no_floor():
-    with Simulator(room(FAR)) as simulator:
+def test_the_depth_camera_sees_walls_and_no_floor(offscreen):
+    with Simulator(room(FAR), offscreen=offscreen) as simulator:
         ways = []
         for x in (0.0, 1.0, 2.0, 2.55):
             simulator.pose = (x, 0.0, 0.0)
@@ -79,10 +90,10 @@ def test_the_depth_camera_sees_walls_and_no_floor():
         assert ways == pytest.approx([3.0 - CAMERA_AHEAD - x for x in (0, 1, 2, 2.55)], abs=0.01)
 
 
-def test_the_depth_camera_agrees_with_the_plan_in_seeded_worlds():
+def test_the_depth_camera_agrees_with_the_plan_in_seeded_worlds(offscreen):
     for seed in range(6):
         world = World.from_seed(seed)
-        with Simulator(world) as simulator:
+        with Simulator(world, offscreen=offscreen) as simulator:
             _, depths = simulator.render_with_depth()
             found = corridor(simulator).nearest(depths)
             x, y, yaw = world.start

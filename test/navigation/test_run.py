@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.run import Moment, NavigationRun, Phase, RunOutcome, RunSettings
+from dsd_ros.navigation.records import Answer, Moment, Phase
+from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
+from dsd_ros.navigation.settings import RunOutcome, RunSettings
 
 SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
 GO = "I see it. Action: forward 25 cm"
@@ -55,9 +57,11 @@ class Bench:
         return command
 
     def until_request(self):
+        """Tick until the run has asked, and the robot's rest is confirmed."""
+        request = None
         for _ in range(2000):
-            request = self.run.take_request()
-            if request is not None or self.run.ended:
+            request = self.run.take_request() or request
+            if self.run.ended or (request is not None and self.run.phase is Phase.DECODING):
                 return request
             self.tick()
         raise AssertionError("the run neither asks nor ends")
@@ -65,7 +69,7 @@ class Bench:
     def answer(self, text: str, age: float = 0.1):
         request = self.until_request()
         self.now += age
-        self.run.on_answer(request.number, text, request.not_before, self.moment)
+        self.run.on_answer(request.number, Answer(text, request.not_before), self.moment)
 
     def finish(self):
         for _ in range(2000):
@@ -192,7 +196,7 @@ def test_a_reply_about_an_old_picture_is_not_carried_out():
 def test_a_picture_from_before_the_rest_or_from_the_future_is_not_acted_on(offset):
     bench = Bench()
     request = bench.until_request()
-    bench.run.on_answer(request.number, GO, request.not_before + offset, bench.moment)
+    bench.run.on_answer(request.number, Answer(GO, request.not_before + offset), bench.moment)
     assert bench.run.outcome is RunOutcome.STALE_OBSERVATION
 
 
@@ -200,7 +204,7 @@ def test_a_late_answer_to_an_earlier_request_is_ignored():
     bench = Bench()
     bench.answer(STOP.replace("stop", "turn right 15 degrees"))
     second = bench.until_request()
-    bench.run.on_answer(1, GO, second.not_before, bench.moment)
+    bench.run.on_answer(1, Answer(GO, second.not_before), bench.moment)
     bench.run.on_failure(1, RunOutcome.LINK_LOST, "late")
     assert bench.run.phase is Phase.DECODING and len(bench.run.steps) == 1
 
@@ -286,7 +290,7 @@ class Chaos(RuleBasedStateMachine):
     )
     def answer(self, number, text, age):
         moment = self.bench.moment
-        self.bench.run.on_answer(number, text, moment.stamp - age, moment)
+        self.bench.run.on_answer(number, Answer(text, moment.stamp - age), moment)
 
     @rule(number=st.integers(0, 6))
     def failure(self, number):

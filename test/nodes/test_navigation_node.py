@@ -78,7 +78,7 @@ class NavigationRig:
             answer.code, answer.message = said
             return answer
         seconds_back = int(self.age)
-        answer.success, answer.text = True, said
+        answer.success, answer.verified, answer.text = True, True, said
         answer.observation_stamp = Time(
             sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec
         )

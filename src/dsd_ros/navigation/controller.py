@@ -7,7 +7,7 @@ Pure: time, pose and velocity are passed in, commands come out. Units: metres, r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from dsd_ros.navigation.actions import Action, ActionKind
@@ -71,6 +71,16 @@ class MotionSettings:
     rest_s: float = _option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
     stuck_s: float = _option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
 
+    def still(self, measured: Velocity) -> bool:
+        """Whether a robot of this measured velocity stands."""
+        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= math.radians(
+            self.rest_turn_rate_deg
+        )
+
+    def slower(self, share: float) -> MotionSettings:
+        """The same with this share of the top speeds."""
+        return replace(self, speed=self.speed * share, turn_rate_deg=self.turn_rate_deg * share)
+
 
 class MotionStatus(Enum):
     """How far the action has come; DONE and STUCK are ends, and the robot stands in both."""
@@ -82,6 +92,7 @@ class MotionStatus(Enum):
 
 
 _CREEP = 0.1  # share of the top speed below which the profile does not fall before the goal
+_ASKEW = math.radians(3.0)  # a drive that begins further off its direction turns on the spot first
 _HEADING_GAIN = 1.5  # 1/s, holds the heading during a drive
 _REST_LIMIT_S = (
     3.0  # a robot that still moves this long after the zero command is not ours to steer
@@ -94,19 +105,28 @@ class MotionController:
     The speed is the least of the top speed, what acceleration allows since the last sample, and
     what braking still can take away over the remaining way (v^2 = 2 a s). Progress is measured,
     never assumed.
+
+    :param origin: where the action counts from, when that is not ``pose``: the robot has moved on
+        since it was decided. A drive that begins askew turns into its direction first.
     """
 
-    def __init__(self, action: Action, settings: MotionSettings, pose: Pose, now: float) -> None:
+    def __init__(
+        self,
+        action: Action,
+        settings: MotionSettings,
+        pose: Pose,
+        now: float,
+        origin: Pose | None = None,
+    ) -> None:
         self.action = action
         self.status = MotionStatus.MOVING
         self.travelled = 0.0  # m of path covered
         self._settings = settings
-        self._start = pose
+        self._start = pose if origin is None else origin
         self._last_pose = pose
         self._last_time = now
-        self._turned = 0.0  # rad since the start, unwrapped
+        self._turned = math.remainder(pose.yaw - self._start.yaw, math.tau)  # rad, unwrapped
         self._speed = 0.0  # magnitude of the last command along the action, m/s or rad/s
-        self._best = 0.0
         self._best_time = now
         self._settle_time = now
         self._still_since: float | None = None
@@ -114,6 +134,8 @@ class MotionController:
         turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
         self._turning = turning
         self._goal = abs(action.radians) if turning else action.metres
+        self._askew = not turning and abs(self._turned) > _ASKEW
+        self._best = self.progress
         if action.kind is ActionKind.STOP:
             self.status = MotionStatus.SETTLING
 
@@ -124,6 +146,24 @@ class MotionController:
             return math.copysign(1.0, self.action.radians) * self._turned
         dx, dy = self._last_pose.x - self._start.x, self._last_pose.y - self._start.y
         return dx * math.cos(self._start.yaw) + dy * math.sin(self._start.yaw)
+
+    @property
+    def standing(self) -> bool:
+        """Whether the motion is over and the robot was last measured at rest."""
+        return self._still_since is not None
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until a robot that follows the speed profile stands; 0 once it is to stand."""
+        if self.status is not MotionStatus.MOVING:
+            return 0.0
+        top, acceleration, _ = self._limits()
+        way, speed = max(0.0, self._goal - self.progress), self._speed
+        if speed * speed >= 2.0 * acceleration * way:  # braking
+            return math.sqrt(2.0 * way / acceleration)
+        peak = min(top, math.sqrt(acceleration * way + speed * speed / 2.0))
+        ramps = (2.0 * peak * peak - speed * speed) / (2.0 * acceleration)  # m or rad
+        return (2.0 * peak - speed) / acceleration + max(0.0, way - ramps) / peak
 
     @property
     def finished(self) -> bool:
@@ -147,14 +187,10 @@ class MotionController:
         return AT_REST
 
     def _move(self, step: float, now: float) -> Velocity:
+        if self._askew:
+            return self._straighten(step, now)
         settings = self._settings
-        if self._turning:
-            top = math.radians(settings.turn_rate_deg)
-            acceleration = math.radians(settings.turn_acceleration_deg)
-            tolerance = math.radians(settings.angle_tolerance_deg)
-        else:
-            top, acceleration = settings.speed, settings.acceleration
-            tolerance = settings.distance_tolerance
+        top, acceleration, tolerance = self._limits()
         progress = self.progress
         remaining = self._goal - progress
         if remaining <= tolerance:
@@ -174,6 +210,32 @@ class MotionController:
         correction = max(-limit, min(limit, -_HEADING_GAIN * self._turned))
         return Velocity(self._speed, correction)
 
+    def _limits(self) -> tuple[float, float, float]:
+        """Top speed, acceleration and tolerance of the motion, in m or rad."""
+        settings = self._settings
+        if not self._turning:
+            return settings.speed, settings.acceleration, settings.distance_tolerance
+        return (
+            math.radians(settings.turn_rate_deg),
+            math.radians(settings.turn_acceleration_deg),
+            math.radians(settings.angle_tolerance_deg),
+        )
+
+    def _straighten(self, step: float, now: float) -> Velocity:
+        """Turn on the spot into the direction of the drive."""
+        settings, error = self._settings, abs(self._turned)
+        if error <= 2.0 * math.radians(settings.angle_tolerance_deg):
+            self._askew, self._speed, self._best_time = False, 0.0, now
+            return AT_REST
+        if now - self._best_time > settings.stuck_s:
+            self._blocked = True
+            return self._begin_rest(now)
+        acceleration = math.radians(settings.turn_acceleration_deg)
+        top = math.radians(settings.turn_rate_deg)
+        wanted = min(top, max(math.sqrt(2.0 * acceleration * error), _CREEP * top))
+        self._speed = min(wanted, self._speed + acceleration * step)
+        return Velocity(0.0, -math.copysign(self._speed, self._turned))
+
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING
         self._settle_time = now
@@ -182,10 +244,7 @@ class MotionController:
 
     def _settle(self, measured: Velocity, now: float) -> None:
         settings = self._settings
-        still = abs(measured.vx) <= settings.rest_speed and abs(measured.wz) <= math.radians(
-            settings.rest_turn_rate_deg
-        )
-        if not still:
+        if not settings.still(measured):
             self._still_since = None
             if now - self._settle_time > _REST_LIMIT_S:
                 self.status = MotionStatus.STUCK

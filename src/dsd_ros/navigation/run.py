@@ -6,132 +6,50 @@ then on commands only zero.
 
     SETTLING --at rest--> DECODING
     DECODING --answer that parses and is fresh--> EXECUTING
-    EXECUTING --at rest--> DECODING
+    EXECUTING --at rest--> DECODING, or CHECKING after a stop where the arrival is to be checked
+    DECODING --link lost, fallback "return"--> RETRACING --link back--> SETTLING
         every phase --cancel, time-out, failure, lost odometry, safety stop--> ENDED
+
+The next decode is asked for as soon as the robot is first measured standing, while its rest is
+still being confirmed; with ``look_ahead_s`` even before. The answer waits for the rest.
 
 While the safety supervisor holds the robot, a run commands zero. A hold that lasts while there is
 an action to carry out, or that is latched, ends the run; after an operator has driven the robot it
-observes anew.
+observes anew. docs/navigation.md tells all of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Any
-
-from dsd_ros.navigation.actions import (
-    Action,
-    ActionKind,
-    Reply,
-    UnparsableReply,
-    format_action,
-    parse_reply,
-)
+from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.asking import Asking
 from dsd_ros.navigation.controller import (
     AT_REST,
     MotionController,
     MotionSettings,
-    MotionStatus,
     Pose,
     Velocity,
 )
-from dsd_ros.navigation.safety import REFUSALS, Cause, SafetyReport
+from dsd_ros.navigation.holds import Hold
+from dsd_ros.navigation.lookahead import fits
+from dsd_ros.navigation.oscillation import Oscillation
+from dsd_ros.navigation.records import (
+    Announcement,
+    Announcer,
+    Answer,
+    DecodeRequest,
+    Moment,
+    Phase,
+    Step,
+)
+from dsd_ros.navigation.replies import Refused, checked
+from dsd_ros.navigation.retrace import Retrace
+from dsd_ros.navigation.safety import SafetyReport
+from dsd_ros.navigation.settings import RunOutcome, RunSettings
+from dsd_ros.navigation.walk import Walk
 
-_REFUSED_S = 0.5  # a refusal of what navigation does itself does not pass by waiting longer
-_STAMP_ROUNDING_S = 1e-3  # stamps go through float64 seconds and back
-
-
-class RunOutcome(IntEnum):
-    """How a run ended. ARRIVED is the model's own claim: it said stop."""
-
-    UNKNOWN = 0
-    ARRIVED = 1
-    CANCELLED = 2
-    STEP_BUDGET = 3
-    TIME_BUDGET = 4
-    UNPARSABLE_REPLY = 5
-    STALE_OBSERVATION = 6
-    NO_OBSERVATION = 7
-    DECODE_TIMEOUT = 8
-    LINK_LOST = 9
-    VERIFIER_REFUSED = 10
-    ODOMETRY_LOST = 11
-    STUCK = 12
-    BAD_GOAL = 13
-    INTERNAL_ERROR = 14
-    SHUTDOWN = 15
-    SAFETY_STOP = 16
-    OSCILLATING = 17
-    NOT_THERE = 18
-
-
-class Phase(Enum):
-    """Where in its cycle a run is."""
-
-    SETTLING = "settling"
-    DECODING = "decoding"
-    EXECUTING = "executing"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Moment:
-    """An instant on two clocks that are never compared with each other.
-
-    ``steady``: this process's monotonic clock, for every time-out. ``stamp``: the clock of the
-    robot's message stamps (wall or simulated), for the age of observations and for motion. Both in
-    seconds.
-    """
-
-    steady: float
-    stamp: float
-
-
-def _option(default: Any, text: str, low: float, high: float) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Budgets and limits of a run."""
-
-    max_steps: int = _option(60, "actions a run may take", 1, 1000)
-    time_limit_s: float = _option(180.0, "time a run may take, s", 1.0, 3600.0)
-    max_observation_age_s: float = _option(
-        5.0, "a reply about a picture older than this is not carried out, s", 0.1, 60.0
-    )
-    decode_timeout_s: float = _option(15.0, "time one reply may take, s", 0.1, 120.0)
-    odometry_timeout_s: float = _option(
-        2.0, "a run ends when the robot has not reported its pose for this long, s", 0.1, 30.0
-    )
-    max_stuck: int = _option(3, "a run ends after this many blocked actions in a row", 1, 20)
-    safety_patience_s: float = _option(
-        2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
-    )
-    safety_timeout_s: float = _option(
-        1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
-    )
-
-
-@dataclass(frozen=True)
-class DecodeRequest:
-    """What the run wants decoded: a picture stamped at or after ``not_before``, answered within
-    ``timeout``.
-    """
-
-    number: int
-    not_before: float
-    timeout: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """One action that was accepted for execution."""
-
-    number: int
-    reply: Reply
-    observation_age: float  # s, when the action began
+HISTORY = 8  # steps that a request tells of
+ARRIVAL_S = 2.0  # the service check_arrival may take
+_LOST = (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT)
 
 
 class NavigationRun:
@@ -142,135 +60,132 @@ class NavigationRun:
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
         self.steps: list[Step] = []
-        self.distance = 0.0  # m travelled by finished actions
         self._settings = settings
         self._motion_settings = motion
-        self._began = moment.steady
-        self._odometry_time = moment.steady
-        self._motion: MotionController | None = None
-        self._pending: DecodeRequest | None = None
-        self._handed_out = False
-        self._requested_at = moment.steady
-        self._requests = 0
+        self._slow_settings = motion.slower(settings.fallback_speed)
+        self._now = self._began = self._odometry_time = moment.steady
+        self._walk = Walk()
+        self._hold = Hold(settings, moment.steady)
+        self._asking = Asking()
+        self._announcer = Announcer(moment.steady)
+        self._oscillation = Oscillation(settings.max_repeats, settings.max_reversals)
+        self._ahead = False  # the request came before the rest
+        self._early: Answer | None = None  # an answer that waits for the rest
+        self._early_failed = False
+        self._origin: Pose | None = None  # where the accepted action counts from, if not from here
+        self._decided_at = Pose(0.0, 0.0, 0.0)
+        self._past: list[Step] = []  # what the next request tells of
         self._stuck_in_a_row = 0
-        self._safety = SafetyReport()
-        self._safety_time = moment.steady
-        self._held_since: float | None = None
+        self._unverified_in_a_row = 0
+        self._check_since: float | None = None  # None: not yet handed out
+        self._retrace: Retrace | None = None
 
     @property
     def ended(self) -> bool:
         return self.phase is Phase.ENDED
 
     @property
-    def distance_travelled(self) -> float:
+    def distance(self) -> float:
         """Metres of path since the start, the action under way included."""
-        return self.distance + (self._motion.travelled if self._motion else 0.0)
+        return self._walk.distance
 
     @property
     def action(self) -> Action | None:
         """What is being carried out now."""
-        executing = self.phase is Phase.EXECUTING
-        return self.steps[-1].reply.action if executing and self.steps else None
+        if self._retrace is not None:
+            return self._retrace.leg
+        return self.steps[-1].reply.action if self.phase is Phase.EXECUTING else None
 
-    def on_odometry(self, pose: Pose, measured: Velocity, moment: Moment) -> Velocity:
-        """Take the robot's newest pose; returns the command for it."""
-        self._odometry_time = moment.steady
-        if self.phase is Phase.SETTLING and Cause.OPERATOR in self._safety.causes:
-            self._motion = None  # nothing is observed before the operator lets go
+    # -- what happens --------------------------------------------------------------------------
+
+    def on_odometry(
+        self, pose: Pose, measured: Velocity, moment: Moment, stamp: float | None = None
+    ) -> Velocity:
+        """Take the robot's newest pose, true at ``stamp`` (None: now); returns the command for it."""
+        if self.ended:
             return AT_REST
-        if self._motion is None:
-            if self.phase is Phase.SETTLING:
-                wanted = Action(ActionKind.STOP)
-            elif self.phase is Phase.EXECUTING:
-                wanted = self.steps[-1].reply.action
-            else:
-                return AT_REST
-            self._motion = MotionController(wanted, self._motion_settings, pose, moment.stamp)
-        command = self._motion.update(pose, measured, moment.stamp)
-        if self._motion.finished:
-            self._end_motion(moment)
+        self._now = self._odometry_time = moment.steady
+        walk = self._walk
+        at = walk.on_pose(pose, measured, moment, stamp, self.phase is not Phase.RETRACING)
+        if self.phase is Phase.SETTLING and self._hold.by_operator:
+            self._abandon()  # nothing is observed before the operator lets go
             return AT_REST
-        if self._hold(moment.steady):
-            self._motion.pause(moment.stamp)
+        motion = walk.motion or self._begin_motion(measured, moment)
+        if motion is None:
+            return AT_REST
+        command = walk.update(motion, measured, at, moment)
+        if self._observes_next():
+            self._ask_early(motion, at, moment)
+        if motion.finished:
+            self._end_motion(motion.action, moment)
+            return AT_REST
+        if self._hold.reason(moment.steady):
+            motion.pause(moment.stamp)
             return AT_REST
         return command
 
     def on_safety(self, report: SafetyReport, steady: float) -> None:
         """The supervisor's newest verdict, which came at ``steady``."""
-        self._safety, self._safety_time = report, steady
+        if self.ended:
+            return
+        self._hold.on_report(report, steady)
+        self._asking.on_report(report, steady)
         if report.latched:
             self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {report.sentence}")
-        elif Cause.OPERATOR in report.causes and self.phase in (Phase.DECODING, Phase.EXECUTING):
+        elif self._hold.by_operator and self.phase is not Phase.SETTLING:
             # Moved by hand, the robot no longer is where picture and action belong.
-            self.distance = self.distance_travelled
-            self._motion, self._pending = None, None
-            self.phase = Phase.SETTLING
+            self._observe_anew()
 
-    def take_request(self) -> DecodeRequest | None:
-        """The decode that the run waits for, handed out once."""
-        if self.phase is not Phase.DECODING or self._handed_out:
-            return None
-        self._handed_out = True
-        return self._pending
-
-    def on_answer(self, number: int, text: str, observed_at: float, moment: Moment) -> None:
-        """The verified reply to request ``number``, about a picture stamped ``observed_at``.
-
-        Answers to any but the newest request are ignored: what they saw is past.
-        """
-        if not self._awaits(number):
+    def on_answer(self, number: int, answer: Answer, moment: Moment) -> None:
+        """The reply to request ``number``; ignored unless that is the newest: what it saw is past."""
+        if not self._asking.awaits(number) or self._early is not None:
             return
-        assert self._pending is not None
-        age = moment.stamp - observed_at
-        limit = self._settings.max_observation_age_s
-        if observed_at < self._pending.not_before - _STAMP_ROUNDING_S:
-            self.end(
-                RunOutcome.STALE_OBSERVATION,
-                "The reply is about a picture taken before the robot came to rest; "
-                "it was not carried out.",
-            )
-        elif (
-            not -0.5 <= age <= limit
-        ):  # NaN fails here, too; -0.5: clocks of simulated time tick coarsely
-            self.end(
-                RunOutcome.STALE_OBSERVATION,
-                f"The reply came {age:.1f} s after its picture, the limit is {limit:.1f} s; "
-                "it was not carried out.",
-            )
+        self._now = moment.steady
+        if self.phase is Phase.DECODING:
+            self._take(answer, moment)
         else:
-            self._accept(text, age)
+            self._early = answer
 
     def on_failure(self, number: int, outcome: RunOutcome, sentence: str) -> None:
         """Request ``number`` can't be answered."""
-        if self._awaits(number):
-            self.end(outcome, sentence)
+        if not self._asking.awaits(number) or self._early is not None:
+            return
+        if self.phase is not Phase.DECODING:
+            self._asking.withdraw()  # and asked again at rest
+            self._early_failed = True
+        elif not self._asking.recovers(outcome, self._now):
+            self._fail(outcome, sentence)
+
+    def on_arrival(self, arrived: bool, sentence: str) -> None:
+        """What the service check_arrival says."""
+        if self.phase is not Phase.CHECKING:
+            return
+        said = "The model says that the target is reached"
+        if arrived:
+            self.end(RunOutcome.ARRIVED, f"{said}, and so does the check; the robot stands.")
+        else:
+            self.end(RunOutcome.NOT_THERE, f"{said}, but that is not confirmed: {sentence}")
 
     def on_time(self, moment: Moment) -> None:
         """Let the time-outs act. Call a few times a second at least."""
         if self.ended:
             return
-        settings = self._settings
-        held = self._lasting_hold(moment.steady)
-        if held:
+        settings, now = self._settings, moment.steady
+        self._now = now
+        held = self._hold.lasting(now, self.phase in (Phase.EXECUTING, Phase.RETRACING))
+        if held and not self._goes_on_without_link(held):
             self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {held}")
-        elif moment.steady - self._odometry_time > settings.odometry_timeout_s:
-            self.end(
-                RunOutcome.ODOMETRY_LOST,
-                f"The robot has not reported its pose for {settings.odometry_timeout_s:.1f} s.",
-            )
-        elif moment.steady - self._began > settings.time_limit_s:
-            self.end(
-                RunOutcome.TIME_BUDGET,
-                f"The run took longer than its {settings.time_limit_s:.0f} s.",
-            )
-        elif (
-            self.phase is Phase.DECODING
-            and moment.steady - self._requested_at > settings.decode_timeout_s
-        ):
-            self.end(
-                RunOutcome.DECODE_TIMEOUT,
-                f"No verified reply came within {settings.decode_timeout_s:.1f} s.",
-            )
+        elif now - self._odometry_time > settings.odometry_timeout_s:
+            said = f"The robot has not reported its pose for {settings.odometry_timeout_s:.1f} s."
+            self.end(RunOutcome.ODOMETRY_LOST, said)
+        elif now - self._began > settings.time_limit_s:
+            said = f"The run took longer than its {settings.time_limit_s:.0f} s."
+            self.end(RunOutcome.TIME_BUDGET, said)
+        elif self.phase is Phase.DECODING and self._asking.overdue(now):
+            said = f"No verified reply came within {settings.decode_timeout_s:.1f} s."
+            self._fail(RunOutcome.DECODE_TIMEOUT, said)
+        elif self._check_since is not None and now - self._check_since > ARRIVAL_S:
+            self.on_arrival(False, f"no answer of the check came within {ARRIVAL_S:.0f} s.")
 
     def cancel(self) -> None:
         """End at once by the operator's wish."""
@@ -280,77 +195,206 @@ class NavigationRun:
         """End with ``outcome``; the first end is the one that counts."""
         if self.ended:
             return
-        self.distance = self.distance_travelled
-        self._motion = None
-        self._pending = None
+        self._observe_anew()
         self.phase = Phase.ENDED
         self.outcome, self.sentence = outcome, sentence
 
-    def _hold(self, now: float) -> str:
-        """Why the robot is being held; empty when it is not."""
-        limit = self._settings.safety_timeout_s
-        if now - self._safety_time > limit:
-            return f"The safety supervisor has been silent for more than {limit:.1f} s."
-        return self._safety.sentence if self._safety.holds else ""
+    # -- what it asks for ----------------------------------------------------------------------
 
-    def _lasting_hold(self, now: float) -> str:
-        """Why the robot has been held for too long. Only while there is something to carry out: a
-        decode fails by itself when camera or link do. Under an operator's hands it counts throughout.
-        """
-        causes = set(self._safety.causes)
-        held = self._hold(now)
-        if not held or not (self.phase is Phase.EXECUTING or Cause.OPERATOR in causes):
-            self._held_since = None
-            return ""
-        if self._held_since is None:
-            self._held_since = now
-        patience = self._settings.safety_patience_s
-        if not REFUSALS.isdisjoint(causes):
-            patience = min(patience, _REFUSED_S)
-        return held if now - self._held_since > patience else ""
+    def take_request(self) -> DecodeRequest | None:
+        """A decode that is to be asked for now; handed out once, and again when its server died."""
+        return self._asking.take(self._now)
 
-    def _awaits(self, number: int) -> bool:
-        pending = self._pending
-        return self.phase is Phase.DECODING and pending is not None and pending.number == number
+    def take_announcement(self) -> Announcement | None:
+        """An action that begins, handed out once, before it is commanded."""
+        return self._announcer.take()
 
-    def _accept(self, text: str, age: float) -> None:
-        try:
-            reply = parse_reply(text)
-        except UnparsableReply as error:
-            self.end(RunOutcome.UNPARSABLE_REPLY, f"The robot stays where it is: {error}")
+    def take_check(self) -> bool:
+        """Whether the arrival is to be checked now; true once."""
+        wanted = self.phase is Phase.CHECKING and self._check_since is None
+        if wanted:
+            self._check_since = self._now
+        return wanted
+
+    # -- motion --------------------------------------------------------------------------------
+
+    def _begin_motion(self, measured: Velocity, moment: Moment) -> MotionController | None:
+        settings = self._motion_settings
+        if self.phase is Phase.SETTLING:
+            return self._walk.begin(Action(ActionKind.STOP), settings, moment)
+        if self.phase is Phase.EXECUTING:
+            step, origin = self.steps[-1], self._origin
+            settings = settings if step.verified else self._slow_settings
+            return self._walk.begin(step.reply.action, settings, moment, origin)
+        if self._retrace is not None:
+            if self._retrace.leg is not None:
+                return self._walk.begin(self._retrace.leg, self._slow_settings, moment)
+            if settings.still(measured):
+                self._next_leg(self._retrace)
+        return None
+
+    def _ask_early(self, motion: MotionController, at: float, moment: Moment) -> None:
+        """Ask as soon as the robot stands, or a little before; withdraw it when it moves again."""
+        if self._asking.request is None:
+            ahead = motion.time_left <= self._settings.look_ahead_s > 0.0
+            if (motion.standing or ahead) and not self._early_failed:
+                self._ask(at, moment, ahead=not motion.standing)
+        elif not (motion.standing or self._ahead):
+            self._asking.withdraw()
+            self._early = None
+
+    def _observes_next(self) -> bool:
+        """Whether what is under way is followed by an observation, as far as that is known."""
+        if self.phase is not Phase.EXECUTING:
+            return self.phase is Phase.SETTLING
+        stops = self.steps[-1].reply.action.kind is ActionKind.STOP
+        return not stops and len(self.steps) < self._settings.max_steps
+
+    def _end_motion(self, action: Action, moment: Moment) -> None:
+        stuck = self._walk.finish()
+        self._early_failed = False
+        self._stuck_in_a_row = self._stuck_in_a_row + 1 if stuck else 0
+        too_often = self._stuck_in_a_row >= self._settings.max_stuck
+        if self._retrace is not None:
+            self._retrace.leg = None
+            if too_often:
+                said = f"{self._retrace.reason} The way back is blocked; the robot stands on it."
+                self.end(RunOutcome.LINK_LOST, said)
             return
-        self.steps.append(Step(len(self.steps) + 1, reply, age))
-        self._pending = None
+        if self.phase is Phase.EXECUTING and not stuck:
+            if action.kind is ActionKind.STOP and self.steps[-1].verified:
+                self._arrive()
+                return
+            self._oscillation.carried_out(self._decided_at, action)
+        if too_often:
+            said = f"blocked {self._stuck_in_a_row} times in a row."
+            said = f"'{format_action(action)}' did not move the robot as it should: {said}"
+            self.end(RunOutcome.STUCK, said)
+        elif len(self.steps) >= self._settings.max_steps:
+            said = f"The target was not reached within {self._settings.max_steps} actions."
+            self.end(RunOutcome.STEP_BUDGET, said)
+        else:
+            self.phase = Phase.DECODING
+            answer, self._early = self._early, None
+            late = answer is not None and (
+                moment.stamp - answer.observed_at > self._settings.max_observation_age_s
+            )
+            if self._asking.request is None or late:  # not the answer was late, but the rest
+                self._ask(moment.stamp, moment)
+            elif answer is not None:
+                self._take(answer, moment)
+
+    def _arrive(self) -> None:
+        """The target says stop, and the robot stands."""
+        if self._settings.arrival_check == "service":
+            self.phase = Phase.CHECKING
+            return
+        said = "The model says that the target is reached, which nothing else has checked"
+        self.end(RunOutcome.ARRIVED, f"{said}; the robot stands.")
+
+    def _abandon(self) -> None:
+        """Nothing is under way or asked for any more."""
+        self._walk.drop()
+        self._announcer.take()
+        self._asking.withdraw()
+        self._origin = self._early = self._check_since = self._retrace = None
+        self._early_failed = False
+
+    def _observe_anew(self) -> None:
+        """Whatever is under way belongs to the past, and what was seen before is of no use."""
+        self._abandon()
+        self._past.clear()
+        self.phase = Phase.SETTLING
+
+    # -- replies -------------------------------------------------------------------------------
+
+    def _ask(self, not_before: float, moment: Moment, ahead: bool = False) -> None:
+        settings = self._settings
+        unverified = (
+            settings.fallback == "draft_only"
+            and self._unverified_in_a_row < settings.fallback_replies
+        )
+        self._ahead = ahead
+        self._asking.ask(
+            not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past)
+        )
+
+    def _take(self, answer: Answer, moment: Moment) -> None:
+        """Carry out the answer to the request in force, if it may be; the robot stands."""
+        assert self._asking.request is not None
+        age = moment.stamp - answer.observed_at
+        limit = self._settings.max_observation_age_s
+        try:
+            reply = checked(answer, self._asking.request, age, limit)
+        except Refused as refused:
+            self.end(refused.outcome, str(refused))
+            return
+        walk, action, origin = self._walk, reply.action, None
+        if not walk.stood_at(answer.observed_at):
+            origin = walk.track.at(answer.observed_at)
+            if origin is None or not fits(action, origin, walk.pose):
+                self._ask(moment.stamp, moment)  # the robot moved too much since; it stands now
+                return
+        self._origin, self._decided_at = origin, origin or walk.pose
+        nowhere = self._oscillation.refuses(self._decided_at, action)
+        if nowhere:
+            self.end(RunOutcome.OSCILLATING, f"The robot gets nowhere: {nowhere}.")
+            return
+        self._asking.withdraw()
+        self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
+        announcer = self._announcer
+        announcer.announce(action, reply.reasoning, answer.verified, self._now, walk.stood)
+        step = Step(
+            announcer.count, reply, age, answer.observed_at, answer.verified, answer.details
+        )
+        self.steps.append(step)
+        self._past = [*self._past, step][-HISTORY:]
         self.phase = Phase.EXECUTING
 
-    def _end_motion(self, moment: Moment) -> None:
-        assert self._motion is not None
-        stuck = self._motion.status is MotionStatus.STUCK
-        action = self._motion.action
-        self.distance += self._motion.travelled
-        self._motion = None
-        if self.phase is Phase.EXECUTING and action.kind is ActionKind.STOP and not stuck:
-            self.end(
-                RunOutcome.ARRIVED, "The model says that the target is reached; the robot stands."
+    # -- without the link ----------------------------------------------------------------------
+
+    def _fail(self, outcome: RunOutcome, sentence: str) -> None:
+        """No reply comes; the robot stands."""
+        if outcome in _LOST and self._settings.fallback == "return":
+            self._walk_back(sentence)
+        elif outcome in _LOST and self._unverified_in_a_row:
+            said = (
+                f"{sentence} The last {self._unverified_in_a_row} replies were by the draft alone."
             )
-            return
-        self._stuck_in_a_row = self._stuck_in_a_row + 1 if stuck else 0
-        if self._stuck_in_a_row >= self._settings.max_stuck:
-            self.end(
-                RunOutcome.STUCK,
-                f"'{format_action(action)}' did not move the robot as it should: blocked "
-                f"{self._stuck_in_a_row} times in a row.",
-            )
-        elif len(self.steps) >= self._settings.max_steps:
-            self.end(
-                RunOutcome.STEP_BUDGET,
-                f"The target was not reached within {self._settings.max_steps} actions.",
-            )
+            self.end(RunOutcome.LINK_LOST, said)
         else:
-            self._requests += 1
-            self._pending = DecodeRequest(
-                self._requests, moment.stamp, self._settings.decode_timeout_s
-            )
-            self._handed_out = False
-            self._requested_at = moment.steady
-            self.phase = Phase.DECODING
+            self.end(outcome, sentence)
+
+    def _goes_on_without_link(self, held: str) -> bool:
+        """Whether an action that only the lost link holds is given up for what the fallback allows."""
+        if self.phase is not Phase.EXECUTING or not self._hold.only_by_link(self._now):
+            return False
+        if self._settings.fallback == "return":
+            self._walk_back(held)
+            return True
+        if self._settings.fallback == "draft_only" and self.steps[-1].verified:
+            self._observe_anew()
+            return True
+        return False
+
+    def _walk_back(self, sentence: str) -> None:
+        self._observe_anew()
+        self._hold.forget()
+        self._retrace = Retrace(self._walk.path.points, sentence, self._now)
+        self._stuck_in_a_row = 0
+        self.phase = Phase.RETRACING
+
+    def _next_leg(self, retrace: Retrace) -> None:
+        """The robot stands on its way back: go on with it, or with the run when the link is back."""
+        pose, now = self._walk.pose, self._now
+        if self._hold.link_back(now, retrace.since):
+            self._walk.path.points = retrace.remaining_path(pose)
+            self._observe_anew()
+            return
+        retrace.leg = retrace.next_action(pose)
+        if retrace.leg is not None:
+            said = "back the way it came"
+            self._announcer.announce(retrace.leg, said, False, now, None, retracing=True)
+            return
+        where = "has stopped on its way back" if retrace.exhausted else "stands where it began"
+        self.end(RunOutcome.LINK_LOST, f"{retrace.reason} The robot {where}.")

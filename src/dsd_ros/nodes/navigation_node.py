@@ -2,8 +2,9 @@
 says stop.
 
 Publishes ``cmd_vel_nav``: what of it reaches the robot is the safety supervisor's to say. A thin
-shell round :class:`dsd_ros.navigation.run.NavigationRun`. Nothing here waits without a limit,
-and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
+shell round :class:`dsd_ros.navigation.run.NavigationRun`, and a lifecycle node: goals are taken while
+it is active, and deactivate stops the robot first. Nothing here waits without a limit, and every run
+ends in a named outcome with the robot at rest. No model and no torch in this process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from geometry_msgs.msg import Twist
@@ -21,34 +22,30 @@ from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
-from rclpy.node import Node
 from rclpy.task import Future
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
-from dsd_msgs.srv import Decode
 from dsd_ros.navigation.actions import Action, ActionKind
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity, predict
-from dsd_ros.navigation.run import (
-    DecodeRequest,
-    Moment,
-    NavigationRun,
-    Phase,
-    RunOutcome,
-    RunSettings,
-)
+from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
+from dsd_ros.navigation.records import Announcement, Answer, Moment, Phase
+from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
+from dsd_ros.navigation.settings import RunOutcome, RunSettings, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.managed import ManagedNode
+from dsd_ros.nodes.navigation_calls import FAILURES, ArrivalCalls, DecodeCalls
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.stamps import pose_of, seconds, to_stamp, to_twist, velocity_of
+from dsd_ros.nodes.stamps import pose_of, seconds, to_twist, velocity_of
 
-MAX_INSTRUCTION_CHARS = 2000
-_SERVICE_WAIT_S = 3.0  # a decode service that is absent this long ends the run
-_ANSWER_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives
 _REST_WAIT_S = 2.0  # the result waits this long for the robot to stand
-_MAX_PREDICTION_S = 0.3
+_END_WAIT_S, _CLOSE_WAIT_S = (
+    3.0,
+    0.4,
+)  # for a run to be over, at deactivate and when the process ends
+_START_WAIT_S = 1.0  # a goal that comes while the node is starting waits for it
 _STILL = 0.03  # m/s and rad/s
 
 _KINDS = {
@@ -56,13 +53,6 @@ _KINDS = {
     ActionKind.FORWARD: NavAction.FORWARD,
     ActionKind.TURN_LEFT: NavAction.TURN_LEFT,
     ActionKind.TURN_RIGHT: NavAction.TURN_RIGHT,
-}
-_FAILURES = {
-    Decode.Response.INVALID_REQUEST: RunOutcome.BAD_GOAL,
-    Decode.Response.NO_IMAGE: RunOutcome.NO_OBSERVATION,
-    Decode.Response.TIMED_OUT: RunOutcome.DECODE_TIMEOUT,
-    Decode.Response.LINK_LOST: RunOutcome.LINK_LOST,
-    Decode.Response.REFUSED: RunOutcome.VERIFIER_REFUSED,
 }
 
 
@@ -84,12 +74,11 @@ class ControlSettings:
     )
 
 
-class NavigationNode(Node):
+class NavigationNode(ManagedNode):
     """See the module. ``_changed`` guards the run, the watchdog and the newest measurements."""
 
     def __init__(self) -> None:
-        super().__init__("navigation_node")
-        self.failure: str | None = None
+        super().__init__("navigation_node", heartbeat=True)
         self._control = declare(self, ControlSettings)
         self._run_settings = declare(self, RunSettings, "run.")
         self._motion_settings = declare(self, MotionSettings, "motion.")
@@ -97,6 +86,7 @@ class NavigationNode(Node):
         self._changed = threading.Condition()
         self._watchdog = Watchdog(self._control.watchdog_timeout_s)
         self._run: NavigationRun | None = None
+        self._goal: ServerGoalHandle | None = None
         self._instruction = ""
         self._measured = AT_REST
         self._safety = (SafetyReport(), -math.inf)  # and when it came
@@ -104,9 +94,6 @@ class NavigationNode(Node):
         self._progress = ""
         self._stats = DecodeStats()
         self._action = NavAction()
-        self._request: tuple[DecodeRequest, float] | None = None  # not yet sent, since when
-        self._pending: Future | None = None
-        self._closing = False
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
@@ -120,9 +107,8 @@ class NavigationNode(Node):
         self.create_subscription(
             SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion
         )
-        self._decode = self.create_client(Decode, "decode", callback_group=service)
-        self._health = health.Health(self, heartbeat=True)
-        self._health.report(health.OK, "idle")
+        self._decodes = DecodeCalls(self, service)
+        self._checks = ArrivalCalls(self, service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
         # it.
         self.create_timer(
@@ -137,21 +123,29 @@ class NavigationNode(Node):
             "navigate",
             execute_callback=self._execute,
             goal_callback=lambda _: GoalResponse.ACCEPT,
-            cancel_callback=lambda _: CancelResponse.ACCEPT,
+            cancel_callback=self._on_cancel,
             callback_group=service,
         )
+        self.autostart()
 
-    def close(self) -> None:
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._health.report(health.OK, "idle")
+
+    def end(self) -> None:
+        """The robot stops, the run under way ends, and its result gets out."""
         with self._changed:
-            self._closing = True
             if self._run is not None:
                 self._run.end(RunOutcome.SHUTDOWN, "The navigation node was stopped.")
-            self._watchdog.stop()
-            self._command.publish(Twist())
+            self._halt()
             self._changed.notify_all()
-        deadline = time.monotonic() + 0.4
+        deadline = time.monotonic() + (_CLOSE_WAIT_S if self.closing else _END_WAIT_S)
         while self._run is not None and time.monotonic() < deadline:
             time.sleep(0.02)
+        self._command.publish(Twist())
+
+    def give_back(self) -> None:
         self._command.publish(Twist())
 
     # -- motion --------------------------------------------------------------------------------
@@ -159,22 +153,23 @@ class NavigationNode(Node):
     def _moment(self) -> Moment:
         return Moment(time.monotonic(), self.get_clock().now().nanoseconds * 1e-9)
 
+    def _halt(self) -> None:
+        self._watchdog.stop()
+        self._command.publish(Twist())
+
     def _on_odometry(self, message: Odometry) -> None:
         pose, measured = pose_of(message), velocity_of(message)
         if not all(map(math.isfinite, (pose.x, pose.y, pose.yaw, measured.vx, measured.wz))):
             return  # counts as no odometry: the watchdog will see its absence
         with self._changed:
             moment = self._moment()
-            age = moment.stamp - seconds(message.header.stamp)
-            if (
-                0.0 < age < _MAX_PREDICTION_S
-            ):  # beyond: a stalled sender, or another machine's clock
-                pose = predict(pose, measured, age)
             self._measured = measured
             self._watchdog.odometry(moment.steady)
             if self._run is None:
                 return
-            self._watchdog.command(self._run.on_odometry(pose, measured, moment), moment.steady)
+            stamp = seconds(message.header.stamp)
+            command = self._run.on_odometry(pose, measured, moment, stamp)
+            self._watchdog.command(command, moment.steady)
             self._follow()
 
     def _on_safety(self, message: SafetyState) -> None:
@@ -209,36 +204,41 @@ class NavigationNode(Node):
             self._watchdog.stop()
             self._changed.notify_all()
             return
+        announcement = run.take_announcement()
+        if announcement is not None:
+            self._announce(run, announcement)
+            self._changed.notify_all()
         request = run.take_request()
         if request is not None:
             self._progress = ""
-            self._request = (request, time.monotonic())
-        if self._request is not None:
-            self._send_request(run)
-
-    # -- decoding ------------------------------------------------------------------------------
-
-    def _send_request(self, run: NavigationRun) -> None:
-        assert self._request is not None
-        request, since = self._request
-        if not self._decode.service_is_ready():
-            if time.monotonic() - since > _SERVICE_WAIT_S:
-                self._request = None
-                sentence = (
-                    f"No node offers the service '{self._decode.srv_name}': start the draft node."
-                )
-                run.on_failure(request.number, RunOutcome.LINK_LOST, sentence)
-            return
-        self._request = None
-        call = Decode.Request(
-            instruction=self._instruction,
-            not_before=to_stamp(request.not_before),
-            timeout=max(0.1, request.timeout - _ANSWER_MARGIN_S),
+            self._decodes.want(request)
+        number = self._decodes.number
+        absent = self._decodes.send(
+            self._instruction, lambda number, done: self._on_decoded(run, number, done)
         )
-        self._forget_pending()
-        future = self._decode.call_async(call)
-        self._pending = future
-        future.add_done_callback(lambda done: self._on_decoded(run, request.number, done))
+        if absent:
+            run.on_failure(number, RunOutcome.LINK_LOST, absent)
+        if run.take_check():
+            self._checks.want()
+        self._checks.send(self._instruction, lambda done: self._on_checked(run, done))
+
+    def _announce(self, run: NavigationRun, announcement: Announcement) -> None:
+        self._action = action_message(announcement.action)
+        self._action.header.stamp = self.get_clock().now().to_msg()
+        self._action.header.frame_id = "base_link"
+        self._action.reasoning = announcement.reasoning[:1000]
+        self._action.verified = announcement.verified
+        self._action.retracing = announcement.retracing
+        self._action.step = announcement.number
+        self._action.step_seconds = announcement.step_seconds
+        self._action.standing_seconds = announcement.standing_seconds
+        if not announcement.retracing:
+            answer = run.steps[-1].details
+            self._stats = answer.stats
+            self._action.observation_stamp = answer.observation_stamp
+        self._actions.publish(self._action)
+
+    # -- answers -------------------------------------------------------------------------------
 
     def _on_decoded(self, run: NavigationRun, number: int, future: Future) -> None:
         with self._changed:
@@ -249,46 +249,46 @@ class NavigationNode(Node):
                 error = future.exception()
                 run.on_failure(number, RunOutcome.INTERNAL_ERROR, f"The decode failed: {error}")
             elif not answer.success:
-                outcome = _FAILURES.get(answer.code, RunOutcome.INTERNAL_ERROR)
+                outcome = FAILURES.get(answer.code, RunOutcome.INTERNAL_ERROR)
                 run.on_failure(number, outcome, answer.message or "The decode failed.")
             else:
-                taken = len(run.steps)
                 observed = seconds(answer.observation_stamp)
-                run.on_answer(number, answer.text, observed, self._moment())
-                if len(run.steps) > taken:
-                    self._announce(run, answer)
+                said = Answer(answer.text, observed, answer.verified, answer)
+                run.on_answer(number, said, self._moment())
             self._follow()
-            self._changed.notify_all()
 
-    def _announce(self, run: NavigationRun, answer: Decode.Response) -> None:
-        step = run.steps[-1]
-        self._stats = answer.stats
-        self._action = action_message(step.reply.action)
-        self._action.header.stamp = self.get_clock().now().to_msg()
-        self._action.header.frame_id = "base_link"
-        self._action.reasoning = step.reply.reasoning[:1000]
-        self._action.observation_stamp = answer.observation_stamp
-        self._action.verified = True
-        self._action.step = step.number
-        self._actions.publish(self._action)
+    def _on_checked(self, run: NavigationRun, future: Future) -> None:
+        with self._changed:
+            if run is not self._run or future.cancelled():
+                return
+            answer = future.result()
+            if answer is None:
+                run.on_arrival(False, f"the check failed: {future.exception()}")
+            else:
+                run.on_arrival(answer.arrived, answer.message)
+            self._follow()
 
     def _on_progress(self, message: ReplyProgress) -> None:
         with self._changed:
             if self._run is not None and self._run.phase is Phase.DECODING:
                 self._progress = message.text[:1000]
 
-    def _forget_pending(self) -> None:
-        if self._pending is not None and not self._pending.done():
-            self._decode.remove_pending_request(self._pending)
-        self._pending = None
-
     # -- the action ----------------------------------------------------------------------------
 
+    def _on_cancel(self, goal: ServerGoalHandle) -> CancelResponse:
+        with self._changed:
+            if goal is self._goal and self._run is not None:
+                self._run.cancel()
+                self._halt()
+                self._changed.notify_all()
+        return CancelResponse.ACCEPT
+
     def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
-        refusal = self._begin(goal.request)
+        refusal = self._begin(goal)
         if refusal is not None:
             goal.abort()
-            return Navigate.Result(outcome=int(RunOutcome.BAD_GOAL), message=refusal)
+            outcome, sentence = refusal
+            return Navigate.Result(outcome=int(outcome), message=sentence)
         with self._changed:
             run = self._run
             assert run is not None
@@ -298,23 +298,23 @@ class NavigationNode(Node):
                     break
                 self._publish_feedback(goal, run)
                 self._changed.wait(timeout=0.1)
-            self._watchdog.stop()
-            self._command.publish(Twist())
-            self._request = None
-            self._forget_pending()
+            self._halt()
+            self._decodes.forget()
+            self._checks.forget()
         self._wait_for_rest()
         with self._changed:
             self._publish_feedback(goal, run)
-            self._run = None
-            self._quiet_after = time.monotonic() + 1.0
         level = health.OK if run.outcome in _GOOD_ENDS else health.WARN
         self._health.report(level, f"{run.outcome.name}: {run.sentence}")
         if run.outcome is RunOutcome.ARRIVED:
             goal.succeed()
-        elif run.outcome is RunOutcome.CANCELLED:
+        elif run.outcome is RunOutcome.CANCELLED and _cancelling(goal):
             goal.canceled()
         else:
             goal.abort()
+        with self._changed:
+            self._run = self._goal = None
+            self._quiet_after = time.monotonic() + 1.0
         return Navigate.Result(
             outcome=int(run.outcome),
             message=run.sentence[:1000],
@@ -322,28 +322,23 @@ class NavigationNode(Node):
             distance_travelled=float(run.distance),
         )
 
-    def _begin(self, goal: Navigate.Goal) -> str | None:
-        """Start a run; returns a sentence when the goal can't be taken."""
-        text = goal.instruction.strip()
-        if not text:
-            return "The instruction is empty: say what the robot should find."
-        if len(text) > MAX_INSTRUCTION_CHARS:
-            return (
-                f"The instruction has {len(text)} characters; at most "
-                f"{MAX_INSTRUCTION_CHARS} are allowed."
-            )
-        settings = self._run_settings
-        if goal.max_steps:
-            settings = replace(settings, max_steps=goal.max_steps)
-        if not (math.isfinite(goal.time_limit) and goal.time_limit >= 0.0):
-            return f"The time limit is {goal.time_limit} s; it must be 0 or more."
-        if goal.time_limit > 0.0:
-            settings = replace(settings, time_limit_s=goal.time_limit)
+    def _begin(self, handle: ServerGoalHandle) -> tuple[RunOutcome, str] | None:
+        """Start a run; returns an outcome and a sentence when the goal can't be taken."""
+        goal = handle.request
+        try:
+            text = checked_instruction(goal.instruction)
+            settings = self._run_settings.within(goal.max_steps, goal.time_limit)
+        except ValueError as error:
+            return RunOutcome.BAD_GOAL, str(error)
+        deadline = time.monotonic() + _START_WAIT_S
+        while not (self.active or self.closing) and time.monotonic() < deadline:
+            time.sleep(0.02)
         with self._changed:
-            if self._closing:
-                return "The navigation node is being stopped."
+            if not self.active:
+                return RunOutcome.SHUTDOWN, "The navigation node is not active."
             if self._run is not None:
-                return "Another run is under way; cancel it first."
+                return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
+            self._goal = handle
             self._instruction = text
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
@@ -353,21 +348,19 @@ class NavigationNode(Node):
         return None
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
-        reasoning = self._progress
-        if run.phase is not Phase.DECODING and run.steps:
-            reasoning = run.steps[-1].reply.reasoning[:1000]
+        deciding = run.phase is Phase.DECODING
         goal.publish_feedback(
             Navigate.Feedback(
-                reasoning=reasoning,
+                reasoning=self._progress if deciding else self._action.reasoning,
                 action=self._action,
-                distance_travelled=float(run.distance_travelled),
+                distance_travelled=float(run.distance),
                 stats=self._stats,
             )
         )
 
     def _wait_for_rest(self) -> None:
         deadline = time.monotonic() + _REST_WAIT_S
-        while time.monotonic() < deadline and not self._closing:
+        while time.monotonic() < deadline and not self.closing:
             with self._changed:
                 alive = self._watchdog.odometry_age(time.monotonic()) < 0.2
                 if alive and _still(self._measured):
@@ -384,9 +377,17 @@ def action_message(action: Action) -> Any:
     return NavAction(kind=_KINDS[action.kind], amount=action.amount)
 
 
+def _cancelling(goal: ServerGoalHandle) -> bool:
+    """Whether the goal's state has followed the wish to cancel it, which may come first."""
+    deadline = time.monotonic() + 1.0
+    while not goal.is_cancel_requested and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(goal.is_cancel_requested)
+
+
 def _still(velocity: Velocity) -> bool:
     return abs(velocity.vx) < _STILL and abs(velocity.wz) < _STILL
 
 
 def main() -> None:
-    run_main(NavigationNode, threads=5)
+    run_main(NavigationNode, threads=6)

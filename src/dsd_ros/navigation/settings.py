@@ -1,0 +1,120 @@
+"""Budgets, limits and choices of a run, and how a run can end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+from dsd_ros.navigation.safety import FALLBACKS
+
+MAX_INSTRUCTION_CHARS = 2000
+
+
+class RunOutcome(IntEnum):
+    """How a run ended. ARRIVED is the model's own claim, unless arrival_check asks for more."""
+
+    UNKNOWN = 0
+    ARRIVED = 1
+    CANCELLED = 2
+    STEP_BUDGET = 3
+    TIME_BUDGET = 4
+    UNPARSABLE_REPLY = 5
+    STALE_OBSERVATION = 6
+    NO_OBSERVATION = 7
+    DECODE_TIMEOUT = 8
+    LINK_LOST = 9
+    VERIFIER_REFUSED = 10
+    ODOMETRY_LOST = 11
+    STUCK = 12
+    BAD_GOAL = 13
+    INTERNAL_ERROR = 14
+    SHUTDOWN = 15
+    SAFETY_STOP = 16
+    OSCILLATING = 17
+    NOT_THERE = 18
+
+
+def _option(default: Any, text: str, low: float, high: float) -> Any:
+    return field(default=default, metadata={"help": text, "min": low, "max": high})
+
+
+def _choice(default: str, text: str, choices: tuple[str, ...]) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices})
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Budgets, limits and choices of a run."""
+
+    max_steps: int = _option(60, "actions a run may take", 1, 1000)
+    time_limit_s: float = _option(180.0, "time a run may take, s", 1.0, 3600.0)
+    max_observation_age_s: float = _option(
+        5.0, "a reply about a picture older than this is not carried out, s", 0.1, 60.0
+    )
+    decode_timeout_s: float = _option(15.0, "time one reply may take, s", 0.1, 120.0)
+    odometry_timeout_s: float = _option(
+        2.0, "a run ends when the robot has not reported its pose for this long, s", 0.1, 30.0
+    )
+    max_stuck: int = _option(3, "a run ends after this many blocked actions in a row", 1, 20)
+    max_repeats: int = _option(
+        3, "a run ends when the same is decided at the same place for this many-th time", 2, 20
+    )
+    max_reversals: int = _option(
+        4, "a run ends after so many changes of a turn's sense without a drive between", 2, 40
+    )
+    safety_patience_s: float = _option(
+        2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
+    )
+    safety_timeout_s: float = _option(
+        1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
+    )
+    look_ahead_s: float = _option(
+        0.0,
+        "a picture may be taken this long before the robot stands, s; 0: only at rest",
+        0.0,
+        2.0,
+    )
+    arrival_check: str = _choice(
+        "model",
+        "who says that the target is reached: the model, or the service check_arrival as well",
+        ("model", "service"),
+    )
+    fallback: str = _choice(
+        "stop",
+        "when the link is lost: stop, draft_only (a few actions by the draft alone, slowly; not exact) "
+        "or return (back along the way it came)",
+        FALLBACKS,
+    )
+    fallback_replies: int = _option(
+        3, "draft_only: so many unverified replies in a row at most", 1, 20
+    )
+    fallback_speed: float = _option(
+        0.4, "draft_only and return: share of the top speeds", 0.05, 1.0
+    )
+
+    def within(self, max_steps: int, time_limit: float) -> RunSettings:
+        """The same with a goal's own budgets; 0 leaves one as it is.
+
+        :raises ValueError: for a time limit that is none.
+        """
+        if not (math.isfinite(time_limit) and time_limit >= 0.0):
+            raise ValueError(f"The time limit is {time_limit} s; it must be 0 or more.")
+        return replace(
+            self,
+            max_steps=max_steps or self.max_steps,
+            time_limit_s=time_limit or self.time_limit_s,
+        )
+
+
+def checked_instruction(instruction: str) -> str:
+    """The instruction without white space round it; ValueError when it is empty or too long."""
+    text = instruction.strip()
+    if not text:
+        raise ValueError("The instruction is empty: say what the robot should find.")
+    if len(text) > MAX_INSTRUCTION_CHARS:
+        raise ValueError(
+            f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
+        )
+    return text

@@ -9,6 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.commands.bench_faults import add_faults
 from dsd_ros.commands.bench_safety import add_safety
 from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_model, model_path, write_json
 
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_wire(benches)
     _add_soak(benches)
     add_safety(benches)
+    add_faults(benches)
 
 
 def _bench_overhead(args: argparse.Namespace) -> int:

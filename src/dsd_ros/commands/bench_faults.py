@@ -1,0 +1,96 @@
+"""`dsd bench faults`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.commands.shared import (
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    EXIT_LINK,
+    add_model,
+    model_path,
+    write_json,
+)
+
+_BAR = 24
+
+
+def add_faults(benches: Any) -> None:
+    faults = benches.add_parser(
+        "faults",
+        help="random faults over long demo runs, and whether the robot stayed safe and exact",
+        description="Run the demo, goal after goal, while processes are killed and frozen, the link is cut, lossy or "
+        "late, the camera freezes and garbage is sent. An observer judges: every action is the target's own word "
+        "about its picture, no motion later than half a second after what must stop the robot, every run ends in "
+        "success or a named stop. Exit 1 when anything of that did not hold.",
+    )
+    faults.add_argument("--count", type=int, default=100, help="of faults (default: %(default)s)")
+    faults.add_argument(
+        "--seed", type=int, default=0, help="of the plan of faults (default: %(default)s)"
+    )
+    faults.add_argument(
+        "--transport",
+        choices=("both", "websocket", "dds"),
+        default="both",
+        help="both: one half each (default: %(default)s)",
+    )
+    faults.add_argument(
+        "--mode", default="dsd", metavar="MODE", help="decoding mode (default: %(default)s)"
+    )
+    add_model(faults, "--draft", "draft")
+    add_model(faults, "--target", "target")
+    faults.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    faults.add_argument("--log", type=Path, metavar="FILE", help="what the processes print")
+    faults.set_defaults(run=_bench_faults)
+
+
+def _bench_faults(args: argparse.Namespace) -> int:
+    from dsd_ros.decoding.modes import mode
+    from dsd_ros.evaluation.overhead import machine
+    from dsd_ros.nodes.faults import measure_faults
+    from dsd_ros.nodes.faults_system import FaultBenchError
+    from dsd_ros.nodes.faults_trials import FaultSettings, render
+
+    mode(args.mode)
+    settings = FaultSettings(
+        count=args.count,
+        seed=args.seed,
+        transport=args.transport,
+        mode=args.mode,
+        draft=model_path(args.draft, "draft"),
+        target=model_path(args.target, "target"),
+    )
+    settings.shares()
+    try:
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None
+            report = measure_faults(settings, _progress, log)
+    except FaultBenchError as error:
+        print(f"dsd bench faults: {error}", file=sys.stderr)
+        return EXIT_LINK
+    finally:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+    report = {**report, "machine": machine()}
+    print(render(report))
+    write_json(args.json, report)
+    return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
+
+
+def _progress(number: int, count: int, trial: Any) -> None:
+    line = f"{number:3}/{count} {trial.transport:9} {trial.fault:28} {trial.run}"
+    if trial.recovered_s is not None:
+        line += f", acted again after {trial.recovered_s:.1f} s"
+    for problem in trial.problems:
+        line += f"\n    {problem}"
+    if sys.stderr.isatty():
+        full = round(_BAR * number / count)
+        line = f"\r\x1b[K[{'#' * full}{'.' * (_BAR - full)}] {line}"
+        print(line, end="" if not trial.problems else "\n", file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)

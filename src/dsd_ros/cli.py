@@ -15,7 +15,9 @@ from typing import NoReturn
 from dsd_ros import __version__
 from dsd_ros.commands.shared import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LINK
 
-COMMANDS = ("demo", "decode", "verifier", "doctor", "bench", "theory", "train", "evaluate")
+COMMANDS = (
+    "demo", "decode", "verifier", "record", "replay", "inspect", "doctor", "bench", "theory", "train", "evaluate",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

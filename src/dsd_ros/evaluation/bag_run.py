@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ CAUSES = (
 _KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
 _PICTURES = "camera/image_raw/compressed"
 _PATH_S = 0.1
+_END = re.compile(r"[A-Z][A-Z_]+: ")  # of a goal, as navigation's health says it
 
 
 @dataclass
@@ -73,6 +75,9 @@ class Run:
     verifiers: list[Any]  # SessionReply
     actions: list[Any]  # NavAction
     path: list[tuple[int, float, float, float]]  # when, x, y (m), yaw (rad)
+    ends: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # when a goal ended, and what it came to
     began: int = 0
     ended: int = 0
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -147,6 +152,7 @@ class _Reading:
         self._stats: list[tuple[Any, int]] = []
         self._stop: Stop | None = None
         self._last_pose = -(2**63)
+        self._end = ""
         self.handlers: dict[str, Any] = {
             "observation": lambda m, r: self._traffic.observation(m, r.at),
             "draft": lambda m, r: self._traffic.draft(m),
@@ -159,6 +165,8 @@ class _Reading:
             "decode_stats": lambda m, r: self._stats.append((m, r.at)),
             "safety_state": self._safety,
             "odom": self._odometry,
+            "diagnostics": self._health,
+            "/diagnostics": self._health,
         }
 
     def _progress(self, message: Any, record: Record) -> None:
@@ -182,6 +190,15 @@ class _Reading:
             self._stop = Stop(record.at, record.at, names, list(message.sentences))
         elif self._stop is not None:
             self._stop.ended = record.at
+
+    def _health(self, message: Any, record: Record) -> None:
+        for status in message.status:
+            if status.name.rpartition("/")[2] != "navigation_node":
+                continue
+            ended = _END.match(status.message) is not None
+            if ended and status.message != self._end:
+                self._run.ends.append((record.at, status.message))
+            self._end = status.message if ended else ""
 
     def _odometry(self, message: Any, record: Record) -> None:
         if record.at - self._last_pose < _PATH_S * 1e9:

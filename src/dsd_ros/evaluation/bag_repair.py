@@ -1,0 +1,31 @@
+"""Writes what can be read of a damaged bag as a whole one, which any program opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+from dsd_ros.evaluation.bag_reader import Bag
+from dsd_ros.nodes.record_writer import BagWriter
+
+
+def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
+    """Copy the readable messages into a new bag; how many there were.
+
+    :raises ValueError: when the folder is there already, or cannot be written.
+    """
+
+    def define(kind: str) -> tuple[str, str]:
+        text = bag.definitions[kind][1]
+        store = get_typestore(Stores.EMPTY)
+        store.register(get_types_from_msg(text, kind))
+        return text, store.hash_rihs01(kind)
+
+    writer = BagWriter(folder, define, storage)
+    for key, text in bag.custom.items():
+        writer.set_metadata(key, text)
+    for record in bag.messages():
+        writer.write(record.topic, record.kind, (), record.at, record.data)
+    writer.close()
+    return writer.messages

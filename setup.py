@@ -18,6 +18,7 @@ NODES = (
     "supervisor",
     "go2",
     "go2_standin",
+    "record",
 )
 EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model")
 

@@ -84,6 +84,7 @@ def test_all_executables_are_declared() -> None:
         "navigation",
         "supervisor",
         "go2",
+        "record",
     )
     nodes = {f"{name}_node" for name in names}
     assert {entry.name for entry in entry_points()} == nodes | {"dsd"}

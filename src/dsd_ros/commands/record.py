@@ -10,7 +10,9 @@ SUMMARY = "record a running system into a bag that can be inspected and replayed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.nodes.record_writer import STORAGES
 
-    parser.epilog = "Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay takes."
+    parser.epilog = (
+        "Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay takes."
+    )
     parser.add_argument("directory", metavar="DIR", help="folder to make; it must not be there yet")
     parser.add_argument(
         "--storage", choices=tuple(STORAGES), default="mcap", help="(default: %(default)s)"
@@ -47,6 +49,7 @@ def _record(args: argparse.Namespace) -> int:
     import signal
     import threading
 
+    from dsd_ros.nodes.bringup import PER_ROBOT
     from dsd_ros.nodes.record_node import RecordNode
     from dsd_ros.nodes.running import run_node
 
@@ -61,5 +64,11 @@ def _record(args: argparse.Namespace) -> int:
         end.daemon = True
         end.start()
     name = args.namespace.strip("/")
-    ros = ["--ros-args", "-r", f"__ns:=/{name}"] if name else []
+    ros = []
+    if name:
+        renamed = [f"{topic}:={topic[1:]}" for topic in PER_ROBOT]
+        ros = [
+            "--ros-args",
+            *(word for rule in (f"__ns:=/{name}", *renamed) for word in ("-r", rule)),
+        ]
     return run_node(lambda: RecordNode(given), args=ros)

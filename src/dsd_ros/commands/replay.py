@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         default="",
-        choices=("", *PRESETS),
+        choices=tuple(PRESETS),
         metavar="MODE",
         help=f"another decoding mode, which must give the same: {', '.join(PRESETS)} (default: as recorded)",
     )
     parser.add_argument(
-        "--transport", default="", choices=("", *TRANSPORTS), help="(default: as recorded)"
+        "--transport", default="", choices=TRANSPORTS, help="(default: as recorded)"
     )
     add_model(parser, "--draft-model", "draft")
     add_model(parser, "--target-model", "target")

@@ -43,6 +43,10 @@ def go2_standin_node() -> None:
     _start("go2_standin_node")
 
 
+def record_node() -> None:
+    _start("record_node")
+
+
 def _start(name: str) -> None:
     # Replaced by the node's own handlers once it is built.
     for number in (signal.SIGINT, signal.SIGTERM):

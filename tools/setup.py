@@ -24,7 +24,8 @@ UNFINISHED = STAMPS / "unfinished"  # there while packages are being installed
 CACHE = ROOT / ".cache"
 ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
-OF_THE_ROBOT = ("unitree_api", "unitree_go")  # built only where the system has none
+# Messages of others, built only where the system has none.
+OF_OTHERS = ("tf2_msgs", "unitree_api", "unitree_go")
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
@@ -290,7 +291,7 @@ def patch_wheels():
 
 
 def build_messages(ros, requirements):
-    names = ["dsd_msgs", *(name for name in OF_THE_ROBOT if not system_has(name, ros))]
+    names = ["dsd_msgs", *(name for name in OF_OTHERS if not system_has(name, ros))]
     sources = [ROOT / "src" / name for name in names]
     if ros == "wheels":
         for source in sources:

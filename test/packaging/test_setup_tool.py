@@ -264,7 +264,7 @@ def test_each_package_of_messages_is_built_once(
     monkeypatch.setattr(
         tool, "install_messages_into_environment", lambda source, *_: built.append(source.name)
     )
-    for name in ("dsd_msgs", *tool.OF_THE_ROBOT):
+    for name in ("dsd_msgs", *tool.OF_OTHERS):
         (tool.ROOT / "src" / name).mkdir(parents=True)
         (tool.ROOT / "src" / name / "A.msg").write_text("int32 a\n")
     tool.build_messages("wheels", "r")

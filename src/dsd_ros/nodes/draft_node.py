@@ -181,7 +181,7 @@ class DraftNode(ManagedNode):
                 f"{min(self._camera.silence, 9999.0):.1f} s ago.",
             )
         answer.observation_stamp = image.header.stamp
-        progress = Progress(self._progress, image.header)
+        progress = Progress(self._progress, image.header, text, self._session.text)
         try:
             reply = self._session.decode(
                 to_rgb(image),

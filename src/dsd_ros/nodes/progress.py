@@ -21,16 +21,21 @@ _PLAIN = RoundStats.get_fields_and_field_types().keys() - {
 class Progress:
     """Publishes one reply's rounds; ``header`` is that of its picture.
 
+    :param instruction: what the reply answers.
     :param text: turns tokens into text; without it, single tokens are not told.
     """
 
     def __init__(
-        self, publisher: Publisher, header: Any, text: Callable[[list[int]], str] | None = None
+        self,
+        publisher: Publisher,
+        header: Any,
+        instruction: str = "",
+        text: Callable[[list[int]], str] | None = None,
     ) -> None:
         self._publisher = publisher
         self._text = text
         self._pieces: dict[int, str] = {}
-        self._message = ReplyProgress(header=header)
+        self._message = ReplyProgress(header=header, instruction=instruction)
 
     def tell(self, text: str, tokens: int, last: RoundRecord, done: bool = False) -> None:
         """``text`` of ``tokens`` is verified, ``last`` was the newest round; ``done``: said once more, at the end."""

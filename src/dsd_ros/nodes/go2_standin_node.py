@@ -1,6 +1,8 @@
 """A stand-in Go2 on the robot's own topics, in the simulated world; ground truth is on topics of its own.
 
-Set the parameter ``fault`` while it runs to see what a robot's failures do: freeze, slow, die or reject.
+Set the parameter ``fault`` while it runs to see what a robot's failures do: freeze, slow, die or reject. The topic
+``simulator/fault`` (std_msgs/String) does the same: ``robot freeze`` and so on, ``robot ok``; besides, ``camera
+freeze``, where no picture comes, ``camera ok`` and ``all ok``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from std_msgs.msg import String
 
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.base_messages import GroundTruthPublisher
@@ -34,6 +37,7 @@ from dsd_ros.nodes.go2_messages import (
 )
 from dsd_ros.nodes.parameters import ParameterError, declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
+from dsd_ros.robot.faults import OK, FaultBoard
 from dsd_ros.robot.go2_protocol import VIDEO, Code, Request, Response, VideoApi
 from dsd_ros.robot.go2_standin import Go2Standin, StandinFault
 from dsd_ros.robot.simulator import Simulator, SimulatorError
@@ -79,6 +83,9 @@ class Go2StandinNode(Node):
         self._simulator = Simulator(world)
         self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
         self._robot.fault = StandinFault(fault)
+        self._faults = FaultBoard(
+            {"camera": ("freeze",), "robot": [f for f in _FAULTS if f != StandinFault.NONE.value]}
+        )
         self._settings = settings
         self._wanted: deque[Request] = deque(maxlen=4)  # pictures
         self._wake = threading.Condition()
@@ -102,6 +109,7 @@ class Go2StandinNode(Node):
                 lambda message, service=service: self._on_request(service, message),
                 qos.ROBOT_SERVICE,
             )
+        self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self._truth = GroundTruthPublisher(self, self._simulator)
         self._health = health.Health(self, "stand-in Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -131,12 +139,20 @@ class Go2StandinNode(Node):
                 self._robot.fault = StandinFault(change.value)
         return SetParametersResult(successful=True)
 
+    def _on_fault(self, message: String) -> None:
+        complaint = self._faults.say(message.data)
+        self.get_logger().warning(complaint or f"faults: {str(self._faults) or 'none'}")
+        if not complaint and message.data.split()[0] in ("robot", "all"):
+            fault = self._faults.of("robot")
+            self._robot.fault = StandinFault.NONE if fault == OK else StandinFault(fault)
+
     # -- services and state --------------------------------------------------------------------
 
     def _on_request(self, service: str, message: RequestMessage) -> None:
         request = from_message(message)
         if service == VIDEO:
-            if self._robot.fault is not StandinFault.FREEZE:
+            frozen = self._robot.fault is StandinFault.FREEZE or self._faults.of("camera") != OK
+            if not frozen:
                 with self._wake:
                     self._wanted.append(request)
                     self._wake.notify_all()

@@ -3,11 +3,20 @@
 Simulated time starts at the wall clock's time and runs ``rate`` times as fast; at rate 1 it follows
 the wall clock, so that nodes work with or without ``use_sim_time``. Ground truth (distance to the
 target, collisions) is on topics of its own, which no part of the robot listens to.
+
+The topic ``simulator/fault`` (std_msgs/String) makes things go wrong while it runs:
+
+* ``camera freeze``: no pictures come; ``camera repeat``: the last one comes again and again, with its
+  old stamp; ``camera garbage``: what comes is no picture;
+* ``depth freeze``: no depth images come; ``depth blind``: they know nothing;
+* ``robot freeze``: no odometry and imu come, and no command is taken any more; ``robot die``: commands
+  are not taken, the state goes on;
+* ``camera ok``, ``depth ok``, ``robot ok``, ``all ok``: that is over.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,24 +28,24 @@ from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMessage
-from sensor_msgs.msg import CameraInfo, Image
+from sensor_msgs.msg import Range
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
 from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.base_messages import (
-    CAMERA_FRAME,
-    BasePublisher,
-    GroundTruthPublisher,
-    camera_info,
-)
-from dsd_ros.nodes.images import from_rgb
+from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.simulated_camera import CAMERA_FAULTS, DEPTH_FAULTS, SimulatedCamera
 from dsd_ros.nodes.stamps import to_stamp
 from dsd_ros.robot.driver import DriverError
+from dsd_ros.robot.faults import OK, FaultBoard
+from dsd_ros.robot.rangefinder import FIELD_OF_VIEW, MAX_RANGE, MIN_RANGE
 from dsd_ros.robot.simulated_driver import SimulatedDriver
-from dsd_ros.robot.simulator import Simulator, SimulatorError
+from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.world import World
+
+_RANGE_PERIOD_S = 0.05
 
 
 def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
@@ -71,15 +80,10 @@ class SimulatorNode(Node):
         super().__init__("simulator_node")
         self.failure: str | None = None
         settings = declare(self, SimulatorSettings)
-        self._camera_on = bool(
-            self.declare_parameter(
-                "camera_on",
-                True,
-                ParameterDescriptor(
-                    description="false: the camera falls silent, to rehearse its loss"
-                ),
-            ).value
+        about = ParameterDescriptor(
+            description="false: the camera falls silent, to rehearse its loss"
         )
+        camera_on = bool(self.declare_parameter("camera_on", True, about).value)
         refuse_unknown(self)
         self.add_on_set_parameters_callback(self._on_parameters)
         self._settings = settings
@@ -87,33 +91,45 @@ class SimulatorNode(Node):
         self._simulator = Simulator(world)
         self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
         self._wall_start = time.time()
-        self._frames = 0
+        self._faults = FaultBoard(
+            {"camera": CAMERA_FAULTS, "depth": DEPTH_FAULTS, "robot": ("freeze", "die")}
+        )
 
-        self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
-        self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
         self._base = BasePublisher(self, flat=True)
         self._truth = GroundTruthPublisher(self, self._simulator)
+        self._range = self.create_publisher(Range, "range", qos.STATE)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
+        self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.odometry_rate, self._tick, clock=steady)
-        self._stop = threading.Event()
-        self._camera = threading.Thread(target=self._render_loop, name="camera", daemon=True)
-        self._camera.start()
+        self.create_timer(_RANGE_PERIOD_S, self._measure_range, clock=steady)
+        self._camera = SimulatedCamera(
+            self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
+            self._fail, camera_on,
+        )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
             f"of {2 * world.half_x:.1f} m x {2 * world.half_y:.1f} m"
         )
 
     def close(self) -> None:
-        self._stop.set()
-        self._camera.join(timeout=0.5)
+        self._camera.close()
+
+    def _fail(self, sentence: str) -> None:
+        self.failure = sentence
+
+    def _on_fault(self, message: String) -> None:
+        complaint = self._faults.say(message.data)
+        self.get_logger().warning(complaint or f"faults: {str(self._faults) or 'none'}")
 
     # -- base ----------------------------------------------------------------------------------
 
     def _on_command(self, message: Twist) -> None:
+        if self._faults.of("robot") != OK:
+            return
         try:
             self._driver.move(message.linear.x, message.linear.y, message.angular.z)
         except DriverError:
@@ -138,53 +154,34 @@ class SimulatorNode(Node):
         self._advance()
         stamp = to_stamp(self._stamp())
         self._clock_out.publish(ClockMessage(clock=stamp))
-        self._base.publish(self._driver.state(), stamp)
+        if self._faults.of("robot") != "freeze":
+            self._base.publish(self._driver.state(), stamp)
         self._truth.publish()
+        what = ["running", "" if self._camera.on else "camera off", str(self._faults)]
         self._health.report(
             health.OK,
-            "running" if self._camera_on else "running, camera off",
-            {"pictures": self._frames, "collisions": self._simulator.collisions},
+            ", ".join(filter(None, what)),
+            {"pictures": self._camera.frames, "collisions": self._simulator.collisions},
         )
+
+    def _measure_range(self) -> None:
+        if self._range.get_subscription_count() == 0:
+            return
+        message = Range(radiation_type=Range.ULTRASOUND, field_of_view=FIELD_OF_VIEW)
+        message.header.stamp, message.header.frame_id = to_stamp(self._stamp()), CAMERA_FRAME
+        message.min_range, message.max_range = MIN_RANGE, MAX_RANGE
+        # Nearer than the least the sensor would say "too near", which REP 117 writes as minus infinity.
+        distance = self._simulator.range_ahead()
+        message.range = -math.inf if distance < MIN_RANGE else distance
+        self._range.publish(message)
 
     def _stamp(self) -> float:
         return self._wall_start + self._simulator.time
 
-    # -- camera --------------------------------------------------------------------------------
-
-    def _render_loop(self) -> None:
-        """Renders and publishes at the camera's rate; the GL context never leaves this thread."""
-        period = 1.0 / self._settings.camera_rate
-        due = time.monotonic()
-        try:
-            while not self._stop.is_set():
-                if self._camera_on:
-                    self._publish_picture()
-                # A slow renderer skips pictures, it does not pile them up.
-                due = max(due + period, time.monotonic())
-                self._stop.wait(due - time.monotonic())
-        except SimulatorError as error:
-            self.failure = str(error)
-        except Exception as error:
-            if not self._stop.is_set():
-                self.failure = f"The camera's thread ended: {type(error).__name__}: {error}"
-        finally:
-            self._simulator.close()
-
-    def _publish_picture(self) -> None:
-        # Taken before rendering, so that a picture is never older than its stamp.
-        stamp = to_stamp(self._stamp())
-        image = from_rgb(self._simulator.render())
-        image.header.stamp, image.header.frame_id = stamp, CAMERA_FRAME
-        focal = self._simulator.focal_length
-        info = camera_info(image.header, image.width, image.height, focal)
-        self._image.publish(image)
-        self._info.publish(info)
-        self._frames += 1
-
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         for change in changes:
             if change.name == "camera_on":
-                self._camera_on = bool(change.value)
+                self._camera.on = bool(change.value)
         return SetParametersResult(successful=True)
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from dsd_ros.navigation.actions import Action, Reply
+from dsd_ros.navigation.settings import RunOutcome
 
 
 class Phase(Enum):
@@ -69,6 +70,14 @@ class Answer:
     observed_at: float
     verified: bool = True
     details: Any = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The run's request can't be answered: how the run would end by it, and why."""
+
+    outcome: RunOutcome
+    sentence: str
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from dsd_ros.navigation.records import (
     Announcer,
     Answer,
     DecodeRequest,
+    Failure,
     Moment,
     Phase,
     Step,
@@ -70,8 +71,7 @@ class NavigationRun:
         self._announcer = Announcer(moment.steady)
         self._oscillation = Oscillation(settings.max_repeats, settings.max_reversals)
         self._ahead = False  # the request came before the rest
-        self._early: Answer | None = None  # an answer that waits for the rest
-        self._early_failed = False
+        self._early: Answer | Failure | None = None  # what waits for the rest
         self._origin: Pose | None = None  # where the accepted action counts from, if not from here
         self._decided_at = Pose(0.0, 0.0, 0.0)
         self._past: list[Step] = []  # what the next request tells of
@@ -151,8 +151,7 @@ class NavigationRun:
         if not self._asking.awaits(number) or self._early is not None:
             return
         if self.phase is not Phase.DECODING:
-            self._asking.withdraw()  # and asked again at rest
-            self._early_failed = True
+            self._early = Failure(outcome, sentence)
         elif not self._asking.recovers(outcome, self._now):
             self._fail(outcome, sentence)
 
@@ -237,7 +236,7 @@ class NavigationRun:
         """Ask as soon as the robot stands, or a little before; withdraw it when it moves again."""
         if self._asking.request is None:
             ahead = motion.time_left <= self._settings.look_ahead_s > 0.0
-            if (motion.standing or ahead) and not self._early_failed:
+            if motion.standing or ahead:
                 self._ask(at, moment, ahead=not motion.standing)
         elif not (motion.standing or self._ahead):
             self._asking.withdraw()
@@ -252,7 +251,6 @@ class NavigationRun:
 
     def _end_motion(self, action: Action, moment: Moment) -> None:
         stuck = self._walk.finish()
-        self._early_failed = False
         self._stuck_in_a_row = self._stuck_in_a_row + 1 if stuck else 0
         too_often = self._stuck_in_a_row >= self._settings.max_stuck
         if self._retrace is not None:
@@ -275,14 +273,15 @@ class NavigationRun:
             self.end(RunOutcome.STEP_BUDGET, said)
         else:
             self.phase = Phase.DECODING
-            answer, self._early = self._early, None
-            late = answer is not None and (
-                moment.stamp - answer.observed_at > self._settings.max_observation_age_s
-            )
-            if self._asking.request is None or late:  # not the answer was late, but the rest
+            request, early, self._early = self._asking.request, self._early, None
+            oldest = moment.stamp - self._settings.max_observation_age_s
+            late = isinstance(early, Answer) and early.observed_at < oldest
+            if request is None or late:  # not the answer was late, but the rest
                 self._ask(moment.stamp, moment)
-            elif answer is not None:
-                self._take(answer, moment)
+            elif isinstance(early, Answer):
+                self._take(early, moment)
+            elif early is not None:
+                self.on_failure(request.number, early.outcome, early.sentence)
 
     def _arrive(self) -> None:
         """The target says stop, and the robot stands."""
@@ -298,7 +297,6 @@ class NavigationRun:
         self._announcer.take()
         self._asking.withdraw()
         self._origin = self._early = self._check_since = self._retrace = None
-        self._early_failed = False
 
     def _observe_anew(self) -> None:
         """Whatever is under way belongs to the past, and what was seen before is of no use."""

@@ -56,10 +56,13 @@ class ManagedNode(LifecycleNode):
     Spin it with two threads or more: a transition occupies one while it lasts.
 
     :param heartbeat: also say the node's name on ``heartbeat``, in every state: the process is alive.
+    :param options: rclpy's, e.g. ``context``.
     """
 
-    def __init__(self, name: str, hardware: str = "", heartbeat: bool = False) -> None:
-        Node.__init__(self, name)
+    def __init__(
+        self, name: str, hardware: str = "", heartbeat: bool = False, **options: Any
+    ) -> None:
+        Node.__init__(self, name, **options)
         # rclpy's own constructor has no group for these; in the default one a long transition would
         # keep even get_state from being answered.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
@@ -242,7 +245,9 @@ class ManagedNode(LifecycleNode):
 
 def free_memory() -> None:
     """Give back what a dropped model held, also to the GPU's driver."""
-    gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
+    if torch is None:
+        return  # then there was no model
+    gc.collect()
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Obstacles for real: the simulated robot, driven at a wall, is stopped by what its sensors see; and faults on demand."""
+"""The simulated robot, driven at a wall, is stopped by what its sensors see; and its faults on demand."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Navigation:
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self.causes: list[Cause] = []
+        self.healthy = False  # nothing speaks against moving
         self.collisions = 0
         self.slowest = 1.0
         node = rig.node
@@ -63,6 +64,7 @@ class Navigation:
 
     def _on_state(self, message: SafetyState) -> None:
         self.causes = [Cause(cause) for cause in message.causes]
+        self.healthy = not self.causes
 
     def _on_collision(self, message: UInt32) -> None:
         self.collisions = message.data
@@ -83,13 +85,7 @@ def test_driven_at_what_stands_there_the_robot_is_stopped_before_it(rig, sensor)
     rig.start("supervisor_node", require__obstacle=sensor, require__heartbeats="")
     navigation = Navigation(rig)
     rig.until(lambda: navigation.odometry.samples)
-    rig.until(
-        lambda: (
-            navigation.causes
-            and set(navigation.causes) <= {Cause.NO_ACTION}
-            or not navigation.causes
-        )
-    )
+    rig.until(lambda: navigation.healthy, what="a healthy state")
     world = World.from_seed(SEED)
     began = range_ahead(world, navigation.pose)
     assert began > 0.5

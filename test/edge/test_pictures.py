@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsd_ros.edge.pictures import Pictures
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import Recent, UnknownPicture, read_pictures
+from dsd_ros.wire.history import UnknownPicture, kept_pictures, read_pictures
 
 
 def picture(value: int) -> np.ndarray:
@@ -84,12 +84,12 @@ STEPS = st.lists(
 @profile(max_examples=150, deadline=None)
 @given(STEPS)
 def test_the_verifier_always_gets_all_pictures_and_asks_at_most_once(steps):
-    pictures, kept, session = Pictures("png"), Recent(), 1
+    pictures, kept, session = Pictures("png"), kept_pictures(), 1
     asked = 0
     for number, (now, earlier, fate) in enumerate(steps, 1):
         history = [(picture(value), f"step {value}") for value in earlier]
         if fate == "restarted":
-            kept, session = Recent(), session + 1
+            kept, session = kept_pictures(), session + 1
         pictures.begin(picture(now), history)
         message = pictures.observation(session, number, "go")
         if fate == "lost":

@@ -165,3 +165,26 @@ def test_what_cannot_be_shown_is_refused_with_a_sentence(model, picture, tmp_pat
     short = load_model(ModelSettings(str(make_tiny_model(tmp_path / "short", max_positions=100))))
     with pytest.raises(ContextError, match="with 3 earlier pictures .* use fewer of them"):
         short.prefill(picture(), INSTRUCTION, [(picture(), "stop")] * 3)
+
+
+def test_the_tower_looks_at_each_picture_once(model_directory, picture, steps):
+    model = load_model(ModelSettings(str(model_directory)))
+    looks = []
+    tower = model.hf.model.get_image_features
+
+    def counting(pixels, *rest, **options):
+        looks.append(len(pixels))
+        return tower(pixels, *rest, **options)
+
+    model.hf.model.get_image_features = counting
+    walk = [*steps(4), (picture(1), "stop")]
+    fresh = load_model(ModelSettings(str(model_directory)))
+    for count in range(1, 5):
+        told = model.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits()
+        assert len(looks) == count + 1
+        assert torch.equal(
+            told, fresh.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits()
+        )
+        fresh._backbone._looks.clear()
+    model.prefill(walk[0][0], INSTRUCTION)  # without a history nothing is remembered or looked up
+    assert len(looks) == 6

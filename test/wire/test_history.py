@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
 
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.history import (
     MAX_HISTORY_PIXELS,
-    Recent,
     UnknownPicture,
     check_history,
+    kept_pictures,
     read_pictures,
 )
 from dsd_ros.wire.messages import Observation, Past
@@ -41,7 +38,7 @@ def observation(image: np.ndarray, *history: Past) -> Observation:
 
 
 def test_what_was_sent_once_is_known_by_its_name():
-    kept: Recent = Recent()
+    kept = kept_pictures()
     image, history = read_pictures(observation(picture(1)), kept)
     assert history == [] and np.array_equal(image, picture(1))
     sent = past(picture(2, 5, 4), "turn left 15 degrees")
@@ -55,7 +52,7 @@ def test_what_was_sent_once_is_known_by_its_name():
 
 
 def test_nine_pictures_are_kept_and_a_history_of_eight_always_slides_on():
-    kept: Recent = Recent()
+    kept = kept_pictures()
     read_pictures(observation(picture(0)), kept)
     for step in range(1, 30):
         named = [past(picture(n), sent=False) for n in range(max(0, step - 8), step)]
@@ -69,7 +66,7 @@ def test_nine_pictures_are_kept_and_a_history_of_eight_always_slides_on():
 
 
 def test_pictures_that_are_not_as_stated_are_refused():
-    kept: Recent = Recent()
+    kept = kept_pictures()
     other = picture_digest(picture(7))
     for wrong in (
         past(picture(1), digest=other),
@@ -87,30 +84,8 @@ def test_a_history_is_bounded_before_any_picture_of_it_is_unpacked():
     large = past(picture(1), height=4096, width=4096)
     check_history([(4096, 4096)])
     with pytest.raises(WireError, match="use fewer or smaller ones"):
-        read_pictures(observation(picture(2), large, large), Recent())
+        read_pictures(observation(picture(2), large, large), kept_pictures())
     with pytest.raises(WireError, match="8 pictures and"):
         check_history([(1, 1)] * 9)
     with pytest.raises(WireError):
         check_history([(1, MAX_HISTORY_PIXELS + 1)])
-
-
-@profile(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50), st.booleans())))
-def test_recent_is_bounded_and_drops_the_oldest(steps):
-    recent: Recent[int, int] = Recent(4, 80)
-    order: dict[int, int] = {}  # oldest first, with sizes
-    for number, (key, size, put) in enumerate(steps):
-        if put:
-            recent.put(key, number, size)
-            order.pop(key, None)
-            order[key] = size
-            while len(order) > 1 and (len(order) > 4 or sum(order.values()) > 80):
-                del order[next(iter(order))]
-        else:
-            found = recent.get(key)
-            assert (found is not None) == (key in order)
-            if key in order:
-                order[key] = order.pop(key)
-        assert len(recent) == len(order) and all(key in recent for key in order)
-    recent.clear()
-    assert len(recent) == 0

@@ -13,13 +13,14 @@ from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.judges import judge_of, most_owed
 from dsd_ros.cloud.sessions import Reply, Session
 from dsd_ros.decoding.acceptance import Verdict
+from dsd_ros.decoding.recent import Recent
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.trees import TokenTree, TreeError
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import Recent, UnknownPicture, read_pictures
+from dsd_ros.wire.history import UnknownPicture, read_pictures
 from dsd_ros.wire.messages import (
     MAX_EVIDENCE_BYTES,
     Draft,

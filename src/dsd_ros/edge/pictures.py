@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from dsd_ros.decoding.recent import Recent
 from dsd_ros.vlm.errors import ImageError
 from dsd_ros.vlm.images import check_image
 from dsd_ros.vlm.prompts import check_action
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import Recent, check_history
+from dsd_ros.wire.history import KEPT_BYTES, KEPT_PICTURES, check_history
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Observation, Past
 from dsd_ros.wire.pictures import NO_PICTURE, encode_picture, picture_digest
 
@@ -32,8 +33,8 @@ class Pictures:
         self._image: np.ndarray | None = None
         self._data = b""
         self._past: list[Past] = []
-        self._encoded: Recent[bytes, bytes] = Recent()
-        self._seen: Recent[bytes, bool] = Recent()
+        self._encoded: Recent[bytes, bytes] = Recent(KEPT_PICTURES, KEPT_BYTES)
+        self._seen: Recent[bytes, bool] = Recent(KEPT_PICTURES, KEPT_BYTES)
         self._session = 0
 
     def begin(self, image: np.ndarray | None, history: History = ()) -> None:

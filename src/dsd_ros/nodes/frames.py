@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsd_ros.wire.history import Recent
+from dsd_ros.decoding.recent import Recent
 from dsd_ros.wire.messages import MAX_HISTORY
 
 KEPT_FRAMES = 4 * MAX_HISTORY  # some were decoded and never acted upon

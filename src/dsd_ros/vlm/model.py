@@ -127,10 +127,10 @@ class VisionLanguageModel:
                 if not self.reads_pictures
                 else "earlier pictures are given without a present one; give one, or no history"
             )
-        pictures = [self._backbone.look(earlier) for earlier, _ in history]
+        pictures = [self._backbone.look(earlier, again=True) for earlier, _ in history]
         past = [(seen.tokens, action) for seen, (_, action) in zip(pictures, history, strict=True)]
         if image is not None:
-            pictures.append(self._backbone.look(image))
+            pictures.append(self._backbone.look(image, again=bool(history)))
         ids = self.prompt_tokens(instruction, pictures[-1].tokens if pictures else 0, past)
         if len(ids) >= self.max_length:
             remedy = "a shorter instruction or a smaller image" if not past else "fewer of them"

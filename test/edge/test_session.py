@@ -12,7 +12,8 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
-from dsd_ros.edge.link import Limits, LinkSettings
+from dsd_ros.edge.limits import Limits
+from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout
 from dsd_ros.wire.local import LocalChannel

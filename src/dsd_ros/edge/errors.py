@@ -13,6 +13,10 @@ class VerifierRefused(LinkError):
         self.code = code
 
 
+class LinkSilent(LinkError):
+    """Nothing came from the verifier for as long as the caller has patience."""
+
+
 class DeadlineExceeded(LinkError):
     """The reply was not complete at its deadline."""
 
@@ -22,4 +26,8 @@ class DecodeCancelled(Exception):
 
 
 class SessionLost(Exception):
-    """The verifier has forgotten the session (inside this room only: the reply is started over)."""
+    """The verifier has forgotten the session (inside this room only: the reply goes on in another)."""
+
+
+class TargetChanged(Exception):
+    """Another target answers, before anything is verified (inside this room only: the reply begins anew)."""

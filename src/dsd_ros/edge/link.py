@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, SessionLost, VerifierRefused
+from dsd_ros.edge.errors import SessionLost, TargetChanged, VerifierRefused
+from dsd_ros.edge.limits import Limits
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import (
+    Draft,
     Message,
     Outcome,
     Refusal,
@@ -25,7 +27,6 @@ from dsd_ros.wire.messages import (
 )
 from dsd_ros.wire.pictures import ENCODINGS
 
-_POLL_S = 0.05  # how soon a cancellation is noticed
 _HANDSHAKE_RETRY_S = 1.0
 
 
@@ -67,39 +68,6 @@ class LinkSettings:
             )
 
 
-class Limits:
-    """When a decode has to end: at ``deadline`` (time.monotonic()), or once ``cancelled()`` says so."""
-
-    def __init__(
-        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None
-    ) -> None:
-        self._deadline = deadline
-        self._cancelled = cancelled
-
-    def check(self) -> None:
-        """DecodeCancelled or DeadlineExceeded when it is time."""
-        if self._cancelled is not None and self._cancelled():
-            raise DecodeCancelled("the decode was cancelled")
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise DeadlineExceeded("the reply was not complete at its deadline")
-
-    def slice(self, seconds: float) -> float:
-        """How much of ``seconds`` may be waited before the next ``check``."""
-        if self._cancelled is not None:
-            seconds = min(seconds, _POLL_S)
-        if self._deadline is not None:
-            seconds = min(seconds, self._deadline - time.monotonic())
-        return max(0.0, seconds)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait, ending early (by raising) when it is time."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self.check()
-            time.sleep(self.slice(left))
-        self.check()
-
-
 class VerifierLink:
     """One session at a time over one channel, opened, resumed and kept in step."""
 
@@ -120,10 +88,12 @@ class VerifierLink:
         self._up = False
         self._early: dict[tuple[int, int], Outcome] = {}
         self._refused: set[tuple[int, int]] = set()  # rounds that came to nothing before their turn
+        self._epoch = 0  # how often link and session were brought up
+        self._flights: dict[tuple[int, int], int] = {}  # rounds sent ahead, and in which epoch
         self._sending = threading.Lock()  # rounds sent ahead come from other threads
 
     def open(self, limits: Limits) -> None:
-        """Bring the link up and open or resume the session; SessionLost when it could not be resumed.
+        """Bring the link up and open or resume the session; SessionLost when it is another one now.
 
         LinkRefused, VerifierRefused, or the last LinkClosed or LinkTimeout after all attempts.
         """
@@ -137,6 +107,7 @@ class VerifierLink:
                     self.channel.reconnect()
                     self._up = True
                 self._handshake(limits)
+                self._epoch += 1
                 self._backoff.reset()
                 break
             except (LinkClosed, LinkTimeout) as error:
@@ -146,7 +117,26 @@ class VerifierLink:
             assert failure is not None
             raise failure
         if before and self.session != before:
+            self.begin_reply()  # what the session before said holds, but this one does not know it
             raise SessionLost
+
+    def mend(self, limits: Limits) -> None:
+        """Dial anew, and resume the session or open another: whether the link works is known then.
+
+        Raises what ``open`` raises but SessionLost; tries once, however many attempts the settings allow.
+        """
+        self._up = False
+        try:
+            self.channel.reconnect()
+            self._up = True
+            before = self.session
+            self._handshake(limits)
+            self._epoch += 1
+            if self.session != before:
+                self.begin_reply()
+        except (LinkClosed, LinkTimeout):
+            self._up = False
+            raise
 
     def forget(self) -> None:
         """The verifier does not know the session any more: the next ``open`` begins a new one."""
@@ -157,6 +147,7 @@ class VerifierLink:
         """Drop what came ahead of its turn for the reply before."""
         self._early.clear()
         self._refused.clear()
+        self._flights.clear()
 
     def post(self, message: Message) -> None:
         """Send without waiting, from any thread. A link found down is not reported: ``exchange`` mends it."""
@@ -167,6 +158,13 @@ class VerifierLink:
         except LinkClosed:
             self._up = False
 
+    def post_ahead(self, draft: Draft) -> None:
+        """``post`` a round that is sent ahead. Where it gets lost with the link, ``exchange`` knows."""
+        in_session = bool(draft.session) and draft.session == self.session
+        self._flights[draft.reply, draft.round] = self._epoch if in_session and self._up else -1
+        if in_session:
+            self.post(draft)
+
     def _send(self, message: Message) -> None:
         with self._sending:
             self.channel.send(message)
@@ -175,34 +173,45 @@ class VerifierLink:
         self,
         reply: int,
         number: int,
-        again: list[Message],
+        again: Callable[[bool], list[Message]],
         limits: Limits,
         on_early: Callable[[Outcome], None] | None = None,
         ahead: bool = False,
     ) -> Outcome:
         """Wait for the final outcome of round ``number`` of ``reply``, which has been posted.
 
-        ``again`` is what is sent after silence, a broken link, or when the verifier lacks something;
+        ``again(whole)`` is what is sent, in the session there is then, after silence, a broken link, or when
+        the verifier lacks something; ``whole``: it lacks the observation and all that was verified of it.
         ``ahead``: the round was sent on an assumption that has come true. ``on_early`` is called with
-        each early outcome of this round. Raises SessionLost, VerifierRefused, LinkError,
-        DeadlineExceeded, DecodeCancelled.
+        each early outcome of this round. Raises VerifierRefused, LinkError, DeadlineExceeded,
+        DecodeCancelled; TargetChanged in round 1 when the verifier came back with another target.
         """
         if (early := self._early.pop((reply, number), None)) is not None:
             return early
         # What was said of a round sent ahead is nothing about one drafted after its outcome.
         refused = ahead and (reply, number) in self._refused
-        to_send = again if refused or not self._up else []
+        lost = ahead and self._flights.get((reply, number), self._epoch) != self._epoch
+        resend = refused or lost
+        whole = False
+        target = self.verifier
         failures = 0
         failure: Exception | None = None
+        limits.heard()
         while failures < self.settings.attempts:
             limits.check()
             try:
-                if not self._up:
+                if not (self._up and self.session):
+                    resend = True
                     self.open(limits)
-                for message in to_send:
-                    self._send(message)
-                return self._await_outcome(
-                    reply, number, limits, on_early, ahead and to_send is not again
+                self._check_same(target, number)
+                if resend:
+                    for message in again(whole):
+                        self._send(message)
+                return self._await_outcome(reply, number, limits, on_early, ahead and not resend)
+            except SessionLost:
+                whole = True
+                failure = LinkClosed(
+                    "the verifier keeps forgetting the session; is it being restarted?"
                 )
             except LinkClosed as error:
                 self._up = False
@@ -214,9 +223,10 @@ class VerifierLink:
             except _SendAgain as error:
                 if not error.at_once:
                     limits.sleep(self._backoff.next_delay())
+                whole = whole or error.whole
                 failure = error
             failures += 1
-            to_send = again
+            resend = True
         if isinstance(failure, LinkError):
             raise failure
         raise VerifierRefused(str(failure), RefusalCode.OVERLOADED)
@@ -226,6 +236,19 @@ class VerifierLink:
         if self.session:
             self.post(SessionClose(self.session))
         self.forget()
+
+    def _check_same(self, before: SessionReply | None, number: int) -> None:
+        """Whether the verifier still has the target that it had: only that can go on with a reply."""
+        now = self.verifier
+        if before is None or now is None or before.target_fingerprint == now.target_fingerprint:
+            return
+        if number == 1:
+            raise TargetChanged
+        raise VerifierRefused(
+            f"the verifier came back with the target {now.target_name}, which cannot go on with a reply of "
+            f"{before.target_name}; decode again",
+            "other-target",
+        )
 
     def _handshake(self, limits: Limits) -> None:
         number = secrets.randbits(32)
@@ -287,6 +310,13 @@ class VerifierLink:
         if refusal.code == RefusalCode.MALFORMED:
             raise VerifierRefused(refusal.sentence, refusal.code)
         about_us = refusal.session == self.session and refusal.reply == reply
+        if (
+            about_us
+            and refusal.code == RefusalCode.UNKNOWN_SESSION
+            and (refusal.round == 0 or refusal.round >= number)
+        ):
+            self.forget()
+            raise SessionLost
         if not about_us or refusal.round not in (0, number):
             if about_us and refusal.round > number and len(self._refused) < 4096:
                 self._refused.add((reply, refusal.round))
@@ -295,13 +325,9 @@ class VerifierLink:
             if ahead:  # it overtook the round in front of it: the assumption holds
                 raise _SendAgain(refusal.sentence, at_once=True)
             return  # of an assumption that was given up
-        had_observation = number > 1
-        if refusal.code == RefusalCode.UNKNOWN_SESSION or (
-            refusal.code == RefusalCode.NO_OBSERVATION and had_observation
-        ):
-            self.forget()
-            raise SessionLost
-        if refusal.code in (RefusalCode.NO_OBSERVATION, RefusalCode.OVERLOADED):
+        if refusal.code in (RefusalCode.NO_OBSERVATION, RefusalCode.UNKNOWN_PICTURE):
+            raise _SendAgain(refusal.sentence, whole=True)
+        if refusal.code == RefusalCode.OVERLOADED:
             raise _SendAgain(refusal.sentence)
         raise VerifierRefused(refusal.sentence, refusal.code)
 
@@ -313,14 +339,17 @@ class VerifierLink:
             if left <= 0:
                 return None
             try:
-                return self.channel.receive(limits.slice(left))
+                message = self.channel.receive(limits.slice(left))
             except LinkTimeout:
                 continue
+            limits.heard()
+            return message
 
 
 class _SendAgain(Exception):
     """The verifier lacks something that sending again may bring."""
 
-    def __init__(self, sentence: str, at_once: bool = False) -> None:
+    def __init__(self, sentence: str, at_once: bool = False, whole: bool = False) -> None:
         super().__init__(sentence)
         self.at_once = at_once
+        self.whole = whole  # even the observation

@@ -10,28 +10,22 @@ import msgspec
 import numpy as np
 import torch
 
-from dsd_ros.decoding.acceptance import rounded_up
-from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingError, generator_for
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.trees import TokenTree, finish_split_tree, remaining_nodes
 from dsd_ros.edge.drafter import DraftedRound, Drafting
 from dsd_ros.edge.errors import VerifierRefused
-from dsd_ros.edge.link import Limits, VerifierLink
+from dsd_ros.edge.limits import Limits
+from dsd_ros.edge.link import VerifierLink
+from dsd_ros.edge.outgoing import draft_message
 from dsd_ros.edge.predraft import PredraftPool, Taken
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.edge.translation import TranslatedRound, Translation
 from dsd_ros.edge.tuning import Plan, Tuner
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.codec import WireError, pack_distributions
-from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
-from dsd_ros.wire.packing import (
-    count_rows,
-    pack_chances,
-    pack_kept,
-    unpack_distribution,
-    unpack_rows,
-)
+from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.messages import Draft, Message, Observation, Outcome
+from dsd_ros.wire.packing import count_rows, unpack_distribution, unpack_rows
 from dsd_ros.wire.pictures import NO_PICTURE
 
 Progress = Callable[[str, int, RoundRecord], None]
@@ -84,7 +78,7 @@ class Rounds:
         self._resampled: list[int] = []  # determined here behind the last round's rejection
 
     def decode(self, request: Request, picture: bytes) -> DecodedReply:
-        """See ``EdgeSession.decode``; SessionLost when the verifier forgot the session."""
+        """See ``EdgeSession.decode``; TargetChanged when another target answers before anything is verified."""
         link, settings, channel = self._link, self._settings, self._link.channel
         began, up, down = time.perf_counter(), channel.bytes_up, channel.bytes_down
         height, width = request.image.shape[:2] if request.image is not None else (0, 0)
@@ -171,9 +165,8 @@ class Rounds:
             drafted.draft.finish()
         draft_end = time.perf_counter()
         # 3. Have it verified. Without drafts the target goes on alone: asking once is enough.
-        draft = self._message(request.number, number, drafted)
         if taken.sent is None and (drafted is not None or number == 1):
-            link.post(draft)
+            link.post(self._message(request.number, number, drafted, self._resampled))
         sent = time.perf_counter()
         if self._tuner is not None:
             # Behind sending, which it is not to delay, and in front of what is drafted for the next round.
@@ -190,7 +183,15 @@ class Rounds:
             if pool is not None:
                 pool.offer(outcome)
 
-        again: list[Message] = [observation, draft] if number == 1 else [draft]
+        def again(whole: bool) -> list[Message]:
+            if not (whole or number == 1):
+                return [self._message(request.number, number, drafted, self._resampled)]
+            # A verifier that knows nothing of the reply is told all of it, so that there is nothing else to tell.
+            so_far = msgspec.structs.replace(
+                observation, session=link.session, verified=list(self._tokens), rounds=number - 1
+            )
+            return [so_far, self._message(request.number, number, drafted, [])]
+
         outcome = link.exchange(
             request.number, number, again, limits, on_early, ahead=taken.sent is not None
         )
@@ -288,9 +289,11 @@ class Rounds:
         self._tokens += gained[:end]
         return len(path)
 
-    def _message(self, reply: int, number: int, drafted: DraftedRound | None) -> Draft:
+    def _message(
+        self, reply: int, number: int, drafted: DraftedRound | None, resampled: list[int]
+    ) -> Draft:
         if drafted is not None:
-            return draft_message(self._link.session, drafted, self._resampled)
+            return draft_message(self._link.session, drafted, resampled)
         left = self._settings.max_tokens - len(self._tokens)
         return Draft(
             self._link.session, reply, number, len(self._tokens), [], autonomous_rounds=left
@@ -333,37 +336,6 @@ class Rounds:
         count = count_rows(data, 1 + len(remaining_nodes(tree, node)))
         rows = unpack_rows(data, count, size)
         return torch.from_numpy(np.stack(rows))
-
-
-def draft_message(
-    session: int, drafted: DraftedRound, resampled: list[int] | None = None, ahead: bool = False
-) -> Draft:
-    """A round as it is sent. ``resampled``: what the robot determined behind the rejection in front of it.
-
-    ``ahead``: the tokens in front of it are assumed, and named by their digest.
-    """
-    draft, proof = drafted.draft, drafted.drafting.proof
-    tree, q = draft.tree, draft.q
-    evidence = b""
-    if q and proof is Proof.FULL:
-        evidence = pack_distributions(torch.stack(q))
-    elif q and proof is Proof.SPLIT:
-        row_of = dict(zip(tree.inner, q, strict=True))
-        chances = [row_of[parent][x] for x, parent in zip(tree.tokens, tree.parents, strict=True)]
-        evidence = pack_chances(rounded_up(torch.stack(chances)).numpy())
-    elif q and proof is Proof.TRUNCATED:
-        evidence = pack_kept(draft.kept, draft.sequence.model.vocab_size)
-    return Draft(
-        session=session,
-        reply=drafted.drafting.reply,
-        round=drafted.number,
-        confirmed=len(drafted.prefix),
-        tokens=draft.tokens,
-        evidence=evidence,
-        parents=tree.parents_bytes() if tree.branches else b"",
-        assumed=prefix_digest(drafted.prefix) if ahead else b"",
-        resampled=resampled or [],
-    )
 
 
 def _first_exit(exits: list[Outcome], final: Outcome) -> int:

@@ -11,11 +11,13 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree_growth import expansion_nodes
 from dsd_ros.edge.drafter import DraftedRound
-from dsd_ros.edge.errors import SessionLost
-from dsd_ros.edge.link import Limits, LinkSettings, VerifierLink
+from dsd_ros.edge.errors import TargetChanged
+from dsd_ros.edge.limits import Limits
+from dsd_ros.edge.link import LinkSettings, VerifierLink
+from dsd_ros.edge.outgoing import draft_message
 from dsd_ros.edge.predraft import PredraftPool
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.rounds import Progress, Request, Rounds, draft_message
+from dsd_ros.edge.rounds import Progress, Request, Rounds
 from dsd_ros.edge.translation import Translation, check_translatable
 from dsd_ros.edge.tuning import Tuner
 from dsd_ros.edge.vocabulary import Vocabulary
@@ -101,6 +103,15 @@ class EdgeSession:
         """
         self._open(Limits(deadline))
 
+    def mend(
+        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None
+    ) -> None:
+        """After a failed decode: dial anew, once, and resume the session or open another.
+
+        Raises what ``open`` raises, and DecodeCancelled.
+        """
+        self._link.mend(Limits(deadline, cancelled))
+
     def decode(
         self,
         image: np.ndarray | None,
@@ -133,12 +144,11 @@ class EdgeSession:
                         self._translation, self._tuner,
                     )  # fmt: skip
                     return rounds.decode(request, picture)
-                except SessionLost:
-                    # Same reply number and seed: starting over draws the same tokens again.
+                except TargetChanged:
                     self._forget_predrafts()
         finally:
             self._forget_predrafts()
-        raise LinkClosed("the verifier keeps forgetting the session; is it being restarted?")
+        raise LinkClosed("the verifier's target keeps changing; is it being restarted?")
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The channel is the caller's to close."""
@@ -188,7 +198,7 @@ class EdgeSession:
         )
 
     def _send_ahead(self, drafted: DraftedRound) -> None:
-        self._link.post(draft_message(self._link.session, drafted, ahead=True))
+        self._link.post_ahead(draft_message(self._link.session, drafted, ahead=True))
 
     def _forget_predrafts(self) -> None:
         if self._pool is not None:

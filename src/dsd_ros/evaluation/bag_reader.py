@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import struct
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from mcap.exceptions import McapError
 from mcap.records import Channel, Message, Schema
 from mcap.stream_reader import StreamReader
 from rosbags.interfaces import MessageDefinitionFormat
-from rosbags.rosbag2 import Reader, ReaderError
-from rosbags.serde import SerdeError
+from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
-from rosbags.typesys.base import TypesysError
 
 _RECORD_LIMIT = 256 << 20  # bytes of one record: more is a damaged length
 _SUFFIXES = (".mcap", ".db3")
-# What a file cut anywhere, or damaged, can make its readers raise.
-_DAMAGE = (
-    McapError, ReaderError, ValueError, EOFError, OSError, struct.error, sqlite3.Error, AssertionError, KeyError,
-    IndexError, TypeError, RuntimeError,
-)  # fmt: skip
 
 
 class BagError(ValueError):
@@ -55,6 +47,7 @@ class Bag:
     counts: dict[str, int]  # topic -> messages
     kinds: dict[str, str]  # topic -> type
     notes: list[str] = field(default_factory=list)
+    damaged: set[Path] = field(default_factory=set)  # files whose index cannot be used
     namespace: str = ""  # of the robot's topics, with a slash in front, "" for none
     _store: Any = None
 
@@ -65,7 +58,7 @@ class Bag:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
         """The messages of these topics, all where None, by the time they came (where the index is lost, nearly so)."""
         for path in self.files:
-            for record in _records(path, lambda _: None):
+            for record in _records(path, path not in self.damaged, lambda _: None):
                 if isinstance(record, Record) and (topics is None or record.topic in topics):
                     yield record
 
@@ -80,7 +73,7 @@ class Bag:
             self._learn(record.kind)
         try:
             return self._store.deserialize_cdr(record.data, record.kind)
-        except (SerdeError, *_DAMAGE) as error:
+        except Exception as error:
             raise BagError(f"A message on {record.topic} is not of its type: {error}.") from None
 
     def _learn(self, kind: str) -> None:
@@ -91,7 +84,7 @@ class Bag:
             found = get_types_from_idl(text) if form == "idl" else get_types_from_msg(text, kind)
             new = {name: what for name, what in found.items() if name not in self._store.types}
             self._store.register(new)
-        except (TypesysError, *_DAMAGE) as error:
+        except Exception as error:
             raise BagError(f"The bag's definition of {kind} cannot be read: {error}.") from None
 
 
@@ -105,18 +98,17 @@ def open_bag(path: Path | str) -> Bag:
     custom = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
     bag = Bag(path, [], custom, {}, {}, {})
     for file in files:
-        before = len(bag.notes)
-        found = 0
-        for record in _records(file, bag.notes.append):
-            if isinstance(record, _Type):
-                bag.definitions.setdefault(record.kind, (record.form, record.text))
-                continue
-            found += 1
-            bag.counts[record.topic] = bag.counts.get(record.topic, 0) + 1
-            bag.kinds[record.topic] = record.kind
+        try:
+            found = _look_through(bag, file, True)
+        except Exception:  # what damage does to readers is beyond any list of errors
+            bag.damaged.add(file)
+            found = _look_through(bag, file, False)
         if found:
             bag.files.append(file)
-        elif len(bag.notes) == before:
+            for topic, kind in found:
+                bag.counts[topic] = bag.counts.get(topic, 0) + found[topic, kind]
+                bag.kinds[topic] = kind
+        elif file not in bag.damaged:
             bag.notes.append(f"{file.name} holds no message.")
     if not bag.files:
         raise BagError(f"{path} holds nothing that can be read: {' '.join(bag.notes)}")
@@ -126,6 +118,17 @@ def open_bag(path: Path | str) -> Bag:
             bag.namespace = owners[0].removesuffix(name)
             break
     return bag
+
+
+def _look_through(bag: Bag, file: Path, indexed: bool) -> Counter[tuple[str, str]]:
+    """How many messages of which topic and type a file holds; its types are noted."""
+    found: Counter[tuple[str, str]] = Counter()
+    for record in _records(file, indexed, bag.notes.append):
+        if isinstance(record, _Type):
+            bag.definitions.setdefault(record.kind, (record.form, record.text))
+        else:
+            found[record.topic, record.kind] += 1
+    return found
 
 
 @dataclass(frozen=True)
@@ -167,18 +170,15 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     return files, about
 
 
-def _records(path: Path, note: _Note) -> Iterator[_Type | Record]:
+def _records(path: Path, indexed: bool, note: _Note) -> Iterator[_Type | Record]:
     """A file's types and messages; ``note`` is told when it ends too early."""
     if path.suffix == ".db3":
         yield from _of_database(path, note)
-        return
-    try:
+    elif indexed:
         with Reader(path) as reader:
             yield from _all_of(reader)
-        return
-    except _DAMAGE:
-        pass  # without its index
-    yield from _without_index(path, note)
+    else:
+        yield from _without_index(path, note)
 
 
 def _all_of(reader: Reader) -> Iterator[_Type | Record]:
@@ -205,7 +205,7 @@ def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
                 record = next(records)
             except StopIteration:
                 break
-            except Exception as error:  # zstandard and lz4 have errors of their own
+            except Exception as error:
                 reason = str(error) or reason
                 break
             if isinstance(record, Schema) and record.id not in schemas:

@@ -8,6 +8,7 @@ import resource
 import signal
 
 import pytest
+import yaml
 from bag_maker import SECOND, killed_bag, text_bag
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,6 +174,8 @@ def test_a_full_disk_leaves_a_bag(tmp_path, storage):
     times = [record.at for record in bag.messages()]
     assert times == list(range(1, len(times) + 1)) and len(times) > 50
     assert not (tmp_path / "bag" / ".reserve").exists()
+    about = yaml.safe_load((tmp_path / "bag" / "metadata.yaml").read_text())
+    assert about["rosbag2_bagfile_information"]["message_count"] == len(times)
 
 
 def test_what_cannot_be_made_is_refused(tmp_path):

@@ -62,6 +62,10 @@ class McapFile(McapWriter):  # type: ignore[misc]
             self.close_chunk()
             self.bio.sync()
 
+    def kept(self) -> dict[int, int]:
+        """The messages of each connection that have not been lost to a full disk."""
+        return {connection: count for connection, count in self.channel_stats.items() if count}
+
     @property
     def size(self) -> int:
         """Bytes, those still in memory included."""
@@ -85,6 +89,11 @@ class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
     def save(self) -> None:
         """Write what is still in memory; sqlite3.OperationalError when the disk does not take it."""
         self.conn.commit()
+
+    def kept(self) -> dict[int, int]:
+        """The messages of each topic that have not been lost to a full disk; what was not saved is given up."""
+        self.conn.rollback()
+        return dict(self.conn.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
 
     @property
     def size(self) -> int:

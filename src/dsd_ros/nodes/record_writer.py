@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,6 @@ class BagWriter:
         self._define, self._storage, self._file_bytes = define, storage, file_bytes
         self._custom: dict[str, str] = {}
         self._connections: dict[tuple[str, str], Connection] = {}
-        self._counts: dict[int, int] = {}
         self._files: list[dict[str, Any]] = []
         self._file: Any = None
         try:
@@ -102,8 +102,7 @@ class BagWriter:
             about = self._files[-1]
             about["first"] = min(about["first"], timestamp)
             about["last"] = max(about["last"], timestamp)
-            about["count"] += 1
-            self._counts[connection.id] += 1
+            about["counts"][connection.id] = about["counts"].get(connection.id, 0) + 1
             self.messages += 1
             if self._file.size > self._file_bytes:
                 self._next_file()
@@ -143,7 +142,7 @@ class BagWriter:
         name = f"{self.folder.name}_{len(self._files)}{STORAGES[self._storage]}"
         make = McapFile if self._storage == "mcap" else SqliteFile
         self._file = make(self.folder / name)
-        self._files.append({"path": name, "first": 2**63 - 1, "last": 0, "count": 0})
+        self._files.append({"path": name, "first": 2**63 - 1, "last": 0, "counts": {}})
         kinds = set()
         for connection in self._connections.values():
             self._announce(connection, connection.msgtype not in kinds)
@@ -172,7 +171,6 @@ class BagWriter:
         known = any(other.msgtype == kind for other in self._connections.values())
         self._announce(connection, not known)
         self._connections[topic, kind] = connection
-        self._counts[connection.id] = 0
         return connection
 
     def _announce(self, connection: Connection, new_type: bool) -> None:
@@ -183,7 +181,10 @@ class BagWriter:
 
     def _information(self) -> dict[str, Any]:
         """What rosbag2's metadata.yaml says."""
-        filled = [about for about in self._files if about["count"]]
+        filled = [about for about in self._files if about["counts"]]
+        counts: Counter[int] = Counter()
+        for about in filled:
+            counts.update(about["counts"])
         first = min((about["first"] for about in filled), default=0)
         last = max((about["last"] for about in filled), default=0)
         return {
@@ -191,7 +192,7 @@ class BagWriter:
             "storage_identifier": self._storage,
             "duration": {"nanoseconds": last - first},
             "starting_time": {"nanoseconds_since_epoch": first},
-            "message_count": sum(self._counts.values()),
+            "message_count": counts.total(),
             "topics_with_message_count": [
                 {
                     "topic_metadata": {
@@ -201,7 +202,7 @@ class BagWriter:
                         "offered_qos_profiles": dump_qos_v9(list(c.ext.offered_qos_profiles)),
                         "type_description_hash": c.digest,
                     },
-                    "message_count": self._counts[c.id],
+                    "message_count": counts[c.id],
                 }
                 for c in self._connections.values()
             ],
@@ -212,10 +213,10 @@ class BagWriter:
                 {
                     "path": about["path"],
                     "starting_time": {
-                        "nanoseconds_since_epoch": about["first"] if about["count"] else 0
+                        "nanoseconds_since_epoch": about["first"] if about["counts"] else 0
                     },
                     "duration": {"nanoseconds": max(0, about["last"] - about["first"])},
-                    "message_count": about["count"],
+                    "message_count": sum(about["counts"].values()),
                 }
                 for about in self._files
             ],
@@ -229,8 +230,7 @@ class BagWriter:
         file, self._file = self._file, None
         if file is not None:
             try:
-                if self._storage == "sqlite3":
-                    file.conn.rollback()
+                self._files[-1]["counts"] = file.kept()
                 file.close(_VERSION, yaml.safe_dump(self._information(), sort_keys=False))
             except (OSError, sqlite3.Error):
                 file.abort()  # without its index, which readers can do without

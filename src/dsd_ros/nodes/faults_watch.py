@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
@@ -30,6 +31,7 @@ from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.navigation.safety import REFUSALS, Cause
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.faults_judge import Announced, Command, Record, Seen, Verdict
+from dsd_ros.nodes.faults_plan import DRAFT, NAVIGATION
 from dsd_ros.nodes.images import to_rgb
 from dsd_ros.nodes.stamps import pose_of, velocity_of
 
@@ -42,7 +44,7 @@ _KINDS = {
 _PICTURES = 900  # kept: a minute of them at 15 a second
 _FRESH_S = 0.5
 _ACCEPT_S = 5.0  # a goal that is not accepted by then is sent again
-_HEARTS = ("navigation_node", "draft_node")
+_HEARTS = (NAVIGATION, DRAFT)
 # As the camera's, but no picture is dropped for being the older of two.
 _ALL_PICTURES = QoSProfile(
     history=HistoryPolicy.KEEP_LAST, depth=60, reliability=ReliabilityPolicy.BEST_EFFORT
@@ -76,6 +78,9 @@ class Watcher:
         self._pictures: OrderedDict[int, Image] = OrderedDict()
         self._replies: dict[int, tuple[str, int]] = {}
         self._heard: dict[str, float] = {}
+        self._returned = self._session_seen = (
+            0.0  # of the draft node, and of its session with the verifier
+        )
         self._node = node = rclpy.create_node("fault_watcher")
         listen = node.create_subscription
         listen(Twist, "cmd_vel", self._on_command, qos.STATE)
@@ -86,6 +91,7 @@ class Watcher:
         listen(Image, "camera/image_raw", self._on_picture, _ALL_PICTURES)
         listen(UInt32, "collision", self._on_collision, qos.LATCHED)
         listen(String, "heartbeat", self._on_heartbeat, qos.STATE)
+        listen(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
         self._reset = node.create_client(Trigger, "reset_world")
         self._fault = node.create_publisher(String, "simulator/fault", qos.STATE)
@@ -113,9 +119,10 @@ class Watcher:
         now = time.monotonic()
         with self.lock:
             fresh = all(now - self._heard.get(name, 0.0) < _FRESH_S for name in (*_HEARTS, "odom"))
+            session = self._session_seen > self._returned
             pictures = now - self._heard.get("picture", 0.0) < 1.0
             verdict = self.record.verdicts[-1] if self.record.verdicts else None
-        if not (fresh and pictures and verdict is not None and now - verdict.at < 1.0):
+        if not (fresh and session and pictures and verdict is not None and now - verdict.at < 1.0):
             return False
         return set(verdict.causes) <= _HARMLESS and self._navigate.server_is_ready()
 
@@ -281,12 +288,21 @@ class Watcher:
         self.collisions = message.data
 
     def _on_heartbeat(self, message: String) -> None:
+        now = time.monotonic()
         with self.lock:
-            self._heard[message.data] = time.monotonic()
+            if message.data == DRAFT and now - self._heard.get(DRAFT, 0.0) > 2.0 * _FRESH_S:
+                self._returned = now
+            self._heard[message.data] = now
+
+    def _on_diagnostics(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == DRAFT and status.level == DiagnosticStatus.OK:
+                self._session_seen = time.monotonic()
 
 
 _NAMES = {int(cause): cause.name for cause in Cause}
-_HARMLESS = {cause.name for cause in REFUSALS}  # they end with the next good action
+# They end with navigation's next good action or command.
+_HARMLESS = {cause.name for cause in (*REFUSALS, Cause.COMMAND_STALE)}
 
 
 def _nanoseconds(stamp: Any) -> int:

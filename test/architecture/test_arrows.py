@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "dsd_ros"
 MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 
-BELOW = {"decoding", "vlm", "wire", "edge", "cloud", "navigation", "robot"}
+BELOW = {"decoding", "vlm", "wire", "edge", "cloud", "navigation", "robot", "views"}
 # Room -> the rooms it may import, itself apart. "top" is cli.py, commands/ and the modules beside the rooms.
 ARROWS = {
     "decoding": set(),
@@ -24,6 +24,7 @@ ARROWS = {
     "rag": {"decoding", "vlm", "wire"},
     "navigation": set(),
     "robot": set(),
+    "views": set(),
     "paths": set(),
     "training": BELOW | {"rag", "evaluation", "paths"},
     "nodes": BELOW | {"rag", "paths"},
@@ -46,6 +47,7 @@ ROS = {
     "rcl_interfaces",
     "action_msgs",
     "tf2_msgs",
+    "visualization_msgs",
     "cv_bridge",
     "lifecycle_msgs",
     "std_srvs",
@@ -56,6 +58,7 @@ ROS = {
 ONLY_IN = {
     **dict.fromkeys(ROS, {"nodes"}),
     "mujoco": {"robot"},
+    "rerun": {"views"},
     "websockets": {"wire", "cloud"},
     "torch": {
         "decoding",

@@ -1,0 +1,96 @@
+"""Text into pictures, quickly: every word is drawn once and copied from then on."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Colour = tuple[int, int, int]
+
+PAPER: Colour = (24, 26, 31)
+BAR: Colour = (43, 47, 56)
+INK: Colour = (232, 234, 237)
+FAINT: Colour = (150, 156, 166)
+ACCEPTED: Colour = (96, 211, 128)
+REJECTED: Colour = (240, 98, 92)
+OWN: Colour = (116, 176, 255)  # the target's own tokens
+AHEAD: Colour = (246, 190, 82)  # drafted ahead
+ALARM: Colour = (176, 36, 40)
+CALM: Colour = (28, 94, 58)
+
+
+@functools.lru_cache(maxsize=8)
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+@functools.lru_cache(maxsize=4096)
+def sprite(text: str, size: int, ink: Colour, paper: Colour, struck: bool = False) -> np.ndarray:
+    """A text in one line, read-only: uint8 (height, width, 3) with the height of its size, whatever the letters."""
+    font = _font(size)
+    width = max(1, int(np.ceil(font.getlength(text))))
+    picture = Image.new("RGB", (width, line_height(size)), paper)
+    draw = ImageDraw.Draw(picture)
+    draw.text((0, 1), text, ink, font)
+    if struck:
+        draw.line((0, line_height(size) * 0.58, width, line_height(size) * 0.58), ink, 1)
+    drawn = np.asarray(picture)
+    drawn.setflags(write=False)
+    return drawn
+
+
+def line_height(size: int) -> int:
+    """Pixels from one line to the next."""
+    return round(size * 1.35)
+
+
+def put(canvas: np.ndarray, x: int, y: int, drawn: np.ndarray) -> int:
+    """Copy a drawing onto a canvas with its upper left corner at (x, y), cut where it ends; x behind it."""
+    height = min(drawn.shape[0], canvas.shape[0] - y)
+    width = min(drawn.shape[1], canvas.shape[1] - x)
+    if height > 0 and width > 0 and x >= 0 and y >= 0:
+        canvas[y : y + height, x : x + width] = drawn[:height, :width]
+    return x + drawn.shape[1]
+
+
+def write(
+    canvas: np.ndarray, x: int, y: int, text: str, size: int, ink: Colour, paper: Colour
+) -> int:
+    """One line of text, word by word; x behind it."""
+    for word in text.split(" "):
+        x = put(canvas, x, y, sprite(word + " ", size, ink, paper))
+    return x
+
+
+def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
+    """The text in at most so many lines; what does not fit ends in "..."."""
+    found, line = [], ""
+    for word in text.split():
+        longer = f"{line} {word}".strip()
+        if line and _length(longer, size) > width:
+            found.append(line)
+            line = word
+        else:
+            line = longer
+    found.append(line)
+    if len(found) > lines:
+        found = found[:lines]
+        found[-1] = shortened(found[-1] + " ...", size, width)
+    return [shortened(line, size, width) for line in found]
+
+
+def shortened(text: str, size: int, width: int) -> str:
+    """A text cut to a width in pixels, "..." at its end where it was."""
+    if _length(text, size) <= width:
+        return text
+    text = text.removesuffix("...")
+    while text and _length(text + "...", size) > width:
+        text = text[:-1]
+    return text.rstrip() + "..."
+
+
+@functools.lru_cache(maxsize=4096)
+def _length(text: str, size: int) -> float:
+    return _font(size).getlength(text)

@@ -34,7 +34,7 @@ def test_what_must_stop_the_robot_at_once():
     at_once = {name for name, fault in faults.items() if fault.stops_at_once}
     parts = ("simulator_node", "supervisor_node", "navigation_node", "draft_node")
     expected = {f"{what} {part}" for what in ("kill -9", "SIGSTOP") for part in parts}
-    assert at_once == expected | {"camera freeze"}
+    assert at_once == expected | {"camera silent", "camera frozen"}
     ends = {name for name, fault in faults.items() if fault.ends_the_system}
     assert ends == {"kill -9 simulator_node", "kill -9 supervisor_node"}
 

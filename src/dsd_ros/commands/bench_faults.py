@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def _bench_faults(args: argparse.Namespace) -> int:
         target=model_path(args.target, "target"),
     )
     settings.shares()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a job of a shell ignores the first
+        signal.signal(number, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
             log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None

@@ -24,7 +24,8 @@ class Kind(Enum):
     SILENCE = "link silent"
     LOSS = "5 % loss"
     JITTER = "300 ms jitter"
-    FREEZE = "camera freeze"
+    FREEZE = "camera silent"
+    REPEAT = "camera frozen"  # the last picture again and again, its stamp with it
     GARBAGE_UP = "garbage up"
     GARBAGE_DOWN = "garbage down"
     NOISE_UP = "noise in the stream up"
@@ -62,7 +63,8 @@ class Fault:
         loss is known, or needs not stop at all.
         """
         on_robot = self.target in (SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT)
-        return self.kind is Kind.FREEZE or (self.kind in (Kind.KILL, Kind.PAUSE) and on_robot)
+        camera = self.kind in (Kind.FREEZE, Kind.REPEAT)
+        return camera or (self.kind in (Kind.KILL, Kind.PAUSE) and on_robot)
 
     @property
     def ends_the_system(self) -> bool:
@@ -76,7 +78,7 @@ def variants(transport: str) -> list[tuple[Kind, str]]:
     if transport == "websocket":
         processes.append(BRIDGE)
     found = [(kind, process) for kind in (Kind.KILL, Kind.PAUSE) for process in processes]
-    found += [(Kind.RESTART, VERIFIER[transport]), (Kind.FREEZE, "")]
+    found += [(Kind.RESTART, VERIFIER[transport]), (Kind.FREEZE, ""), (Kind.REPEAT, "")]
     found += [(Kind.GARBAGE_UP, ""), (Kind.GARBAGE_DOWN, "")]
     if transport == "websocket":
         link = (Kind.CUT, Kind.SILENCE, Kind.LOSS, Kind.JITTER, Kind.NOISE_UP, Kind.NOISE_DOWN)
@@ -91,6 +93,7 @@ _SECONDS = {  # shortest and longest
     Kind.LOSS: (4.0, 8.0),
     Kind.JITTER: (4.0, 8.0),
     Kind.FREEZE: (1.0, 4.0),
+    Kind.REPEAT: (1.0, 4.0),
 }
 _LATEST = {Moment.MOVING: 0.8, Moment.DECIDING: 0.3}  # delay, s
 

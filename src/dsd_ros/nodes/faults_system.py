@@ -113,8 +113,8 @@ class SystemUnderTest:
             child = self._children.child(target)
             child.signal(signal.SIGSTOP)
             return lambda: child.signal(signal.SIGCONT)
-        elif kind is Kind.FREEZE:
-            watcher.tell_simulator("camera freeze")
+        elif kind in (Kind.FREEZE, Kind.REPEAT):
+            watcher.tell_simulator(f"camera {'freeze' if kind is Kind.FREEZE else 'repeat'}")
             return lambda: watcher.tell_simulator("camera ok")
         elif self.proxy is None:
             watcher.talk_nonsense("up" if kind is Kind.GARBAGE_UP else "down", source)

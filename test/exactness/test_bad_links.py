@@ -109,7 +109,7 @@ def test_a_cut_connection_is_resumed_where_it_stood(mode, serving):
 
 @pytest.mark.parametrize("mode", ["ar", "dsd"])
 def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
-    """The session is gone with the old engine; the reply is started over and comes out the same."""
+    """The session is gone with the old engine; the reply goes on with the new one and comes out the same."""
 
     class Restarting(LocalChannel):
         sent = 0

@@ -67,6 +67,7 @@ class DecodedReply:
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
+    verified: bool = True  # False: the draft model's own word, see ``EdgeSession.decode_alone``
 
     @property
     def rounds(self) -> int:

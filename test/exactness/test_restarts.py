@@ -1,0 +1,154 @@
+"""A verifier that forgets everything, at any message: the reply goes on, and no token is repeated or changed."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from restarting_channel import EVENTS, RestartingChannel
+from table_model import TableModel
+
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.messages import Draft, Observation
+
+IMAGE = np.full((2, 2, 3), 5, np.uint8)
+PATIENT = LinkSettings(response_timeout_s=0.1, attempts=60)
+TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
+TREE = {"shape": "expansion", "tree_expansion": "2,2"}
+AHEAD = {"pipeline_depth": 3, "predraft_workers": 2}
+DECODES = {
+    "ar, greedy": {"mode": "ar", "temperature": 0.0},
+    "ar": {"mode": "ar"},
+    "ar, coupled": {"mode": "ar", "proof": "coupled"},
+    "dsd, greedy": {"mode": "dsd", "temperature": 0.0},
+    "dsd": {"mode": "dsd"},
+    "dssd": {"mode": "dssd"},
+    "tslt": {"mode": "tslt", "top_k_proof": 4},
+    "coupled": {"mode": "coupled"},
+    "mc-dsd, greedy": {"mode": "mc-dsd", "tree_expansion": "2,2", "temperature": 0.0},
+    "mc-dsd": {"mode": "mc-dsd", "tree_expansion": "2,2"},
+    "mc-tslt": {"mode": "mc-tslt", "tree_expansion": "2,2", "top_k_proof": 4},
+    "split trees": {"mode": "dssd"} | TREE,
+    "fsd, greedy": {"mode": "fsd", "temperature": 0.0} | AHEAD,
+    "fsd": {"mode": "fsd"} | AHEAD,
+    "fsd, split": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"},
+    "fsd, coupled": {"mode": "fsd", "proof": "coupled"} | AHEAD,
+    "fsd, split trees": {"mode": "fsd", "proof": "split", "predraft_source": "guesses"} | TREE,
+    "best": {"mode": "best", "pipeline_depth": 2},
+}
+
+
+def decoded(channel: RestartingChannel, name: str, max_tokens: int = 14) -> list[int]:
+    """The reply, whose progress never shrank and told each token once."""
+    chosen = DecodeSettings(
+        **{"temperature": 1.0, "seed": 3, "max_tokens": max_tokens} | DECODES[name]
+    )
+    told: list[int] = []
+
+    def on_progress(text, count, record):
+        told.extend(record.gained)
+        assert count == len(told)
+
+    with channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
+        reply = session.decode(IMAGE, "go", on_progress)
+    assert told == reply.tokens
+    assert reply.verified
+    return reply.tokens
+
+
+@functools.cache
+def undisturbed(name: str) -> list[int]:
+    return decoded(RestartingChannel(TARGET, lambda boundary, message: ""), name)
+
+
+class OncePerRound:
+    """Starts the verifier anew once in each round: before its draft leaves, before it is waited for, or when its
+    outcome is there."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.seen: set[object] = set()
+        self.sent = False
+
+    def __call__(self, boundary: int, message: object) -> str:
+        if isinstance(message, Observation) and self.where == "observation":
+            key = "observation", message.rounds
+        elif isinstance(message, Draft):
+            self.sent = True
+            key = "draft", message.round
+            if self.where != "draft":
+                return ""
+        elif message is None and self.where == "receive" and self.sent:
+            self.sent = False
+            key = "receive", len(self.seen) // 2  # every other one: the other has its answer
+        else:
+            return ""
+        new = key not in self.seen
+        self.seen.add(key)
+        return "restart" if new else ""
+
+
+@pytest.mark.parametrize("where", ["draft", "observation", "receive"])
+@pytest.mark.parametrize("name", DECODES)
+def test_each_round_may_meet_another_verifier(name, where):
+    channel = RestartingChannel(TARGET, OncePerRound(where))
+    assert decoded(channel, name) == undisturbed(name)
+    assert channel.restarts >= 1
+
+
+@given(
+    name=st.sampled_from(list(DECODES)),
+    events=st.dictionaries(st.integers(0, 60), st.sampled_from(EVENTS), max_size=8),
+)
+@profile(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_restarts_cuts_and_doubles_at_any_message_leave_the_reply_as_it_is(name, events):
+    channel = RestartingChannel(TARGET, lambda boundary, message: events.get(boundary, ""))
+    assert decoded(channel, name) == undisturbed(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["restart", "restart and cut"])
+@pytest.mark.parametrize("name", DECODES)
+def test_a_restart_at_every_single_message_leaves_the_reply_as_it_is(name, event):
+    for at in range(60):
+        channel = RestartingChannel(
+            TARGET, lambda boundary, message, at=at: event * (boundary == at)
+        )
+        assert decoded(channel, name) == undisturbed(name), at
+        if not channel.restarts:
+            break
+
+
+class Replaced(RestartingChannel):
+    """Comes back with another target, once, when the draft of round ``at`` is about to leave."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        super().__init__(TARGET, self._event_of)
+
+    def restart(self) -> None:
+        self._target = TableModel(9, 12, ends=False)
+        super().restart()
+
+    def _event_of(self, boundary: int, message: object) -> str:
+        due = isinstance(message, Draft) and message.round == self._at and not self.restarts
+        return "restart" if due else ""
+
+
+def test_a_reply_goes_on_with_its_own_target_alone():
+    chosen = DecodeSettings(mode="dsd", seed=3, max_tokens=14)
+    with Replaced(2) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
+        with pytest.raises(VerifierRefused, match=r"table-9, which cannot go on .* table-4"):
+            session.decode(IMAGE, "go")
+        of_another = session.decode(IMAGE, "go").tokens
+    # As long as nothing is verified, the reply is simply the new target's.
+    with Replaced(1) as channel, EdgeSession(channel, DRAFT, chosen, PATIENT) as session:
+        assert session.decode(IMAGE, "go").tokens == of_another
+        assert channel.restarts == 1

@@ -8,75 +8,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.records import Answer, Moment, Phase
-from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings
-
-SETTINGS = RunSettings(max_steps=5, time_limit_s=60.0)
-GO = "I see it. Action: forward 25 cm"
-STOP = "I am there. Action: stop"
-
-
-class Bench:
-    """A run with an ideal robot under it. The stamps' clock is 1000 s ahead of the steady one."""
-
-    def __init__(self, settings: RunSettings = SETTINGS, blocked: bool = False) -> None:
-        self.now = 50.0
-        self.pose = Pose(0.0, 0.0, 0.0)
-        self.velocity = AT_REST
-        self.blocked = blocked
-        self.safety: SafetyReport | None = (
-            SafetyReport()
-        )  # what a supervisor says; None: it is silent
-        self.run = NavigationRun(settings, MotionSettings(), self.moment)
-
-    @property
-    def moment(self) -> Moment:
-        return Moment(self.now, self.now + 1000.0)
-
-    def tick(self, odometry: bool = True) -> Velocity:
-        self.now += 0.02
-        command = AT_REST
-        if self.safety is not None:
-            self.run.on_safety(self.safety, self.now)
-        if odometry:
-            command = self.run.on_odometry(self.pose, self.velocity, self.moment)
-            self.velocity = AT_REST if self.blocked else command
-            yaw = self.pose.yaw + self.velocity.wz * 0.02
-            step = self.velocity.vx * 0.02
-            self.pose = Pose(
-                self.pose.x + step * math.cos(yaw), self.pose.y + step * math.sin(yaw), yaw
-            )
-        self.run.on_time(self.moment)
-        return command
-
-    def until_request(self):
-        """Tick until the run has asked, and the robot's rest is confirmed."""
-        request = None
-        for _ in range(2000):
-            request = self.run.take_request() or request
-            if self.run.ended or (request is not None and self.run.phase is Phase.DECODING):
-                return request
-            self.tick()
-        raise AssertionError("the run neither asks nor ends")
-
-    def answer(self, text: str, age: float = 0.1):
-        request = self.until_request()
-        self.now += age
-        self.run.on_answer(request.number, Answer(text, request.not_before), self.moment)
-
-    def finish(self):
-        for _ in range(2000):
-            if self.run.ended:
-                return self.run.outcome
-            self.tick()
-        raise AssertionError("the run does not end")
+from dsd_ros.navigation.controller import AT_REST, Pose, Velocity
+from dsd_ros.navigation.records import Answer, Phase
+from dsd_ros.navigation.safety import Cause
+from dsd_ros.navigation.settings import RunOutcome
 
 
 def test_drives_until_the_model_says_stop():
@@ -92,10 +29,6 @@ def test_drives_until_the_model_says_stop():
     assert bench.run.distance == pytest.approx(0.5, abs=0.04)
     assert [step.number for step in bench.run.steps] == [1, 2, 3, 4]
     assert bench.velocity == AT_REST
-
-
-def report(*causes: Cause) -> SafetyReport:
-    return SafetyReport(causes, tuple(f"Because of {cause.name}." for cause in causes))
 
 
 def test_a_hold_that_passes_only_delays_the_action():
@@ -150,10 +83,9 @@ def test_after_the_operators_hand_the_run_observes_anew():
     for _ in range(10):
         bench.tick()
     bench.safety = report(Cause.OPERATOR)
-    bench.tick()
-    for _ in range(50):
-        bench.tick()
-    assert bench.run.phase is Phase.SETTLING and bench.run.take_request() is None
+    asked = len(bench.asked)
+    bench.ticks(1.0)
+    assert bench.run.phase is Phase.SETTLING and len(bench.asked) == asked
     bench.safety = report()
     answered = bench.now
     assert bench.until_request().not_before >= answered + 1000.0
@@ -162,16 +94,79 @@ def test_after_the_operators_hand_the_run_observes_anew():
     assert bench.finish() is RunOutcome.SAFETY_STOP  # it lasts
 
 
-def test_asks_only_at_rest_and_hands_a_request_out_once():
+def test_asks_only_of_a_robot_that_stands_and_hands_a_request_out_once():
     bench = Bench()
     bench.velocity = Velocity(0.4, 0.0)
+    bench.run.on_odometry(bench.pose, bench.velocity, bench.moment)
     assert bench.run.take_request() is None
-    bench.run.on_odometry(bench.pose, Velocity(0.4, 0.0), bench.moment)
-    assert bench.run.take_request() is None
+    began = bench.moment.stamp
     request = bench.until_request()
-    assert request.number == 1
-    assert bench.run.take_request() is None
-    assert request.not_before <= bench.moment.stamp
+    assert request.number == 1 and not request.history
+    assert began < request.not_before <= bench.moment.stamp
+    bench.ticks(1.0)
+    assert len(bench.asked) == 1
+
+
+def test_asks_before_the_rest_is_confirmed_and_waits_for_it_with_the_answer():
+    bench = Bench()
+    bench.answer(GO)
+    bench.until(lambda: len(bench.asked) == 2)
+    assert bench.run.phase is Phase.EXECUTING and bench.velocity == AT_REST
+    request = bench.asked[1]
+    assert request.not_before == bench.moment.stamp  # of the first sample at rest
+    bench.run.on_answer(2, Answer(STOP, request.not_before), bench.moment)
+    assert len(bench.run.steps) == 1  # not before the rest is confirmed
+    bench.ticks(0.12)
+    assert len(bench.run.steps) == 2
+    assert bench.announcements[1].standing_seconds == pytest.approx(0.1, abs=0.03)
+    assert bench.finish() is RunOutcome.ARRIVED
+
+
+def test_a_robot_that_moves_again_takes_its_question_back():
+    bench = Bench()
+    bench.answer(GO)
+    bench.until(lambda: len(bench.asked) == 2)
+    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.velocity = Velocity(0.1, 0.0)  # pushed
+    moved = bench.moment.stamp
+    bench.tick()
+    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.run.on_failure(2, RunOutcome.LINK_LOST, "late")
+    request = bench.until_request()
+    assert request.number == 3 and request.not_before > moved
+    assert len(bench.run.steps) == 1 and not bench.run.ended
+
+
+def test_a_failure_before_the_rest_is_confirmed_counts_once_it_is():
+    bench = Bench()
+    bench.answer(GO)
+    bench.until(lambda: len(bench.asked) == 2)
+    bench.run.on_failure(2, RunOutcome.LINK_LOST, "gone")
+    assert not bench.run.ended
+    assert bench.finish() is RunOutcome.LINK_LOST
+
+
+def test_an_early_answer_that_a_long_rest_has_made_old_is_asked_for_again():
+    bench = Bench(replace(SETTINGS, max_observation_age_s=0.5))
+    bench.answer(GO)
+    bench.until(lambda: len(bench.asked) == 2)
+    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.now += 1.0
+    assert bench.until_request().number == 3
+    assert len(bench.run.steps) == 1
+
+
+def test_a_request_tells_of_the_last_eight_steps():
+    bench = Bench(replace(SETTINGS, max_steps=20))
+    texts = [say(f"turn left {15 + 15 * (i % 3)} degrees") for i in range(10)]
+    stamps = [bench.answer(text).not_before for text in texts]
+    past = bench.until_request().history
+    assert [step.observed_at for step in past] == stamps[2:]
+    assert past[-1].reply.action.amount == 15 and past[-1].details is not None
+    bench.safety = report(Cause.OPERATOR)
+    bench.tick()
+    bench.safety = report()
+    assert not bench.until_request().history  # moved by hand, it begins anew
 
 
 @pytest.mark.parametrize(
@@ -263,56 +258,3 @@ def test_cancel_stops_at_once():
     assert bench.run.outcome is RunOutcome.CANCELLED
     bench.run.end(RunOutcome.STUCK, "too late")
     assert bench.run.outcome is RunOutcome.CANCELLED
-
-
-class Chaos(RuleBasedStateMachine):
-    """Any order of events: motion only while executing a parsed reply, and an end stays an end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bench = Bench()
-        self.command = AT_REST
-        self.end = None
-
-    @rule(count=st.integers(1, 40), odometry=st.booleans())
-    def ticks(self, count, odometry):
-        for _ in range(count):
-            self.command = self.bench.tick(odometry)
-
-    @rule()
-    def request(self):
-        self.bench.run.take_request()
-
-    @rule(
-        number=st.integers(0, 6),
-        text=st.sampled_from([GO, STOP, "nonsense", "x Action: turn right 45 degrees"]),
-        age=st.floats(-1.0, 8.0),
-    )
-    def answer(self, number, text, age):
-        moment = self.bench.moment
-        self.bench.run.on_answer(number, Answer(text, moment.stamp - age), moment)
-
-    @rule(number=st.integers(0, 6))
-    def failure(self, number):
-        self.bench.run.on_failure(number, RunOutcome.LINK_LOST, "gone")
-
-    @rule()
-    def cancel(self):
-        self.bench.run.cancel()
-
-    @invariant()
-    def moves_only_by_a_reply(self):
-        run = self.bench.run
-        if not run.steps:
-            assert self.bench.pose == Pose(0.0, 0.0, 0.0)
-        if run.ended:
-            assert run.outcome is not RunOutcome.UNKNOWN and run.sentence
-            assert self.bench.tick() == AT_REST
-            self.end = self.end or (run.outcome, run.sentence)
-            assert (run.outcome, run.sentence) == self.end
-
-
-Chaos.TestCase.settings = hypothesis_settings(
-    max_examples=40, stateful_step_count=25, deadline=None
-)
-TestChaos = Chaos.TestCase

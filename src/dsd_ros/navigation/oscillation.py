@@ -8,8 +8,8 @@ from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import Pose
 
 _SAME_PLACE_M = 0.1
-_SAME_HEADING = math.radians(5.0)
-_MOST_TURNED = 2.5 * math.tau  # on one spot, all in one sense
+_SAME_HEADING = math.radians(7.5)  # half of the smallest turn
+_MOST_TURNED = 2.6 * math.tau  # on one spot, all in one sense
 
 
 class Oscillation:

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 
+import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from ros_rig import Rig
 
@@ -13,14 +14,16 @@ from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.cli import main
 from dsd_ros.navigation.safety import Cause, Source
 from dsd_ros.nodes import qos
-from dsd_ros.nodes.safety_bench import PARAMETERS, PROVOCATIONS, StandIn
+from dsd_ros.nodes.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS
+from dsd_ros.nodes.safety_standin import StandIn
 
 # What `dsd bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.
 LATEST_S = 1.5
 
 
-def started(rig: Rig) -> tuple[StandIn, object]:
-    parameters = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
+def started(rig: Rig, setting: str = "") -> tuple[StandIn, object]:
+    given = PARAMETERS | SETTINGS[setting]
+    parameters = {name.replace(".", "__"): value for name, value in given.items()}
     child = rig.start("supervisor_node", **parameters)
     standin = StandIn(rig.node)
     standin.drive()
@@ -38,7 +41,7 @@ def test_every_cause_stops_the_robot_and_is_named(rig):
 
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", on_diagnostics, 10)
     provoked = set()
-    for provocation in PROVOCATIONS:
+    for provocation in (p for p in PROVOCATIONS if not p.setting):
         assert standin.trial(provocation) < LATEST_S, provocation.name
         provoked.add(provocation.cause)
         sentences = standin.state.sentences
@@ -55,6 +58,13 @@ def test_every_cause_stops_the_robot_and_is_named(rig):
     assert time.monotonic() - began < 5.0
     time.sleep(0.2)
     assert not standin.commands[-1][1]
+
+
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name])
+def test_what_stops_the_robot_in_other_settings(rig, setting):
+    standin, _ = started(rig, setting)
+    for provocation in (p for p in PROVOCATIONS if p.setting == setting):
+        assert standin.trial(provocation) < LATEST_S, provocation.name
 
 
 def test_arbitration_and_what_is_published(rig):
@@ -106,7 +116,7 @@ def test_the_bench_reports_each_cause(ros_domain, tmp_path):
     command = ["bench", "safety", "--trials", "2", "--causes", "LINK_LOST,TILT"]
     assert main([*command, "--json", str(path)]) in (0, 1)  # 1: a machine with far too much to do
     report = json.loads(path.read_text())
-    assert [row["cause"] for row in report["rows"]] == ["TILT", "LINK_LOST"]
+    assert [row["cause"] for row in report["rows"]] == ["TILT", "LINK_LOST", "LINK_LOST"]
     for row in report["rows"]:
         assert row["trials"] == 2 and 0 < row["median_s"] <= row["worst_s"] <= report["worst_s"]
     assert main(["bench", "safety", "--trials", "0"]) == 2

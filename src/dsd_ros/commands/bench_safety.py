@@ -28,25 +28,44 @@ def add_safety(benches: Any) -> None:
         metavar="CAUSE,...",
         help="of SafetyState.msg, e.g. CAMERA_STALE,TILT (default: %(default)s)",
     )
+    safety.add_argument(
+        "--load", type=int, default=0, metavar="N",
+        help="busy loops beside it, at ordinary priority (default: %(default)s)",
+    )  # fmt: skip
+    safety.add_argument(
+        "--no-realtime",
+        action="store_true",
+        help="the supervisor does without real-time scheduling",
+    )
     safety.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     safety.set_defaults(run=_bench_safety)
 
 
 def _bench_safety(args: argparse.Namespace) -> int:
     from dsd_ros.evaluation.overhead import machine
-    from dsd_ros.nodes.safety_bench import LIMIT_S, SafetyBenchError, measure_safety
+    from dsd_ros.nodes.safety_bench import LIMIT_S, measure_safety
+    from dsd_ros.nodes.safety_standin import SafetyBenchError
 
     def progress(name: str, times: Sequence[float]) -> None:
         print(f"{name}: worst of {len(times)}: {max(times):.3f} s", file=sys.stderr, flush=True)
 
     causes = None if args.causes == "all" else args.causes.split(",")
     try:
-        rows = measure_safety(args.trials, causes, progress)
+        rows = measure_safety(
+            args.trials, causes, progress, args.load, realtime=not args.no_realtime
+        )
     except SafetyBenchError as error:
         print(f"dsd bench safety: {error}", file=sys.stderr)
         return EXIT_GOAL_MISSED
     worst = max(row["worst_s"] for row in rows)
-    report = {"bench": "safety", "machine": machine(), "worst_s": worst, "rows": rows}
+    report = {
+        "bench": "safety",
+        "machine": machine(),
+        "load": args.load,
+        "realtime": not args.no_realtime,
+        "worst_s": worst,
+        "rows": rows,
+    }
     print(f"{'provocation':32} {'cause':22} {'median s':>9} {'worst s':>9}")
     for row in rows:
         print(

@@ -24,7 +24,7 @@ class Maker:
     def __init__(self) -> None:
         self.store = get_typestore(Stores.EMPTY)
 
-    def make(self, kind: str, **fields: Any) -> Any:
+    def make(self, kind: str, /, **fields: Any) -> Any:
         """A message; fields that are not named are zero or empty."""
         self._learn(kind)
         values = {}
@@ -52,6 +52,7 @@ class Maker:
         if form == 2:
             return self.make(about)
         inner, length = about
+        length = length if form == 3 else 0  # of a sequence it is the most there may be
         if inner[0] == 1 and inner[1][0] not in ("string",):
             kind = {"float32": "f4", "float64": "f8", "bool": "?"}.get(inner[1][0])
             return np.zeros(length, dtype=kind or np.dtype(inner[1][0].replace("byte", "uint8")))

@@ -103,11 +103,12 @@ class Rig:
 
 
 class CameraRig:
-    """Publishes pictures as a robot's camera does."""
+    """Publishes pictures as a robot's camera does. ``prefix``: of the robot's names, e.g. "go2_1/"."""
 
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-        self._publisher = rig.node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
+    def __init__(self, rig: Rig, prefix: str = "") -> None:
+        self._rig, self._prefix = rig, prefix
+        topic = f"{prefix}camera/image_raw"
+        self._publisher = rig.node.create_publisher(Image, topic, qos.CAMERA)
 
     def show(self, picture: np.ndarray) -> Image:
         """Publish once, stamped now."""
@@ -117,8 +118,10 @@ class CameraRig:
         self._publisher.publish(message)
         return message
 
-    def ask(self, picture: np.ndarray, instruction: str, timeout: float = 30.0) -> Any:
-        """Have a reply decoded about this very picture."""
+    def ask(
+        self, picture: np.ndarray, instruction: str, timeout: float = 30.0, patience: float = 10.0
+    ) -> Any:
+        """Have a reply decoded about this very picture; AssertionError ``patience`` seconds behind the time-out."""
         first = self.show(picture).header.stamp
         stop = threading.Event()
 
@@ -130,7 +133,7 @@ class CameraRig:
         thread.start()
         try:
             request = Decode.Request(instruction=instruction, not_before=first, timeout=timeout)
-            return self._rig.call(Decode, "decode", request, timeout + 10.0)
+            return self._rig.call(Decode, f"{self._prefix}decode", request, timeout + patience)
         finally:
             stop.set()
             thread.join()

@@ -116,12 +116,16 @@ class ProcessGroup:
         return child
 
     def start_node(self, start: NodeStart, environment: dict[str, str] | None = None) -> Child:
-        """Start a node with its parameter file and the overrides behind it."""
+        """Start a node with its parameter file and the overrides behind it.
+
+        The child is named after the executable, behind the namespace where there is one.
+        """
         name = start.entry.executable
         path = self._merged_file(start) if start.parameters else start.entry.parameter_file
         command = [sys.executable, "-m", "dsd_ros.nodes.entry", name, "--ros-args"]
         command += ["--params-file", str(path)]
         if start.namespace:
+            name = f"{start.namespace.strip('/')}/{name}"
             command += ["-r", f"__ns:=/{start.namespace.strip('/')}"]
             for topic in PER_ROBOT:
                 command += ["-r", f"{topic}:={topic[1:]}"]

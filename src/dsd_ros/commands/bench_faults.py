@@ -12,6 +12,7 @@ from typing import Any
 from dsd_ros.commands.shared import (
     EXIT_DONE,
     EXIT_GOAL_MISSED,
+    EXIT_INTERRUPTED,
     EXIT_LINK,
     add_model,
     model_path,
@@ -82,6 +83,8 @@ def _bench_faults(args: argparse.Namespace) -> int:
     report = {**report, "machine": machine()}
     print(render(report))
     write_json(args.json, report)
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
     return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
 
 

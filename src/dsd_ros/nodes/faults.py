@@ -31,7 +31,7 @@ from dsd_ros.nodes.faults_watch import Run, Watcher
 
 RUN_LIMIT_S = 120.0  # that a run is given
 _HANG_S = RUN_LIMIT_S + 20.0  # when it must have ended by itself
-_READY_LIMIT_S = 120.0
+_READY_LIMIT_S = 90.0
 _MOMENT_LIMIT_S = 60.0  # without any action for so long, something hangs
 _RECOVERY_LIMIT_S = 60.0
 _WATCH_END_S = 6.0  # how long the others may take to end the run when the system is at its end
@@ -48,7 +48,8 @@ def measure_faults(
 ) -> dict[str, Any]:
     """Provoke the faults and report on them. Call it from the main thread.
 
-    ``log`` takes what the processes print and what is done to them.
+    ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report
+    of what has been done until then.
 
     Takes a ROS domain of its own unless one is chosen in the environment.
 
@@ -60,20 +61,26 @@ def measure_faults(
     trials: list[Trial] = []
     reports: list[dict[str, Any]] = []
     began = time.monotonic()
+    interrupted = False
     with Target(settings.target) as target:
         for transport, count in shares.items():
             bench = _Bench(settings, transport, target, len(trials), progress, log)
             try:
                 bench.go(plan(count, settings.seed, transport))
+            except KeyboardInterrupt:
+                interrupted = True
             finally:
                 bench.close()
             trials += bench.trials
             reports.append(bench.report())
+            if interrupted:
+                break
     problems = [problem for report in reports for problem in report.pop("problems")]
     return {
         "bench": "faults",
         "seed": settings.seed,
-        "count": settings.count,
+        "count": len(trials),
+        "interrupted": interrupted,
         "mode": settings.mode,
         "world": settings.world,
         "seconds": round(time.monotonic() - began, 1),
@@ -115,7 +122,6 @@ class _Bench:
                 self._offset + len(self.trials) + 1, self._transport, fault.name, fault.kind.name,
                 fault.moment.value,
             )  # fmt: skip
-            self.trials.append(trial)
             try:
                 self._try(fault, trial)
             except _Ended as ended:
@@ -127,6 +133,7 @@ class _Bench:
                 self._note(f"{error}; the watcher: {self._watcher.state()}")
                 self._end_run("HANG")
                 self._start_system()
+            self.trials.append(trial)
             if self._progress is not None:
                 self._progress(trial.number, self._settings.count, trial)
         run = self._watcher.run
@@ -140,6 +147,7 @@ class _Bench:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._end_run("INTERRUPTED")
             self._end_system()
             self._watcher.close()
 

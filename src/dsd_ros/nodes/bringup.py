@@ -145,6 +145,27 @@ _CA_FILE = Argument(
     ("bridge_node.ca_file",),
 )  # fmt: skip
 
+FALLBACKS = ("stop", "draft_only", "return")
+_FALLBACK = Argument(
+    "fallback", "stop", "when the link is lost: stop, draft_only (a few slow unverified steps: not exact) or return",
+    ("navigation_node.run.fallback", "supervisor_node.fallback"), FALLBACKS,
+)  # fmt: skip
+
+
+def _arrival_check(default: str) -> Argument:
+    return Argument(
+        "arrival_check", default, "who says that the target is reached: model, or service: check_arrival as well",
+        ("navigation_node.run.arrival_check",), ("model", "service"),
+    )  # fmt: skip
+
+
+def _speed(default: str) -> Argument:
+    return Argument(
+        "speed", default, "top speed ahead, m/s",
+        ("navigation_node.motion.speed", "supervisor_node.limit.speed"),
+    )  # fmt: skip
+
+
 DEMO = System(
     "demo",
     "the simulated Go2, the safety supervisor, navigation, draft and verifier",
@@ -174,6 +195,8 @@ DEMO = System(
         _DRAFT_MODEL,
         _TARGET_MODEL,
         _TARGET_TOKENIZER,
+        _FALLBACK,
+        _arrival_check("service"),
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
         _VERIFIER_URL,
     ),
@@ -207,10 +230,9 @@ ROBOT = System(
         ),
         _MODE,
         _TEMPERATURE,
-        Argument(
-            "speed", "0.5", "top speed ahead, m/s",
-            ("navigation_node.motion.speed", "supervisor_node.limit.speed"),
-        ),
+        _speed("0.5"),
+        _FALLBACK,
+        _arrival_check("model"),
         _DRAFT_MODEL,
         _TARGET_TOKENIZER,
         Argument(

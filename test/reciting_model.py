@@ -103,7 +103,7 @@ class RecitingModel:
         self.tokenizer_fingerprint = self._vocabulary.tokenizer_fingerprint
         self._heard = Transcript(self._vocabulary)
 
-    def prefill(self, image: np.ndarray | None, instruction: str) -> Sequence:
+    def prefill(self, image: np.ndarray | None, instruction: str, history=()) -> Sequence:
         return Sequence(self, _Tokens([0]), 0, 0, self._behind([]))
 
     def forward_tokens(self, tokens, cache, rope_delta, rows, on_layer=None) -> torch.Tensor:

@@ -325,7 +325,11 @@ class VerifierLink:
             if ahead:  # it overtook the round in front of it: the assumption holds
                 raise _SendAgain(refusal.sentence, at_once=True)
             return  # of an assumption that was given up
-        if refusal.code in (RefusalCode.NO_OBSERVATION, RefusalCode.UNKNOWN_PICTURE):
+        if refusal.code == RefusalCode.UNKNOWN_PICTURE:
+            if number > 1:  # a late double: the observation has been read since
+                return
+            raise _SendAgain(refusal.sentence, at_once=True, whole=True)
+        if refusal.code == RefusalCode.NO_OBSERVATION:
             raise _SendAgain(refusal.sentence, whole=True)
         if refusal.code == RefusalCode.OVERLOADED:
             raise _SendAgain(refusal.sentence)

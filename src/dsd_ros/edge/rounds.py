@@ -18,6 +18,7 @@ from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.link import VerifierLink
 from dsd_ros.edge.outgoing import draft_message
+from dsd_ros.edge.pictures import History, Pictures
 from dsd_ros.edge.predraft import PredraftPool, Taken
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.edge.translation import TranslatedRound, Translation
@@ -26,7 +27,6 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome
 from dsd_ros.wire.packing import count_rows, unpack_distribution, unpack_rows
-from dsd_ros.wire.pictures import NO_PICTURE
 
 Progress = Callable[[str, int, RoundRecord], None]
 _NO_TREE = TokenTree((), ())
@@ -42,6 +42,7 @@ class Request:
     on_progress: Progress | None
     text: Callable[[list[int]], str]
     limits: Limits
+    history: History = ()
 
 
 class Rounds:
@@ -54,6 +55,7 @@ class Rounds:
     def __init__(
         self,
         link: VerifierLink,
+        pictures: Pictures,
         settings: DecodeSettings,
         model: VisionLanguageModel | None,
         pool: PredraftPool | None,
@@ -61,6 +63,7 @@ class Rounds:
         tuner: Tuner | None = None,
     ) -> None:
         self._link = link
+        self._pictures = pictures
         self._settings = settings
         self._model = model
         self._pool = pool
@@ -77,18 +80,13 @@ class Rounds:
         self._began = 0.0  # of the reply
         self._resampled: list[int] = []  # determined here behind the last round's rejection
 
-    def decode(self, request: Request, picture: bytes) -> DecodedReply:
+    def decode(self, request: Request) -> DecodedReply:
         """See ``EdgeSession.decode``; TargetChanged when another target answers before anything is verified."""
         link, settings, channel = self._link, self._settings, self._link.channel
         began, up, down = time.perf_counter(), channel.bytes_up, channel.bytes_down
-        height, width = request.image.shape[:2] if request.image is not None else (0, 0)
-        encoding = link.settings.image_encoding if request.image is not None else NO_PICTURE
-        observation = Observation(
-            link.session, request.number, request.instruction, height, width, encoding, picture
-        )
         self._began = began
         link.begin_reply()
-        link.post(observation)
+        link.post(self._observation(request))
         self._marks = channel.bytes_up, down
         # 1. Both sides read the picture at the same time.
         drafted: DraftedRound | None = None
@@ -96,7 +94,7 @@ class Rounds:
             if self._tuner is not None:
                 self._tuner.begin_reply()
             drafting = Drafting.of(settings, self._eos, request.number, self._tuner)
-            sequence = self._model.prefill(request.image, request.instruction)
+            sequence = self._model.prefill(request.image, request.instruction, request.history)
             if self._translation is None:
                 drafted = DraftedRound.first(drafting, sequence)
             else:
@@ -106,9 +104,7 @@ class Rounds:
         taken = Taken()
         outcome_at = time.perf_counter()
         while True:
-            drafted, taken, outcome_at = self._round(
-                request, observation, drafted, taken, outcome_at
-            )
+            drafted, taken, outcome_at = self._round(request, drafted, taken, outcome_at)
             if request.on_progress is not None:
                 request.on_progress(
                     request.text(self._tokens), len(self._tokens), self._records[-1]
@@ -147,7 +143,6 @@ class Rounds:
     def _round(
         self,
         request: Request,
-        observation: Observation,
         drafted: DraftedRound | None,
         taken: Taken,
         outcome_at: float,
@@ -188,7 +183,9 @@ class Rounds:
                 return [self._message(request.number, number, drafted, self._resampled)]
             # A verifier that knows nothing of the reply is told all of it, so that there is nothing else to tell.
             so_far = msgspec.structs.replace(
-                observation, session=link.session, verified=list(self._tokens), rounds=number - 1
+                self._observation(request, everything=whole or number > 1),
+                verified=list(self._tokens),
+                rounds=number - 1,
             )
             return [so_far, self._message(request.number, number, drafted, [])]
 
@@ -196,6 +193,7 @@ class Rounds:
             request.number, number, again, limits, on_early, ahead=taken.sent is not None
         )
         outcome_at, outcome_before = time.perf_counter(), outcome_at
+        self._pictures.arrived(link.session)
         if outcome.distribution:
             outcome = self._resample(drafted, outcome)
         else:
@@ -241,6 +239,10 @@ class Rounds:
             verdict = outcome.accepted, outcome.next_token
             self._lesson = drafted, verdict, self._records[-1]
         return following, next_taken, outcome_at
+
+    def _observation(self, request: Request, everything: bool = False) -> Observation:
+        session = self._link.session
+        return self._pictures.observation(session, request.number, request.instruction, everything)
 
     def _learn(self) -> None:
         """Tell the tuner of the round that ended last."""

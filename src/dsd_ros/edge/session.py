@@ -15,6 +15,7 @@ from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.link import LinkSettings, VerifierLink
 from dsd_ros.edge.outgoing import draft_message
+from dsd_ros.edge.pictures import History, Pictures
 from dsd_ros.edge.predraft import PredraftPool
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.rounds import Progress, Request, Rounds
@@ -30,7 +31,6 @@ from dsd_ros.wire.messages import (
     SessionReply,
     SessionRequest,
 )
-from dsd_ros.wire.pictures import encode_picture
 
 _ROW_HEAD_BYTES = 16  # at most, in front of a distribution on its way down
 
@@ -87,6 +87,7 @@ class EdgeSession:
                 check_translatable(settings)
                 self._translation = Translation(vocabulary, self._draft_model)
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
+        self._pictures = Pictures(self._link.settings.image_encoding)
         self._reply = 0
         self._pool = PredraftPool(settings, self._send_ahead) if settings.predrafts else None
 
@@ -119,10 +120,12 @@ class EdgeSession:
         on_progress: Progress | None = None,
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
+        history: History = (),
     ) -> DecodedReply:
         """One reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone), exactly as
         the target alone would give it.
 
+        ``history``: up to eight pictures of earlier steps, each with the action taken behind it, oldest first.
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. Raises PromptError, ImageError or WireError
         (ValueErrors) for an input that cannot be used, LinkError when link or verifier fail for good,
@@ -130,20 +133,20 @@ class EdgeSession:
         """
         limits = Limits(deadline, cancelled)
         check_instruction(instruction)
-        picture = (
-            encode_picture(image, self._link.settings.image_encoding) if image is not None else b""
-        )
+        self._pictures.begin(image, history)
         self._reply += 1
-        request = Request(self._reply, image, instruction, on_progress, self.text, limits)
+        request = Request(
+            self._reply, image, instruction, on_progress, self.text, limits, tuple(history)
+        )
         try:
             for _ in range(self._link.settings.attempts):
                 try:
                     self._open(limits)
                     rounds = Rounds(
-                        self._link, self.settings, self._draft_model, self._pool,
+                        self._link, self._pictures, self.settings, self._draft_model, self._pool,
                         self._translation, self._tuner,
                     )  # fmt: skip
-                    return rounds.decode(request, picture)
+                    return rounds.decode(request)
                 except TargetChanged:
                     self._forget_predrafts()
         finally:

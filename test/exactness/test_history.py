@@ -1,0 +1,219 @@
+"""With the pictures and actions of earlier steps, too, a reply is what the target alone says of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lossy_channel import LossyChannel
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.errors import ImageError, PromptError
+from dsd_ros.wire.channel import LinkClosed
+from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.messages import Draft, Observation
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+STEPS, TOKENS = 10, 10
+ACTIONS = ("forward 25 cm", "turn left 15 degrees", "stop")
+PATIENT = LinkSettings(response_timeout_s=0.4, attempts=60)
+
+
+@pytest.fixture(scope="module")
+def walk(picture):
+    """What is seen, and what was done behind it, on a walk of ``STEPS`` steps."""
+    return [(picture(100 + step), ACTIONS[step % 3]) for step in range(STEPS)]
+
+
+def before(walk, step: int, frames: int):
+    return walk[max(0, step - frames) : step]
+
+
+def decode_walk(session, walk, frames: int = 8, steps=range(STEPS)):
+    """The replies of a walk, each told of up to ``frames`` steps in front of it."""
+    return [session.decode(walk[n][0], "go", history=before(walk, n, frames)) for n in steps]
+
+
+def alone(target, image, history=()):
+    """What the target itself says, with nothing of the protocol in between."""
+    sequence = target.prefill(image, "go", history)
+    while len(sequence.tokens) < TOKENS:
+        sequence.append([int(sequence.next_logits().argmax())])
+        if sequence.tokens[-1] in target.eos_token_ids:
+            break
+    return sequence.tokens
+
+
+@pytest.fixture(scope="module")
+def expected(target, walk):
+    return [alone(target, image, before(walk, n, 8)) for n, (image, _) in enumerate(walk)]
+
+
+COUPLED = {"proof": "coupled", "temperature": 0.9, "seed": 7}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "ar"},
+        {"mode": "dsd"},
+        {"mode": "fsd", "predraft_workers": 2},
+        {"mode": "dsd", "shape": "budget", "tree_budget": 6},
+    ],
+    ids=lambda values: "-".join(map(str, values.values())),
+)
+def test_greedy_replies_are_the_targets_own(target, draft, walk, expected, values):
+    settings = DecodeSettings(**values, max_tokens=TOKENS)
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, settings) as session,
+    ):
+        assert [reply.tokens for reply in decode_walk(session, walk)] == expected
+
+
+def test_the_history_matters(target, walk, expected):
+    without = [alone(target, image) for image, _ in walk]
+    assert without[0] == expected[0]
+    assert sum(a != b for a, b in zip(without[1:], expected[1:], strict=True)) > STEPS // 2
+
+
+def test_coupled_replies_are_the_targets_own(target, draft, walk):
+    replies = {}
+    with VerifierEngine(target) as engine:
+        for name, values in {"alone": {"mode": "ar"}, "dsd": {"mode": "dsd"}}.items():
+            settings = DecodeSettings(**values, **COUPLED, max_tokens=TOKENS)
+            with LocalChannel(engine) as channel, EdgeSession(channel, draft, settings) as session:
+                replies[name] = [reply.tokens for reply in decode_walk(session, walk)]
+    assert replies["alone"] == replies["dsd"]
+    assert len({tuple(tokens) for tokens in replies["dsd"]}) > STEPS // 2
+
+
+def test_over_a_websocket_the_same_and_one_new_picture_a_step(
+    target_directory, draft, walk, expected, serving
+):
+    """Eight earlier pictures cost their names and actions: nothing of them travels twice."""
+    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
+    sent = {}
+    with serving(str(target_directory)) as url:
+        for frames in (0, 8):
+            with WebsocketChannel(url) as channel, EdgeSession(channel, draft, settings) as session:
+                sent[frames] = []
+                send = channel.send
+
+                def counting(message, send=send, channel=channel, to=sent[frames]):
+                    up = channel.bytes_up
+                    send(message)
+                    if isinstance(message, Observation):
+                        to.append(channel.bytes_up - up)
+
+                channel.send = counting
+                replies = decode_walk(session, walk, frames)
+            if frames:
+                assert [reply.tokens for reply in replies] == expected
+    assert len(sent[0]) == len(sent[8]) == STEPS
+    for step, (few, more) in enumerate(zip(sent[0], sent[8], strict=True)):
+        names = sum(40 + len(action) for _, action in before(walk, step, 8))
+        assert few > 10_000 and few <= more <= few + names
+
+
+def test_any_misfortune_leaves_the_replies_as_they_are(target, draft, walk, expected):
+    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as inner:
+        channel = LossyChannel(inner, 3, loss=0.08, doubled=0.2, delayed=0.2, cut=0.03)
+        session = EdgeSession(channel, draft, settings, PATIENT)
+        assert [reply.tokens for reply in decode_walk(session, walk)] == expected
+        assert channel.misfortunes > 10
+        session.close()
+
+
+@pytest.mark.parametrize("mode", ["ar", "dsd"])
+@pytest.mark.parametrize("values", [{}, COUPLED], ids=["greedy", "coupled"])
+def test_a_restarted_verifier_is_told_everything_again(target, draft, walk, mode, values):
+    """In the middle of a reply, and between two."""
+
+    class Restarting(LocalChannel):
+        """Gives way to another verifier when a draft of ``at`` is sent, and before the next reply."""
+
+        at: tuple[int, int] | None = None
+        restarts = 0
+
+        def send(self, message):
+            if isinstance(message, Draft) and (message.reply, message.round) == self.at:
+                self.at = None
+                self.restart()
+            super().send(message)
+
+        def restart(self):
+            self._engine.close()
+            self._engine = VerifierEngine(target)
+            self.restarts += 1
+            raise LinkClosed("the verifier restarts")
+
+    settings = DecodeSettings(mode=mode, max_tokens=TOKENS, **values)
+    with VerifierEngine(target) as engine:
+        with LocalChannel(engine) as channel, EdgeSession(channel, draft, settings) as session:
+            undisturbed = [reply.tokens for reply in decode_walk(session, walk, steps=range(7))]
+        with Restarting(engine) as channel:
+            session = EdgeSession(channel, draft, settings, PATIENT)
+            channel.at = (6, 1 if mode == "ar" else 2)
+            replies = decode_walk(session, walk, steps=range(7))
+            assert [reply.tokens for reply in replies] == undisturbed
+            assert channel.restarts == 1
+            session.close()
+            channel._engine.close()
+
+
+def test_pictures_that_the_verifier_has_dropped_are_sent_again_at_once(
+    target, draft, walk, expected
+):
+    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        with EdgeSession(channel, draft, settings) as session:
+            first = decode_walk(session, walk, steps=range(8))
+            for held in engine._sessions._sessions.values():
+                held.pictures.clear()
+            dropped, after = decode_walk(session, walk, steps=(8, 9))
+        assert [reply.tokens for reply in (*first, dropped, after)] == expected[:10]
+        assert dropped.bytes_up > 8 * after.bytes_up
+        assert after.bytes_up < 1.3 * first[0].bytes_up
+
+
+def test_what_was_not_answered_is_sent_again(target, draft, walk, expected):
+    """A decode that is given up leaves nothing taken for known."""
+    settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
+    with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
+        session = EdgeSession(channel, draft, settings)
+        session.open()
+        deaf, channel.send = channel.send, lambda message: None
+        with pytest.raises(Exception, match="cancelled"):
+            session.decode(walk[0][0], "go", cancelled=iter([False] * 3 + [True] * 9).__next__)
+        channel.send = deaf
+        assert session.decode(walk[1][0], "go", history=walk[:1]).tokens == expected[1]
+        session.close()
+
+
+@pytest.mark.parametrize(
+    ("image", "history", "error", "sentence"),
+    [
+        (None, [(0, "stop")], ImageError, "without a present one"),
+        (0, [(0, "stop")] * 9, WireError, "8 pictures and"),
+        (0, [(0, "")], PromptError, "action of an earlier step"),
+        (0, [(np.zeros((4, 4), np.uint8), "stop")], ImageError, "shape"),
+    ],
+)
+def test_a_history_that_cannot_be_used_is_refused_with_a_sentence(
+    target, draft, walk, image, history, error, sentence
+):
+    history = [(walk[0][0] if isinstance(one, int) else one, action) for one, action in history]
+    with (
+        VerifierEngine(target) as engine,
+        LocalChannel(engine) as channel,
+        EdgeSession(channel, draft, DecodeSettings(max_tokens=3)) as session,
+    ):
+        with pytest.raises(error, match=sentence):
+            session.decode(None if image is None else walk[0][0], "go", history=history)
+        assert len(session.decode(walk[0][0], "go").tokens) == 3

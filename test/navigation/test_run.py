@@ -258,3 +258,74 @@ def test_cancel_stops_at_once():
     assert bench.run.outcome is RunOutcome.CANCELLED
     bench.run.end(RunOutcome.STUCK, "too late")
     assert bench.run.outcome is RunOutcome.CANCELLED
+
+
+CHECKED = replace(SETTINGS, arrival_check="service")
+
+
+def checking() -> Bench:
+    bench = Bench(CHECKED)
+    bench.answer(STOP)
+    bench.until(lambda: bench.run.phase is Phase.CHECKING)
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("arrived", "outcome"), [(True, RunOutcome.ARRIVED), (False, RunOutcome.NOT_THERE)]
+)
+def test_an_arrival_is_checked_where_that_is_wanted(arrived, outcome):
+    bench = checking()
+    assert bench.run.take_check() and not bench.run.take_check()
+    bench.run.on_arrival(arrived, "0.8 m are left.")
+    assert bench.run.outcome is outcome
+    assert arrived or "0.8 m are left" in bench.run.sentence
+    bench.run.on_arrival(not arrived, "late")
+    assert bench.run.outcome is outcome
+
+
+def test_an_arrival_that_nobody_confirms_in_time_is_none():
+    bench = checking()
+    bench.run.take_check()
+    began = bench.now
+    assert bench.finish() is RunOutcome.NOT_THERE
+    assert 2.0 <= bench.now - began < 2.1
+
+
+def test_the_operators_hand_during_the_check_makes_the_run_observe_anew():
+    bench = checking()
+    bench.run.take_check()
+    bench.safety = report(Cause.OPERATOR)
+    bench.tick()
+    bench.run.on_arrival(True, "of before")
+    bench.safety = report()
+    assert bench.until_request().number == 2 and not bench.run.ended
+
+
+def test_an_arrival_by_the_models_word_alone_says_so():
+    bench = Bench()
+    bench.run.on_arrival(True, "nobody has asked")
+    bench.answer(STOP)
+    assert bench.finish() is RunOutcome.ARRIVED and "nothing else has checked" in bench.run.sentence
+
+
+def test_steps_say_how_long_they_took():
+    bench = Bench()
+    began = bench.now
+    bench.answer(GO, age=0.3)
+    first = bench.announcements[0]
+    assert first.step_seconds == pytest.approx(bench.now - began)
+    assert first.standing_seconds == pytest.approx(0.4, abs=0.05)
+    bench.answer(STOP, age=0.3)
+    assert sum(a.step_seconds for a in bench.announcements) == pytest.approx(bench.now - began)
+
+
+@pytest.mark.parametrize("age", [0.05, 0.25])
+def test_poses_are_taken_for_the_time_they_were_measured_at(age):
+    bench = Bench()
+    bench.answer("I see it. Action: forward 75 cm")
+    bench.until(lambda: bench.pose.x > 0.2)
+    velocity, moment = Velocity(0.5, 0.0), bench.moment
+    bench.run.on_odometry(bench.pose, velocity, moment, moment.stamp - age)
+    assert bench.run._walk.pose.x == pytest.approx(bench.pose.x + 0.5 * age)
+    bench.run.on_odometry(bench.pose, velocity, moment, moment.stamp - 5.0)  # another clock
+    assert bench.run._walk.pose == bench.pose

@@ -19,8 +19,10 @@ NODES = (
     "go2",
     "go2_standin",
     "record",
+    "visual",
+    "view",
 )
-EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model")
+EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "view")
 
 
 def requirements(name: str) -> list[str]:
@@ -63,6 +65,7 @@ setup(
         *shared("launch", "*.launch.py"),
         *shared("config", "**/*.yaml"),
         *shared("config", "**/*.rviz"),
+        *shared("config", "**/*.urdf"),
         *shared("models", "**/*"),
     ],
     install_requires=["setuptools"],

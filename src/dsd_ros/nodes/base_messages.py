@@ -10,9 +10,11 @@ from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Imu
 from std_msgs.msg import Bool, Float64, Header, UInt32
+from visualization_msgs.msg import MarkerArray
 
 from dsd_msgs.srv import CheckArrival
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.world_markers import world_markers
 from dsd_ros.robot.arrival import check_arrival
 from dsd_ros.robot.driver import RobotState
 from dsd_ros.robot.simulator import Simulator
@@ -33,7 +35,7 @@ class BasePublisher:
         self._transforms: Any = None
         try:
             from tf2_msgs.msg import TFMessage
-        except ImportError:  # the wheels have no tf2; nothing in this project needs it
+        except ImportError:  # nothing that drives the robot needs it
             return
         self._transform_type = TFMessage
         self._transforms = node.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
@@ -76,6 +78,9 @@ class GroundTruthPublisher:
         self._collision = node.create_publisher(UInt32, "collision", qos.LATCHED)
         self._distance = node.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
         self._reached = node.create_publisher(Bool, "ground_truth/reached", qos.STATE)
+        self._world = node.create_publisher(MarkerArray, "ground_truth/markers", qos.LATCHED)
+        header = Header(stamp=node.get_clock().now().to_msg(), frame_id=ODOM_FRAME)
+        self._world.publish(world_markers(simulator.world, header))
 
         node.create_service(CheckArrival, "check_arrival", self._on_check)
 

@@ -43,6 +43,14 @@ def go2_standin_node() -> None:
     _start("go2_standin_node")
 
 
+def visual_node() -> None:
+    _start("visual_node")
+
+
+def view_node() -> None:
+    _start("view_node")
+
+
 def record_node() -> None:
     _start("record_node")
 

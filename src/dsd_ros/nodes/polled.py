@@ -1,0 +1,55 @@
+"""Topics that are looked into now and then, instead of waking a process with every message.
+
+An executor takes longer over a message than most of these nodes over its content, and odometry comes 50 times a
+second: who needs only what is newest 15 times a second, asks 15 times a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
+
+
+class Polled:
+    """Subscriptions of a node of its own, ``<owner>_ears``, which no executor knows of."""
+
+    def __init__(self, owner: Node) -> None:
+        name = f"{owner.get_name()}_ears"
+        self._node = Node(
+            name,
+            context=owner.context,
+            namespace=owner.get_namespace(),
+            cli_args=["--ros-args", "-r", f"__node:={name}"],
+            enable_rosout=False,
+            start_parameter_services=False,
+            parameter_overrides=[Parameter("start_type_description_service", value=False)],
+        )
+
+    def subscribe(self, kind: type, topic: str, profile: QoSProfile) -> Any:
+        """A subscription for :func:`take` and :meth:`drop`."""
+        return self._node.create_subscription(kind, topic, _unused, profile)
+
+    def drop(self, subscription: Any) -> None:
+        """Listen no more."""
+        self._node.destroy_subscription(subscription)
+
+    def close(self) -> None:
+        self._node.destroy_node()
+
+
+def take(subscription: Any) -> list[Any]:
+    """The messages that have come since the last call, oldest first, as far as the topic's depth kept them."""
+    found = []
+    with subscription.handle:
+        while True:
+            taken = subscription.handle.take_message(subscription.msg_type, False)
+            if taken is None:
+                return found
+            found.append(taken[0])
+
+
+def _unused(_: object) -> None:
+    """No executor ever calls it."""

@@ -1,0 +1,179 @@
+"""What RViz shows: the overlaid picture, paths, markers, the robot's description and its fixed transforms.
+
+While nobody subscribes to its topics the node listens to nothing and draws nothing; it looks every half second
+whether somebody does. What happened before that is not shown: the path walked begins when somebody looks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+
+from nav_msgs.msg import Path
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header, String
+from visualization_msgs.msg import MarkerArray
+
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes import visual_messages as shapes
+from dsd_ros.nodes.images import ImageError, from_rgb, to_rgb
+from dsd_ros.nodes.live import Live
+from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.paths import config_directory
+from dsd_ros.views.overlay import OverlayPainter
+from tf2_msgs.msg import TFMessage
+
+_LOOK_S = 0.5  # between two looks for subscribers
+_PRESENT_S = 0.5  # between two publications of what fades
+_IDLE_S = 3.0  # without subscribers for so long, the node stops listening
+
+
+@dataclass(frozen=True)
+class VisualSettings:
+    """Parameters of the visualization node."""
+
+    rate: float = field(
+        default=15.0,
+        metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0},
+    )
+    overlay_width: int = field(
+        default=480,
+        metadata={"help": "width of the overlaid picture, pixels", "min": 240, "max": 1920},
+    )
+    publish_map: bool = field(
+        default=True,
+        metadata={"help": "say that map and odom coincide; false where a localisation says how they lie"},
+    )  # fmt: skip
+    publish_description: bool = field(
+        default=True,
+        metadata={"help": "publish robot_description and its fixed transforms; false where robot_state_publisher does"},
+    )  # fmt: skip
+    description: str = field(
+        default="", metadata={"help": "URDF file of the robot; empty: that of a Go2"}
+    )
+    base_height: float = field(
+        default=0.0,
+        metadata={"help": "height of base_link over the floor in odometry, m", "min": 0.0, "max": 2.0},
+    )  # fmt: skip
+
+
+class VisualNode(Node):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__("visual_node")
+        self.failure: str | None = None
+        self._settings = settings = declare(self, VisualSettings)
+        refuse_unknown(self)
+        self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
+        self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
+        self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
+        self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
+        self._publish_description()
+        self._painter = OverlayPainter(settings.overlay_width)
+        self._live: Live | None = None
+        self._looked = self._present = self._wanted = float("-inf")
+        self._image_wanted = False
+        self._shown = (-1, -1, -1)  # poses, steps and run that paths and markers were published for
+        self._health = health.Health(self)
+        self._health.report(health.OK, "nobody looks")
+        # Any clock will do, and a paused simulation is still to be seen.
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._slow = self.create_timer(_LOOK_S, self._look, clock=steady)
+        self._fast = self.create_timer(1.0 / settings.rate, self._draw, clock=steady)
+        self._fast.cancel()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
+
+    def _publish_description(self) -> None:
+        settings = self._settings
+        transforms = self.create_publisher(TFMessage, "/tf_static", qos.LATCHED)
+        stamp = self.get_clock().now().to_msg()
+        urdf = "<robot/>"
+        if settings.publish_description:
+            file = settings.description or config_directory() / "go2.urdf"
+            urdf = shapes.description(FilePath(file), settings.base_height)
+            self._description = self.create_publisher(String, "robot_description", qos.LATCHED)
+            self._description.publish(String(data=urdf))
+        fixed = shapes.fixed_transforms(urdf, stamp, settings.publish_map)
+        if fixed:
+            transforms.publish(TFMessage(transforms=fixed))
+        self._transforms = transforms
+
+    def _look(self) -> None:
+        """Begin or end listening as subscribers come and go."""
+        publishers = (self._image, self._walked, self._intended, self._markers)
+        now = time.monotonic()
+        self._image_wanted = self._image.get_subscription_count() > 0
+        if self._image_wanted or any(p.get_subscription_count() for p in publishers):
+            self._wanted = now
+            if self._live is None:
+                self._live = Live(self)
+                self._shown = (-1, -1, -1)
+                self._fast.reset()
+                self._health.report(health.OK, "somebody looks")
+        elif self._live is not None and now - self._wanted > _IDLE_S:
+            self._fast.cancel()
+            self._live.close()
+            self._live = None
+            self._health.report(health.OK, "nobody looks")
+
+    def _draw(self) -> None:
+        live = self._live
+        if live is None:
+            return
+        live.poll()
+        if self._image_wanted:
+            self._publish_image(live)
+        else:
+            live.rest_camera()
+        now = time.monotonic()
+        if now - self._present >= _PRESENT_S:
+            self._present = now
+            self._publish_motion(live)
+
+    def _publish_image(self, live: Live) -> None:
+        picture = live.picture()
+        if picture is None:
+            return
+        try:
+            drawn = self._painter.frame(to_rgb(picture), live.overlay)
+        except ImageError as error:
+            self._health.report(health.WARN, str(error))
+            return
+        message = from_rgb(drawn, "rgb8")
+        message.header = picture.header
+        self._image.publish(message)
+
+    def _publish_motion(self, live: Live) -> None:
+        """Paths and markers: what lasts when it changed, what fades each time."""
+        header = Header(stamp=self.get_clock().now().to_msg(), frame_id=live.frame)
+        step = live.steps[-1] if live.steps else None
+        markers = []
+        shown = (live.walk.changes, step.number if step else 0, live.runs)
+        if shown != self._shown:
+            if shown[2] != self._shown[2]:
+                markers.append(shapes.fresh_start(header))
+            if shown[0] != self._shown[0]:
+                self._walked.publish(shapes.path_message(live.walk.poses, header))
+            if shown[1:] != self._shown[1:]:
+                self._intended.publish(shapes.intended_path(step, header))
+            self._shown = shown
+        if self._markers.get_subscription_count() == 0:
+            return
+        markers += shapes.step_markers(live.steps, header)
+        if live.pose is not None:
+            markers += shapes.present_markers(live.overlay, step, live.pose, header)
+        if markers:
+            self._markers.publish(MarkerArray(markers=markers))
+
+
+def main() -> None:
+    run_main(VisualNode)

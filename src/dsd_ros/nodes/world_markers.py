@@ -1,0 +1,55 @@
+"""A simulated world as markers, for RViz and the web view's map."""
+
+from __future__ import annotations
+
+from std_msgs.msg import ColorRGBA, Header
+from visualization_msgs.msg import Marker, MarkerArray
+
+from dsd_ros.nodes.visual_messages import marker_at
+from dsd_ros.robot.scene import RGB
+from dsd_ros.robot.world import HEIGHT, World
+from dsd_ros.views.state import Pose
+
+
+def world_markers(world: World, header: Header) -> MarkerArray:
+    """A simulated world: namespaces "walls", "furniture", "things" and "goal"; ids count from 0 in each."""
+    markers = []
+    hx, hy = world.half_x, world.half_y
+    sides = (
+        (hx, 0.0, 0.1, 2 * hy),
+        (-hx, 0.0, 0.1, 2 * hy),
+        (0.0, hy, 2 * hx, 0.1),
+        (0.0, -hy, 2 * hx, 0.1),
+    )
+    for number, (x, y, wide, deep) in enumerate(sides):
+        wall = _solid(header, "walls", number, Marker.CUBE, (x, y, 0.0), (wide, deep, 0.3))
+        wall.color = ColorRGBA(r=0.7, g=0.68, b=0.62, a=0.5)
+        markers.append(wall)
+    for number, item in enumerate(world.furniture):
+        size = (2 * item.half_x, 2 * item.half_y, item.height)
+        cabinet = _solid(header, "furniture", number, Marker.CUBE, (item.x, item.y, 0.0), size)
+        cabinet.color = ColorRGBA(r=0.45, g=0.32, b=0.2, a=0.9)
+        markers.append(cabinet)
+    for number, thing in enumerate(world.things):
+        size = (2 * thing.radius, 2 * thing.radius, HEIGHT[thing.kind])
+        pose = (thing.x, thing.y, thing.yaw)
+        marker = _solid(header, "things", number, Marker.CYLINDER, pose, size)
+        red, green, blue = RGB[thing.colour]
+        marker.color = ColorRGBA(r=red, g=green, b=blue, a=1.0)
+        marker.text = thing.name
+        markers.append(marker)
+    target = world.target
+    ring = _solid(header, "goal", 0, Marker.CYLINDER, (target.x, target.y, 0.0), (0.9, 0.9, 0.02))
+    ring.color = ColorRGBA(r=0.38, g=0.83, b=0.50, a=0.4)
+    ring.text = target.name
+    markers.append(ring)
+    return MarkerArray(markers=markers)
+
+
+def _solid(
+    header: Header, name: str, number: int, kind: int, pose: Pose, size: tuple[float, float, float]
+) -> Marker:
+    marker = marker_at(header, name, number, kind, pose)
+    marker.scale.x, marker.scale.y, marker.scale.z = size
+    marker.pose.position.z = size[2] / 2
+    return marker

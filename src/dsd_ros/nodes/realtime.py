@@ -7,13 +7,17 @@ import os
 _LEAST = 1  # any real-time priority comes before every ordinary process
 
 
-def ask_for_realtime() -> bool:
-    """Give every thread of this process, and those it starts later, real-time scheduling.
+def ask_for_realtime(inherited: bool = True) -> bool:
+    """Give every thread of this process real-time scheduling.
+
+    :param inherited: threads and processes that are started later have it, too.
 
     False where the system does not have it or does not allow it: that takes CAP_SYS_NICE, or a limit such as
     systemd's LimitRTPRIO=1.
     """
-    return hasattr(os, "SCHED_RR") and _schedule(os.SCHED_RR, _LEAST)
+    if not hasattr(os, "SCHED_RR"):
+        return False
+    return _schedule(os.SCHED_RR if inherited else os.SCHED_RR | os.SCHED_RESET_ON_FORK, _LEAST)
 
 
 def end_realtime() -> None:

@@ -195,9 +195,10 @@ def _standin() -> Iterator[StandIn]:
             executor.spin_once(timeout_sec=0.1)
 
     standin = StandIn(node)
-    ask_for_realtime()  # this is the clock: what it is late by would count as the supervisor's
     thread = threading.Thread(target=spin, name="safety bench", daemon=True)
     thread.start()
+    # This is the clock: what it is late by would count as the supervisor's.
+    ask_for_realtime(inherited=False)
     try:
         yield standin
     finally:

@@ -28,7 +28,7 @@ from dsd_ros.nodes import qos
 from dsd_ros.nodes.base_messages import camera_info
 from dsd_ros.nodes.stamps import to_stamp
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 _QUIET_S = 0.15  # no motion may follow the zero for so long
 _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL = 168, 112, 97.0  # pixels
 # A good action lifts these.
@@ -216,7 +216,8 @@ class StandIn:
     def drive(self) -> None:
         """Have the robot driven by navigation, with nothing in the way."""
         self.until(lambda: set(self.causes) <= _ENDED_BY_AN_ACTION, "healthy state")
-        for _ in range(3):  # an action that overtakes the mended state is refused
+        patience = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < patience:  # an action that overtakes the mended state is refused
             self.announce()
             begun = len(self.commands)
             deadline = time.monotonic() + 1.0

@@ -296,4 +296,4 @@ def _twist(motion: Motion) -> Twist:
 
 
 def main() -> None:
-    run_main(SupervisorNode)
+    run_main(SupervisorNode, events=True)

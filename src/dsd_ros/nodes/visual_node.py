@@ -30,6 +30,7 @@ from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between two looks for subscribers
 _PRESENT_S = 0.5  # between two publications of what fades
+_STEPS_EVERY = 8  # publications: who comes later wants to see the steps, too
 _IDLE_S = 3.0  # without subscribers for so long, the node stops listening
 
 
@@ -80,6 +81,7 @@ class VisualNode(Node):
         self._looked = self._present = self._wanted = float("-inf")
         self._image_wanted = False
         self._shown = (-1, -1, -1)  # poses, steps and run that paths and markers were published for
+        self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "nobody looks")
         # Any clock will do, and a paused simulation is still to be seen.
@@ -158,7 +160,8 @@ class VisualNode(Node):
         step = live.steps[-1] if live.steps else None
         markers = []
         shown = (live.walk.changes, step.number if step else 0, live.runs)
-        if shown != self._shown:
+        changed = shown != self._shown
+        if changed:
             if shown[2] != self._shown[2]:
                 markers.append(shapes.fresh_start(header))
             if shown[0] != self._shown[0]:
@@ -168,7 +171,9 @@ class VisualNode(Node):
             self._shown = shown
         if self._markers.get_subscription_count() == 0:
             return
-        markers += shapes.step_markers(live.steps, header)
+        self._rounds += 1
+        if changed or self._rounds % _STEPS_EVERY == 0:
+            markers += shapes.step_markers(live.steps, header)
         if live.pose is not None:
             markers += shapes.present_markers(live.overlay, step, live.pose, header)
         if markers:

@@ -261,7 +261,7 @@ def _blueprint() -> Any:
         rrb.TopPanel(state="hidden"),
         rrb.BlueprintPanel(state="hidden"),
         rrb.SelectionPanel(state="hidden"),
-        rrb.TimePanel(state="hidden"),
+        rrb.TimePanel(state="hidden", timeline="time", play_state="following"),
         auto_layout=False,
         auto_views=False,
     )

@@ -89,6 +89,17 @@ def test_all_modes_give_the_same_tokens(decode):
     assert all(said == tokens["ar"] for said in tokens.values())
 
 
+def test_earlier_pictures_go_with_their_actions(decode, picture):
+    step = ("--history-image", picture, "--history-action", "turn left 15 degrees")
+    plain, told, again = (
+        json.loads(decode("--json", *steps)[1]) for steps in ((), step, (*step, *step))
+    )
+    assert plain["tokens"] != told["tokens"] != again["tokens"]
+    assert again["bytes_up"] < told["bytes_up"] + 400  # the same picture travels once
+    code, out, err = decode("--history-image", picture)
+    assert (code, out) == (2, "") and "one --history-action for each" in err
+
+
 def test_a_draft_with_another_tokenizer_needs_the_targets(decode, models):
     alone = json.loads(decode("--json", "--mode", "ar")[1])
     stranger = ("--json", "--draft", models / "stranger")

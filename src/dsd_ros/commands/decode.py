@@ -24,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="picture to look at; none with models that read text alone",
     )
+    parser.add_argument(
+        "--history-image", type=Path, action="append", default=[], metavar="FILE",
+        help="picture of an earlier step, oldest first; once for each of up to 8",
+    )  # fmt: skip
+    parser.add_argument(
+        "--history-action", action="append", default=[], metavar="ACTION",
+        help="what was done behind it, e.g. 'forward 50 cm'; once for each --history-image",
+    )  # fmt: skip
     parser.add_argument("--instruction", required=True, help="what the robot is told")
     add_settings(parser, DecodeSettings)
     add_model(parser, "--draft", "draft")
@@ -53,6 +61,13 @@ def _decode(args: argparse.Namespace) -> int:
     settings = settings_from(args, DecodeSettings)
     instruction = check_instruction(args.instruction)
     image = None if args.image is None else read_image(args.image)
+    if len(args.history_image) != len(args.history_action):
+        raise ValueError(
+            f"{len(args.history_image)} pictures of earlier steps are named and {len(args.history_action)} "
+            "actions; give one --history-action for each --history-image"
+        )
+    earlier = [read_image(path) for path in args.history_image]
+    history = list(zip(earlier, args.history_action, strict=True))
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
     if image is None and draft.reads_pictures:
         raise ValueError("no picture is named; give --image, or models that read text alone")
@@ -61,7 +76,7 @@ def _decode(args: argparse.Namespace) -> int:
         _verifier_channel(args) as channel,
         EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session,
     ):
-        reply = session.decode(image, instruction)
+        reply = session.decode(image, instruction, history=history)
     if args.json:
         print(json.dumps(_reply_as_json(reply)))
         return EXIT_DONE

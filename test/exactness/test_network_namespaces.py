@@ -22,7 +22,7 @@ def namespaces():
     for tool in ("unshare", "ip"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no program '{tool}' to make network namespaces with")
-    cable = "ip link add a type veth peer name b && unshare --net true"
+    cable = "ip link add veth0 type veth peer name veth1 && unshare --net true"
     done = subprocess.run([*UNSHARE, "sh", "-c", cable], capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")

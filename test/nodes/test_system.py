@@ -83,6 +83,8 @@ def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair, monkey
     assert outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), sentence
     rig.until(lambda: system.diagnostics.get("draft_node", 0) > 0, what="diagnostics of the loss")
     system.start_verifier()
+    # Nobody decodes: the session is mended in the background, so that the supervisor lets the robot go again.
+    rig.until(lambda: system.diagnostics.get("draft_node") == 0, what="the session's return")
     rig.until(lambda: system.run()[0] is RunOutcome.UNPARSABLE_REPLY, what="the verifier's return")
 
     system.draft.process.send_signal(signal.SIGSTOP)

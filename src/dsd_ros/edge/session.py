@@ -10,6 +10,7 @@ import numpy as np
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree_growth import expansion_nodes
+from dsd_ros.edge.alone import decode_alone
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.limits import Limits
@@ -121,6 +122,7 @@ class EdgeSession:
         deadline: float | None = None,
         cancelled: Callable[[], bool] | None = None,
         history: History = (),
+        patience: float | None = None,
     ) -> DecodedReply:
         """One reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone), exactly as
         the target alone would give it.
@@ -129,9 +131,9 @@ class EdgeSession:
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
         time.monotonic() instant; ``cancelled`` is polled. Raises PromptError, ImageError or WireError
         (ValueErrors) for an input that cannot be used, LinkError when link or verifier fail for good,
-        DeadlineExceeded, DecodeCancelled.
+        DeadlineExceeded, DecodeCancelled, and LinkSilent when nothing came for ``patience`` seconds.
         """
-        limits = Limits(deadline, cancelled)
+        limits = Limits(deadline, cancelled, patience)
         check_instruction(instruction)
         self._pictures.begin(image, history)
         self._reply += 1
@@ -152,6 +154,35 @@ class EdgeSession:
         finally:
             self._forget_predrafts()
         raise LinkClosed("the verifier's target keeps changing; is it being restarted?")
+
+    @property
+    def can_decode_alone(self) -> bool:
+        """Whether there is a draft model."""
+        return self._draft_model is not None
+
+    def decode_alone(
+        self,
+        image: np.ndarray | None,
+        instruction: str,
+        deadline: float | None = None,
+        cancelled: Callable[[], bool] | None = None,
+        history: History = (),
+    ) -> DecodedReply:
+        """The draft model's own reply, which nobody verified: ``verified`` is False. Link and verifier are not asked.
+
+        For a robot that may go on while the link is lost, after a ``decode`` that failed. ValueError where there
+        is no draft model, or for an input that cannot be used; DeadlineExceeded, DecodeCancelled.
+        """
+        model = self._draft_model
+        if model is None:
+            raise ValueError(f"mode {self.settings.mode} has no draft model that could go on alone")
+        check_instruction(instruction)
+        known = self._link.verifier if self._translation is None else None
+        ends = known.eos_token_ids if known is not None else model.eos_token_ids
+        limits = Limits(deadline, cancelled)
+        return decode_alone(
+            model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits
+        )
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The channel is the caller's to close."""

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from dsd_ros.edge.errors import DecodeCancelled
+from dsd_ros.nodes import link_keeper
+from dsd_ros.nodes.link_keeper import LinkKeeper
+from dsd_ros.wire.channel import LinkClosed
+
+WAIT_S = 20.0
+
+
+class Link:
+    """Fails as told, and notes what the keeper does."""
+
+    def __init__(self, monkeypatch, *attempts: Exception | None) -> None:
+        monkeypatch.setattr(link_keeper, "FIRST_WAIT_S", 0.001)
+        self.attempts = list(attempts)
+        self.failures: list[str] = []
+        self.found = threading.Event()
+        self.tried = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.keeper = LinkKeeper(
+            self.mend, self.found.set, lambda error: self.failures.append(str(error))
+        )
+
+    def mend(self) -> None:
+        self.tried.release()
+        assert self.go_on.wait(WAIT_S)
+        failure = self.attempts.pop(0) if self.attempts else None
+        if failure is not None:
+            raise failure
+
+
+@pytest.fixture
+def link(monkeypatch):
+    made = []
+
+    def make(*attempts):
+        made.append(Link(monkeypatch, *attempts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.go_on.set()
+        one.keeper.close(WAIT_S)
+        assert not one.keeper._thread.is_alive()
+
+
+def test_it_tries_until_it_works_whatever_is_raised(link):
+    one = link(
+        LinkClosed("no network"), DecodeCancelled(), RuntimeError("a defect"), LinkClosed("x")
+    )
+    assert not one.keeper.down
+    one.keeper.lost()
+    assert one.found.wait(WAIT_S)
+    assert one.failures == [
+        "no network",
+        "the session cannot be mended: RuntimeError('a defect')",
+        "x",
+    ]
+    assert not one.keeper.down
+    # The next loss is mended, too.
+    one.found.clear()
+    one.keeper.lost()
+    assert one.found.wait(WAIT_S)
+
+
+def test_what_is_found_meanwhile_is_not_told_of(link):
+    one = link(LinkClosed("no network"))
+    one.go_on.clear()
+    one.keeper.lost()
+    assert one.tried.acquire(timeout=WAIT_S)
+    one.keeper.found()  # by a decode
+    one.go_on.set()
+    one.keeper.close(WAIT_S)
+    assert not one.failures and not one.found.is_set()
+
+
+def test_a_loss_during_an_attempt_is_mended_by_another(link):
+    one = link()
+    one.go_on.clear()
+    one.keeper.lost()
+    assert one.tried.acquire(timeout=WAIT_S)
+    one.keeper.lost()
+    one.go_on.set()
+    assert one.found.wait(WAIT_S)
+    assert one.tried.acquire(timeout=WAIT_S)
+
+
+def test_nothing_is_tried_before_a_loss_nor_after_the_end(link):
+    one = link()
+    one.keeper.close(WAIT_S)
+    one.keeper.lost()
+    assert not one.tried.acquire(timeout=0.05)

@@ -16,16 +16,19 @@ from dsd_msgs.msg import DecodeStats, ReplyProgress
 from dsd_msgs.srv import Decode
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
+from dsd_ros.edge.pictures import History
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.camera import Camera
+from dsd_ros.nodes.frames import Frames
 from dsd_ros.nodes.images import ImageError, to_rgb
 from dsd_ros.nodes.link_keeper import LinkKeeper
 from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.progress import Progress
 from dsd_ros.nodes.stamps import seconds
 from dsd_ros.wire.channel import LinkError, LinkRefused, LinkTimeout
+from dsd_ros.wire.messages import MAX_HISTORY
 
 Answer = Decode.Response
 MAX_INSTRUCTION_CHARS = 2000
@@ -68,6 +71,14 @@ class DraftNodeSettings:
             "max": 60.0,
         },
     )
+    history_frames: int = field(
+        default=0,
+        metadata={
+            "help": "pictures and actions of that many earlier steps are shown along; for models that were trained so",
+            "min": 0,
+            "max": MAX_HISTORY,
+        },
+    )
 
 
 class DecodeService:
@@ -87,6 +98,7 @@ class DecodeService:
         self._session: EdgeSession | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one ends those before it
+        self._frames = Frames()
         self._camera = Camera(node)
         self._progress = node.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
         self._stats = node.create_publisher(DecodeStats, "decode_stats", qos.STATE)
@@ -185,6 +197,13 @@ class DecodeService:
                 Answer.INVALID_REQUEST,
                 f"The time-out is {request.timeout} s; it must be 0 to 3600.",
             )
+        if len(request.history_stamps) != len(request.history_actions):
+            return _fail(
+                answer,
+                Answer.INVALID_REQUEST,
+                f"There are {len(request.history_stamps)} stamps of earlier steps and "
+                f"{len(request.history_actions)} actions; name one action for each.",
+            )
         deadline = time.monotonic() + (request.timeout or self._settings.decode_timeout_s)
         try:
             with self._turn(deadline, newest=True) as cancelled:
@@ -223,7 +242,10 @@ class DecodeService:
         answer.observation_stamp = image.header.stamp
         try:
             rgb = to_rgb(image)
-            reply = self._reply(rgb, image, text, deadline, cancelled, request.allow_unverified)
+            history = self._history(request, image, rgb)
+            reply = self._reply(
+                rgb, image, text, deadline, cancelled, request.allow_unverified, history
+            )
         except ImageError as error:
             return _fail(answer, Answer.NO_IMAGE, str(error))
         except DeadlineExceeded as error:
@@ -268,6 +290,7 @@ class DecodeService:
         deadline: float,
         cancelled: Callable[[], bool],
         allow_unverified: bool,
+        history: History,
     ) -> DecodedReply:
         """The verified reply, told as it grows; where that is allowed and the link is lost, the draft's own."""
         session = self._session
@@ -281,6 +304,7 @@ class DecodeService:
                 on_progress=progress.tell,
                 deadline=deadline,
                 cancelled=cancelled,
+                history=history,
                 patience=patience,
             )
         except (DeadlineExceeded, VerifierRefused, LinkRefused):
@@ -289,9 +313,21 @@ class DecodeService:
             if not (allow_unverified and session.can_decode_alone):
                 raise
             self._lost(f"link lost: {error}")
-            return session.decode_alone(rgb, text, deadline=deadline, cancelled=cancelled)
+            return session.decode_alone(
+                rgb, text, deadline=deadline, cancelled=cancelled, history=history
+            )
         progress.tell(reply.text, len(reply.tokens), reply.records[-1], done=True)
         return reply
+
+    def _history(self, request: Decode.Request, image: Image, rgb: np.ndarray) -> History:
+        """The earlier steps to be shown along; and the present picture may be one of a later request's."""
+        stamp = image.header.stamp
+        most = self._settings.history_frames
+        if not most:
+            return []
+        self._frames.remember((stamp.sec, stamp.nanosec), rgb)
+        stamps = [(earlier.sec, earlier.nanosec) for earlier in request.history_stamps]
+        return self._frames.history(stamps, request.history_actions, most)
 
     def _statistics(self, reply: DecodedReply, image: Image) -> DecodeStats:
         settings = self._decode_settings

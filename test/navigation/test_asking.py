@@ -102,3 +102,19 @@ def test_a_refusal_ends_the_run_even_of_a_restarted_node():
     restarted(bench)
     bench.run.on_failure(1, RunOutcome.VERIFIER_REFUSED, "another model")
     assert bench.run.outcome is RunOutcome.VERIFIER_REFUSED
+
+
+def test_a_request_that_was_dropped_for_a_withdrawn_one_is_asked_again():
+    bench = Bench(replace(SETTINGS, decode_timeout_s=5.0))
+    request = bench.until_request()
+    began = bench.now
+    bench.run.on_dropped(7)
+    bench.ticks(0.2)
+    assert len(bench.asked) == 1
+    bench.run.on_dropped(1)
+    bench.until(lambda: len(bench.asked) == 2)
+    assert bench.asked[1].number == 1 and bench.asked[1].timeout < request.timeout
+    while not bench.run.ended:  # for ever: the time-out is the end
+        bench.run.on_dropped(1)
+        bench.ticks(0.2)
+    assert bench.run.outcome is RunOutcome.DECODE_TIMEOUT and bench.now - began < 5.5

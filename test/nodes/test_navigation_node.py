@@ -14,6 +14,8 @@ import pytest
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -35,7 +37,7 @@ HANG = object()  # the service does not answer before the test is over
 class NavigationRig:
     """Simulator and navigation node, a decode service that follows ``script``, a Navigate client."""
 
-    def __init__(self, rig, **parameters) -> None:
+    def __init__(self, rig, fallback: str = "stop", **parameters) -> None:
         self.rig = rig
         self.script: list = []
         self.requests: list[Decode.Request] = []
@@ -61,8 +63,9 @@ class NavigationRig:
         self.navigation = rig.start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
         self.supervisor = rig.start(
-            "supervisor_node", require__heartbeats="navigation_node", require__link=""
-        )
+            "supervisor_node", require__heartbeats="navigation_node", require__link="",
+            fallback=fallback,
+        )  # fmt: skip
         rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
 
     def _on_safety(self, message) -> None:
@@ -151,6 +154,8 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
         status, result = nav.run(text)
         assert status == GoalStatus.STATUS_ABORTED
         assert result.outcome == RunOutcome.UNPARSABLE_REPLY
+    nav.script = [(Decode.Response.CANCELED, "dropped"), STOP]
+    assert nav.finish(nav.send())[1].outcome == RunOutcome.ARRIVED
     for code, outcome in [
         (Decode.Response.NO_IMAGE, RunOutcome.NO_OBSERVATION),
         (Decode.Response.LINK_LOST, RunOutcome.LINK_LOST),
@@ -257,6 +262,53 @@ def test_the_safety_supervisor_holds_and_ends_runs(rig):
     assert result.outcome == RunOutcome.SAFETY_STOP and "supervisor" in result.message
     moving = max(sample[0] for sample in nav.odometry.samples if abs(sample[3].wz) > 0.01)
     assert moving - died < 0.5 + 0.15  # the driver's own time-out, and what braking takes
+
+
+def test_goes_back_when_the_link_is_lost_and_has_its_arrival_checked(rig):
+    nav = NavigationRig(rig, "return", run__fallback="return", run__arrival_check="service")
+    start = nav.odometry.pose
+    _, result = nav.run(STOP, instruction="find the silver bottle")
+    assert result.outcome == RunOutcome.NOT_THERE and "not confirmed" in result.message
+    nav.requests.clear()
+    nav.actions.clear()
+    # This supervisor watches no link: the run asks again after each leg.
+    lost = (Decode.Response.LINK_LOST, "This is why.")
+    _, result = nav.run(LEFT, FORWARD, *[lost] * 60)
+    assert result.outcome == RunOutcome.LINK_LOST and result.steps == 2
+    assert result.message == "This is why. The robot stands where it began."
+    pose = nav.odometry.pose
+    # As above, a busy machine's legs may end too far; each is chosen from where the last one led.
+    assert math.hypot(pose.x - start.x, pose.y - start.y) < 0.3
+    legs = nav.actions[2:]
+    assert legs and all(leg.retracing and not leg.verified for leg in legs)
+    assert [a.step for a in nav.actions] == list(range(1, len(nav.actions) + 1))
+    assert not nav.actions[1].retracing and nav.actions[1].step_seconds > 1.0
+    first, second, third = nav.requests[:3]
+    assert not first.history_actions and not any(r.allow_unverified for r in nav.requests)
+    assert list(second.history_actions) == ["turn left 45 degrees"]
+    assert list(third.history_actions) == ["turn left 45 degrees", "forward 25 cm"]
+    # Stamps go back as they came: to the nanosecond.
+    assert list(third.history_stamps) == [first.not_before, second.not_before]
+
+
+def test_deactivate_stops_the_robot_first_and_activate_takes_goals_again(rig):
+    nav = NavigationRig(rig)
+
+    def change(transition: int) -> bool:
+        request = ChangeState.Request(transition=Transition(id=transition))
+        return rig.call(ChangeState, "navigation_node/change_state", request).success
+
+    nav.script = [LEFT, LEFT]
+    end = nav.client.result(nav.send())
+    rig.until(lambda: abs(nav.odometry.velocity.wz) > 0.3)
+    assert change(Transition.TRANSITION_DEACTIVATE)
+    assert abs(nav.odometry.velocity.wz) < 0.1
+    assert end()[1].outcome == RunOutcome.SHUTDOWN
+    _, result = nav.run(LEFT)
+    assert (result.outcome, result.steps) == (RunOutcome.SHUTDOWN, 0)
+    assert "not active" in result.message
+    assert change(Transition.TRANSITION_ACTIVATE)
+    assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
 
 
 def test_without_a_draft_node_the_run_says_so(rig):

@@ -13,6 +13,7 @@ _DEAD_S = (
     0.8  # a node that is silent for so long has lost what it was asked; less is a busy machine
 )
 _RETRY_S = 0.5  # between two attempts at a node that is only just coming up
+_DROPPED_S = 0.1  # before a request that was dropped is sent again
 _LEAST_S = 0.3  # with less time left, asking again is no use
 # What a node says that is only just coming up: no session yet, no picture yet.
 _COMING_UP = (RunOutcome.LINK_LOST, RunOutcome.NO_OBSERVATION)
@@ -74,6 +75,11 @@ class Asking:
         since, self._silent_since = self._silent_since, None
         if since is not None and now - since >= _DEAD_S and self.request is not None:
             self._restarted, self._due = True, now
+
+    def again(self, now: float) -> None:
+        """The request was dropped for another, which nobody waits for any more: ask it again."""
+        if self.request is not None and not self.overdue(now):
+            self._due = now + _DROPPED_S
 
     def recovers(self, outcome: RunOutcome, now: float) -> bool:
         """Whether a failure may yet pass: the node died, or is only just coming up again.

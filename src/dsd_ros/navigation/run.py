@@ -118,11 +118,11 @@ class NavigationRun:
             self._ask_early(motion, at, moment)
         if motion.finished:
             self._end_motion(motion.action, moment)
-            return AT_REST
-        if self._hold.reason(moment.steady):
+        elif self._hold.reason(moment.steady):
             motion.pause(moment.stamp)
-            return AT_REST
-        return command
+        else:
+            return command
+        return AT_REST
 
     def on_safety(self, report: SafetyReport, steady: float) -> None:
         """The supervisor's newest verdict, which came at ``steady``."""
@@ -154,6 +154,11 @@ class NavigationRun:
             self._early = Failure(outcome, sentence)
         elif not self._asking.recovers(outcome, self._now):
             self._fail(outcome, sentence)
+
+    def on_dropped(self, number: int) -> None:
+        """Request ``number`` was dropped for one that was withdrawn: they have crossed on their way."""
+        if self._asking.awaits(number) and self._early is None:
+            self._asking.again(self._now)
 
     def on_arrival(self, arrived: bool, sentence: str) -> None:
         """What the service check_arrival says."""
@@ -312,10 +317,8 @@ class NavigationRun:
             settings.fallback == "draft_only"
             and self._unverified_in_a_row < settings.fallback_replies
         )
-        self._ahead = ahead
-        self._asking.ask(
-            not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past)
-        )
+        self._ahead, past = ahead, tuple(self._past)
+        self._asking.ask(not_before, moment, settings.decode_timeout_s, unverified, past)
 
     def _take(self, answer: Answer, moment: Moment) -> None:
         """Carry out the answer to the request in force, if it may be; the robot stands."""

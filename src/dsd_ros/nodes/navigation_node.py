@@ -26,6 +26,7 @@ from rclpy.task import Future
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
+from dsd_msgs.srv import Decode
 from dsd_ros.navigation.actions import Action, ActionKind
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
 from dsd_ros.navigation.records import Announcement, Answer, Moment, Phase
@@ -248,6 +249,8 @@ class NavigationNode(ManagedNode):
             if answer is None:
                 error = future.exception()
                 run.on_failure(number, RunOutcome.INTERNAL_ERROR, f"The decode failed: {error}")
+            elif answer.code == Decode.Response.CANCELED and not answer.success:
+                run.on_dropped(number)
             elif not answer.success:
                 outcome = FAILURES.get(answer.code, RunOutcome.INTERNAL_ERROR)
                 run.on_failure(number, outcome, answer.message or "The decode failed.")

@@ -119,9 +119,17 @@ class CameraRig:
         return message
 
     def ask(
-        self, picture: np.ndarray, instruction: str, timeout: float = 30.0, patience: float = 10.0
+        self,
+        picture: np.ndarray,
+        instruction: str,
+        timeout: float = 30.0,
+        patience: float = 10.0,
+        **fields: Any,
     ) -> Any:
-        """Have a reply decoded about this very picture; AssertionError ``patience`` seconds behind the time-out."""
+        """Have a reply decoded about this very picture; AssertionError ``patience`` seconds behind the time-out.
+
+        ``fields``: what else the request says.
+        """
         first = self.show(picture).header.stamp
         stop = threading.Event()
 
@@ -132,7 +140,8 @@ class CameraRig:
         thread = threading.Thread(target=repeat, daemon=True)
         thread.start()
         try:
-            request = Decode.Request(instruction=instruction, not_before=first, timeout=timeout)
+            fields = {"instruction": instruction, "not_before": first, "timeout": timeout} | fields
+            request = Decode.Request(**fields)
             return self._rig.call(Decode, f"{self._prefix}decode", request, timeout + patience)
         finally:
             stop.set()

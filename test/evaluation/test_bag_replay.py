@@ -19,6 +19,7 @@ from dsd_ros.evaluation.bag_run import read_run
 from dsd_ros.nodes.record_types import definition
 from dsd_ros.nodes.record_writer import BagWriter
 from dsd_ros.nodes.replay_steps import Reply
+from dsd_ros.nodes.replay_system import ReplayPlan
 from dsd_ros.nodes.replay_tokens import TrafficLog
 from dsd_ros.wire.messages import prefix_digest
 
@@ -227,7 +228,12 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     assert asked is step and question.stamp == step.stamp and question.instruction == "find it"
     assert question.png == png(1)[1] and question.history == ()
     assert "step 2 is left out: the bag lacks its picture" in task.notes
-    assert task.plan.draft["decode.mode"] == "dsd" and task.shareable
+    assert (
+        task.mode == "dsd"
+        and task.plan
+        == ReplayPlan("dds", {"decode.seed": 3, "decode.proof": "full", "decode.draft_length": 4})
+        and task.shareable
+    )
     other = prepare(
         bag, run, Wishes(mode="best", transport="websocket", draft_model="d", target_model="t")
     )

@@ -96,7 +96,7 @@ def _replay(args: argparse.Namespace) -> int:
         {
             "bag": str(task.bag.path),
             "notes": [*task.bag.notes, *task.notes],
-            "mode": task.plan.draft["decode.mode"],
+            "mode": task.mode,
             "transport": task.plan.transport,
             "target_fingerprint": fingerprint,
             "steps": [verdict.as_json() for verdict in found],
@@ -136,9 +136,9 @@ def _one(task: Any, system: Any, args: argparse.Namespace) -> list[Any]:
     from dsd_ros.evaluation.bag_replay import compare
 
     plan, client = task.plan, system.client
-    mode = plan.draft["decode.mode"]
     print(
-        f"{task.bag.path}: {len(task.asked)} replies, mode {mode} over {plan.transport}", flush=True
+        f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}",
+        flush=True,
     )
     recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
     if recorded and client.target_fingerprint and client.target_fingerprint not in recorded:

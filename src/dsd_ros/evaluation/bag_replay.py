@@ -11,7 +11,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.evaluation.bag_reader import Bag, BagError
 from dsd_ros.evaluation.bag_run import Run, Step, action_of, executed_phrase, pictures_of, stamp_of
 from dsd_ros.nodes.replay_steps import Question, Reply
-from dsd_ros.nodes.replay_system import ReplayPlan, taken
+from dsd_ros.nodes.replay_system import ReplayPlan, apart, taken
 
 _HISTORY = 8  # steps before, as navigation tells of
 _SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw alike when sampling
@@ -34,6 +34,7 @@ class Task:
     bag: Bag
     run: Run
     plan: ReplayPlan
+    mode: str
     asked: list[tuple[Step, Question]]
     shareable: bool  # whether nodes that have replayed another bag will do
     notes: list[str] = field(default_factory=list)
@@ -136,8 +137,12 @@ def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
     if wishes.target_model:
         verifier["model.path"] = wishes.target_model
     transport = wishes.transport or str(run.steps[0].stats.get("transport", "dds"))
-    plan = ReplayPlan(transport if transport == "websocket" else "dds", draft, verifier)
-    return Task(bag, run, plan, asked, not sampled, notes)
+    plan = ReplayPlan(
+        transport if transport == "websocket" else "dds",
+        apart(draft, "draft_node"),
+        apart(verifier, "verifier_node"),
+    )
+    return Task(bag, run, plan, settings.mode, asked, not sampled, notes)
 
 
 def settings_of(run: Run) -> DecodeSettings:

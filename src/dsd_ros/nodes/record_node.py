@@ -255,7 +255,7 @@ class RecordNode(Node):
             sentence = f"{self.dropped} messages left out: the disk is too slow"
             self._health.report(health.WARN, sentence, figures)
         else:
-            self._health.report(health.OK, f"recording into {bag.folder}", figures)
+            self._health.report(health.OK, f"recording into {self._settings.directory}", figures)
 
 
 def main() -> None:

@@ -52,6 +52,12 @@ def taken(recorded: dict[str, Any], node: str) -> dict[str, Any]:
     }
 
 
+def apart(parameters: dict[str, Any], node: str) -> dict[str, Any]:
+    """Of a node's parameters, those that are not as in its file."""
+    known = _flat(_file_of(node))
+    return {name: value for name, value in parameters.items() if known.get(name) != value}
+
+
 class ReplaySystem:
     """The running nodes, with the client that asks them. Use it as a context manager.
 

@@ -83,6 +83,25 @@ def test_the_plan_follows_the_arguments():
     assert "verifier_node" not in [start.entry.executable for start in websocket]
 
 
+def test_a_bag_is_recorded_where_one_is_named():
+    assert "record_node" not in [start.entry.executable for start in bringup.plan("robot")]
+    start = next(
+        start
+        for start in bringup.plan("robot", {"record": "/data/monday"})
+        if start.entry.executable == "record_node"
+    )
+    assert start.parameters == {"directory": "/data/monday"} and start.entry.optional
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("namespace", "go2 1"), ("namespace", "1"), ("domain", "233"), ("domain", "-1")],
+)
+def test_a_namespace_or_domain_that_is_none_is_refused(argument, value):
+    with pytest.raises(ValueError, match=f"'{value}' is no .*{argument}"):
+        bringup.plan("robot", {argument: value})
+
+
 def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
     started = [start.entry.executable for start in bringup.plan("demo", {"robot": "go2-standin"})]
     assert started[:2] == ["go2_standin_node", "go2_node"] and "simulator_node" not in started

@@ -40,6 +40,7 @@ def test_only_what_a_robot_at_rest_can_miss_is_started_again():
     assert respawned == {
         "simulator_node": False, "go2_standin_node": False, "go2_node": False, "supervisor_node": False,
         "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
+        "record_node": False, "visual_node": False,
     }  # fmt: skip
     assert all(program.respawn for system in SYSTEMS.values() for program in system.programs)
 
@@ -88,6 +89,19 @@ def test_a_changed_command_holds_from_the_next_start_on():
         child.signal(signal.SIGKILL)
         group.until(lambda: group.ended() is child)  # the other one ends with 0: for good
         group.until(lambda: ("one", "another") in group.lines)
+
+
+def test_the_end_of_what_is_optional_ends_nothing():
+    with Group() as group:
+        child = group.start("bag", [sys.executable, "-c", "raise SystemExit(2)"], optional=True)
+        other = group.start("other", [sys.executable, "-c", SLEEP])
+        group.until(lambda: not child.running)
+        assert group.ended() is None and group.ended() is None
+        assert [line for name, line in group.lines if name == "bag"] == [
+            "ended with exit code 2; the others go on"
+        ]
+        other.signal(signal.SIGKILL)
+        assert group.until(group.ended) is other
 
 
 def test_an_end_during_a_pause_is_at_once():

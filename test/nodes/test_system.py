@@ -111,12 +111,14 @@ def flat(tree: dict, prefix: str = "") -> dict:
 
 
 @pytest.mark.parametrize("executable", sorted(ENTRIES))
-def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, executable):
+def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tmp_path, executable):
     content = yaml.safe_load(ENTRIES[executable].parameter_file.read_text())
     assert list(content) == [f"/**/{executable}"]
     written = flat(content[f"/**/{executable}"]["ros__parameters"])
     models = {"draft_node": tiny_pair[1], "verifier_node": tiny_pair[0]}
     extra = {"model__path": models[executable]} if executable in models else {}
+    if executable == "record_node":
+        extra["directory"] = tmp_path / "bag"
     rig.start(executable, **extra)  # a value out of its range would end it
     names = rig.call(ListParameters, f"{executable}/list_parameters", ListParameters.Request())
     declared = set(names.result.names) - RCLPY_OWN

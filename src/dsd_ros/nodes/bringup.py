@@ -42,16 +42,21 @@ class Argument:
 class NodeEntry:
     """One node: its executable's name (also the module's and the node's) and its parameter file.
 
-    ``respawn``: a crash of it may be recovered, so it is started again (see respawn.py); of another node, it ends all.
+    ``respawn``: a crash of it may be recovered, so it is started again (see respawn.py). ``optional``: its end ends
+    nothing. The end of any other node is the end of all.
     """
 
     executable: str
     config: str
-    only_with: tuple[str, str] | None = None  # (argument, value): started only then
+    only_with: tuple[str, str] | None = None  # (argument, value): started only then; "*": any value
     respawn: bool = False
+    optional: bool = False
 
     def wanted(self, values: dict[str, str]) -> bool:
-        return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
+        if self.only_with is None:
+            return True
+        name, value = self.only_with
+        return bool(values[name]) if value == "*" else values[name] == value
 
     @property
     def parameter_file(self) -> Path:
@@ -104,12 +109,19 @@ DRAFT = NodeEntry("draft_node", "draft.yaml", respawn=True)
 VERIFIER = NodeEntry("verifier_node", "verifier.yaml", ("transport", "dds"), respawn=True)
 BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), respawn=True)
 
+RECORD = NodeEntry("record_node", "record.yaml", ("record", "*"), optional=True)
+VISUAL = NodeEntry("visual_node", "visual.yaml", ("visual", "true"), optional=True)
+
 _NAMESPACE_ARGUMENT = Argument(
     "namespace", "", "namespace of the robot, for several in one domain, e.g. go2_1"
 )
 _DOMAIN = Argument(
     "domain", "", "ROS domain; empty: the environment's ROS_DOMAIN_ID", environment="ROS_DOMAIN_ID"
 )
+_RECORD = Argument(
+    "record", "", "folder to make for a bag of the run; empty: none", ("record_node.directory",)
+)
+_VISUAL = Argument("visual", "false", "publish what RViz shows", choices=("false", "true"))
 _MODE = Argument("mode", "dsd", "decoding mode, e.g. dsd or ar", ("draft_node.decode.mode",))
 _TEMPERATURE = Argument(
     "temperature", "0.0", "sampling temperature; 0: greedy", ("draft_node.decode.temperature",)
@@ -171,7 +183,7 @@ DEMO = System(
     "the simulated Go2, the safety supervisor, navigation, draft and verifier",
     (
         SIMULATOR, GO2_STANDIN, NodeEntry("go2_node", "go2.yaml", ("robot", "go2-standin")), SUPERVISOR,
-        NAVIGATION, DRAFT, VERIFIER, BRIDGE,
+        NAVIGATION, DRAFT, VERIFIER, BRIDGE, RECORD, VISUAL,
     ),
     (
         _NAMESPACE_ARGUMENT,
@@ -197,6 +209,8 @@ DEMO = System(
         _TARGET_TOKENIZER,
         _FALLBACK,
         _arrival_check("service"),
+        _RECORD,
+        _VISUAL,
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
         _VERIFIER_URL,
     ),
@@ -215,7 +229,7 @@ ROBOT = System(
     "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
     (
         NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT,
-        BRIDGE,
+        BRIDGE, RECORD, VISUAL,
     ),
     (
         _NAMESPACE_ARGUMENT,
@@ -233,6 +247,8 @@ ROBOT = System(
         _speed("0.5"),
         _FALLBACK,
         _arrival_check("model"),
+        _RECORD,
+        _VISUAL,
         _DRAFT_MODEL,
         _TARGET_TOKENIZER,
         Argument(

@@ -92,17 +92,19 @@ def _node(system: System, start: NodeStart) -> Node:
         additional_env=start.environment,
         output="screen",
         emulate_tty=True,
-        **_at_the_end(name, start.entry.respawn),
+        **_at_the_end(name, start.entry.respawn, start.entry.optional),
     )
 
 
-def _at_the_end(name: str, respawn: bool) -> dict[str, Any]:
-    """What launch is to do when a process has ended: start it again, or end all."""
+def _at_the_end(name: str, respawn: bool, optional: bool = False) -> dict[str, Any]:
+    """What launch is to do when a process has ended: start it again, end all, or nothing."""
     restarts = Restarts()
 
     def on_exit(event: Any, context: LaunchContext) -> list[Action] | None:
         if respawn and restarts.after(event.returncode, time.monotonic()) is not None:
             return None
+        if optional:
+            return [LogInfo(msg=f"{name} {how_it_ended(event.returncode)}; the others go on")]
         how = restarts.sentence if respawn else how_it_ended
         reason = f"{name} {how(event.returncode)}; ending the others"
         return [LogInfo(msg=reason), EmitEvent(event=Shutdown(reason=reason))]

@@ -53,6 +53,7 @@ class Child:
     environment: dict[str, str]
     on_line: Callable[[str], None] | None
     restarts: Restarts | None  # None: its end is for good
+    optional: bool = False  # its end ends nothing
     process: subprocess.Popen[str] = field(init=False)
     reader: threading.Thread = field(init=False)
     due: float | None = None  # when it is started again (monotonic), while it is down
@@ -108,9 +109,10 @@ class ProcessGroup:
         environment: dict[str, str] | None = None,
         on_line: Callable[[str], None] | None = None,
         restarts: Restarts | None = None,
+        optional: bool = False,
     ) -> Child:
         """Start one child; with ``restarts`` it is started again after crashes, as they allow."""
-        child = Child(name, list(command), dict(environment or {}), on_line, restarts)
+        child = Child(name, list(command), dict(environment or {}), on_line, restarts, optional)
         self._launch(child)
         self._children.append(child)
         return child
@@ -130,9 +132,9 @@ class ProcessGroup:
             for topic in PER_ROBOT:
                 command += ["-r", f"{topic}:={topic[1:]}"]
         restarts = Restarts() if start.entry.respawn else None
-        return self.start(
-            name, command, {**start.environment, **(environment or {})}, restarts=restarts
-        )
+        variables = {**start.environment, **(environment or {})}
+        optional = start.entry.optional
+        return self.start(name, command, variables, restarts=restarts, optional=optional)
 
     def restart(self, name: str) -> None:
         """End a child as its operator would, by SIGTERM, and start it again at once."""
@@ -151,14 +153,19 @@ class ProcessGroup:
         """A child that has ended for good. Call it often: it starts the others again when it is time."""
         for child in self._children:
             if child.given_up:
-                return child
-            if child.due is not None:
+                if not child.optional:
+                    return child
+            elif child.due is not None:
                 if time.monotonic() >= child.due:
                     child.due = None
                     self._launch(child)
             elif not child.running and not self._recover(child):
                 child.given_up = True
-                return child
+                if not child.optional:
+                    return child
+                self._printer(
+                    child.name, f"{how_it_ended(child.process.returncode)}; the others go on"
+                )
         return None
 
     def wait(self, stop: threading.Event, timeout: float | None = None) -> Child | None:

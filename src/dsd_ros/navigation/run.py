@@ -323,8 +323,7 @@ class NavigationRun:
     def _take(self, answer: Answer, moment: Moment) -> None:
         """Carry out the answer to the request in force, if it may be; the robot stands."""
         assert self._asking.request is not None
-        age = moment.stamp - answer.observed_at
-        limit = self._settings.max_observation_age_s
+        age, limit = moment.stamp - answer.observed_at, self._settings.max_observation_age_s
         try:
             reply = checked(answer, self._asking.request, age, limit)
         except Refused as refused:

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from bag_maker import SECOND, Maker, png
 
-from dsd_ros.evaluation.bag_plots import draw, page
+from dsd_ros.evaluation.bag_plots import page
 from dsd_ros.evaluation.bag_reader import BagError, open_bag
 from dsd_ros.evaluation.bag_replay import Wishes, compare, prepare
 from dsd_ros.evaluation.bag_report import as_csv, as_json, round_lines, step_lines, summary_lines
@@ -305,7 +305,24 @@ def test_a_report_has_every_reply_and_round(tmp_path):
     report = json.loads(json.dumps(as_json(run)))
     assert report["replies"][1]["tokens"] == [4, 5, 6]
     assert report["parameters"]["/go2_1/draft_node"] == {"decode.mode": "dsd"}
-    assert draw(run).startswith(b"\x89PNG")
     content = page(run)
     assert content.count("<img") == 2  # the plots, and the one picture there is
     assert "http" not in content.split("</style>")[1].replace("https://www.w3.org", "")
+
+
+def test_stops_that_come_back_at_once_are_one(tmp_path):
+    maker, kind = Maker(), "dsd_msgs/msg/SafetyState"
+    writer = BagWriter(tmp_path / "bag", definition)
+    for at, causes in ((1.0, [12]), (1.1, []), (1.3, [12, 13]), (2.0, []), (4.0, [17]), (5.0, [2])):
+        message = maker.make(
+            kind, stopped=bool(causes), causes=numpy.array(causes, numpy.uint8),
+            sentences=[f"cause {cause}" for cause in causes],
+        )  # fmt: skip
+        writer.write("/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))
+    writer.close()
+    stops = read_run(open_bag(tmp_path / "bag")).stops
+    assert [(s.began / SECOND, s.ended / SECOND, s.causes) for s in stops] == [
+        (1.0, 2.0, ["NODE_SILENT", "LINK_LOST"]),
+        (5.0, 5.0, ["DEADMAN"]),  # standing without an action is no stop
+    ]
+    assert stops[0].sentences == ["cause 12", "cause 13"]

@@ -28,6 +28,7 @@ CAUSES = (
 _KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
 _PICTURES = "camera/image_raw/compressed"
 _PATH_S = 0.1
+_SAME_STOP_S = 0.5
 _END = re.compile(r"[A-Z][A-Z_]+: ")  # of a goal, as navigation's health says it
 
 
@@ -55,7 +56,7 @@ class Step:
 
 @dataclass
 class Stop:
-    """A time in which the supervisor kept the robot from moving, with the causes it named."""
+    """A time in which the supervisor kept the robot from moving, with the causes it named in the course of it."""
 
     began: int
     ended: int
@@ -183,13 +184,23 @@ class _Reading:
     def _safety(self, message: Any, record: Record) -> None:
         names = [CAUSES[c] if c < len(CAUSES) else f"CAUSE_{c}" for c in map(int, message.causes)]
         held = bool(message.stopped) and bool(names) and names != ["NO_ACTION"]
-        if self._stop is not None and (not held or names != self._stop.causes):
-            self._run.stops.append(self._stop)
+        stop = self._stop
+        if stop is not None and not held:
+            stop.ended = record.at
+            self._run.stops.append(stop)
             self._stop = None
-        if held and self._stop is None:
-            self._stop = Stop(record.at, record.at, names, list(message.sentences))
-        elif self._stop is not None:
-            self._stop.ended = record.at
+        elif held:
+            last = self._run.stops[-1] if self._run.stops else None
+            if stop is None and last is not None and record.at - last.ended < _SAME_STOP_S * 1e9:
+                stop = self._run.stops.pop()  # what comes back at once has not been away
+            if stop is None:
+                stop = Stop(record.at, record.at, [], [])
+            stop.ended = record.at
+            for name, sentence in zip(names, message.sentences, strict=False):
+                if name not in stop.causes:
+                    stop.causes.append(name)
+                    stop.sentences.append(sentence)
+            self._stop = stop
 
     def _health(self, message: Any, record: Record) -> None:
         for status in message.status:

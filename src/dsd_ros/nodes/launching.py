@@ -101,6 +101,8 @@ def _at_the_end(name: str, respawn: bool, optional: bool = False) -> dict[str, A
     restarts = Restarts()
 
     def on_exit(event: Any, context: LaunchContext) -> list[Action] | None:
+        if context.is_shutdown:
+            return None
         if respawn and restarts.after(event.returncode, time.monotonic()) is not None:
             return None
         if optional:

@@ -49,6 +49,7 @@ from dsd_ros.navigation.settings import RunOutcome, RunSettings
 from dsd_ros.navigation.walk import Walk
 
 HISTORY = 8  # steps that a request tells of
+WAY_BACK = "back the way it came"
 ARRIVAL_S = 2.0  # the service check_arrival may take
 _LOST = (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT)
 
@@ -249,10 +250,9 @@ class NavigationRun:
 
     def _observes_next(self) -> bool:
         """Whether what is under way is followed by an observation, as far as that is known."""
-        if self.phase is not Phase.EXECUTING:
+        if self.phase is not Phase.EXECUTING or len(self.steps) >= self._settings.max_steps:
             return self.phase is Phase.SETTLING
-        stops = self.steps[-1].reply.action.kind is ActionKind.STOP
-        return not stops and len(self.steps) < self._settings.max_steps
+        return self.steps[-1].reply.action.kind is not ActionKind.STOP
 
     def _end_motion(self, action: Action, moment: Moment) -> None:
         stuck = self._walk.finish()
@@ -355,6 +355,7 @@ class NavigationRun:
 
     def _fail(self, outcome: RunOutcome, sentence: str) -> None:
         """No reply comes; the robot stands."""
+        sentence = f"{sentence.rstrip('. ')}."
         if outcome in _LOST and self._settings.fallback == "return":
             self._walk_back(sentence)
         elif outcome in _LOST and self._unverified_in_a_row:
@@ -393,8 +394,7 @@ class NavigationRun:
             return
         retrace.leg = retrace.next_action(pose)
         if retrace.leg is not None:
-            said = "back the way it came"
-            self._announcer.announce(retrace.leg, said, False, now, None, retracing=True)
+            self._announcer.announce(retrace.leg, WAY_BACK, False, now, None, retracing=True)
             return
-        where = "has stopped on its way back" if retrace.exhausted else "stands where it began"
+        where = "stopped on its way back" if retrace.exhausted else "stands where it began"
         self.end(RunOutcome.LINK_LOST, f"{retrace.reason} The robot {where}.")

@@ -27,6 +27,7 @@ from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
+_PASS_S = 30.0  # a forward pass that takes longer is not waited for
 
 
 @dataclass(eq=False)
@@ -203,7 +204,8 @@ class PredraftPool:
                 return Taken(begun=begun)
             complete = fitting.complete
             while fitting.stepping:
-                self._stepped.wait()
+                if not self._stepped.wait(_PASS_S):
+                    return Taken(begun=begun)
             if fitting.failed or fitting.draft is None:
                 return Taken(begun=begun)
             return Taken(fitting.draft, fitting.source, complete, None, begun)

@@ -112,6 +112,7 @@ class WebsocketChannel:
             reason = str(error) or type(error).__name__
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _bound_sends(connection.socket, 2 * self._keepalive)
         with self._lock:
             if not self._closed:
                 self._connection = connection
@@ -156,6 +157,17 @@ class WebsocketChannel:
         if status >= 500:
             return LinkClosed(f"the verifier at {self.url} is not ready (HTTP {status}): {said}")
         return LinkRefused(f"{self.url} is no verifier: it answered HTTP {status}")
+
+
+def _bound_sends(link: socket.socket, seconds: float) -> None:
+    """A send that makes no progress for so long breaks the link: not even pings would get past it.
+
+    The kernel's own patience with an end that answers nothing is a quarter of an hour. Where the option
+    is not known, it stays at that.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        link.setsockopt(socket.IPPROTO_TCP, option, max(1, round(1000 * seconds)))
 
 
 def _client_tls(ca_file: str | Path | None) -> ssl.SSLContext:

@@ -340,8 +340,8 @@ class _Bench:
             settings.seed,
             self._log,
         )
-        system.start()
         self._watcher.note_reset()
+        system.start()
         try:
             self._until(self._watcher.ready, _READY_LIMIT_S, "the system did not start")
         except (TimeoutError, _Ended) as error:

@@ -36,6 +36,7 @@ class Pictures:
         self._encoded: Recent[bytes, bytes] = Recent(KEPT_PICTURES, KEPT_BYTES)
         self._seen: Recent[bytes, bool] = Recent(KEPT_PICTURES, KEPT_BYTES)
         self._session = 0
+        self._arrived = False  # the present reply's, in this session
 
     def begin(self, image: np.ndarray | None, history: History = ()) -> None:
         """Take the pictures of the next reply, RGB uint8 (height, width, 3); the earlier ones oldest first.
@@ -59,16 +60,17 @@ class Pictures:
                 f"holds {MAX_FRAME_BYTES}; use fewer or smaller ones, or png"
             )
         self._image, self._data, self._past = image, data, past
+        self._arrived = False
 
     def observation(
         self, session: int, reply: int, instruction: str, everything: bool = False
     ) -> Observation:
         """The message about them. ``everything``: with all pictures, whatever the verifier has."""
         if session != self._session:
-            self._seen.clear()
-            self._session = session
+            self._session, everything = session, True
         if everything:
             self._seen.clear()
+            self._arrived = False
         history, along = [], set[bytes]()
         for step in self._past:
             known = step.digest in self._seen or step.digest in along
@@ -82,8 +84,9 @@ class Pictures:
 
     def arrived(self, session: int) -> None:
         """The verifier has answered in ``session``: it has read the observation."""
-        if self._image is None or session != self._session:
+        if self._arrived or self._image is None or session != self._session:
             return
+        self._arrived = True
         for step in self._past:
             self._seen.put(step.digest, True, 3 * step.height * step.width)
         digest = picture_digest(self._image)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dsd_ros.commands.bench_faults import add_faults
 from dsd_ros.commands.bench_safety import add_safety
+from dsd_ros.commands.bench_view import add_view
 from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_model, model_path, write_json
 
 SUMMARY = "measure the system on this machine"
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_soak(benches)
     add_safety(benches)
     add_faults(benches)
+    add_view(benches)
 
 
 def _bench_overhead(args: argparse.Namespace) -> int:

@@ -51,6 +51,16 @@ def to_rgb(message: Image) -> np.ndarray:
     return by_numpy(message)
 
 
+def to_bgr(message: Image) -> np.ndarray:
+    """:func:`to_rgb` with blue first; without a copy where the message is so: do not write to it."""
+    _check(message)
+    if message.encoding != "bgr8":
+        return np.ascontiguousarray(to_rgb(message)[..., ::-1])
+    height, width, step = message.height, message.width, message.step
+    rows = np.frombuffer(memoryview(message.data), dtype=np.uint8)[: height * step]
+    return rows.reshape(height, step)[:, : width * 3].reshape(height, width, 3)
+
+
 def by_numpy(message: Image) -> np.ndarray:
     """:func:`to_rgb` without cv_bridge."""
     _check(message)

@@ -19,6 +19,7 @@ from dsd_ros.views.figures import Decoded, Figures
 from dsd_ros.views.state import Overlay, Pose, Reply, Round, Step, Walk
 
 LINK_NODES = ("draft_node", "bridge_node")
+_SLOW_EVERY = 3  # polls from one look at what changes seldom to the next
 _DEAF_S = 3.0  # a camera silent for so long is subscribed to anew
 _PHRASES = {
     NavAction.STOP: "stop",
@@ -50,6 +51,7 @@ class Live:
         self.pose: Pose | None = None
         self.frame = "odom"  # of poses, as odometry names it
         self.replies = 0  # grows with every complete reply
+        self._polls = 0
         self.rounds = 0  # grows with every round
         self.runs = 0  # grows with every run
         self._links: dict[str, tuple[bool, str]] = {}
@@ -65,6 +67,9 @@ class Live:
             self.walk.add(self.pose)
         for progress in take(self._progress):
             self._on_progress(progress)
+        self._polls += 1
+        if self._polls % _SLOW_EVERY:
+            return
         for stats in take(self._stats):
             self._on_stats(stats)
         for action in take(self._actions):

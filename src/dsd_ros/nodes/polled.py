@@ -6,6 +6,9 @@ second: who needs only what is newest 15 times a second, asks 15 times a second.
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rclpy.node import Node
@@ -53,3 +56,37 @@ def take(subscription: Any) -> list[Any]:
 
 def _unused(_: object) -> None:
     """No executor ever calls it."""
+
+
+class Paced:
+    """Calls ``work`` in a thread of its own; it returns how long to wait from its beginning, s.
+
+    An executor takes about a millisecond to wake for a timer. A failure of ``work`` ends the thread and becomes the
+    node's: ``node.failure``.
+    """
+
+    def __init__(self, node: Any, work: Callable[[], float]) -> None:
+        self._node, self._work = node, work
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"{node.get_name()} pace", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Call no more; returns once a call under way is over."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._stop.wait(max(0.0, due - time.monotonic())):
+                # Too slow means fewer calls, not a pile of them.
+                due = max(due, time.monotonic() - 0.1) + self._work()
+        except Exception as error:
+            if not self._stop.is_set():
+                self._node.failure = f"Drawing failed: {type(error).__name__}: {error}"

@@ -8,22 +8,22 @@ import time
 import webbrowser
 from dataclasses import dataclass, field
 
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
+import cv2
 from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.images import ImageError, to_rgb
+from dsd_ros.nodes.images import ImageError, to_bgr
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Polled, take
+from dsd_ros.nodes.polled import Paced, Polled, take
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.views.overlay import OverlayPainter
 from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.web import Thing, WebServer, WebView, is_local
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.25, 0.2, 1.0, 0.5  # least time between two of a kind
+_WIDTH = 420  # of the robot's view, pixels: a phone's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
@@ -74,7 +74,7 @@ class ViewNode(Node):
         self._live = Live(self)
         self._ears = Polled(self)
         self._world = self._ears.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
-        self._painter = OverlayPainter()
+        self._painter = OverlayPainter(_WIDTH, bgr=True)
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)
         self._seen: dict[str, object] = {}
         self._health = health.Health(self)
@@ -85,32 +85,35 @@ class ViewNode(Node):
             self.get_logger().warning(f"anybody on the network can look on, at {name}")
         if settings.open_browser:
             webbrowser.open(page)
-        self._timer = self.create_timer(
-            1.0 / settings.rate, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME)
-        )
+        self._period = 1.0 / settings.rate
+        cv2.setNumThreads(1)  # pictures are small, and the models want the other cores
+        self._pace = Paced(self, self._tick)
+        self._pace.start()
 
     def close(self) -> None:
-        self._timer.cancel()
+        self._pace.close()
         self._ears.close()
         self._live.close()
         self._server.close()
 
-    def _tick(self) -> None:
+    def _tick(self) -> float:
+        """Send what is new; s until the next time."""
         if not self._server.alive():
             self.failure = "The web view's server has ended."
-            return
+            return 1.0
         live, view = self._live, self._view
         live.poll()
         view.tick()
         picture = live.picture()
         if picture is not None:
             try:
-                view.picture(self._painter.frame(to_rgb(picture), live.overlay, panel=False))
+                view.picture(self._painter.frame(to_bgr(picture), live.overlay, panel=False))
             except ImageError as error:
                 self._health.report(health.WARN, str(error))
         for markers in take(self._world):
             view.world(things_of(markers))
         self._send_changes(time.monotonic())
+        return self._period
 
     def _send_changes(self, now: float) -> None:
         """What has changed, each at its own pace."""

@@ -10,9 +10,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
+import cv2
 from nav_msgs.msg import Path
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header, String
@@ -20,9 +19,10 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes import visual_messages as shapes
-from dsd_ros.nodes.images import ImageError, from_rgb, to_rgb
+from dsd_ros.nodes.images import ImageError, from_rgb, to_bgr
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.polled import Paced
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.paths import config_directory
 from dsd_ros.views.overlay import OverlayPainter
@@ -76,7 +76,7 @@ class VisualNode(Node):
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
         self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
         self._publish_description()
-        self._painter = OverlayPainter(settings.overlay_width)
+        self._painter = OverlayPainter(settings.overlay_width, bgr=True)
         self._live: Live | None = None
         self._looked = self._present = self._wanted = float("-inf")
         self._image_wanted = False
@@ -84,13 +84,12 @@ class VisualNode(Node):
         self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "nobody looks")
-        # Any clock will do, and a paused simulation is still to be seen.
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._slow = self.create_timer(_LOOK_S, self._look, clock=steady)
-        self._fast = self.create_timer(1.0 / settings.rate, self._draw, clock=steady)
-        self._fast.cancel()
+        cv2.setNumThreads(1)  # pictures are small, and the models want the other cores
+        self._pace = Paced(self, self._work)
+        self._pace.start()
 
     def close(self) -> None:
+        self._pace.close()
         if self._live is not None:
             self._live.close()
 
@@ -109,34 +108,38 @@ class VisualNode(Node):
             transforms.publish(TFMessage(transforms=fixed))
         self._transforms = transforms
 
-    def _look(self) -> None:
+    def _work(self) -> float:
+        """Look whether somebody looks, and draw if so; s until the next time."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            self._look(now)
+        if self._live is None:
+            return _LOOK_S
+        self._draw(self._live, now)
+        return 1.0 / self._settings.rate
+
+    def _look(self, now: float) -> None:
         """Begin or end listening as subscribers come and go."""
         publishers = (self._image, self._walked, self._intended, self._markers)
-        now = time.monotonic()
         self._image_wanted = self._image.get_subscription_count() > 0
         if self._image_wanted or any(p.get_subscription_count() for p in publishers):
             self._wanted = now
             if self._live is None:
                 self._live = Live(self)
                 self._shown = (-1, -1, -1)
-                self._fast.reset()
                 self._health.report(health.OK, "somebody looks")
         elif self._live is not None and now - self._wanted > _IDLE_S:
-            self._fast.cancel()
             self._live.close()
             self._live = None
             self._health.report(health.OK, "nobody looks")
 
-    def _draw(self) -> None:
-        live = self._live
-        if live is None:
-            return
+    def _draw(self, live: Live, now: float) -> None:
         live.poll()
         if self._image_wanted:
             self._publish_image(live)
         else:
             live.rest_camera()
-        now = time.monotonic()
         if now - self._present >= _PRESENT_S:
             self._present = now
             self._publish_motion(live)
@@ -146,11 +149,11 @@ class VisualNode(Node):
         if picture is None:
             return
         try:
-            drawn = self._painter.frame(to_rgb(picture), live.overlay)
+            drawn = self._painter.frame(to_bgr(picture), live.overlay)
         except ImageError as error:
             self._health.report(health.WARN, str(error))
             return
-        message = from_rgb(drawn, "rgb8")
+        message = from_rgb(drawn[..., ::-1])  # published as bgr8, so nothing is turned round
         message.header = picture.header
         self._image.publish(message)
 

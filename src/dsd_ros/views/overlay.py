@@ -34,21 +34,26 @@ _MAX_INSTRUCTION = 200  # characters looked at
 
 
 class OverlayPainter:
-    """Draws frames of one camera; what is written is drawn only when it changed."""
+    """Draws frames of one camera; what is written is drawn only when it changed.
 
-    def __init__(self, width: int = WIDTH) -> None:
+    :param bgr: pictures have blue first, and so will the frames; else red.
+    """
+
+    def __init__(self, width: int = WIDTH, bgr: bool = False) -> None:
         self._width = width
+        self._order = slice(None, None, -1 if bgr else 1)
         self._shown: Overlay | None = None
+        self._with_panel = True
         self._top = self._bottom = _blank(1, width)
         self._panel = _blank(PANEL_HEIGHT, width)
         self.drawn = 0  # times that something was written anew
 
     def frame(self, image: np.ndarray, overlay: Overlay, panel: bool = True) -> np.ndarray:
-        """A picture (uint8 (H, W, 3), any order of colours) at the painter's width, written on.
+        """A picture (uint8 (H, W, 3)) at the painter's width, written on.
 
-        What is written is in RGB; give ``image`` in RGB. With ``panel``, tokens and figures stand under it.
+        With ``panel``, tokens and figures stand under it.
         """
-        self._write(overlay)
+        self._write(overlay, panel)
         width = self._width
         height = max(1, round(image.shape[0] * width / image.shape[1]))
         below = PANEL_HEIGHT if panel else 0
@@ -60,14 +65,17 @@ class OverlayPainter:
             canvas[height:] = self._panel
         return canvas
 
-    def _write(self, overlay: Overlay) -> None:
-        if overlay == self._shown:
+    def _write(self, overlay: Overlay, with_panel: bool) -> None:
+        # What a poll did not change is the same object; comparing all its rounds would take longer.
+        if with_panel == self._with_panel and (overlay is self._shown or overlay == self._shown):
             return
-        self._shown = overlay
+        self._shown, self._with_panel = overlay, with_panel
         self.drawn += 1
-        self._top = _top_bar(overlay, self._width)
-        self._bottom = _bottom_bar(overlay, self._width)
-        self._panel = panel(overlay, self._width)
+        order = self._order
+        self._top = np.ascontiguousarray(_top_bar(overlay, self._width)[..., order])
+        self._bottom = np.ascontiguousarray(_bottom_bar(overlay, self._width)[..., order])
+        if self._with_panel:
+            self._panel = np.ascontiguousarray(panel(overlay, self._width)[..., order])
 
 
 def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:

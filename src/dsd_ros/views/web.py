@@ -32,6 +32,7 @@ MISSING = (
 )
 _START_S = 20.0
 _QUALITY = 75  # of JPEG
+_FLUSH_S = 0.1  # what is logged within so long travels together
 _PR_SET_PDEATHSIG = 1
 
 
@@ -67,6 +68,7 @@ class WebServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "RERUN_ANALYTICS": "0"},
+            start_new_session=True,  # an interruption is for us to pass on
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
@@ -145,7 +147,9 @@ class WebView:
 
         self._rr = rr
         self._recording = rr.RecordingStream(
-            "dsd", recording_id=f"dsd-{os.getpid()}-{time.time():.0f}"
+            "dsd",
+            recording_id=f"dsd-{os.getpid()}-{time.time():.0f}",
+            batcher_config=rr.ChunkBatcherConfig(flush_tick=_FLUSH_S),
         )
         self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
         self._began = time.monotonic()
@@ -159,12 +163,12 @@ class WebView:
         self._recording.set_time("time", duration=time.monotonic() - self._began)
 
     def picture(self, image: np.ndarray) -> None:
-        """The robot's view, drawn on: uint8 (H, W, 3), RGB."""
+        """The robot's view, drawn on: uint8 (H, W, 3), blue first."""
         self._send("view", self._image(image))
 
     def board(self, image: np.ndarray) -> None:
-        """Tokens and rounds of a reply, likewise."""
-        self._send("rounds", self._image(image))
+        """Tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
+        self._send("rounds", self._image(cv2.cvtColor(image, cv2.COLOR_RGB2BGR)))
 
     def figures(self, figures: Figures, new_reply: bool) -> None:
         """The table, and a point of each curve when a reply is complete."""
@@ -226,8 +230,7 @@ class WebView:
         strip = rr.LineStrips2D([_on_map(points)], colors=colour, radii=0.03)
         self._send("map/intended", strip)
 
-    def _image(self, image: np.ndarray) -> Any:
-        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+    def _image(self, bgr: np.ndarray) -> Any:
         _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
         return self._rr.EncodedImage(contents=data.tobytes(), media_type="image/jpeg")
 

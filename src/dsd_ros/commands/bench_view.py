@@ -1,0 +1,59 @@
+"""`dsd bench view`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.commands.shared import EXIT_BAD_INPUT, EXIT_DONE, EXIT_GOAL_MISSED, write_json
+
+
+def add_view(benches: Any) -> None:
+    view = benches.add_parser(
+        "view",
+        help="what overlay and web view cost",
+        description="Run the simulated robot, the decoder, the visualization node with somebody looking, and the web "
+        "view; print the share of a CPU core the views take at 15 pictures a second, and how much longer replies take "
+        "with them than with the views held. Exit 1 when that is more than 5 % of a core or more than 3 % of a reply "
+        "beyond twice its standard error.",
+    )
+    view.add_argument(
+        "--blocks", type=int, default=6, help="with views, as many without (default: %(default)s)"
+    )
+    view.add_argument("--replies", type=int, default=8, help="per block (default: %(default)s)")
+    view.add_argument("--mode", default="fsd", help="decoding mode (default: %(default)s)")
+    view.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    view.set_defaults(run=_bench_view)
+
+
+def _bench_view(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.overhead import machine
+    from dsd_ros.nodes.view_bench import (
+        CORE_LIMIT,
+        REPLY_LIMIT,
+        ViewBenchError,
+        measure_views,
+        render,
+        say,
+    )
+    from dsd_ros.views.web import MISSING, available
+
+    if args.blocks < 1 or args.replies < 1:
+        print("dsd bench view: --blocks and --replies are at least 1.", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    if not available():
+        print(f"dsd bench view: {MISSING}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    try:
+        report = measure_views(args.blocks, args.replies, args.mode, say)
+    except ViewBenchError as error:
+        print(f"dsd bench view: {error}", file=sys.stderr)
+        return EXIT_GOAL_MISSED
+    report["machine"] = machine()
+    print(render(report))
+    write_json(args.json, report)
+    surely = report["reply_percent"] - 2 * report["reply_percent_standard_error"]
+    missed = report["core_percent_together"] > CORE_LIMIT or surely > REPLY_LIMIT
+    return EXIT_GOAL_MISSED if missed else EXIT_DONE

@@ -162,16 +162,19 @@ class Relay:
             self._up.set()
             self._report(health.OK, f"linked to {self._settings.url}")
             began = time.monotonic()
+            spoke = False
             try:
-                self._pass_on()
+                spoke = self._pass_on()
             finally:
                 self._up.clear()
-            if time.monotonic() - began > self._settings.longest_wait_s:
+            # Not for a link that is only ever accepted and broken off, or carries nothing but noise.
+            if spoke or time.monotonic() - began > self._settings.longest_wait_s:
                 backoff.reset()
             self._stop.wait(backoff.next_delay())
 
-    def _pass_on(self) -> None:
-        """Publish what the verifier says until the link breaks, or carries what no verifier says."""
+    def _pass_on(self) -> bool:
+        """Publish what the verifier says until the link breaks, or carries what no verifier says; whether it spoke."""
+        spoke = False
         while not self._stop.is_set():
             try:
                 message = self._channel.receive(timeout=1.0)
@@ -188,8 +191,10 @@ class Relay:
                 continue
             except (LinkClosed, LinkRefused) as error:
                 self._report(health.WARN, f"the link broke: {error}")
-                return
+                return spoke
+            spoke = True
             self._topics.publish(message)
+        return spoke
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from dsd_ros.nodes.bringup import DEMO_SEED
 from dsd_ros.nodes.demo import DemoSettings, run_demo
 
 STEP_KEYS = {
-    "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "bytes_up",
+    "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
+    "standing_seconds", "bytes_up",
     "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
     "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
     "predrafts_wasted", "peak_memory", "threads",
@@ -49,6 +50,9 @@ def start(**settings) -> subprocess.Popen:
         ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
         ({"seed": -1}, "seed must not be negative"),
+        ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
+        ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
+        ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
         ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
     ],
 )
@@ -90,13 +94,18 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
 
 
 @pytest.mark.parametrize(
-    ("transport", "mode"),
-    [("dds", "dsd"), ("websocket", "ar"), ("dds", "fsd"), ("websocket", "fsd")],
-    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd"],
+    ("transport", "mode", "arguments"),
+    [
+        ("dds", "dsd", {}),
+        ("websocket", "ar", {}),
+        ("dds", "fsd", {}),
+        ("websocket", "fsd", {"look_ahead": "0.4"}),
+    ],
+    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd-ahead"],
 )
-def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode):
+def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
     report_path = tmp_path / "report.json"
-    run = start(transport=transport, mode=mode, json_path=str(report_path))
+    run = start(transport=transport, mode=mode, json_path=str(report_path), arguments=arguments)
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
     report = json.loads(report_path.read_text())
@@ -108,6 +117,7 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
     for number, step in enumerate(report["steps"], 1):
         assert set(step) == STEP_KEYS
         assert 0 <= step["observation_age_s"] < 5.0
+        assert 0 < step["standing_seconds"] <= step["step_seconds"] + 0.01
         assert step["tokens"] > 5 and step["rounds"] > 0
         assert step["bytes_up"] > 0 and step["bytes_down"] > 0
         assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from dsd_ros.commands.shared import add_model, add_target_tokenizer
 
@@ -38,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: 0)")
     parser.add_argument("--headless", action="store_true", help="open no window; plain output")
     parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
+    parser.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="ARGUMENT:=VALUE",
+        help="more arguments of demo.launch.py, e.g. fallback:=return look_ahead:=0.5 history:=2",
+    )
     add_model(parser, "--draft", "draft")
     add_model(parser, "--target", "target")
     add_target_tokenizer(parser)
@@ -45,8 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(args: argparse.Namespace) -> int:
-    from dsd_ros.nodes.demo import DemoSettings, run_demo
+    from dsd_ros.nodes.demo import EXIT_BAD_INPUT, DemoSettings, run_demo
 
+    wrong = [text for text in args.arguments if ":=" not in text]
+    if wrong:
+        print(f"dsd demo: '{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return", file=sys.stderr)
+        return EXIT_BAD_INPUT
     return run_demo(
         DemoSettings(
             instruction=args.instruction,
@@ -60,5 +71,6 @@ def _demo(args: argparse.Namespace) -> int:
             target_tokenizer=args.target_tokenizer,
             headless=args.headless,
             json_path=args.json,
+            arguments=dict(text.split(":=", 1) for text in args.arguments),
         )
     )

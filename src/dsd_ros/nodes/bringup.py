@@ -162,6 +162,14 @@ _FALLBACK = Argument(
     "fallback", "stop", "when the link is lost: stop, draft_only (a few slow unverified steps: not exact) or return",
     ("navigation_node.run.fallback", "supervisor_node.fallback"), FALLBACKS,
 )  # fmt: skip
+_LOOK_AHEAD = Argument(
+    "look_ahead", "0.0", "the next picture may be taken this long before the robot stands, s; 0: only at rest",
+    ("navigation_node.run.look_ahead_s",),
+)  # fmt: skip
+_HISTORY = Argument(
+    "history", "0", "pictures and actions of this many earlier steps are shown along, 0 to 8",
+    ("draft_node.history_frames",),
+)  # fmt: skip
 
 
 def _arrival_check(default: str) -> Argument:
@@ -209,6 +217,8 @@ DEMO = System(
         _TARGET_TOKENIZER,
         _FALLBACK,
         _arrival_check("service"),
+        _LOOK_AHEAD,
+        _HISTORY,
         _RECORD,
         _VISUAL,
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
@@ -247,6 +257,8 @@ ROBOT = System(
         _speed("0.5"),
         _FALLBACK,
         _arrival_check("model"),
+        _LOOK_AHEAD,
+        _HISTORY,
         _RECORD,
         _VISUAL,
         _DRAFT_MODEL,

@@ -33,6 +33,7 @@ from dsd_ros.robot.world import World
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 MAX_INSTRUCTION_CHARS = 2000
 _READY_LIMIT_S = 180.0
+_OWN = {"namespace", "domain", "verifier"}  # arguments that would part the demo from its own nodes
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 
@@ -52,6 +53,7 @@ class DemoSettings:
     headless: bool = False  # no window, no line that is rewritten in place: plain output
     json_path: str | None = None
     time_limit: float = 180.0  # of the run, s
+    arguments: dict[str, str] = field(default_factory=dict)  # more of the demo system's, by name
 
 
 @dataclass
@@ -142,6 +144,7 @@ def _check(settings: DemoSettings) -> None:
             f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
         )
     World.from_seed(settings.seed, text)
+    values_of(DEMO, _arguments(settings))
     if settings.json_path is not None:
         folder = Path(settings.json_path).resolve().parent
         if not folder.is_dir():
@@ -193,8 +196,9 @@ def _run(
     return EXIT_LINK if report.outcome in client.LINK_OUTCOMES else EXIT_MISSED
 
 
-def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
-    overrides = {
+def _arguments(settings: DemoSettings) -> dict[str, str]:
+    """The demo system's arguments; ValueError for one that is the demo's own to set."""
+    known = {
         "transport": settings.transport,
         "robot": settings.robot,
         "mode": settings.mode,
@@ -206,6 +210,16 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
         "target_tokenizer": settings.target_tokenizer,
         "verifier_port": "0",
     }
+    own = sorted((known.keys() | _OWN) & settings.arguments.keys())
+    if own:
+        raise ValueError(
+            f"'{own[0]}:=' is for the demo itself to set; see 'dsd demo --help' for an option."
+        )
+    return known | settings.arguments
+
+
+def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
+    overrides = _arguments(settings)
     values = values_of(DEMO, overrides)
     for program in DEMO.programs:
         if program.wanted(values):

@@ -237,6 +237,8 @@ class DemoClient:
             "rounds": stats.rounds,
             "tau": round(stats.tau, 3),
             "seconds": round(stats.seconds, 4),
+            "step_seconds": round(action.step_seconds, 4),
+            "standing_seconds": round(action.standing_seconds, 4),
             "bytes_up": stats.bytes_up,
             "bytes_down": stats.bytes_down,
             "pose": pose,  # x, y (m), yaw (rad) where the action began

@@ -7,15 +7,16 @@ import io
 import json
 from types import SimpleNamespace
 
-import numpy
+import numpy as np
 import pytest
 from bag_maker import SECOND, Maker, png
+from PIL import Image
 
 from dsd_ros.evaluation.bag_plots import page
 from dsd_ros.evaluation.bag_reader import BagError, open_bag
 from dsd_ros.evaluation.bag_replay import Wishes, compare, prepare
 from dsd_ros.evaluation.bag_report import as_csv, as_json, round_lines, step_lines, summary_lines
-from dsd_ros.evaluation.bag_run import read_run
+from dsd_ros.evaluation.bag_run import picture_sent, read_run
 from dsd_ros.nodes.record_types import definition
 from dsd_ros.nodes.record_writer import BagWriter
 from dsd_ros.nodes.replay_steps import Reply
@@ -157,7 +158,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
                 "sensor_msgs/msg/CompressedImage",
                 header=maker.header(stamp),
                 format="bgr8; png compressed bgr8",
-                data=numpy.frombuffer(data, numpy.uint8),
+                data=np.frombuffer(data, np.uint8),
             )
         put(
             "observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it"
@@ -168,7 +169,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
             session=1,
             reply=reply,
             round=1,
-            tokens=numpy.array([4, 5], numpy.uint32),
+            tokens=np.array([4, 5], np.uint32),
         )
         put(
             "outcome",
@@ -228,6 +229,13 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     assert asked is step and question.stamp == step.stamp and question.instruction == "find it"
     assert question.png == png(1)[1] and question.history == ()
     assert "step 2 is left out: the bag lacks its picture" in task.notes
+    step.seen.encoding, step.seen.height, step.seen.width = "rgb8", 28, 42
+    step.seen.picture = png(1)[0].tobytes()
+    sent, form = picture_sent(step)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(sent))), png(1)[0]) and form.startswith(
+        "rgb8;"
+    )
+    assert picture_sent(run.steps[1]) is None
     assert (
         task.mode == "dsd"
         and task.plan
@@ -315,7 +323,7 @@ def test_stops_that_come_back_at_once_are_one(tmp_path):
     writer = BagWriter(tmp_path / "bag", definition)
     for at, causes in ((1.0, [12]), (1.1, []), (1.3, [12, 13]), (2.0, []), (4.0, [17]), (5.0, [2])):
         message = maker.make(
-            kind, stopped=bool(causes), causes=numpy.array(causes, numpy.uint8),
+            kind, stopped=bool(causes), causes=np.array(causes, np.uint8),
             sentences=[f"cause {cause}" for cause in causes],
         )  # fmt: skip
         writer.write("/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))

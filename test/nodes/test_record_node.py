@@ -8,15 +8,16 @@ import time
 
 import numpy as np
 from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.serialization import deserialize_message, serialize_message
 from ros_rig import picture
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from dsd_msgs.msg import NavAction, ReplyProgress, SafetyState
 from dsd_ros.evaluation.bag_reader import BagError, open_bag
-from dsd_ros.nodes import qos
+from dsd_ros.nodes import qos, record_pictures
 from dsd_ros.nodes.images import from_rgb, to_rgb
-from dsd_ros.nodes.record_pictures import from_png
+from dsd_ros.nodes.record_pictures import Pictures, from_png
 
 
 class Stage:
@@ -114,3 +115,39 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
     assert taken.process.wait(60) == 2
     rig.until(lambda: any("is there already" in line for line in rig.lines))
     assert not any("Traceback" in line for line in rig.lines)
+
+
+def cdr(number: int, side: int = 8) -> bytes:
+    message = from_rgb(picture(number, side, side))
+    message.header.stamp.sec = number
+    return serialize_message(message)
+
+
+def kept(chosen) -> int | None:
+    if chosen is None:
+        return None
+    return deserialize_message(chosen[1], CompressedImage).header.stamp.sec
+
+
+def test_pictures_are_chosen_by_time_and_by_what_replies_are_about():
+    second = 1_000_000_000
+    pictures = Pictures(1.0)
+    chosen = [kept(pictures.take(cdr(n), n * second // 10)) for n in range(1, 31)]
+    assert [n for n in chosen if n] == [1, 11, 21]
+    assert kept(pictures.named(15 * second)) == 15
+    assert (
+        pictures.named(15 * second) is None and pictures.named(11 * second) is None
+    )  # kept already
+    assert pictures.named(31 * second) is None  # not here yet
+    assert kept(pictures.take(cdr(31), 3_100_000_000)) == 31
+    assert all(kept(Pictures(0.0).take(cdr(n), n)) == n for n in range(1, 5))
+
+
+def test_what_is_held_of_pictures_is_bounded(monkeypatch):
+    monkeypatch.setattr(record_pictures, "_HELD_BYTES", 100_000)
+    pictures = Pictures(0.001)
+    for number in range(1, 200):
+        pictures.take(cdr(number, 40), number)
+    assert pictures.named(150_000_000_000) is None
+    assert kept(pictures.named(199_000_000_000)) == 199
+    assert sum(len(item[2]) for item in pictures._held) <= 100_000

@@ -8,7 +8,7 @@ import io
 from typing import Any
 
 from dsd_ros.evaluation.bag_report import rounds_of, summary, summary_lines
-from dsd_ros.evaluation.bag_run import Run, pictures_of
+from dsd_ros.evaluation.bag_run import Run, picture_sent, pictures_of
 
 _SHOWN = 60  # steps with their pictures in a page, beyond which it grows too large
 _COLOURS = {"draft": "#4477aa", "verify": "#ee6677", "link": "#ccbb44"}
@@ -55,8 +55,9 @@ def page(run: Run) -> str:
     rows = []
     for step in run.steps:
         picture = ""
-        if step.stamp in pictures:
-            data = base64.b64encode(pictures[step.stamp][0]).decode()
+        found = pictures.get(step.stamp) or (picture_sent(step) if step.number <= _SHOWN else None)
+        if found is not None:
+            data = base64.b64encode(found[0]).decode()
             picture = (
                 f'<img alt="picture of step {step.number}" src="data:image/png;base64,{data}">'
             )

@@ -9,7 +9,15 @@ from typing import Any
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.evaluation.bag_reader import Bag, BagError
-from dsd_ros.evaluation.bag_run import Run, Step, action_of, executed_phrase, pictures_of, stamp_of
+from dsd_ros.evaluation.bag_run import (
+    Run,
+    Step,
+    action_of,
+    executed_phrase,
+    picture_sent,
+    pictures_of,
+    stamp_of,
+)
 from dsd_ros.nodes.replay_steps import Question, Reply
 from dsd_ros.nodes.replay_system import ReplayPlan, apart, taken
 
@@ -114,7 +122,8 @@ def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
     pictures = pictures_of(bag, {step.stamp for step in wanted})
     asked = []
     for step in wanted:
-        found = pictures.get(step.stamp)
+        # A picture that the recorder missed has gone to the verifier nevertheless.
+        found = pictures.get(step.stamp) or picture_sent(step)
         if found is None:
             notes.append(f"step {step.number} is left out: the bag lacks its picture")
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from dsd_ros.evaluation.bag_reader import Bag, BagError, Record
 from dsd_ros.navigation.actions import (
@@ -47,6 +49,7 @@ class Step:
     rounds: list[dict[str, Any]]
     executed: str = ""  # the action that navigation announced; empty: none
     verified: bool = True
+    seen: Traffic | None = None  # what was said of it; has the picture as the verifier got it
 
     @property
     def action(self) -> str:
@@ -140,6 +143,21 @@ def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
             message = bag.decode(record)
             found[stamp] = message.data.tobytes(), message.format
     return found
+
+
+def picture_sent(step: Step) -> tuple[bytes, str] | None:
+    """A reply's picture as it went to the verifier, without loss, as PNG and its format; None where it is unknown."""
+    sent = step.seen
+    form = "rgb8; png compressed bgr8"
+    if sent is None or not sent.picture:
+        return None
+    if sent.encoding == "png":
+        return sent.picture, form
+    if sent.encoding != "rgb8" or len(sent.picture) != 3 * sent.height * sent.width:
+        return None
+    out = io.BytesIO()
+    Image.frombytes("RGB", (sent.width, sent.height), sent.picture).save(out, "png")
+    return out.getvalue(), form
 
 
 class _Reading:
@@ -248,6 +266,7 @@ class _Reading:
                     rounds=[mine[key] for key in sorted(mine)],
                     executed=executed_phrase(action) if action is not None else "",
                     verified=bool(action.verified) if action is not None else True,
+                    seen=traffic,
                 )
             )
 

@@ -48,14 +48,22 @@ class Pictures:
         self._rate = rate
         self._held: deque[tuple[int, int, bytes]] = deque()  # (stamp, received, CDR)
         self._held_bytes = 0
-        self._last = -(2**63)
+        self._last = self._newest = -(2**63)
+        self._missing: deque[int] = deque(
+            maxlen=16
+        )  # stamps that were named before their pictures came
 
     def take(self, payload: bytes, received: int) -> tuple[int, bytes] | None:
         """A picture that has come, as (received, CDR of a CompressedImage) if it is to be kept now."""
-        if self._rate > 0.0 and received - self._last < 1e9 / self._rate:
-            self._hold(payload, received)
-            return None
-        self._last = received
+        if self._rate > 0.0:
+            stamp = self._newest = _stamp_of(payload)
+            if stamp in self._missing:
+                self._missing.remove(stamp)
+            elif received - self._last < 1e9 / self._rate:
+                self._hold(stamp, payload, received)
+                return None
+            else:
+                self._last = received
         return received, _compressed(payload)
 
     def named(self, stamp: int) -> tuple[int, bytes] | None:
@@ -65,10 +73,12 @@ class Pictures:
                 self._held.remove(item)
                 self._held_bytes -= len(item[2])
                 return item[1], _compressed(item[2])
+        if stamp > self._newest:
+            self._missing.append(stamp)
         return None
 
-    def _hold(self, payload: bytes, received: int) -> None:
-        self._held.append((_stamp_of(payload), received, payload))
+    def _hold(self, stamp: int, payload: bytes, received: int) -> None:
+        self._held.append((stamp, received, payload))
         self._held_bytes += len(payload)
         while self._held_bytes > _HELD_BYTES or received - self._held[0][1] > _HELD_S * 1e9:
             self._held_bytes -= len(self._held.popleft()[2])

@@ -66,6 +66,7 @@ setup(
         *shared("config", "**/*.yaml"),
         *shared("config", "**/*.rviz"),
         *shared("config", "**/*.urdf"),
+        *shared("config", "**/*.xml"),
         *shared("models", "**/*"),
     ],
     install_requires=["setuptools"],

@@ -10,6 +10,11 @@ import os
 import signal
 import sys
 
+from dsd_ros.paths import config_directory
+
+_CAMERAS = ("simulator_node", "go2_node", "go2_standin_node")
+_PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
+
 
 def simulator_node() -> None:
     _start("simulator_node")
@@ -59,6 +64,9 @@ def _start(name: str) -> None:
     # Replaced by the node's own handlers once it is built.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
+    if name in _CAMERAS and not any(variable in os.environ for variable in _PROFILES):
+        for variable in _PROFILES:  # the older name and the newer
+            os.environ[variable] = str(config_directory() / "fastdds.xml")
     importlib.import_module(f"dsd_ros.nodes.{name}").main()
 
 

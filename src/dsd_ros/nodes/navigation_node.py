@@ -23,6 +23,7 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallb
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.task import Future
+from std_msgs.msg import String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
@@ -99,6 +100,7 @@ class NavigationNode(ManagedNode):
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
+        self._told = self.create_publisher(String, "instruction", qos.LATCHED)
         self.create_subscription(
             Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion
         )
@@ -343,6 +345,7 @@ class NavigationNode(ManagedNode):
                 return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
             self._goal = handle
             self._instruction = text
+            self._told.publish(String(data=text))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
             self._run = NavigationRun(settings, self._motion_settings, self._moment())

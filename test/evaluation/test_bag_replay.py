@@ -14,7 +14,7 @@ from PIL import Image
 
 from dsd_ros.evaluation.bag_plots import page
 from dsd_ros.evaluation.bag_reader import BagError, open_bag
-from dsd_ros.evaluation.bag_replay import Wishes, compare, prepare
+from dsd_ros.evaluation.bag_replay import Wishes, compare, history_of, prepare
 from dsd_ros.evaluation.bag_report import as_csv, as_json, round_lines, step_lines, summary_lines
 from dsd_ros.evaluation.bag_run import picture_sent, read_run
 from dsd_ros.nodes.record_types import definition
@@ -334,3 +334,30 @@ def test_stops_that_come_back_at_once_are_one(tmp_path):
         (5.0, 5.0, ["DEADMAN"]),  # standing without an action is no stop
     ]
     assert stops[0].sentences == ["cause 12", "cause 13"]
+
+
+def test_the_history_is_that_of_the_same_run(tmp_path):
+    run = read_run(make_bag(tmp_path / "bag"))
+    actions = [
+        (1, 10),
+        (2, 20),
+        (1, 30),
+        (2, 40),
+        (3, 0),
+        (4, 50),
+    ]  # (number, stamp in s); 3 is a way back
+    run.actions = [
+        SimpleNamespace(
+            observation_stamp=SimpleNamespace(sec=stamp, nanosec=0), step=number, kind=1, amount=25,
+            retracing=stamp == 0,
+        )
+        for number, stamp in actions
+    ]  # fmt: skip
+
+    def before(stamp):
+        step = SimpleNamespace(stamp=stamp * SECOND)
+        return [at // SECOND for at, action in history_of(run, step) if action == "forward 25 cm"]
+
+    assert [before(stamp) for stamp in (10, 20, 30, 40, 50, 60)] == [
+        [], [10], [], [30], [30, 40], [30, 40, 50],
+    ]  # fmt: skip

@@ -186,21 +186,17 @@ def settings_of(run: Run) -> DecodeSettings:
 
 def history_of(run: Run, step: Step) -> tuple[tuple[int, str], ...]:
     """The steps that the same run carried out before, oldest first, as navigation tells the draft node."""
+    mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
+    number = int(mine[0].step) if mine else 1 << 32  # of the action, counted within a run
     before: list[tuple[int, str]] = []
-    expected: int | None = None
     for action in reversed(run.actions):
         stamp = stamp_of(action.observation_stamp)
         if stamp >= step.stamp or getattr(action, "retracing", False):
             continue
-        if expected is not None and int(action.step) != expected:
-            break
+        if int(action.step) >= number or len(before) == _HISTORY:
+            break  # of the run before
         before.append((stamp, executed_phrase(action)))
-        expected = int(action.step) - 1
-        if expected == 0 or len(before) == _HISTORY:
-            break
-    mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
-    if mine and int(mine[0].step) == 1:
-        return ()  # another run has begun
+        number = int(action.step)
     return tuple(reversed(before))
 
 

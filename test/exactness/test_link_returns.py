@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,7 +49,12 @@ def undisturbed(mode: str) -> list[int]:
 
 def decoded(session: EdgeSession) -> list[int]:
     told: list[int] = []
-    reply = session.decode(IMAGE, "go", lambda text, count, record: told.extend(record.gained))
+    reply = session.decode(
+        IMAGE,
+        "go",
+        lambda text, count, record: told.extend(record.gained),
+        deadline=time.monotonic() + 60,  # a verifier that does not start again is no reason to hang
+    )
     assert told == reply.tokens
     return told
 

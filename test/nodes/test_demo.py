@@ -23,7 +23,7 @@ STEP_KEYS = {
     "standing_seconds", "bytes_up",
     "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
     "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
-    "predrafts_wasted", "peak_memory", "threads",
+    "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
 }  # fmt: skip
 RUN = (
     "import json, sys; from dsd_ros.nodes.demo import DemoSettings, run_demo; "
@@ -117,6 +117,7 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
     for number, step in enumerate(report["steps"], 1):
         assert set(step) == STEP_KEYS
         assert 0 <= step["observation_age_s"] < 5.0
+        assert step["verified"] and not step["retracing"]
         assert 0 < step["standing_seconds"] <= step["step_seconds"] + 0.01
         assert step["tokens"] > 5 and step["rounds"] > 0
         assert step["bytes_up"] > 0 and step["bytes_down"] > 0

@@ -178,7 +178,13 @@ def _run(
         started = time.monotonic()
         client.send_goal(settings.instruction, settings.time_limit)
         limit = settings.time_limit + 30.0
-        _wait(client.finished, group, stop, limit, "The run did not end in time")
+        navigation = group.child("navigation_node")
+        _wait(
+            lambda: client.finished() or navigation.restarted > 0,
+            group, stop, limit, "The run did not end in time",
+        )  # fmt: skip
+        if not client.finished():
+            raise _Stop(EXIT_MISSED, "navigation_node crashed, and the run was lost with it")
         report.seconds = round(time.monotonic() - started, 3)
         client.settle()
     finally:

@@ -221,18 +221,21 @@ class DemoClient:
             action, pose = self._actions[0]
             stamp = action.observation_stamp
             stats = self._stats.get((stamp.sec, stamp.nanosec))
-            if stats is None and not force:
+            if stats is None and not (force or action.retracing):  # no reply stands behind that
                 return
             self._actions.pop(0)
             self._add_step(action, pose, stats if stats is not None else DecodeStats())
 
     def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
         phrase = format_action(Action(_KINDS[action.kind], action.amount))
-        age = seconds(action.header.stamp) - seconds(action.observation_stamp)
+        seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
+        age = seconds(action.header.stamp) - seen
         step = {
             "observation_age_s": round(age, 4),
             "reasoning": action.reasoning,
             "action": phrase,
+            "verified": action.verified,
+            "retracing": action.retracing,
             "tokens": stats.tokens,
             "rounds": stats.rounds,
             "tau": round(stats.tau, 3),
@@ -250,4 +253,8 @@ class DemoClient:
             f"({stats.tau:.2f} a round), {stats.seconds:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
             f"{stats.bytes_down / 1000:.1f} kB down | {action.reasoning}"
         )
+        if action.retracing:
+            line = f"step {action.step:2}: {phrase:22} {action.reasoning}"
+        elif not action.verified:
+            line += " (by the draft alone)"
         print(("\r\x1b[K" if self._live else "") + line, flush=True)

@@ -82,6 +82,8 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
         raise ImageError(f"A picture is uint8 (height, width, 3), not {image.dtype} {image.shape}.")
     pixels = image if encoding == "rgb8" else image[..., ::-1]
     height, width = image.shape[:2]
+    data = array.array("B")
+    data.frombytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
     return Image(
         height=height,
         width=width,
@@ -89,7 +91,7 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
         is_bigendian=0,
         step=3 * width,
         # An array is taken over as it is; bytes or lists would be checked value by value.
-        data=array.array("B", np.ascontiguousarray(pixels).tobytes()),
+        data=data,
     )
 
 

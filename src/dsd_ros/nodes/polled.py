@@ -6,14 +6,19 @@ second: who needs only what is newest 15 times a second, asks 15 times a second.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Polled:
@@ -52,6 +57,17 @@ def take(subscription: Any) -> list[Any]:
             if taken is None:
                 return found
             found.append(taken[0])
+
+
+def spare_the_machine() -> None:
+    """Settings of this process that pictures are cheaper with; for processes that only draw."""
+    cv2.setNumThreads(1)  # the models want the other cores
+    if sys.platform == "linux":
+        # Every picture would otherwise be given fresh pages by the kernel, and give them back.
+        libc = ctypes.CDLL(None)
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            if hasattr(libc, "mallopt"):
+                libc.mallopt(option, 32 << 20)
 
 
 def _unused(_: object) -> None:

@@ -8,7 +8,6 @@ import time
 import webbrowser
 from dataclasses import dataclass, field
 
-import cv2
 from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
 
@@ -16,14 +15,14 @@ from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.images import ImageError, to_bgr
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Paced, Polled, take
+from dsd_ros.nodes.polled import Paced, Polled, spare_the_machine, take
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.views.overlay import OverlayPainter
 from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.web import Thing, WebServer, WebView, is_local
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.25, 0.2, 1.0, 0.5  # least time between two of a kind
-_WIDTH = 420  # of the robot's view, pixels: a phone's
+_WIDTH = 400  # of the robot's view, pixels: a phone's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
@@ -86,7 +85,7 @@ class ViewNode(Node):
         if settings.open_browser:
             webbrowser.open(page)
         self._period = 1.0 / settings.rate
-        cv2.setNumThreads(1)  # pictures are small, and the models want the other cores
+        spare_the_machine()
         self._pace = Paced(self, self._tick)
         self._pace.start()
 

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
-import cv2
 from nav_msgs.msg import Path
 from rclpy.node import Node
 from sensor_msgs.msg import Image
@@ -22,7 +21,7 @@ from dsd_ros.nodes import visual_messages as shapes
 from dsd_ros.nodes.images import ImageError, from_rgb, to_bgr
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Paced
+from dsd_ros.nodes.polled import Paced, spare_the_machine
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.paths import config_directory
 from dsd_ros.views.overlay import OverlayPainter
@@ -43,7 +42,7 @@ class VisualSettings:
         metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0},
     )
     overlay_width: int = field(
-        default=480,
+        default=400,  # so that a picture of the usual shape still fits Fast DDS' shared memory of 512 KiB
         metadata={"help": "width of the overlaid picture, pixels", "min": 240, "max": 1920},
     )
     publish_map: bool = field(
@@ -84,7 +83,7 @@ class VisualNode(Node):
         self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "nobody looks")
-        cv2.setNumThreads(1)  # pictures are small, and the models want the other cores
+        spare_the_machine()
         self._pace = Paced(self, self._work)
         self._pace.start()
 

@@ -221,7 +221,7 @@ class DemoClient:
             action, pose = self._actions[0]
             stamp = action.observation_stamp
             stats = self._stats.get((stamp.sec, stamp.nanosec))
-            if stats is None and not (force or action.retracing):  # no reply stands behind that
+            if stats is None and action.verified and not force:  # only proved replies have any
                 return
             self._actions.pop(0)
             self._add_step(action, pose, stats if stats is not None else DecodeStats())

@@ -83,6 +83,30 @@ def test_the_plan_follows_the_arguments():
     assert "verifier_node" not in [start.entry.executable for start in websocket]
 
 
+def test_views_are_started_where_they_are_wanted():
+    def names(**overrides):
+        return {start.entry.executable for start in bringup.plan("robot", overrides)}
+
+    assert not names() & {"visual_node", "view_node"}
+    assert "visual_node" in names(rviz="true") and "visual_node" in names(visual="true")
+    view = next(
+        s for s in bringup.plan("demo", {"view": "true"}) if s.entry.executable == "view_node"
+    )
+    assert view.entry.optional  # who looks on must not stop the robot
+    assert view.parameters == {"bind": "127.0.0.1", "open_browser": "false"}
+
+
+def test_rviz_follows_the_robots_namespace():
+    system = bringup.SYSTEMS["robot"]
+    values = bringup.values_of(system, {"rviz": "true", "namespace": "go2_1"})
+    command = bringup.program_command(bringup.RVIZ, values)
+    assert command[:2] == ["rviz2", "-d"] and command[2].endswith("config/dsd.rviz")
+    assert "__ns:=/go2_1" in command and "/tf_static:=tf_static" in command
+    assert bringup.RVIZ.wanted(values) and bringup.RVIZ.optional
+    plain = bringup.program_command(bringup.RVIZ, bringup.values_of(system))
+    assert len(plain) == 3 and not bringup.RVIZ.wanted(bringup.values_of(system))
+
+
 def test_a_bag_is_recorded_where_one_is_named():
     assert "record_node" not in [start.entry.executable for start in bringup.plan("robot")]
     start = next(

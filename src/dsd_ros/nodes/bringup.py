@@ -65,13 +65,14 @@ class NodeEntry:
 
 @dataclass(frozen=True)
 class Program:
-    """A `dsd` command that belongs to a system. ``options``: (option, argument that gives its value)."""
+    """A `dsd` command that belongs to a system, or RViz. ``options``: (option, argument that gives its value)."""
 
     name: str
     command: str
     options: tuple[tuple[str, str], ...]
     only_with: tuple[str, str] | None = None
     respawn: bool = False
+    optional: bool = False  # its end is the end of nothing else
 
     def wanted(self, values: dict[str, str]) -> bool:
         return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
@@ -111,6 +112,9 @@ BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), res
 
 RECORD = NodeEntry("record_node", "record.yaml", ("record", "*"), optional=True)
 VISUAL = NodeEntry("visual_node", "visual.yaml", ("visual", "true"), optional=True)
+VIEW = NodeEntry("view_node", "view.yaml", ("view", "true"), optional=True)
+
+RVIZ = Program("rviz2", "rviz2", (), ("rviz", "true"), optional=True)
 
 _NAMESPACE_ARGUMENT = Argument(
     "namespace", "", "namespace of the robot, for several in one domain, e.g. go2_1"
@@ -121,7 +125,20 @@ _DOMAIN = Argument(
 _RECORD = Argument(
     "record", "", "folder to make for a bag of the run; empty: none", ("record_node.directory",)
 )
-_VISUAL = Argument("visual", "false", "publish what RViz shows", choices=("false", "true"))
+_SWITCH = ("false", "true")
+_VIEWS = (
+    Argument("visual", "false", "publish what RViz shows", choices=_SWITCH),
+    Argument("rviz", "false", "open RViz here, and publish what it shows", choices=_SWITCH),
+    Argument("view", "false", "serve the web view", choices=_SWITCH),
+    Argument(
+        "view_bind", "127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network",
+        ("view_node.bind",),
+    ),
+    Argument(
+        "view_open", "false", "open the web view in this machine's browser",
+        ("view_node.open_browser",), _SWITCH,
+    ),
+)  # fmt: skip
 _MODE = Argument("mode", "dsd", "decoding mode, e.g. dsd or ar", ("draft_node.decode.mode",))
 _TEMPERATURE = Argument(
     "temperature", "0.0", "sampling temperature; 0: greedy", ("draft_node.decode.temperature",)
@@ -191,7 +208,7 @@ DEMO = System(
     "the simulated Go2, the safety supervisor, navigation, draft and verifier",
     (
         SIMULATOR, GO2_STANDIN, NodeEntry("go2_node", "go2.yaml", ("robot", "go2-standin")), SUPERVISOR,
-        NAVIGATION, DRAFT, VERIFIER, BRIDGE, RECORD, VISUAL,
+        NAVIGATION, DRAFT, VERIFIER, BRIDGE, RECORD, VISUAL, VIEW,
     ),
     (
         _NAMESPACE_ARGUMENT,
@@ -220,7 +237,7 @@ DEMO = System(
         _LOOK_AHEAD,
         _HISTORY,
         _RECORD,
-        _VISUAL,
+        *_VIEWS,
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
         _VERIFIER_URL,
     ),
@@ -232,6 +249,7 @@ DEMO = System(
             only_with=("transport", "websocket"),
             respawn=True,
         ),
+        RVIZ,
     ),
 )  # fmt: skip
 ROBOT = System(
@@ -239,7 +257,7 @@ ROBOT = System(
     "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
     (
         NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT,
-        BRIDGE, RECORD, VISUAL,
+        BRIDGE, RECORD, VISUAL, VIEW,
     ),
     (
         _NAMESPACE_ARGUMENT,
@@ -260,7 +278,7 @@ ROBOT = System(
         _LOOK_AHEAD,
         _HISTORY,
         _RECORD,
-        _VISUAL,
+        *_VIEWS,
         _DRAFT_MODEL,
         _TARGET_TOKENIZER,
         Argument(
@@ -272,6 +290,7 @@ ROBOT = System(
         _TOKEN_FILE,
         _CA_FILE,
     ),
+    (RVIZ,),
 )  # fmt: skip
 VERIFIER_ALONE = System(
     "verifier",
@@ -311,11 +330,23 @@ def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
 
 def program_command(program: Program, values: dict[str, str]) -> list[str]:
     """The command line of a program; options whose argument is empty are left out."""
+    if program is RVIZ:
+        return _rviz_command(values["namespace"].strip("/"))
     command = [sys.executable, "-m", "dsd_ros.cli"]
     command.append(program.command)
     for option, argument in program.options:
         if values[argument]:
             command += [option, values[argument]]
+    return command
+
+
+def _rviz_command(namespace: str) -> list[str]:
+    """RViz comes with an installed ROS 2; its topics are relative, so that they follow the robot's namespace."""
+    command = ["rviz2", "-d", str(config_directory() / "dsd.rviz")]
+    if namespace:
+        command += ["--ros-args", "-r", f"__ns:=/{namespace}"]
+        for topic in PER_ROBOT:
+            command += ["-r", f"{topic}:={topic[1:]}"]
     return command
 
 
@@ -334,6 +365,8 @@ def values_of(system: System, overrides: dict[str, str] | None = None) -> dict[s
                 f"'{values[argument.name]}' is no {argument.name}; choose from "
                 f"{', '.join(argument.choices)}."
             )
+    if values.get("rviz") == "true":
+        values["visual"] = "true"
     if values["namespace"] and not _NAMESPACE.fullmatch(values["namespace"]):
         raise ValueError(
             f"'{values['namespace']}' is no namespace; use letters, digits and _, as in go2_1."

@@ -69,7 +69,7 @@ def _program(
         name=program.name,
         output="screen",
         additional_env=environment,
-        **_at_the_end(program.name, program.respawn),
+        **_at_the_end(program.name, program.respawn, program.optional),
     )
 
 
@@ -120,6 +120,8 @@ def _at_the_end(name: str, respawn: bool, optional: bool = False) -> dict[str, A
 
 def _as_typed(value: str, default: str) -> Any:
     """A value as the type of its argument's default; launch would guess text like "1" to be a number."""
+    if default in ("false", "true"):
+        return value == "true"
     for kind in (int, float):
         try:
             kind(default)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -296,7 +297,15 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
                 if program.wanted(values):
                     restarts = Restarts() if program.respawn else None
                     command = program_command(program, values)
-                    group.start(program.name, command, environment, restarts=restarts)
+                    if shutil.which(command[0]) is None:
+                        print(
+                            f"{command[0]} is not installed here; going on without it",
+                            file=sys.stderr,
+                        )
+                        continue
+                    group.start(
+                        program.name, command, environment, None, restarts, program.optional
+                    )
             for start in starts:
                 group.start_node(start)
             child = group.wait(stop)

@@ -54,6 +54,7 @@ def start(**settings) -> subprocess.Popen:
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
         ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
         ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
+        ({"arguments": {"record": "/"}}, "is there already"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence):

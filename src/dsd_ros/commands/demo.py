@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--headless", action="store_true", help="open no window; plain output")
     parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
     parser.add_argument(
+        "--record", metavar="DIR", default="", help="record the run into a bag, as record:=DIR does"
+    )
+    parser.add_argument(
         "arguments",
         nargs="*",
         metavar="ARGUMENT:=VALUE",
@@ -56,8 +59,11 @@ def _demo(args: argparse.Namespace) -> int:
 
     wrong = [text for text in args.arguments if ":=" not in text]
     if wrong:
-        print(f"dsd demo: '{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return", file=sys.stderr)
+        print(
+            f"dsd demo: '{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return", file=sys.stderr
+        )
         return EXIT_BAD_INPUT
+    recorded = {"record": args.record} if args.record else {}
     return run_demo(
         DemoSettings(
             instruction=args.instruction,
@@ -71,6 +77,6 @@ def _demo(args: argparse.Namespace) -> int:
             target_tokenizer=args.target_tokenizer,
             headless=args.headless,
             json_path=args.json,
-            arguments=dict(text.split(":=", 1) for text in args.arguments),
+            arguments=dict(text.split(":=", 1) for text in args.arguments) | recorded,
         )
     )

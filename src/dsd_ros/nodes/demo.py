@@ -144,7 +144,9 @@ def _check(settings: DemoSettings) -> None:
             f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
         )
     World.from_seed(settings.seed, text)
-    values_of(DEMO, _arguments(settings))
+    recorded = values_of(DEMO, _arguments(settings))["record"]
+    if recorded and Path(recorded).exists():
+        raise ValueError(f"{recorded} is there already; name a folder for the bag that is not.")
     if settings.json_path is not None:
         folder = Path(settings.json_path).resolve().parent
         if not folder.is_dir():
@@ -186,7 +188,9 @@ def _run(
         if not client.finished():
             raise _Stop(EXIT_MISSED, "navigation_node crashed, and the run was lost with it")
         report.seconds = round(time.monotonic() - started, 3)
-        client.settle()
+        client.settle(
+            1.2 if settings.arguments.get("record") else 0.3
+        )  # the bag wants the end, too
     finally:
         client.fill(report)
         client.close()

@@ -128,9 +128,9 @@ class DemoClient:
     def finished(self) -> bool:
         return self._result is not None or self._rejected
 
-    def settle(self) -> None:
+    def settle(self, seconds: float = 0.3) -> None:
         """Give the last measurements time to arrive."""
-        time.sleep(0.3)
+        time.sleep(seconds)
 
     def fill(self, report: Any) -> None:
         """Write what was seen into a DemoReport."""

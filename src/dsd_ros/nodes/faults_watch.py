@@ -240,18 +240,17 @@ class Watcher:
         while not self._stop.is_set():
             self._executor.spin_once(timeout_sec=0.1)
 
-    def _on_command(self, message: Twist) -> None:
+    def _on_command(self, message: Twist, info: Any) -> None:
+        linear = message.linear
+        command = Command(_said_at(info), linear.x, linear.y, message.angular.z)
         with self.lock:
-            linear = message.linear
-            self.record.commands.append(
-                Command(time.monotonic(), linear.x, linear.y, message.angular.z)
-            )
+            self.record.commands.append(command)
 
-    def _on_odometry(self, message: Odometry) -> None:
+    def _on_odometry(self, message: Odometry, info: Any) -> None:
         pose, velocity = pose_of(message), velocity_of(message)
-        now = time.monotonic()
+        now = _said_at(info)
         with self.lock:
-            self._heard["odom"] = now
+            self._heard["odom"] = time.monotonic()
             self.record.poses.append(Seen(now, pose.x, pose.y, pose.yaw, velocity.vx, velocity.wz))
 
     def _on_action(self, message: NavAction) -> None:
@@ -266,10 +265,10 @@ class Watcher:
         with self.lock:
             self.record.actions.append(seen)
 
-    def _on_verdict(self, message: SafetyState) -> None:
+    def _on_verdict(self, message: SafetyState, info: Any) -> None:
         causes = tuple(_NAMES.get(cause, str(cause)) for cause in message.causes)
         with self.lock:
-            self.record.verdicts.append(Verdict(time.monotonic(), message.stopped, causes))
+            self.record.verdicts.append(Verdict(_said_at(info), message.stopped, causes))
 
     def _on_progress(self, message: ReplyProgress) -> None:
         if message.done:
@@ -303,6 +302,14 @@ class Watcher:
 _NAMES = {int(cause): cause.name for cause in Cause}
 # They end with navigation's next good action or command.
 _HARMLESS = {cause.name for cause in (*REFUSALS, Cause.COMMAND_STALE)}
+
+
+def _said_at(info: Any) -> float:
+    """When a message was published, on this process's monotonic clock: what the observer is late by is no motion."""
+    now = time.monotonic()
+    stamp = info["source_timestamp"]  # ns of the wall clock, which all processes here share
+    delay = time.time() - stamp * 1e-9 if stamp else 0.0
+    return now - min(max(delay, 0.0), 1.0)
 
 
 def _nanoseconds(stamp: Any) -> int:

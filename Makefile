@@ -20,6 +20,9 @@ setup: ## make .venv, build the messages, install dsd and the nodes (quick when 
 	@python3 tools/setup.py
 
 demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport websocket --mode ar ..."
+	@case " $(ARGS) " in *" --headless "*) ;; *) \
+	  $(BIN)/python -c "import rerun" 2>/dev/null || { echo "demo: installing the web view (225 MB, once)"; \
+	  $(BIN)/python -m pip install --quiet -r requirements/view.txt || echo "demo: going on without the web view"; };; esac
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
 test: setup ## the tests; ARGS="-k name" picks some

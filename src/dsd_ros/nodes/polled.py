@@ -7,6 +7,7 @@ second: who needs only what is newest 15 times a second, asks 15 times a second.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 
+_NICENESS = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -62,6 +64,7 @@ def take(subscription: Any) -> list[Any]:
 def spare_the_machine() -> None:
     """Settings of this process that pictures are cheaper with; for processes that only draw."""
     cv2.setNumThreads(1)  # the models want the other cores
+    os.nice(_NICENESS)  # and come first on this one
     if sys.platform == "linux":
         # Every picture would otherwise be given fresh pages by the kernel, and give them back.
         libc = ctypes.CDLL(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
+import sys
 import time
 import webbrowser
 from dataclasses import dataclass, field
@@ -62,6 +64,7 @@ class ViewNode(Node):
         self.failure: str | None = None
         settings = declare(self, ViewSettings)
         refuse_unknown(self)
+        spare_the_machine()  # and its server's, which is started now
         self._server = WebServer(
             settings.bind, settings.web_port, settings.data_port, settings.memory_mb
         )
@@ -82,10 +85,9 @@ class ViewNode(Node):
         if not is_local(settings.bind):
             name = self._server.page(socket.gethostname())
             self.get_logger().warning(f"anybody on the network can look on, at {name}")
-        if settings.open_browser:
+        if settings.open_browser and has_desktop():
             webbrowser.open(page)
         self._period = 1.0 / settings.rate
-        spare_the_machine()
         self._pace = Paced(self, self._tick)
         self._pace.start()
 
@@ -143,6 +145,13 @@ class ViewNode(Node):
             return False
         self._due[what], self._seen[what] = now + pause, value
         return True
+
+
+def has_desktop() -> bool:
+    """Whether there is a place for a window; a browser for terminals would take over this one."""
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
 
 
 def things_of(message: MarkerArray) -> list[Thing]:

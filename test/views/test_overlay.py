@@ -117,3 +117,10 @@ def test_lines_are_cut_to_their_room():
     lines = wrapped("one two three four five six seven eight nine ten", 12, 70, 2)
     assert len(lines) == 2 and lines[1].endswith("...")
     assert sprite("Ag", 14, ACCEPTED, CALM).shape[0] == line_height(14)
+
+
+def test_a_pause_bounds_how_often_text_is_drawn():
+    painter = OverlayPainter(pause=3600.0)
+    first = painter.frame(picture(), sample_overlay())
+    assert np.array_equal(painter.frame(picture(), sample_overlay(tau=1.0)), first)
+    assert painter.drawn == 1

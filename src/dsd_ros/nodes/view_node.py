@@ -19,11 +19,11 @@ from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.polled import Paced, Polled, spare_the_machine, take
 from dsd_ros.nodes.running import main as run_main
-from dsd_ros.views.overlay import OverlayPainter
+from dsd_ros.views.overlay import PAUSE_S, OverlayPainter
 from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.web import Thing, WebServer, WebView, is_local
 
-_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.25, 0.2, 1.0, 0.5  # least time between two of a kind
+_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.4, 0.2, 1.0, 0.5  # least time between two of a kind
 _WIDTH = 400  # of the robot's view, pixels: a phone's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
@@ -76,7 +76,7 @@ class ViewNode(Node):
         self._live = Live(self)
         self._ears = Polled(self)
         self._world = self._ears.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
-        self._painter = OverlayPainter(_WIDTH, bgr=True)
+        self._painter = OverlayPainter(_WIDTH, bgr=True, pause=PAUSE_S)
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)
         self._seen: dict[str, object] = {}
         self._health = health.Health(self)

@@ -24,7 +24,7 @@ from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.polled import Paced, spare_the_machine
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.paths import config_directory
-from dsd_ros.views.overlay import OverlayPainter
+from dsd_ros.views.overlay import PAUSE_S, OverlayPainter
 from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between two looks for subscribers
@@ -75,7 +75,7 @@ class VisualNode(Node):
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
         self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
         self._publish_description()
-        self._painter = OverlayPainter(settings.overlay_width, bgr=True)
+        self._painter = OverlayPainter(settings.overlay_width, bgr=True, pause=PAUSE_S)
         self._live: Live | None = None
         self._looked = self._present = self._wanted = float("-inf")
         self._image_wanted = False

@@ -111,7 +111,8 @@ class Figures:
     def markdown(self) -> str:
         """A table of :meth:`rows`."""
         title = f"**{self.newest.mode or 'no reply yet'}** {self.newest.transport}".strip()
-        lines = [f"{title}, {self.replies} replies", "", "| | newest | run |", "|---|---|---|"]
+        replies = "1 reply" if self.replies == 1 else f"{self.replies} replies"
+        lines = [f"{title}, {replies}", "", "| | newest | run |", "|---|---|---|"]
         return "\n".join(lines + [f"| {' | '.join(row)} |" for row in self.rows()])
 
 

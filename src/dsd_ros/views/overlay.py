@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import cv2
 import numpy as np
 
@@ -28,6 +31,8 @@ from dsd_ros.views.typeset import (
 
 WIDTH = 480
 PANEL_HEIGHT = 132
+PAUSE_S = 0.25
+_ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than there is room for
 _SIZE, _SMALL = 14, 12
 _MARGIN = 6
 _MAX_INSTRUCTION = 200  # characters looked at
@@ -37,10 +42,12 @@ class OverlayPainter:
     """Draws frames of one camera; what is written is drawn only when it changed.
 
     :param bgr: pictures have blue first, and so will the frames; else red.
+    :param pause: s that what is written stays as it is, at least; a reply grows faster than people read.
     """
 
-    def __init__(self, width: int = WIDTH, bgr: bool = False) -> None:
-        self._width = width
+    def __init__(self, width: int = WIDTH, bgr: bool = False, pause: float = 0.0) -> None:
+        self._width, self._pause = width, pause
+        self._written = float("-inf")
         self._order = slice(None, None, -1 if bgr else 1)
         self._shown: Overlay | None = None
         self._with_panel = True
@@ -69,6 +76,10 @@ class OverlayPainter:
         # What a poll did not change is the same object; comparing all its rounds would take longer.
         if with_panel == self._with_panel and (overlay is self._shown or overlay == self._shown):
             return
+        now = time.monotonic()
+        if now - self._written < self._pause:
+            return
+        self._written = now
         self._shown, self._with_panel = overlay, with_panel
         self.drawn += 1
         order = self._order
@@ -101,7 +112,8 @@ def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
     step, right = line_height(size) + 3, canvas.shape[1] - _MARGIN
     lines: list[list[tuple[np.ndarray, bool]]] = [[]]
     x = _MARGIN
-    for text, colour, struck, ahead in token_run(reply):
+    newest = replace(reply, rounds=reply.rounds[-_ROUNDS_SHOWN:])
+    for text, colour, struck, ahead in token_run(newest)[-_TOKENS_SHOWN:]:
         shown = sprite(text, size, colour, PAPER, struck)
         if x + shown.shape[1] > right and lines[-1]:
             lines.append([])

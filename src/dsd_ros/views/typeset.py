@@ -7,6 +7,7 @@ import functools
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+_LONGEST = 300  # characters that a line is looked at for
 Colour = tuple[int, int, int]
 
 PAPER: Colour = (24, 26, 31)
@@ -67,7 +68,9 @@ def write(
 def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
     """The text in at most so many lines; what does not fit ends in "..."."""
     found, line = [], ""
-    for word in text.split():
+    for word in text[: _LONGEST * lines].split():
+        if len(found) > lines:
+            break
         longer = f"{line} {word}".strip()
         if line and _length(longer, size) > width:
             found.append(line)
@@ -83,12 +86,17 @@ def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
 
 def shortened(text: str, size: int, width: int) -> str:
     """A text cut to a width in pixels, "..." at its end where it was."""
-    if _length(text, size) <= width:
+    if len(text) <= _LONGEST and _length(text, size) <= width:
         return text
     text = text.removesuffix("...")
-    while text and _length(text + "...", size) > width:
-        text = text[:-1]
-    return text.rstrip() + "..."
+    low, high = 0, min(len(text), _LONGEST)
+    while low < high:  # the longest beginning that fits
+        middle = (low + high + 1) // 2
+        if _length(text[:middle] + "...", size) <= width:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low].rstrip() + "..."
 
 
 @functools.lru_cache(maxsize=4096)

@@ -44,7 +44,7 @@ from dsd_ros.nodes.running import StartError
 from dsd_ros.nodes.running import main as run_main
 
 _SAVE_S = 0.5
-_LOOK_S = 0.5  # between two looks at who publishes
+_LOOK_S = 1.0  # between two looks at who publishes
 _CLOSE_S = 0.7
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from dsd_ros.nodes.bringup import (
     DEMO,
     DEMO_SEED,
     ROBOTS,
+    RVIZ,
     TRANSPORTS,
     plan,
     program_command,
@@ -29,6 +31,8 @@ from dsd_ros.nodes.bringup import (
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.respawn import Restarts
 from dsd_ros.robot.world import World
+from dsd_ros.views.web import MISSING as VIEW_MISSING
+from dsd_ros.views.web import available as view_available
 
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 MAX_INSTRUCTION_CHARS = 2000
@@ -225,14 +229,22 @@ def _arguments(settings: DemoSettings) -> dict[str, str]:
         raise ValueError(
             f"'{own[0]}:=' is for the demo itself to set; see 'dsd demo --help' for an option."
         )
-    return known | settings.arguments
+    view = "true" if not settings.headless and view_available() else "false"
+    return known | {"view": view, "view_open": view} | settings.arguments
 
 
 def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
     overrides = _arguments(settings)
     values = values_of(DEMO, overrides)
-    for program in DEMO.programs:
-        if program.wanted(values):
+    if not settings.headless and not view_available():
+        print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
+    for program in reversed(
+        DEMO.programs
+    ):  # RViz first: the verifier's branch starts the rest and returns
+        if program is RVIZ:
+            if program.wanted(values) and shutil.which(program.name):
+                group.start(program.name, program_command(program, values), optional=True)
+        elif program.wanted(values):
             address = _Address()
             verifier = group.start(
                 program.name,

@@ -95,6 +95,7 @@ class ViewNode(Node):
         self._pace.close()
         self._ears.close()
         self._live.close()
+        self._view.close()  # in front of its server
         self._server.close()
 
     def _tick(self) -> float:

@@ -26,10 +26,11 @@ ARROWS = {
     "robot": set(),
     "views": set(),
     "paths": set(),
-    "training": BELOW | {"rag", "evaluation", "paths"},
-    "nodes": BELOW | {"rag", "paths"},
-    "evaluation": BELOW | {"rag", "paths", "nodes", "training"},
-    "top": BELOW | {"rag", "paths", "nodes", "training", "evaluation"},
+    "logs": set(),
+    "training": BELOW | {"rag", "evaluation", "paths", "logs"},
+    "nodes": BELOW | {"rag", "paths", "logs"},
+    "evaluation": BELOW | {"rag", "paths", "logs", "nodes", "training"},
+    "top": BELOW | {"rag", "paths", "logs", "nodes", "training", "evaluation"},
 }
 
 ROS = {
@@ -60,6 +61,7 @@ ONLY_IN = {
     "mujoco": {"robot"},
     "rerun": {"views"},
     "websockets": {"wire", "cloud"},
+    "prometheus_client": {"cloud"},
     "torch": {
         "decoding",
         "vlm",

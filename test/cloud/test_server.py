@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 
 import dsd_ros.cloud.server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, ServerError, VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
@@ -221,6 +222,10 @@ class Teller:
     """In the engine's place: says what the test tells it to."""
 
     answer = None
+    model = TableModel(1)
+
+    def __init__(self) -> None:
+        self.metrics = Metrics(self)
 
     def submit(self, message, reply, peer) -> bool:
         self.answer = reply

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 import msgspec
 
 from dsd_ros.cloud.exits import ExitRules, exit_layers
+from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.requests import check_request
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
@@ -33,6 +34,9 @@ from dsd_ros.wire.messages import (
 )
 
 _log = logging.getLogger(__name__)
+
+# Whose turn it is, and since when it waits: a message of a peer's, or a reply that goes on alone.
+_Turn = tuple[Observation | Draft, Hashable, float] | tuple[Session, Reply, float]
 
 # An observation and a draft wait at most, or the few drafts that a robot sends ahead; doubles are dropped.
 MAX_WAITING_PER_SESSION = 20
@@ -56,11 +60,12 @@ class VerifierEngine:
         self.model = model
         self.settings = settings or EngineSettings()
         self._clock = clock
-        self._sessions = SessionTable(self.settings)
+        self.metrics = Metrics(self)
+        self._sessions = SessionTable(self.settings, self.metrics.ended)
         self._wake = threading.Condition()
         # Opening and closing overtakes the model's work.
         self._requests: deque[tuple[Message, Answer, Hashable]] = deque()
-        self._turns: deque[tuple[Observation | Draft, Hashable] | tuple[Session, Reply]] = deque()
+        self._turns: deque[_Turn] = deque()
         self._waiting: Counter[object] = Counter()
         self._waiting_keys: set[object] = set()
         self._waiting_bytes = 0
@@ -72,6 +77,14 @@ class VerifierEngine:
     def sessions(self) -> int:
         """How many sessions are held."""
         return len(self._sessions)
+
+    def held_sessions(self) -> tuple[int, int]:
+        """How many sessions are held whose robot's link is up, and whose is down."""
+        return self._sessions.by_link()
+
+    def queue(self) -> tuple[int, int]:
+        """How many turns wait, and how many bytes they hold."""
+        return len(self._turns) + len(self._requests), self._waiting_bytes
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Hand over a message of ``peer``; False when the engine is closed.
@@ -98,6 +111,7 @@ class VerifierEngine:
                     )  # fmt: skip
             self._wake.notify()
         if refusal is not None:
+            self.metrics.told(refusal)
             reply(refusal)
         return True
 
@@ -128,7 +142,7 @@ class VerifierEngine:
         if self._waiting[peer] >= MAX_WAITING_PER_SESSION:
             return _overloaded(0, 0, 0)
         self._waiting[peer] += 1
-        self._requests.append((message, reply, peer))
+        self._requests.append((message, self.metrics.watching(reply), peer))
         return None
 
     def _enqueue_turn(self, message: Observation | Draft, peer: Hashable) -> Message | None:
@@ -150,7 +164,7 @@ class VerifierEngine:
         self._waiting_keys.add(key)
         self._waiting[message.session] += 1
         self._waiting_bytes += size
-        self._turns.append((message, peer))
+        self._turns.append((message, peer, time.perf_counter()))
         return None
 
     def _release(self, owner: object) -> None:
@@ -190,6 +204,7 @@ class VerifierEngine:
                     self._take_turn(turn)
             except Exception:
                 # One robot's trouble must not end the verifier; what is expected is answered below.
+                self.metrics.failed()
                 _log.exception("a turn failed")
         self._sessions.clear()
 
@@ -197,7 +212,7 @@ class VerifierEngine:
         assert isinstance(message, SessionRequest)
         try:
             sampling = check_request(self.model, message)
-            session = self._sessions.open(message, sampling, peer, answer, self._clock())
+            session, new = self._sessions.open(message, sampling, peer, answer, self._clock())
             # Behind a rejection the robot draws: no exit can name that token.
             session.exits = None if session.splits else self._exits(session.request)
         except (ValueError, SessionsFull) as error:
@@ -208,6 +223,8 @@ class VerifierEngine:
             answer(self._session_reply(message.request, sentence[:1024], None))
             return
         answer(self._session_reply(message.request, "", session))
+        if new or message.resume:  # else a doubled request
+            self.metrics.opened(session, resumed=not new)
 
     def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
         model, exits = self.model, session.exits if session is not None else None
@@ -223,10 +240,9 @@ class VerifierEngine:
         layers = exit_layers(self.model, request.exits, request.exit_layers, share)
         return ExitRules(layers, request.min_exit_confidence, share) if layers else None
 
-    def _take_turn(
-        self, turn: tuple[Observation | Draft, Hashable] | tuple[Session, Reply]
-    ) -> None:
-        subject, other = turn
+    def _take_turn(self, turn: _Turn) -> None:
+        subject, other, since = turn
+        self.metrics.waited(time.perf_counter() - since)
         if isinstance(subject, Session):
             assert isinstance(other, Reply)
             other.turn_queued = False
@@ -254,6 +270,8 @@ class VerifierEngine:
             return
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
+        else:
+            self.metrics.read(session, session.reply)
 
     def _answer_draft(self, session: Session, draft: Draft) -> None:
         reply = session.reply
@@ -282,12 +300,12 @@ class VerifierEngine:
         if 1 <= draft.round <= done:
             # A duplicate: the outcome got lost, or is about to arrive.
             since = reply.since(draft.round)
-            if draft.autonomous_rounds:
-                for outcome in since:
-                    session.send(outcome)
-                self._queue_turn(session, reply)
-            elif draft.round > max(reply.received, reply.begun_at):
-                session.send(since[0])
+            if not draft.autonomous_rounds:
+                since = since[:1] if draft.round > max(reply.received, reply.begun_at) else []
+            for outcome in since:
+                session.send(outcome)
+            self.metrics.resent(len(since))
+            if since or draft.autonomous_rounds:
                 self._queue_turn(session, reply)
             return
         if self._round(session, reply, draft, session.send) and not draft.assumed:
@@ -304,6 +322,7 @@ class VerifierEngine:
             session.send(_refusal(session, draft, error))
             return
         reply.received = draft.round
+        self.metrics.completed(session, draft)
 
     def _go_on_alone(self, session: Session, reply: Reply) -> None:
         """One more round without a draft, unless the robot has gone on to something else."""
@@ -325,11 +344,12 @@ class VerifierEngine:
             return
         reply.turn_queued = True
         with self._wake:
-            self._turns.append((session, reply))
+            self._turns.append((session, reply, time.perf_counter()))
 
     def _round(
         self, session: Session, reply: Reply, draft: Draft, early: Answer | None = None
     ) -> bool:
+        began = time.perf_counter()
         try:
             outcome = verify_round(self.model, session, reply, draft, early)
         except Refused as error:
@@ -339,7 +359,9 @@ class VerifierEngine:
             # The robot has drawn with it and will not ask for it again.
             reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
         reply.outcomes.append(outcome)
+        seconds = time.perf_counter() - began
         session.send(outcome)
+        self.metrics.verified(session, reply, draft, outcome, seconds)
         return True
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import http
 import logging
 import select
@@ -22,15 +21,15 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.cloud.settings import LOOPBACK, ServerError, VerifierSettings, listen_error
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.credentials import read_token, shows_token
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode
 from dsd_ros.wire.outbox import Outbox
 
 _log = logging.getLogger(__name__)
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 # A robot reads what it asked for: one that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
@@ -42,10 +41,6 @@ CLOSE_TIMEOUT_S = 0.4
 UNSENT_BYTES = 2048
 _BUSY_LINK_POLL_S = 0.002
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
-
-
-class ServerError(OSError):
-    """The server cannot listen; one sentence with the remedy."""
 
 
 class VerifierServer:
@@ -79,7 +74,7 @@ class VerifierServer:
         if self._failure is not None:
             self._thread.join()
             raise self._failure
-        if self._token is None and self._settings.host not in _LOOPBACK:
+        if self._token is None and self._settings.host not in LOOPBACK:
             _log.warning("no token file is set: whoever reaches %s can use this verifier", self.url)
         return self.url
 
@@ -107,7 +102,7 @@ class VerifierServer:
             server = await self._listen()
             self.url = self._address(server)
         except Exception as error:
-            self._failure = _explain(error, self._settings)
+            self._failure = listen_error(error, "port", self._settings.port, self._settings.host)
             return
         finally:
             ready.set()
@@ -145,10 +140,12 @@ class VerifierServer:
         if self._token is not None and not shows_token(
             _single(request.headers.get_all("Authorization")), self._token
         ):
+            self._engine.metrics.refused_connection("token")
             return connection.respond(
                 http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n"
             )
         if self._connections >= 2 * self._settings.max_sessions:
+            self._engine.metrics.refused_connection("full")
             return connection.respond(
                 http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n"
             )
@@ -157,6 +154,8 @@ class VerifierServer:
     async def _handle(self, connection: ServerConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
         self._connections += 1
+        metrics = self._engine.metrics
+        metrics.connected(1)
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
 
@@ -174,6 +173,7 @@ class VerifierServer:
         malformed = 0
         try:
             async for frame in connection:
+                metrics.received(len(frame))
                 try:
                     message = decode(_binary(frame))
                 except WireError as error:
@@ -181,7 +181,9 @@ class VerifierServer:
                     if malformed > MAX_MALFORMED_FRAMES:
                         await connection.close(1002, "too many malformed frames")
                         break
-                    answer(Refusal(0, 0, 0, RefusalCode.MALFORMED, str(error)[:1024]))
+                    refusal = Refusal(0, 0, 0, RefusalCode.MALFORMED, str(error)[:1024])
+                    metrics.told(refusal)
+                    answer(refusal)
                     continue
                 outbox.obey(message)
                 if not self._engine.submit(message, answer, connection):
@@ -191,6 +193,7 @@ class VerifierServer:
             pass
         finally:
             self._connections -= 1
+            metrics.connected(-1)
             self._engine.disconnect(connection)
             outbox.close()
             sender.cancel()
@@ -212,7 +215,9 @@ class VerifierServer:
                 ready.clear()
                 message = outbox.get_nowait(early=bool(free.poll(0)))
                 if message is not None:
-                    await connection.send(encode(message))
+                    frame = encode(message)
+                    await connection.send(frame)
+                    self._engine.metrics.sent(len(frame))
                     continue
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ready.wait(), _BUSY_LINK_POLL_S if outbox else None)
@@ -221,18 +226,25 @@ class VerifierServer:
 
 
 def run_verifier(engine: VerifierEngine, settings: VerifierSettings) -> None:
-    """Serve until SIGINT or SIGTERM, after printing one line with the address. For the main thread.
+    """Serve until SIGINT or SIGTERM, after printing a line with the address. For the main thread.
 
     ServerError or ValueError when the settings cannot be served. The engine is closed on the way out.
     """
     stop = threading.Event()
-    with engine, VerifierServer(engine, settings) as server:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(engine)
+        server = stack.enter_context(VerifierServer(engine, settings))
+        metrics = MetricsEndpoint(engine.metrics.registry, settings)
+        if settings.metrics_port:
+            stack.enter_context(metrics)
         before = {
             number: signal.signal(number, lambda *_: stop.set())
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
+            if metrics.url:
+                print(f"metrics at {metrics.url}", flush=True)
             stop.wait()
         finally:
             for number, handler in before.items():
@@ -260,14 +272,3 @@ def _server_tls(settings: VerifierSettings) -> ssl.SSLContext:
             f"certificate {settings.certificate} with key {settings.key} cannot be used: {error}"
         ) from error
     return context
-
-
-def _explain(error: Exception, settings: VerifierSettings) -> ServerError:
-    where = f"port {settings.port} on {settings.host}"
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
-        return ServerError(f"{where} is in use; choose another, or 0 for any free one")
-    if number == errno.EACCES:
-        return ServerError(f"{where} may not be used by this user; choose one above 1023")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ServerError(f"{where} cannot be listened on: {reason}")

@@ -95,13 +95,23 @@ class SessionsFull(Exception):
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(
+        self, settings: EngineSettings, on_end: Callable[[int, str], object] = lambda *_: None
+    ) -> None:
+        """``on_end(session, "closed" | "expired" | "evicted")`` is told of each that ends."""
         self._settings = settings
+        self._on_end = on_end
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def by_link(self) -> tuple[int, int]:
+        """How many sessions have a peer, and how many have lost theirs."""
+        with self._lock:
+            up = sum(session.peer is not None for session in self._sessions.values())
+            return up, len(self._sessions) - up
 
     def find(self, session: int, peer: Hashable) -> Session | None:
         """The session of that id, if it is this peer's."""
@@ -115,8 +125,8 @@ class SessionTable:
         peer: Hashable,
         answer: Answer,
         now: float,
-    ) -> Session:
-        """Resume the session the request names, or open one; SessionsFull when there is no room."""
+    ) -> tuple[Session, bool]:
+        """Resume the session the request names, or open one (then True); SessionsFull when there is no room."""
         with self._lock:
             opener = (peer, request.request)
             known = next(
@@ -124,7 +134,7 @@ class SessionTable:
             )
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
-                return known
+                return known, False
             self._make_room(now)
             session = Session(
                 self._unused_id(),
@@ -137,11 +147,12 @@ class SessionTable:
                 now,
             )
             self._sessions[session.id] = session
-            return session
+            return session, True
 
     def close(self, session: int) -> None:
         with self._lock:
-            self._sessions.pop(session, None)
+            if self._sessions.pop(session, None) is not None:
+                self._on_end(session, "closed")
 
     def detach(self, peer: Hashable) -> None:
         """The peer's link is down: its sessions stay until they are resumed or expire."""
@@ -156,6 +167,7 @@ class SessionTable:
             oldest = now - self._settings.session_expiry_s
             for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
                 del self._sessions[id_]
+                self._on_end(id_, "expired")
 
     def clear(self) -> None:
         with self._lock:
@@ -175,7 +187,9 @@ class SessionTable:
         detached = [s for s in self._sessions.values() if s.peer is None]
         if not detached:
             raise SessionsFull
-        del self._sessions[min(detached, key=lambda s: s.last_used).id]
+        oldest = min(detached, key=lambda s: s.last_used).id
+        del self._sessions[oldest]
+        self._on_end(oldest, "evicted")
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

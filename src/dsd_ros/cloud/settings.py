@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from dataclasses import dataclass, field
 
 
 class VerifierSettingsError(ValueError):
     """A verifier setting out of place; one sentence."""
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerError(OSError):
+    """A server cannot listen; one sentence with the remedy."""
+
+
+def listen_error(
+    error: Exception, what: str, port: int, host: str, zero: str = "any free one"
+) -> ServerError:
+    """Why ``what`` ("port") cannot be listened on; ``zero`` is what 0 means there."""
+    where = f"{what} {port} on {host}"
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EADDRINUSE:
+        return ServerError(f"{where} is in use; choose another, or 0 for {zero}")
+    if number == errno.EACCES:
+        return ServerError(f"{where} may not be used by this user; choose one above 1023")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return ServerError(f"{where} cannot be listened on: {reason}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,30 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
-class VerifierSettings(EngineSettings):
+class MetricsSettings:
+    """Where an operator's Prometheus finds the verifier's metrics."""
+
+    metrics_port: int = field(
+        default=0,
+        metadata={"help": "port of the Prometheus metrics; 0: none", "min": 0, "max": 65535},
+    )
+    metrics_host: str = field(
+        default="127.0.0.1", metadata={"help": "address of the Prometheus metrics"}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.metrics_host:
+            raise VerifierSettingsError(
+                "metrics_host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
+            )
+        if not 0 <= self.metrics_port <= 65535:
+            raise VerifierSettingsError(
+                f"metrics_port is {self.metrics_port}; use 0 (no metrics) to 65535"
+            )
+
+
+@dataclass(frozen=True)
+class VerifierSettings(MetricsSettings, EngineSettings):
     """An engine served over a websocket."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
@@ -64,7 +109,8 @@ class VerifierSettings(EngineSettings):
     key: str = field(default="", metadata={"help": "TLS private key, PEM"})
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        EngineSettings.__post_init__(self)
+        MetricsSettings.__post_init__(self)
         if not self.host:
             raise VerifierSettingsError(
                 "host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
@@ -74,4 +120,8 @@ class VerifierSettings(EngineSettings):
         if bool(self.certificate) != bool(self.key):
             raise VerifierSettingsError(
                 "TLS needs both a certificate and a key; give both or neither"
+            )
+        if self.metrics_port and self.metrics_port == self.port:
+            raise VerifierSettingsError(
+                f"metrics_port and port are both {self.port}; give the metrics another"
             )

@@ -1,0 +1,262 @@
+"""What an operator is told of a verifier: Prometheus metrics, and log lines with session, reply and round.
+
+Names follow Prometheus' conventions: base units, counters end in _total. Every label takes values out of a set that is
+known when the verifier starts (modes, refusal codes, exit layers): nothing that a peer sends makes a new series.
+No line holds an instruction, a ticket or a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from dsd_ros import __version__
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    Draft,
+    Message,
+    Outcome,
+    Refusal,
+    RefusalCode,
+    SessionReply,
+)
+
+if TYPE_CHECKING:
+    from dsd_ros.cloud.engine import VerifierEngine
+    from dsd_ros.cloud.sessions import Answer, Reply, Session
+
+_log = logging.getLogger(__name__)
+disable_created_metrics()  # a second series for each, which nobody asks for
+
+OTHER = "other"  # the value of a label for what should not be
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
+ENDS = ("closed", "expired", "evicted")  # by the robot, for want of use, for want of room
+REFUSED_CONNECTIONS = ("token", "full")
+
+
+class Metrics:
+    """The counts of one engine, in a registry of their own. Thread-safe, a few microseconds per round."""
+
+    def __init__(self, engine: VerifierEngine) -> None:
+        self.registry = CollectorRegistry()
+        self._engine = weakref.ref(engine)  # a registry must not keep a model in memory
+        model, registry = engine.model, self.registry
+        ProcessCollector(registry=registry)
+        info = Gauge(
+            "dsd_verifier_info", "1, with what this verifier is as labels.", ("version", "protocol", "model"),
+            registry=registry,
+        )  # fmt: skip
+        info.labels(__version__, str(PROTOCOL_VERSION), model.name).set(1)
+        self._gauges()
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"dsd_verifier_{name}", text, registry=registry)
+
+        def counters(name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+            family = Counter(f"dsd_verifier_{name}", text, (label,), registry=registry)
+            return {value: family.labels(value) for value in (*values, OTHER)}
+
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(
+                f"dsd_verifier_{name}", text, registry=registry, buckets=tuple(buckets)
+            )
+
+        self._opened = counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
+        self._resumed = counter("sessions_resumed_total", "Sessions resumed over a new link.")
+        self._not_opened = counter("sessions_refused_total", "Requests for a session refused.")
+        self._ended = counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
+        self._rounds = counters("rounds_total", "Rounds verified.", "mode", PRESETS)
+        self._drafted = counters(
+            "drafted_tokens_total", "Drafted tokens verified, all nodes of a tree.", "mode", PRESETS
+        )
+        self._accepted = counters(
+            "accepted_tokens_total",
+            "Drafted tokens that hold. Each round gives one more, so tau is 1 + accepted / rounds.",
+            "mode",
+            PRESETS,
+        )
+        self._round_accepted = histogram(
+            "round_accepted_tokens", "Drafted tokens that hold, per round with a draft.", TOKENS
+        )
+        seconds = Histogram(
+            "dsd_verifier_round_seconds", "One round in the target, exits included.", ("mode",),
+            registry=registry, buckets=SECONDS,
+        )  # fmt: skip
+        self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
+        self._read_seconds = histogram(
+            "observation_seconds", "Reading one observation with the target.", SECONDS
+        )
+        self._queue_seconds = histogram(
+            "queue_wait_seconds", "What an observation or a round waited for its turn.", SECONDS
+        )
+        self._refusals = counters(
+            "refusals_total", "Rounds, observations and frames refused.", "code",
+            (code.value for code in RefusalCode),
+        )  # fmt: skip
+        exits = getattr(model, "exits", None)
+        layers = exits.layers if exits is not None else ()
+        self._early = counters(
+            "early_outcomes_total", "Early outcomes of exits.", "layer", map(str, layers)
+        )
+        self._resent = counter("outcomes_resent_total", "Outcomes sent again: they got lost.")
+        self._failures = counter("failures_total", "Turns that ended in a defect.")
+        self._received = counter("received_bytes_total", "Frames received.")
+        self._sent = counter("sent_bytes_total", "Frames sent.")
+        self._refused_connections = counters(
+            "connections_refused_total", "Connections refused: wrong token, or too many.", "reason",
+            REFUSED_CONNECTIONS,
+        )  # fmt: skip
+        self._connections = Gauge(
+            "dsd_verifier_connections", "Robots' connections.", registry=registry
+        )
+
+    def _gauges(self) -> None:
+        """What is read off the engine when somebody asks."""
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"dsd_verifier_{name}", text, registry=self.registry)
+
+        sessions = Gauge(
+            "dsd_verifier_sessions", "Sessions held, by whether the robot's link is up.", ("link",),
+            registry=self.registry,
+        )  # fmt: skip
+        sessions.labels("up").set_function(lambda: self._read(lambda e: e.held_sessions()[0]))
+        sessions.labels("down").set_function(lambda: self._read(lambda e: e.held_sessions()[1]))
+        gauge("sessions_limit", "Sessions that may be held at once.").set_function(
+            lambda: self._read(lambda e: e.settings.max_sessions)
+        )
+        gauge("queue_turns", "Observations and rounds that wait for their turn.").set_function(
+            lambda: self._read(lambda e: e.queue()[0])
+        )
+        gauge("queue_bytes", "Bytes of pictures and distributions that wait.").set_function(
+            lambda: self._read(lambda e: e.queue()[1])
+        )
+
+    def _read(self, figure: Callable[[VerifierEngine], int]) -> float:
+        engine = self._engine()
+        return float(figure(engine)) if engine is not None else 0.0
+
+    # -------------------------------------------------------------------------------- the engine
+
+    def watching(self, answer: Answer) -> Answer:
+        """``answer``, with what goes through it counted."""
+
+        def watched(message: Message) -> None:
+            self.told(message)
+            answer(message)
+
+        return watched
+
+    def told(self, message: Message) -> None:
+        """A message is on its way to a robot."""
+        if isinstance(message, Outcome):
+            if not message.is_final:
+                self._early.get(str(message.layer), self._early[OTHER]).inc()
+        elif isinstance(message, Refusal):
+            self._refusals.get(message.code, self._refusals[OTHER]).inc()
+            _log.debug(
+                "refused", extra=_where(message.session, message.reply, message.round) | {"code": message.code}
+            )  # fmt: skip
+        elif isinstance(message, SessionReply) and message.error:
+            self._not_opened.inc()
+            _log.info("session refused")
+
+    def opened(self, session: Session, resumed: bool) -> None:
+        """A session was opened, or resumed over a new link."""
+        mode = session.request.mode
+        if resumed:
+            self._resumed.inc()
+        else:
+            self._opened.get(mode, self._opened[OTHER]).inc()
+        _log.info(
+            "session resumed" if resumed else "session opened", extra={"session": session.id, "mode": mode}
+        )  # fmt: skip
+
+    def ended(self, session: int, reason: str) -> None:
+        """A session is over, for one of ENDS."""
+        self._ended.get(reason, self._ended[OTHER]).inc()
+        _log.info("session %s", reason, extra={"session": session})
+
+    def read(self, session: Session, reply: Reply) -> None:
+        """An observation has been read, and its reply begins."""
+        seconds = reply.prefill_us * 1e-6
+        self._read_seconds.observe(seconds)
+        _log.info(
+            "observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds}
+        )  # fmt: skip
+
+    def verified(
+        self, session: Session, reply: Reply, draft: Draft, outcome: Outcome, seconds: float
+    ) -> None:
+        """A round has been verified; the reply's sequence is behind it."""
+        assert reply.sequence is not None
+        mode = session.request.mode if session.request.mode in self._rounds else OTHER
+        drafted = len(draft.tokens)
+        held = len(reply.sequence.tokens) - draft.confirmed - (0 if outcome.distribution else 1)
+        # Of a tree the robot finds what holds behind a rejection; the last of it is the round's own token.
+        found = max(0, len(draft.resampled) - 1)
+        self._rounds[mode].inc()
+        if drafted or found:
+            self._drafted[mode].inc(drafted)
+            self._accepted[mode].inc(held + found)
+        if drafted:
+            self._round_accepted.observe(held)
+        self._round_seconds[mode].observe(seconds)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "round verified",
+                extra=_where(session.id, reply.number, outcome.round)
+                | {"mode": mode, "drafted": drafted, "accepted": held, "seconds": seconds},
+            )  # fmt: skip
+
+    def completed(self, session: Session, draft: Draft) -> None:
+        """A reply ended with tokens that the robot found."""
+        mode = session.request.mode if session.request.mode in self._rounds else OTHER
+        self._accepted[mode].inc(max(0, len(draft.resampled) - 1))
+
+    def waited(self, seconds: float) -> None:
+        """A turn began that had waited for ``seconds``."""
+        self._queue_seconds.observe(seconds)
+
+    def resent(self, outcomes: int) -> None:
+        """Outcomes were sent again."""
+        self._resent.inc(outcomes)
+
+    def failed(self) -> None:
+        """A turn ended in an exception that nobody foresaw."""
+        self._failures.inc()
+
+    # --------------------------------------------------------------------------------- the links
+
+    def connected(self, change: int) -> None:
+        """``change`` connections more."""
+        self._connections.inc(change)
+
+    def refused_connection(self, reason: str) -> None:
+        """A connection was refused, for one of REFUSED_CONNECTIONS."""
+        self._refused_connections.get(reason, self._refused_connections[OTHER]).inc()
+
+    def received(self, size: int) -> None:
+        """Bytes of frames came in."""
+        self._received.inc(size)
+
+    def sent(self, size: int) -> None:
+        """Bytes of frames went out."""
+        self._sent.inc(size)
+
+
+def _where(session: int, reply: int, number: int) -> dict[str, object]:
+    return {"session": session, "reply": reply, "round": number}

@@ -1,0 +1,439 @@
+"""What the metrics say against what robots saw, over a real link; and that no peer can make them grow."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from http.client import HTTPConnection
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from table_model import TableModel
+from tiny_models import make_tiny_model
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+import dsd_ros.cloud.endpoint as endpoint_module
+from dsd_ros.cloud.endpoint import MAX_CONNECTIONS, MetricsEndpoint
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import ServerError, VerifierServer
+from dsd_ros.cloud.settings import EngineSettings, MetricsSettings, VerifierSettings
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.codec import decode, encode
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    Draft,
+    Observation,
+    RefusalCode,
+    SessionReply,
+    SessionRequest,
+)
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+IMAGE = np.full((2, 2, 3), 1, np.uint8)
+ANY = MetricsSettings()
+Samples = dict[str, float]
+
+
+def samples(text: str) -> Samples:
+    """``name{label="value",...}`` -> value, labels in order."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{sample.labels[key]}"' for key in sorted(sample.labels))
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def scrape(url: str) -> Samples:
+    with urlopen(url, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        return samples(answer.read().decode())
+
+
+def scrape_until(url: str, holds: Callable[[Samples], bool]) -> Samples:
+    """The verifier counts a round once its outcome is on its way: wait for what must come."""
+    deadline = time.monotonic() + 30
+    while not holds(found := scrape(url)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def of(found: Samples, name: str, **labels: str) -> float:
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return found[f"dsd_verifier_{name}" + (f"{{{inside}}}" if inside else "")]
+
+
+@pytest.fixture
+def served():
+    """An engine behind a websocket and a metrics endpoint: engine, robots' address, operators' address."""
+    with (
+        VerifierEngine(TableModel(1, ends=False)) as engine,
+        VerifierServer(engine, VerifierSettings(port=0)) as server,
+        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+    ):
+        yield engine, server.url, endpoint.url
+
+
+def test_the_counts_are_those_of_the_robots_session(served):
+    _, robots, operators = served
+    draft = TableModel(1, ends=False, noise=1.0)
+    replies = {}
+    with WebsocketChannel(robots) as channel:
+        for mode, changes in (
+            ("ar", {}),
+            ("dsd", {}),
+            ("dsd", {"temperature": 1.0, "seed": 3}),
+            ("dssd", {"temperature": 1.0, "seed": 4}),
+            ("best", {"draft_length": 4}),
+        ):
+            settings = DecodeSettings(mode=mode, max_tokens=20, **changes)
+            with EdgeSession(channel, draft, settings) as session:
+                replies.setdefault(mode, []).append(session.decode(IMAGE, "go"))
+        rounds = {mode: sum(r.rounds for r in done) for mode, done in replies.items()}
+        count = sum(map(len, replies.values()))
+        found = scrape_until(
+            operators,
+            lambda f: (
+                all(of(f, "rounds_total", mode=m) >= n for m, n in rounds.items() if m != "ar")
+                and of(f, "sessions_ended_total", reason="closed") == count
+                and of(f, "sent_bytes_total") >= channel.bytes_down
+            ),
+        )
+        bytes_up, bytes_down = channel.bytes_up, channel.bytes_down
+        assert of(found, "connections") == 1
+    for mode, done in replies.items():
+        records = [record for reply in done for record in reply.records]
+        assert of(found, "sessions_opened_total", mode=mode) == len(done)
+        assert of(found, "rounds_total", mode=mode) == len(records), mode
+        assert of(found, "drafted_tokens_total", mode=mode) == sum(r.drafted for r in records)
+        assert of(found, "accepted_tokens_total", mode=mode) == sum(r.accepted for r in records)
+        assert of(found, "round_seconds_count", mode=mode) == len(records)
+        assert of(found, "round_seconds_sum", mode=mode) > 0
+    assert of(found, "accepted_tokens_total", mode="dsd") > 0
+    assert of(found, "accepted_tokens_total", mode="dsd") < of(
+        found, "drafted_tokens_total", mode="dsd"
+    )
+    drafted = [
+        r for m, done in replies.items() if m != "ar" for reply in done for r in reply.records
+    ]
+    assert of(found, "round_accepted_tokens_count") == sum(bool(r.drafted) for r in drafted)
+    assert of(found, "observation_seconds_count") == count
+    assert of(found, "queue_wait_seconds_count") >= sum(rounds.values()) + count
+    assert of(found, "received_bytes_total") == bytes_up
+    assert of(found, "sent_bytes_total") == bytes_down
+    for name in (
+        "sessions_resumed_total",
+        "sessions_refused_total",
+        "outcomes_resent_total",
+        "failures_total",
+    ):
+        assert of(found, name) == 0, name
+    assert (
+        of(found, "sessions", link="up")
+        == of(found, "queue_turns")
+        == of(found, "queue_bytes")
+        == 0
+    )
+    assert sum(value for name, value in found.items() if "refusals_total" in name) == 0
+    assert found["process_resident_memory_bytes"] > 1e6 and found["process_open_fds"] > 0
+    info = next(name for name in found if name.startswith("dsd_verifier_info"))
+    assert f'protocol="{PROTOCOL_VERSION}"' in info and TableModel(1).name in info
+
+
+def request(number: int = 1, mode: str = "dsd", resume: bytes = b"", **changes) -> SessionRequest:
+    fingerprint = TableModel(1).tokenizer_fingerprint
+    fingerprint = changes.pop("tokenizer_fingerprint", fingerprint)
+    return SessionRequest(
+        number, PROTOCOL_VERSION, mode, fingerprint, 8, 0.0, 0, 1.0, 0, resume=resume, **changes
+    )
+
+
+def test_what_is_sent_again_resumed_or_refused_is_told(served):
+    engine, robots, operators = served
+    with connect(robots, proxy=None) as robot:
+        robot.send(encode(request()))
+        opened = decode(robot.recv())
+        for _ in range(2):  # no observation came
+            robot.send(encode(Draft(opened.session, 1, 1, 0, [])))
+            assert decode(robot.recv()).code == RefusalCode.NO_OBSERVATION
+        robot.send(b"nonsense")
+        assert decode(robot.recv()).code == RefusalCode.MALFORMED
+        robot.send(encode(request(9, tokenizer_fingerprint="")))
+        assert decode(robot.recv()).error
+    scrape_until(operators, lambda f: of(f, "sessions", link="down") == 1)
+    with WebsocketChannel(robots) as channel:
+        channel.reconnect()
+        channel.send(request(2, resume=opened.ticket))
+        assert channel.receive(30).session == opened.session
+        found = scrape_until(operators, lambda f: of(f, "sessions_resumed_total") == 1)
+    assert of(found, "sessions_opened_total", mode="dsd") == 1
+    assert of(found, "sessions_refused_total") == 1
+    assert of(found, "refusals_total", code="no-observation") == 2
+    assert of(found, "refusals_total", code="malformed") == 1
+
+
+def test_an_outcome_that_got_lost_is_sent_again_and_counted(served):
+    engine, robots, operators = served
+    with WebsocketChannel(robots) as channel:
+        channel.reconnect()
+        channel.send(request())
+        session = channel.receive(30).session
+        channel.send(Observation(session, 1, "go", 2, 2, "rgb8", IMAGE.tobytes()))
+        for _ in range(3):
+            channel.send(Draft(session, 1, 1, 0, []))
+            assert channel.receive(30).round == 1
+    found = scrape_until(operators, lambda f: of(f, "outcomes_resent_total") == 2)
+    assert of(found, "outcomes_resent_total") == 2
+    assert of(found, "rounds_total", mode="dsd") == 1
+
+
+def test_expired_and_evicted_sessions_are_told_apart():
+    now = [0.0]
+    settings = EngineSettings(max_sessions=1, session_expiry_s=50.0)
+    with (
+        VerifierEngine(TableModel(1), settings, clock=lambda: now[0]) as engine,
+        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+    ):
+        for peer in ("a", "b"):
+            said: list[SessionReply] = []
+            engine.submit(request(), said.append, peer)
+            scrape_until(endpoint.url, lambda f, said=said: bool(said))
+            engine.disconnect(peer)
+        now[0] = 100.0
+        found = scrape_until(
+            endpoint.url, lambda f: of(f, "sessions_ended_total", reason="expired") == 1
+        )
+        assert of(found, "sessions_ended_total", reason="evicted") == 1
+        assert of(found, "sessions_ended_total", reason="expired") == 1
+        assert of(found, "sessions_limit") == 1
+        assert of(found, "sessions_opened_total", mode="dsd") == 2
+
+
+def test_early_outcomes_are_counted_by_layer(tmp_path):
+    model = load_model(ModelSettings(make_tiny_model(tmp_path / "target", seed=5, layers=3)))
+    model.exits = ExitAdapters.untrained(model, [1, 2])
+    with (
+        VerifierEngine(model, EngineSettings(exit_share=1.0)) as engine,
+        VerifierServer(engine, VerifierSettings(port=0)) as server,
+        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+        WebsocketChannel(server.url) as channel,
+    ):
+        with EdgeSession(channel, model, DecodeSettings(mode="fsd", max_tokens=16)) as session:
+            reply = session.decode(np.zeros((56, 56, 3), np.uint8), "go")
+        found = scrape_until(
+            endpoint.url, lambda f: of(f, "rounds_total", mode="fsd") >= reply.rounds
+        )
+        # Those that wait when the final outcome comes are not sent.
+        early = {layer: of(found, "early_outcomes_total", layer=str(layer)) for layer in (1, 2)}
+        assert sum(early.values()) >= reply.exits > 0
+        assert early[1] > 0
+        assert of(found, "early_outcomes_total", layer="other") == 0
+
+
+def test_no_peer_makes_a_series(served):
+    engine, robots, operators = served
+    before = scrape(operators)
+    with connect(robots, proxy=None) as robot:
+        for number in range(30):
+            robot.send(encode(request(number, mode=f"mode-{number}", proof=f"proof{number}")))
+            assert decode(robot.recv()).error
+        for number in range(8):
+            robot.send(b"junk %d" % number)
+            assert decode(robot.recv()).code == RefusalCode.MALFORMED
+    found = scrape_until(operators, lambda f: of(f, "connections") == 0)
+    assert found.keys() == before.keys()
+    assert of(found, "sessions_refused_total") == 30
+    assert sum(v for name, v in found.items() if "sessions_opened" in name) == 0
+    assert len(found) < 400
+    labels = {label for name in found for label in re.findall(r'(\w+)="', name)}
+    assert labels == {
+        "mode",
+        "code",
+        "reason",
+        "link",
+        "layer",
+        "le",
+        "version",
+        "protocol",
+        "model",
+    }
+    modes = {m for name in found for m in re.findall(r'mode="([^"]*)"', name)}
+    assert modes == {*PRESETS, "other"}
+
+
+def test_refused_connections_are_counted(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("correct-horse")
+    settings = VerifierSettings(port=0, token_file=str(token))
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        VerifierServer(engine, settings) as server,
+        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+    ):
+        with pytest.raises(InvalidStatus, match="401"):
+            connect(server.url, proxy=None)
+        found = scrape(endpoint.url)
+        assert of(found, "connections_refused_total", reason="token") == 1
+        with urlopen(endpoint.url) as answer:
+            assert b"correct-horse" not in answer.read()
+
+
+# --------------------------------------------------------------------------------- the endpoint
+
+
+def ask(url: str, data: bytes) -> bytes:
+    host, port = url.removeprefix("http://").removesuffix("/metrics").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as link:
+        said = b""
+        # What was not read of a request makes the end of a connection a reset.
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            link.sendall(data)
+            while more := link.recv(65536):
+                said += more
+        return said
+
+
+def is_over(link: socket.socket) -> bool:
+    """Wait for the other side to end the connection."""
+    with link, contextlib.suppress(ConnectionResetError):
+        return link.recv(10) == b""
+    return True
+
+
+@pytest.fixture
+def endpoint():
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        MetricsEndpoint(engine.metrics.registry, ANY) as served,
+    ):
+        yield served
+
+
+def test_it_answers_what_is_asked_and_nothing_else(endpoint):
+    assert ask(endpoint.url, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert ask(endpoint.url, b"GET /metrics?x=1 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    head = ask(endpoint.url, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
+    assert ask(endpoint.url, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+    assert ask(endpoint.url, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    for nonsense in (b"\xff\xfe\r\n\r\n", b"\r\n\r\n", b"GET\r\n\r\n"):
+        assert b" 405 " in (answer := ask(endpoint.url, nonsense)) or b" 404 " in answer
+    assert ask(endpoint.url, b"x" * 100_000 + b"\r\n\r\n") == b""
+    open_metrics = Request(endpoint.url, headers={"Accept": "application/openmetrics-text"})
+    with urlopen(open_metrics, timeout=30) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert answer.read().endswith(b"# EOF\n")
+
+
+def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(endpoint, monkeypatch):
+    monkeypatch.setattr(endpoint_module, "PATIENCE_S", 0.3)
+    host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
+    slow = socket.create_connection((host, int(port)), timeout=30)
+    slow.sendall(b"GET /met")
+    assert scrape(endpoint.url)
+    assert is_over(slow)
+
+
+def test_many_idle_connections_do_not_pile_up(endpoint, monkeypatch):
+    host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
+    idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(MAX_CONNECTIONS)]
+    deadline = time.monotonic() + 30
+    while len(endpoint._links) < MAX_CONNECTIONS and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises((ConnectionError, OSError)):
+        connection = HTTPConnection(host, int(port), timeout=30)
+        connection.request("GET", "/metrics")
+        connection.getresponse()
+    for link in idle:
+        link.close()
+    while endpoint._links and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert scrape(endpoint.url)
+
+
+def test_closing_gives_thread_and_socket_back():
+    with VerifierEngine(TableModel(1)) as engine:
+        endpoint = MetricsEndpoint(engine.metrics.registry, ANY)
+        endpoint.start()
+        host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
+        waiting = socket.create_connection((host, int(port)), timeout=30)
+        endpoint.close()
+        endpoint.close()
+        assert is_over(waiting)
+        assert not [thread for thread in threading.enumerate() if thread.name == "metrics"]
+        again = MetricsSettings(metrics_port=int(port))
+        with MetricsEndpoint(engine.metrics.registry, again) as first:
+            assert scrape(first.url)
+            with pytest.raises(
+                ServerError, match=f"metrics port {port} on 127.0.0.1 is in use; .*0 for none"
+            ):
+                MetricsEndpoint(engine.metrics.registry, again).start()
+
+
+@pytest.mark.parametrize(
+    "given", [{"metrics_port": -1}, {"metrics_port": 65536}, {"metrics_host": ""}]
+)
+def test_settings_out_of_place_are_refused(given):
+    with pytest.raises(ValueError, match=next(iter(given))):
+        VerifierSettings(**given)
+    with pytest.raises(ValueError, match="give the metrics another"):
+        VerifierSettings(port=8000, metrics_port=8000)
+
+
+# ------------------------------------------------------------------------------------ the names
+
+UNITS = ("seconds", "bytes", "tokens")
+
+
+def test_names_follow_the_conventions():
+    """What promtool's lint asks for."""
+    with VerifierEngine(TableModel(1)) as engine:
+        families = list(engine.metrics.registry.collect())
+    ours = [family for family in families if family.name.startswith("dsd_verifier_")]
+    assert len(ours) > 20
+    for family in ours:
+        name = family.name
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", name) and "__" not in name
+        assert family.documentation.endswith("."), name
+        assert not name.endswith(("_total", "_count", "_sum", "_bucket", "_created")), name
+        assert family.type in ("counter", "gauge", "histogram"), name
+        assert family.type not in name.split("_"), name
+        assert not re.search(r"milli|micro|_ms|_us|minutes|kilo|mega|percent", name), name
+        if family.type == "histogram":
+            assert name.endswith(UNITS), name
+        for sample in family.samples:
+            if family.type == "counter":
+                assert sample.name.endswith("_total"), sample.name
+            for label in sample.labels:
+                assert label == "le" or label not in name.split("_"), name
+
+
+def test_an_engine_that_is_dropped_is_not_kept_by_its_metrics():
+    gc.collect()
+    gc.disable()
+    try:
+        engine = VerifierEngine(TableModel(1))
+        registry = engine.metrics.registry
+        assert engine.close(30)
+        gone = weakref.ref(engine)
+        del engine
+        deadline = time.monotonic() + 10
+        while gone() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert gone() is None
+        assert list(registry.collect())
+    finally:
+        gc.enable()

@@ -15,14 +15,13 @@ from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
 from dsd_ros.decoding.acceptance import Verdict, residual
 from dsd_ros.decoding.coupling import choose
+from dsd_ros.decoding.ranges import expansion_nodes, parse_expansion
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.tree_growth import (
     BudgetTree,
     ExpansionTree,
     draw_children,
-    expansion_nodes,
     likeliest_children,
-    parse_expansion,
 )
 from dsd_ros.decoding.trees import (
     MAX_NODES,

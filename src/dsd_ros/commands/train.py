@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Train both shipped models on scenes of the simulator; interrupted, the same command "
         "goes on where it stopped.",
     )
-    from dsd_ros.training.pair import TrainSettings
+    from dsd_ros.training.settings import PUBLISHED, ExitSettings, TrainSettings
 
     add_settings(pair, TrainSettings)
     pair.set_defaults(run=_train_pair)
@@ -29,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "on rendered scenes and the model's own replies, or on conversations (JSONL of images and text, "
         "ShareGPT's JSON). Interrupted, the same command goes on where it stopped.",
     )
-    from dsd_ros.training.exit_report import PUBLISHED
-    from dsd_ros.training.exits import ExitSettings
-
     add_settings(exits, ExitSettings)
     exits.add_argument(
         "--count",
@@ -42,15 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _train_pair(args: argparse.Namespace) -> int:
-    from dsd_ros.training.pair import TrainSettings, train_pair
+    from dsd_ros.training.pair import train_pair
+    from dsd_ros.training.settings import TrainSettings
 
     train_pair(settings_from(args, TrainSettings))
     return EXIT_DONE
 
 
 def _train_exits(args: argparse.Namespace) -> int:
-    from dsd_ros.training.exit_report import PUBLISHED, count_exits, render_count, table
-    from dsd_ros.training.exits import ExitSettings, train_exits
+    from dsd_ros.training.exit_report import count_exits, render_count, table
+    from dsd_ros.training.exits import train_exits
+    from dsd_ros.training.settings import PUBLISHED, ExitSettings
 
     if args.count:
         for name in PUBLISHED if args.count == "all" else [args.count]:

@@ -7,40 +7,13 @@ decode call ``transform`` with the settings agreed when their session opened.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dsd_ros.decoding.ranges import SamplingError, SamplingSettings
+
 _COLDEST = 1e-12  # below, float32 would divide 0 by 0
-
-
-class SamplingError(ValueError):
-    """Sampling settings out of range, or logits and probabilities that are none; one sentence."""
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """Temperature (0: greedy), top-k (0: off) and top-p (1: off), applied in this order."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
-            raise SamplingError(
-                f"temperature is {self.temperature}; use 0 (greedy) or a number up to 100"
-            )
-        if self.top_k < 0:
-            raise SamplingError(f"top_k is {self.top_k}; use 0 (off) or a positive count")
-        if not 0.0 < self.top_p <= 1.0:
-            raise SamplingError(f"top_p is {self.top_p}; use a number above 0 and up to 1 (off)")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken, so that nothing is drawn."""
-        return self.temperature == 0.0
 
 
 def transform(logits: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:

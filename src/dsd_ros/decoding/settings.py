@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, Shape, mode
-from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.decoding.tree_growth import parse_expansion
-from dsd_ros.decoding.trees import MAX_NODES, TreeError
-from dsd_ros.decoding.truncation import FLOATS, MAX_KEPT
+from dsd_ros.decoding.ranges import (
+    FLOATS,
+    MAX_KEPT,
+    MAX_NODES,
+    SamplingSettings,
+    TreeError,
+    parse_expansion,
+)
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")

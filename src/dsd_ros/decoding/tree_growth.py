@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dsd_ros.decoding.ranges import MAX_NODES, TreeError, expansion_nodes
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.trees import MAX_NODES, ROOT, TokenTree, TreeError
+from dsd_ros.decoding.trees import ROOT, TokenTree
 
 Level = tuple[list[int], list[int]]
 
@@ -38,27 +39,6 @@ class GrownTree:
             held += 1
         numbers = [self.fed[node] for node in path[:held]]
         return numbers, list(self.tree.tokens_of(path[held:]))
-
-
-def parse_expansion(text: str) -> tuple[int, ...]:
-    """The children of every node, level by level, of a text such as "2,2,2"; else TreeError."""
-    try:
-        expansion = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        expansion = (0,)
-    if min(expansion) < 1 or len(expansion) > MAX_NODES:
-        raise TreeError(
-            f"expansion {text!r} is none; give the children of a node level by level, as 2,2,2"
-        )
-    nodes = expansion_nodes(expansion)
-    if nodes > MAX_NODES:
-        raise TreeError(f"expansion {text!r} makes {nodes} nodes; at most {MAX_NODES} are possible")
-    return expansion
-
-
-def expansion_nodes(expansion: Sequence[int]) -> int:
-    """The nodes of a tree where every node of level l - 1 has expansion[l - 1] children."""
-    return sum(math.prod(expansion[: level + 1]) for level in range(len(expansion)))
 
 
 def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -> list[list[int]]:

@@ -22,15 +22,10 @@ from dsd_ros.decoding.acceptance import (
     residual,
     split_residual,
 )
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.decoding.ranges import MAX_NODES, TreeError
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 ROOT = -1
-MAX_NODES = MAX_DRAFT_LENGTH
-
-
-class TreeError(ValueError):
-    """A tree, a path down it or an expansion that is none; one sentence."""
 
 
 @dataclass(frozen=True)

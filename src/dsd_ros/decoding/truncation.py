@@ -9,10 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from dsd_ros.decoding.ranges import MAX_KEPT
 from dsd_ros.decoding.sampling import SamplingError
-
-MAX_KEPT = 1 << 16  # ids of one distribution
-FLOATS = ("float16", "float32")  # of weights
 
 
 def truncate(

@@ -8,8 +8,8 @@ from typing import Protocol, cast
 import numpy as np
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
+from dsd_ros.decoding.ranges import expansion_nodes
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.tree_growth import expansion_nodes
 from dsd_ros.edge.alone import decode_alone
 from dsd_ros.edge.drafter import DraftedRound
 from dsd_ros.edge.errors import TargetChanged

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsd_ros.vlm.exits import ExitAdapters
+
+from .settings import PUBLISHED
 
 _BEGIN = "<!-- dsd train exits: begin -->"
 _END = "<!-- dsd train exits: end -->"
@@ -59,22 +60,6 @@ def _section(report: dict[str, Any]) -> str:
         table(report),
     ]
     return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class PublishedCount:
-    """A model of FSD's table 2: its exits, their parameters, and the share in percent."""
-
-    exits: int
-    parameters: float
-    percent: float
-
-
-PUBLISHED = {
-    "qwen2-vl-7b": PublishedCount(27, 88e6, 1.02),
-    "llama-2-7b": PublishedCount(31, 101e6, 1.48),
-    "vicuna-13b": PublishedCount(39, 158e6, 1.20),
-}
 
 
 def count_exits(name: str, rank: int | None = None) -> dict[str, Any]:

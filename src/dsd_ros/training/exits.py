@@ -14,8 +14,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +22,12 @@ from torch import nn
 from torch.nn import functional
 
 from dsd_ros.vlm.exits import ExitAdapters, load_exits
-from dsd_ros.vlm.loading import DTYPES
 
 from .checkpoint import load_state, save_state
 from .exit_backbones import Backbone, load_backbone
 from .exit_data import Examples, HiddenStates, conversation_examples, scene_examples
 from .exit_report import write_card
+from .settings import ExitSettings
 from .vision_stage import schedule
 
 _LOG = logging.getLogger(__name__)
@@ -38,70 +36,6 @@ CONFIDENT = 0.95
 _EPOCHS = 10.0
 _LOG_EVERY = 50
 _LOG_ROWS = 200
-
-
-@dataclass(frozen=True)
-class ExitSettings:
-    """What `dsd train exits` is asked for; ValueError, one sentence, on a value out of place.
-
-    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a
-    rate of 3e-3; with ``data`` as the paper does, one conversation a step at 1e-4. Both for 10 epochs.
-    """
-
-    model: str = field(
-        default="", metadata={"help": "model directory or hub id (default: the shipped target)"}
-    )
-    data: Path | None = field(
-        default=None,
-        metadata={
-            "help": "conversations, .jsonl or .json; none: scenes and the model's own replies"
-        },
-    )
-    layers: str = field(default="all", metadata={"help": "layers with an exit: all, or 2,4"})
-    rank: int | None = field(
-        default=None, metadata={"help": "adapters' width (none: hidden/8, 32 or more)"}
-    )
-    minutes: float | None = field(default=None, metadata={"help": "time for the training itself"})
-    steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    epochs: float | None = field(
-        default=None, metadata={"help": "epochs instead (with none of the three: 10)"}
-    )
-    rate: float | None = field(
-        default=None, metadata={"help": "learning rate (none: 1e-4 with --data, else 3e-3)"}
-    )
-    batch: int | None = field(
-        default=None, metadata={"help": "conversations a step (none: 1 with --data, else 64)"}
-    )
-    seed: int = field(default=0, metadata={"help": "seed of everything random"})
-    out: Path | None = field(default=None, metadata={"help": "folder (none: beside the model)"})
-    cache: Path = field(
-        default=Path(".cache/exits"), metadata={"help": "folder for scenes and checkpoints"}
-    )
-    worlds: int = field(default=200, metadata={"help": "rooms to render, 16 pictures each"})
-    held_out: int = field(default=400, metadata={"help": "conversations kept for the report"})
-    context: int = field(default=1600, metadata={"help": "tokens of a conversation at most"})
-    threads: int = field(default=2, metadata={"help": "CPU threads"})
-    workers: int = field(default=2, metadata={"help": "processes that render"})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    dtype: str = field(
-        default="float32", metadata={"help": "of the backbone", "choices": tuple(DTYPES)}
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {value}.")
-        for name in ("minutes", "epochs", "rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, but it is {value}.")
-        if self.context < 16:
-            raise ValueError(f"context must be at least 16 tokens, but it is {self.context}.")
-        if sum(v is not None for v in (self.minutes, self.steps, self.epochs)) > 1:
-            raise ValueError("Give minutes, steps or epochs, only one of them.")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,55 +30,12 @@ from .goal_heads import GoalHeads
 from .language_stage import Mixer, cached_look, image_tokens, live_look, train_language
 from .replies import greedy_replies
 from .rollouts import roll_out
+from .settings import TrainSettings
 from .text import all_instructions, instruction_for, prompt_ids, train_tokenizer
 from .vision_stage import Heads, train_vision
 
 Report = Callable[[str, float], None]
 _OWN_WEIGHT = 4
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """Settings of a training run; stages end after their minutes, or after their steps if given."""
-
-    out: Path = field(default=Path("models"), metadata={"help": "folder for target/ and draft/"})
-    cache: Path = field(
-        default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"}
-    )
-    seed: int = field(default=0, metadata={"help": "seed of everything random"})
-    worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
-    workers: int = field(default=2, metadata={"help": "processes that render"})
-    threads: int = field(default=2, metadata={"help": "threads of the training itself"})
-    batch: int = field(default=64, metadata={"help": "pictures per step"})
-    live_batch: int = field(default=40, metadata={"help": "questions per step, tower unfrozen"})
-    vision_minutes: float = field(default=55.0, metadata={"help": "time for the vision tower"})
-    language_minutes: float = field(default=15.0, metadata={"help": "time for the target"})
-    joint_minutes: float = field(default=26.0, metadata={"help": "time for tower and target"})
-    dagger_rounds: int = field(default=1, metadata={"help": "rounds on the model's own roll-outs"})
-    dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
-    dagger_minutes: float = field(default=9.0, metadata={"help": "training time per round"})
-    draft_minutes: float = field(default=2.0, metadata={"help": "time for the draft"})
-    distilled: int = field(default=4000, metadata={"help": "target's replies the draft learns"})
-    vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    joint_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    draft_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
-    smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
-
-    def __post_init__(self) -> None:
-        for name in ("worlds", "workers", "threads", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        for name in (
-            "vision_minutes",
-            "language_minutes",
-            "joint_minutes",
-            "dagger_minutes",
-            "draft_minutes",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
 
 
 def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:

@@ -1,0 +1,130 @@
+"""What `dsd train` is asked for, without torch, so that the command line tells of it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DTYPES = ("float32", "bfloat16", "float16")  # of vlm.loading
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Settings of a training run; stages end after their minutes, or after their steps if given."""
+
+    out: Path = field(default=Path("models"), metadata={"help": "folder for target/ and draft/"})
+    cache: Path = field(
+        default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of everything random"})
+    worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
+    workers: int = field(default=2, metadata={"help": "processes that render"})
+    threads: int = field(default=2, metadata={"help": "threads of the training itself"})
+    batch: int = field(default=64, metadata={"help": "pictures per step"})
+    live_batch: int = field(default=40, metadata={"help": "questions per step, tower unfrozen"})
+    vision_minutes: float = field(default=55.0, metadata={"help": "time for the vision tower"})
+    language_minutes: float = field(default=15.0, metadata={"help": "time for the target"})
+    joint_minutes: float = field(default=26.0, metadata={"help": "time for tower and target"})
+    dagger_rounds: int = field(default=1, metadata={"help": "rounds on the model's own roll-outs"})
+    dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
+    dagger_minutes: float = field(default=9.0, metadata={"help": "training time per round"})
+    draft_minutes: float = field(default=2.0, metadata={"help": "time for the draft"})
+    distilled: int = field(default=4000, metadata={"help": "target's replies the draft learns"})
+    vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    joint_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    draft_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
+    smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
+
+    def __post_init__(self) -> None:
+        for name in ("worlds", "workers", "threads", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
+        for name in (
+            "vision_minutes",
+            "language_minutes",
+            "joint_minutes",
+            "dagger_minutes",
+            "draft_minutes",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class ExitSettings:
+    """What `dsd train exits` is asked for; ValueError, one sentence, on a value out of place.
+
+    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a
+    rate of 3e-3; with ``data`` as the paper does, one conversation a step at 1e-4. Both for 10 epochs.
+    """
+
+    model: str = field(
+        default="", metadata={"help": "model directory or hub id (default: the shipped target)"}
+    )
+    data: Path | None = field(
+        default=None,
+        metadata={
+            "help": "conversations, .jsonl or .json; none: scenes and the model's own replies"
+        },
+    )
+    layers: str = field(default="all", metadata={"help": "layers with an exit: all, or 2,4"})
+    rank: int | None = field(
+        default=None, metadata={"help": "adapters' width (none: hidden/8, 32 or more)"}
+    )
+    minutes: float | None = field(default=None, metadata={"help": "time for the training itself"})
+    steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    epochs: float | None = field(
+        default=None, metadata={"help": "epochs instead (with none of the three: 10)"}
+    )
+    rate: float | None = field(
+        default=None, metadata={"help": "learning rate (none: 1e-4 with --data, else 3e-3)"}
+    )
+    batch: int | None = field(
+        default=None, metadata={"help": "conversations a step (none: 1 with --data, else 64)"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of everything random"})
+    out: Path | None = field(default=None, metadata={"help": "folder (none: beside the model)"})
+    cache: Path = field(
+        default=Path(".cache/exits"), metadata={"help": "folder for scenes and checkpoints"}
+    )
+    worlds: int = field(default=200, metadata={"help": "rooms to render, 16 pictures each"})
+    held_out: int = field(default=400, metadata={"help": "conversations kept for the report"})
+    context: int = field(default=1600, metadata={"help": "tokens of a conversation at most"})
+    threads: int = field(default=2, metadata={"help": "CPU threads"})
+    workers: int = field(default=2, metadata={"help": "processes that render"})
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
+    dtype: str = field(default="float32", metadata={"help": "of the backbone", "choices": DTYPES})
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {value}.")
+        for name in ("minutes", "epochs", "rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0, but it is {value}.")
+        if self.context < 16:
+            raise ValueError(f"context must be at least 16 tokens, but it is {self.context}.")
+        if sum(v is not None for v in (self.minutes, self.steps, self.epochs)) > 1:
+            raise ValueError("Give minutes, steps or epochs, only one of them.")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+
+
+@dataclass(frozen=True)
+class PublishedCount:
+    """A model of FSD's table 2: its exits, their parameters, and the share in percent."""
+
+    exits: int
+    parameters: float
+    percent: float
+
+
+PUBLISHED = {
+    "qwen2-vl-7b": PublishedCount(27, 88e6, 1.02),
+    "llama-2-7b": PublishedCount(31, 101e6, 1.48),
+    "vicuna-13b": PublishedCount(39, 158e6, 1.20),
+}

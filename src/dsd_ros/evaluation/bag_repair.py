@@ -25,7 +25,11 @@ def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
     writer = BagWriter(folder, define, storage)
     for key, text in bag.custom.items():
         writer.set_metadata(key, text)
+    saved = 0
     for record in bag.messages():
+        if record.at - saved > 1_000_000_000:  # in chunks as a recorder makes them
+            writer.save()
+            saved = record.at
         writer.write(record.topic, record.kind, (), record.at, record.data)
     writer.close()
     return writer.messages

@@ -85,6 +85,8 @@ def test_all_executables_are_declared() -> None:
         "supervisor",
         "go2",
         "record",
+        "visual",
+        "view",
     )
     nodes = {f"{name}_node" for name in names}
     assert {entry.name for entry in entry_points()} == nodes | {"dsd"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import threading
@@ -18,6 +19,10 @@ from dsd_ros.wire.credentials import bearer, read_token
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
 
 __all__ = ["WebsocketChannel", "read_token"]
+
+# A peer that answers no ping is told by LinkClosed; the library would print a traceback as well.
+_quiet = logging.getLogger(f"{__name__}.connection")
+_quiet.setLevel(logging.CRITICAL)
 
 
 class WebsocketChannel:
@@ -97,6 +102,7 @@ class WebsocketChannel:
                 max_size=MAX_FRAME_BYTES,
                 max_queue=256,
                 proxy=None,
+                logger=_quiet,
                 **options,
             )
         except InvalidStatus as error:

@@ -6,6 +6,7 @@ import argparse
 
 from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path
 from dsd_ros.flags import add_settings, settings_from
+from dsd_ros.logs import LogSettings, logging_to_stderr
 
 SUMMARY = "serve the target model to robots over a websocket"
 
@@ -14,9 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.cloud.settings import VerifierSettings
 
     parser.epilog = (
-        "Prints one line with the address it listens on, then serves until SIGINT or SIGTERM."
+        "Prints one line with the address it listens on, and one with that of its metrics where there are any; "
+        "then serves until SIGINT or SIGTERM."
     )
     add_settings(parser, VerifierSettings)
+    add_settings(parser, LogSettings)
     add_model(parser, "--model", "target")
     parser.add_argument(
         "--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)"
@@ -35,5 +38,6 @@ def _verifier(args: argparse.Namespace) -> int:
 
     settings = settings_from(args, VerifierSettings)
     model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
-    run_verifier(VerifierEngine(load_model(model), settings), settings)
+    with logging_to_stderr(settings_from(args, LogSettings)):
+        run_verifier(VerifierEngine(load_model(model), settings), settings)
     return EXIT_DONE

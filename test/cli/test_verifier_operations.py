@@ -1,0 +1,160 @@
+"""`dsd verifier` as an operator runs it: metrics on a port of their own, lines that tell no secrets, a quick end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.logs import Flood, JsonFormatter, LogSettings, TextFormatter, logging_to_stderr
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.websocket_client import WebsocketChannel
+
+SECRET = "correct-horse-battery"
+INSTRUCTION = "go to the purple elephant"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
+    token, port = tmp_path / "token", free_port()
+    token.write_text(SECRET)
+    command = [
+        sys.executable,
+        "-m",
+        "dsd_ros.cli",
+        "verifier",
+        "--port",
+        "0",
+        "--model",
+        str(models / "target"),
+    ]
+    command += [
+        "--token-file",
+        str(token),
+        "--metrics-port",
+        str(port),
+        "--log-format",
+        "json",
+        "--log-level",
+        level,
+    ]
+    said = tmp_path / "stderr"
+    with said.open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    try:
+        url = re.search(r"ws://\S+", process.stdout.readline())[0]
+        metrics = re.search(r"http://\S+", process.stdout.readline())[0]
+        assert metrics == f"http://127.0.0.1:{port}/metrics"
+        draft = load_model(ModelSettings(str(models / "draft")))
+        settings = DecodeSettings(mode="dsd", max_tokens=8)
+        with (
+            WebsocketChannel(url, token=SECRET) as channel,
+            EdgeSession(channel, draft, settings) as session,
+        ):
+            reply = session.decode(np.zeros((56, 56, 3), np.uint8), INSTRUCTION)
+            number, ticket = session.verifier.session, session.verifier.ticket
+        deadline, shown = time.monotonic() + 30, ""
+        while (
+            f'rounds_total{{mode="dsd"}} {reply.rounds}.0' not in shown
+            and time.monotonic() < deadline
+        ):
+            shown = urlopen(metrics, timeout=30).read().decode()
+            time.sleep(0.05)
+        assert f'dsd_verifier_rounds_total{{mode="dsd"}} {reply.rounds}.0' in shown
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # it was given back
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    assert {"session opened", "observation read"} <= {line["message"] for line in lines}
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    about = [
+        line
+        for line in lines
+        if line["message"] in ("session opened", "observation read", "round verified")
+    ]
+    assert {line["session"] for line in about} == {number}
+    rounds = [line["round"] for line in lines if line["message"] == "round verified"]
+    assert rounds == (list(range(1, reply.rounds + 1)) if level == "debug" else [])
+    for text in (said.read_text(), shown):
+        for secret in (SECRET, ticket.hex(), repr(ticket), INSTRUCTION, "elephant"):
+            assert secret not in text
+
+
+def record(message: str, *args, level=logging.INFO, **extra) -> logging.LogRecord:
+    made = logging.LogRecord("dsd_ros.cloud.metrics", level, "", 0, message, args, None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_line_says_what_it_is_about_and_nothing_unknown():
+    made = record(
+        "round verified", session=7, round=3, seconds=0.0125, ticket=b"x", websocket=object()
+    )
+    line = TextFormatter().format(made)
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dsd_ros\.cloud\.metrics: round verified "
+        r"session=7 round=3 seconds=0\.0125", line,
+    )  # fmt: skip
+    spoken = json.loads(JsonFormatter().format(made))
+    assert spoken.keys() == {"time", "level", "logger", "message", "session", "round", "seconds"}
+
+
+def test_a_peers_text_cannot_make_a_line():
+    made = record("refused: %s", "a\nERROR dsd_ros: all is lost\x1b[31m")
+    for formatter in (TextFormatter(), JsonFormatter()):
+        line = formatter.format(made)
+        assert "\n" not in line and "\x1b" not in line
+
+
+def test_a_flood_is_cut_and_told(monkeypatch):
+    import dsd_ros.logs as logs
+
+    now = [10.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    flood = Flood(3)
+    assert [flood.filter(record("x")) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert flood.filter(record("x", level=logging.WARNING))
+    now[0] = 11.0
+    first = record("x")
+    assert flood.filter(first) and first.getMessage() == "x (2 lines before this were left out)"
+
+
+def test_logging_ends_with_its_block(capsys):
+    log = logging.getLogger("dsd_ros.cloud.metrics")
+    before = list(logging.getLogger().handlers)
+    with logging_to_stderr(LogSettings(log_level="info")):
+        log.info("session opened", extra={"session": 5})
+        log.debug("not this")
+        logging.getLogger("websockets.server").info("nor this")
+    assert capsys.readouterr().err.rstrip().endswith("session opened session=5")
+    assert logging.getLogger().handlers == before
+    with pytest.raises(ValueError, match="log_format is 'xml'; use one of text, json"):
+        LogSettings(log_format="xml")

@@ -1,0 +1,143 @@
+"""What the nodes offer and want on the ROS graph, noted as they create it; nothing is spun and no model loaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import rclpy
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+
+_OWN = ("/parameter_events", "/rosout", "~/", "/get_", "/set_", "/list_", "/describe_")
+MANAGED = ("draft", "verifier", "bridge", "navigation", "go2")
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a topic or service. ``way``: publishes, listens, serves or calls."""
+
+    node: str
+    way: str
+    name: str
+    kind: str
+    qos: str = ""
+    reliable: bool = True
+    latched: bool = False
+
+
+def qos_text(profile: QoSProfile | int) -> tuple[str, bool, bool]:
+    """As the page says it; an int is rclpy's short form of a depth."""
+    if isinstance(profile, int):
+        return f"reliable, depth {profile}", True, False
+    reliable = profile.reliability == ReliabilityPolicy.RELIABLE
+    latched = profile.durability == DurabilityPolicy.TRANSIENT_LOCAL
+    words = ["reliable" if reliable else "best effort", *(["latched"] if latched else [])]
+    return ", ".join([*words, f"depth {profile.depth}"]), reliable, latched
+
+
+def _kind(kind: type) -> str:
+    package, form = kind.__module__.split(".")[:2]
+    return f"{package}/{form}/{kind.__name__}"
+
+
+class Notes:
+    """Wraps rclpy's four makers while it is entered; ``ends`` has what they were asked for."""
+
+    def __init__(self) -> None:
+        self.ends: set[End] = set()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Notes]:
+        makers = {
+            "create_publisher": "publishes", "create_subscription": "listens",
+            "create_service": "serves", "create_client": "calls",
+        }  # fmt: skip
+        before = {maker: getattr(Node, maker) for maker in makers}
+
+        def wrap(maker: str, way: str) -> Any:
+            def make(node: Node, kind: type, name: str, *args: Any, **rest: Any) -> Any:
+                self._note(node, way, kind, name, args, rest)
+                return before[maker](node, kind, name, *args, **rest)
+
+            return make
+
+        try:
+            for maker, way in makers.items():
+                setattr(Node, maker, wrap(maker, way))
+            yield self
+        finally:
+            for maker, original in before.items():
+                setattr(Node, maker, original)
+
+    def _note(self, node: Node, way: str, kind: type, name: str, args: Any, rest: Any) -> None:
+        about = _kind(kind)
+        if about.split("/")[0] in (
+            "rcl_interfaces",
+            "lifecycle_msgs",
+            "type_description_interfaces",
+        ):
+            return
+        owner = node.get_name().removesuffix("_link").removesuffix("_ears")
+        end = End(owner, way, name.replace("~", owner), about)
+        if way in ("publishes", "listens"):
+            profile = rest.get("qos_profile", args[-1 if way == "publishes" else 1] if args else 10)
+            text, reliable, latched = qos_text(profile)
+            end = replace(end, qos=text, reliable=reliable, latched=latched)
+        self.ends.add(end)
+
+
+def make_all(notes: Notes) -> None:
+    """Every node of the bring-up table, inactive, and what some make only when active or asked for."""
+    from dsd_ros.nodes import dds_channel, live, sensor_ahead
+    from dsd_ros.nodes.bridge_node import BridgeNode
+    from dsd_ros.nodes.draft_node import DraftNode
+    from dsd_ros.nodes.go2_node import Go2Node
+    from dsd_ros.nodes.go2_standin_node import Go2StandinNode
+    from dsd_ros.nodes.navigation_node import NavigationNode
+    from dsd_ros.nodes.simulator_node import SimulatorNode
+    from dsd_ros.nodes.supervisor_node import SupervisorNode
+    from dsd_ros.nodes.verifier_node import VerifierNode
+    from dsd_ros.nodes.visual_node import VisualNode
+
+    args = ["--ros-args"]
+    for name in MANAGED:
+        args += ["-p", f"{name}_node:autostart:=false"]
+    rclpy.init(args=args)
+    made: list[Any] = []
+    try:
+        with notes.taken():
+            for node in (
+                DraftNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
+                Go2StandinNode, VisualNode,
+            ):  # fmt: skip
+                made.append(node())
+            nodes = {node.get_name(): node for node in made}
+            nodes["go2_node"].load()
+            for name in ("verifier_node", "bridge_node"):
+                dds_channel.VerifierTopics(nodes[name], print)._topics.node.destroy_node()
+            supervisor = nodes["supervisor_node"]
+            for sensor in ("range", "scan", "depth"):
+                wants = replace(supervisor._required, obstacle=sensor)
+                sensor_ahead.listen_ahead(
+                    supervisor, wants, supervisor._limits, supervisor._view, print
+                )
+            seen = live.Live(nodes["visual_node"])
+            seen.picture()
+            seen.close()
+            view = Node("view_node", start_parameter_services=False)
+            made.append(view)
+            seen = live.Live(view)
+            seen.picture()
+            seen.close()
+    finally:
+        for node in made:
+            for end in ("give_back", "close"):
+                if hasattr(node, end):
+                    with contextlib.suppress(Exception):
+                        getattr(node, end)()
+                    break
+            node.destroy_node()
+        rclpy.shutdown()

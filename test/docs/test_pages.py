@@ -1,0 +1,104 @@
+"""Links lead somewhere, commands are commands that exist, and those marked as quick run as they are written."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, blocks, links, text_of
+
+from dsd_ros import cli
+from dsd_ros.nodes import bringup
+
+COMMANDS = all_commands()
+BY_NAME = {page.name: page for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in links(page):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{page.name} links to {target}, which is not there"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), f"{page.name} links to {target}: no such heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    listed = {target.partition("#")[0] for target in links(DOCS / "README.md")}
+    missing = {page.name for page in DOCS.glob("*.md")} - {"README.md"} - listed
+    assert not missing, f"docs/README.md does not list {', '.join(sorted(missing))}"
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {(page.parent / t).resolve() for page in PAGES for t in links(page)}
+    said = "".join(map(text_of, PAGES))
+    for picture in (DOCS / "images").iterdir():
+        assert picture in shown or f"images/{picture.name}" in said, picture.name
+
+
+def of(*start: str) -> Iterator[Command]:
+    return (command for command in COMMANDS if command.words[: len(start)] == start)
+
+
+@pytest.mark.parametrize("command", sorted(set(of("dsd")), key=str), ids=str)
+def test_dsd_understands_its_command(command: Command) -> None:
+    argv = [re.sub(r"^N$", "1", word) for word in command.words[1:]]
+    try:
+        cli.build_parser(argv).parse_args(argv)
+    except SystemExit as end:  # --version, --help
+        assert end.code == 0, f"{command} is refused"
+
+
+@pytest.mark.parametrize("command", sorted(set(of("ros2", "launch")), key=str), ids=str)
+def test_launch_arguments_exist(command: Command) -> None:
+    package, file, *rest = command.words[2:]
+    assert package == "dsd_ros" and (ROOT / "launch" / file).is_file()
+    given = dict(word.split(":=", 1) for word in rest if ":=" in word)
+    bringup.values_of(bringup.SYSTEMS[file.removesuffix(".launch.py")], given)
+
+
+def test_other_commands_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in of("make"):
+        wanted = {word for word in command.words[1:] if "=" not in word}
+        assert wanted <= targets, str(command)
+    for command in COMMANDS:
+        name, *rest = command.words
+        if name in ("python", "python3") and rest[:1] == ["-m"] and rest[1].startswith("dsd_ros"):
+            assert importlib.util.find_spec(rest[1]), str(command)
+            if rest[1] == "dsd_ros.nodes.processes":
+                system = bringup.SYSTEMS[rest[2]]
+                bringup.values_of(system, dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
+
+
+def test_there_are_commands_to_test() -> None:
+    assert len(list(of("dsd"))) > 25 and len(list(of("ros2", "launch"))) > 4
+    assert sum(command.run for command in COMMANDS) >= 4
+
+
+RUN = [command for command in COMMANDS if command.run]
+
+
+@pytest.mark.parametrize("command", RUN, ids=str)
+def test_quick_commands_run_as_written(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert command.words[0] == "dsd", f"{command}: only dsd's commands are run"
+    try:
+        code = cli.main(list(command.words[1:]))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_only_shell_blocks_are_marked_as_quick() -> None:
+    marked = {block.language for page in PAGES for block in blocks(page) if block.run}
+    assert marked <= {"bash run"}

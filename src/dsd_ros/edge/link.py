@@ -6,6 +6,7 @@ its way back is told by its numbers and dropped here.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -27,6 +28,7 @@ from dsd_ros.wire.messages import (
 )
 from dsd_ros.wire.pictures import ENCODINGS
 
+_log = logging.getLogger(__name__)
 _HANDSHAKE_RETRY_S = 1.0
 
 
@@ -227,6 +229,8 @@ class VerifierLink:
                 failure = error
             failures += 1
             resend = True
+            where = {"session": self.session, "reply": reply, "round": number, "attempt": failures}
+            _log.info("round to be sent again", extra=where)
         if isinstance(failure, LinkError):
             raise failure
         raise VerifierRefused(str(failure), RefusalCode.OVERLOADED)
@@ -269,6 +273,8 @@ class VerifierLink:
             if isinstance(message, SessionReply) and message.request == number:
                 if message.error:
                     raise VerifierRefused(message.error, "session")
+                how = "resumed" if message.session == self.session else "opened"
+                _log.info("session %s", how, extra={"session": message.session})
                 self.session, self._ticket = message.session, message.ticket
                 self.verifier = message
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome
 from dsd_ros.wire.packing import count_rows, unpack_distribution, unpack_rows
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, RoundRecord], None]
 _NO_TREE = TokenTree((), ())
@@ -123,6 +126,9 @@ class Rounds:
                 )  # fmt: skip
             )
         self._learn()
+        figures = {"rounds": len(self._records), "tokens": len(self._tokens)}
+        where = {"session": link.session, "reply": request.number, "mode": settings.mode}
+        _log.debug("reply verified", extra=where | figures)
         memory, threads = resources(self._model.device if self._model is not None else None)
         return DecodedReply(
             tokens=self._tokens,
@@ -235,6 +241,14 @@ class Rounds:
                 exit_seconds=tuple(exit_times),
             )
         )
+        if _log.isEnabledFor(logging.DEBUG):
+            where: dict[str, float] = {
+                "session": link.session,
+                "reply": request.number,
+                "round": number,
+            }
+            what = {"drafted": len(tree), "accepted": accepted, "seconds": outcome_at - draft_end}
+            _log.debug("round verified", extra=where | what)
         if drafted is not None and self._tuner is not None:
             verdict = outcome.accepted, outcome.next_token
             self._lesson = drafted, verdict, self._records[-1]

@@ -13,6 +13,7 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.nodes.decode_service import DecodeService, DraftNodeSettings
+from dsd_ros.nodes.log_lines import NodeLog
 from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
@@ -30,6 +31,7 @@ class DraftNode(ManagedNode):
         self._decode_settings = declare(self, DecodeSettings, "decode.")
         self._link_settings = declare(self, LinkSettings, "link.")
         refuse_unknown(self)
+        self._log_lines = NodeLog(self)
         self._target_tokenizer = settings.target_tokenizer
         self._channel = DdsChannel(self)
         self._decoding = DecodeService(self, self._health, settings, self._decode_settings)
@@ -60,6 +62,7 @@ class DraftNode(ManagedNode):
     def give_back(self) -> None:
         self._decoding.close()
         self._channel.close()
+        self._log_lines.close()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.settings import EngineSettings, MetricsSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.nodes import (
@@ -98,7 +98,7 @@ NODES = (
     NodePage(
         "verifier_node",
         "The target model on DDS topics. `dsd verifier` has the same settings as options.",
-        (_MANAGED, _MODEL, Group(EngineSettings, "engine.")),
+        (_MANAGED, _MODEL, Group(EngineSettings, "engine."), Group(MetricsSettings)),
     ),
     NodePage(
         "bridge_node",

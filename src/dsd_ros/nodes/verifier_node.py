@@ -6,10 +6,12 @@ the topics, cleanup frees the model and its GPU memory. Sessions do not outlive 
 
 from __future__ import annotations
 
+from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.settings import EngineSettings, MetricsSettings
 from dsd_ros.nodes import health
 from dsd_ros.nodes.dds_channel import VerifierTopics
+from dsd_ros.nodes.log_lines import NodeLog
 from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
@@ -26,16 +28,36 @@ class _Service:
     """One activation: topics and engine. The model runs in the engine's thread, not in the executor's."""
 
     def __init__(
-        self, node: VerifierNode, model: VisionLanguageModel, settings: EngineSettings
+        self,
+        node: VerifierNode,
+        model: VisionLanguageModel,
+        settings: EngineSettings,
+        metrics: MetricsSettings,
     ) -> None:
-        self.topics = VerifierTopics(node, self._on_message)
         self.engine = VerifierEngine(model, settings)
+        self._counted = 0, 0
+        self._endpoint = MetricsEndpoint(self.engine.metrics.registry, metrics)
+        if metrics.metrics_port:
+            try:
+                self._endpoint.start()
+            except OSError:
+                self.engine.close()
+                raise
+        self.topics = VerifierTopics(node, self._on_message)
         self.topics.start()
+
+    def count(self) -> None:
+        """Take the topics' bytes into the metrics."""
+        up, down = self.topics.bytes_up, self.topics.bytes_down
+        self.engine.metrics.received(up - self._counted[0])
+        self.engine.metrics.sent(down - self._counted[1])
+        self._counted = up, down
 
     def close(self, timeout: float) -> bool:
         """Answer what is under way, nothing further; False when that takes longer than ``timeout`` seconds."""
         ended = self.engine.close(timeout)
         self.topics.close()
+        self._endpoint.close()
         return ended
 
     def _on_message(self, message: Message) -> None:
@@ -49,7 +71,9 @@ class VerifierNode(ManagedNode):
         super().__init__("verifier_node")
         self._model_settings = declare_model(self, "target")
         self._engine_settings = declare(self, EngineSettings, "engine.")
+        self._metrics_settings = declare(self, MetricsSettings)
         refuse_unknown(self)
+        self._log_lines = NodeLog(self)
         self._model: VisionLanguageModel | None = None
         self._service: _Service | None = None
         self.create_timer(1.0, self._count)
@@ -62,7 +86,7 @@ class VerifierNode(ManagedNode):
 
     def begin(self) -> None:
         assert self._model is not None, "load comes first"
-        self._service = _Service(self, self._model, self._engine_settings)
+        self._service = _Service(self, self._model, self._engine_settings, self._metrics_settings)
         name = self._model.name
         self._health.report(health.OK, f"target model {name} loaded, verifying on DDS topics")
 
@@ -76,17 +100,23 @@ class VerifierNode(ManagedNode):
     def unload(self) -> None:
         self._model = None
 
+    def give_back(self) -> None:
+        self._log_lines.close()
+
     def _count(self) -> None:
         service = self._service
         if service is None or not self.active:
             return
+        service.count()
+        sessions, lost = service.engine.held_sessions()
         self._health.report(
             health.OK,
             "verifying",
             {
                 "bytes received": service.topics.bytes_up,
                 "bytes sent": service.topics.bytes_down,
-                "sessions": service.engine.sessions,
+                "sessions": sessions + lost,
+                "turns waiting": service.engine.queue()[0],
             },
         )
 

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The `dsd` command: parses, dispatches to dsd_ros.commands, and turns errors into exit codes.
 
 A command's arguments are built only when it is called, so that `dsd doctor` runs where nothing else does.
@@ -5,37 +6,46 @@ A command's arguments are built only when it is called, so that `dsd doctor` run
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from dsd_ros import __version__
-from dsd_ros.commands.shared import EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_LINK
+from dsd_ros.commands import completion, shared
+from dsd_ros.parsing import Parser, Version, add_common
 
 COMMANDS = (
     "demo", "decode", "verifier", "record", "replay", "inspect", "doctor", "bench", "theory", "train", "evaluate",
+    "completion",
 )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one `dsd` command and return its exit code, listed in ``dsd --help``."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser(argv).parse_args(argv)
-    os.environ.setdefault("HF_HUB_OFFLINE", "0" if args.online else "1")
+    debug = "--debug" in argv
     try:
-        code: int = args.run(args)
+        args = build_parser(argv).parse_args(argv)
+        os.environ.setdefault("HF_HUB_OFFLINE", "0" if args.online else "1")
+        with shared.text_or_json(args):
+            code: int = args.run(args)
+        sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return shared.EXIT_INTERRUPTED
+    except BrokenPipeError:  # e.g. the reader was `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return shared.EXIT_PIPE
     except Exception as error:
-        expected = _exit_code(error)
-        if args.debug or expected is None:
-            raise
-        print(f"dsd: {error}", file=sys.stderr)
-        return expected
+        if debug:
+            traceback.print_exc()
+        code, sentence = _told(error)
+        from dsd_ros.commands.terminal import paint
+
+        print(f"{paint('dsd:', 'red', sys.stderr)} {sentence}", file=sys.stderr)
+        return code
 
 
 def run() -> NoReturn:
@@ -44,45 +54,69 @@ def run() -> NoReturn:
     Leaving the interpreter would unload torch for a second, which a Ctrl-C should not wait for.
     """
     try:
+        words = completion.asked()
+        if words is not None:
+            completion.answer(build_parser(words))
         code = main()
+        sys.stdout.flush()
+        sys.stderr.flush()
     except SystemExit as end:  # argparse
         code = int(end.code or 0)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    except KeyboardInterrupt:
+        code = shared.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        code = shared.EXIT_PIPE
     os._exit(code)
 
 
-def _exit_code(error: Exception) -> int | None:
-    """The exit code of an error that was foreseen; None for a defect, which deserves its traceback."""
-    from dsd_ros.wire.channel import LinkError
+def _told(error: Exception) -> tuple[int, str]:
+    """An error's exit code and its sentence, on one line."""
+    sentence = " ".join(str(error).split())
+    if isinstance(error, shared.CommandError):
+        return error.exit_code, sentence
+    if "dsd_ros.wire.channel" in sys.modules:
+        from dsd_ros.wire.channel import LinkError
 
-    if isinstance(error, LinkError):
-        return EXIT_LINK
+        if isinstance(error, LinkError):
+            return shared.EXIT_LINK, sentence
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dsd_ros"):
+        return (
+            shared.EXIT_BAD_INPUT,
+            f"this takes the Python package {error.name}, which is not installed; 'dsd doctor' says how to get it",
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return shared.EXIT_BAD_INPUT, f"{error.filename}: {error.strerror.lower()}"
     if isinstance(error, (ValueError, OSError, ModuleNotFoundError)):
-        return EXIT_BAD_INPUT
-    return None
+        return shared.EXIT_BAD_INPUT, sentence
+    return (
+        shared.EXIT_DEFECT,
+        f"a defect of dsd's own: {type(error).__name__}: {sentence}; --debug shows where, please report it",
+    )
 
 
-def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+def build_parser(argv: Sequence[str]) -> Parser:
     """The parser for ``argv``: every command with its help, and the arguments of those named in it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dsd",
         description="Distributed speculative decoding for on-robot VLM control.",
-        epilog="Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, "
-        "130 interrupted.",
+        epilog="'dsd COMMAND --help' tells of a command. Exit codes: 0 done, 1 goal not reached, 2 bad input, "
+        "3 link or verifier failed, 70 a defect, 130 interrupted, 141 nobody reads the output.",
     )
-    parser.add_argument("--version", action="version", version=f"dsd_ros {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show an error's traceback")
-    parser.add_argument(
-        "--online", action="store_true", help="allow downloading a model named by its hub id"
-    )
+    parser.add_argument("--version", action=Version)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"dsd_ros.commands.{name}")
-        command = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
+        command = commands.add_parser(
+            name, help=module.SUMMARY, description=_sentence(module.SUMMARY)
+        )
         if name in argv:
             module.add_arguments(command)
+    add_common(parser)
     return parser
+
+
+def _sentence(summary: str) -> str:
+    return summary[:1].upper() + summary[1:] + "."
 
 
 if __name__ == "__main__":

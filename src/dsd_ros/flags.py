@@ -6,8 +6,11 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+_METAVARS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
 
 def add_settings(parser: argparse.ArgumentParser, schema: type) -> None:
@@ -20,17 +23,26 @@ def add_settings(parser: argparse.ArgumentParser, schema: type) -> None:
         if default not in (None, "", dataclasses.MISSING):
             text += f" (default: {default})".replace("%", "%%")
         if isinstance(field.default, bool):
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(flag, action=action, default=field.default, help=text)
+            either = argparse.BooleanOptionalAction
+            parser.add_argument(flag, action=either, default=field.default, help=text)
             continue
         choices = field.metadata.get("choices")
-        parser.add_argument(
+        action = parser.add_argument(
             flag,
             type=reader(field, hints[field.name]),
             default=field.default,
             help=text,
-            metavar="|".join(choices) if choices else field.name.upper(),
+            metavar="|".join(choices)
+            if choices
+            else _METAVARS.get(_without_none(hints[field.name])),
         )
+        if choices:
+            offer(action, choices)
+
+
+def offer(action: argparse.Action, words: Sequence[str]) -> None:
+    """Let Tab complete an option's value with ``words``; what else is accepted stays as it was."""
+    action.completer = lambda **_: tuple(words)  # type: ignore[attr-defined]
 
 
 def reader(field: dataclasses.Field[Any], hint: Any) -> Callable[[str], Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,15 @@ from typing import Any
 from dsd_ros.commands.bench_faults import add_faults
 from dsd_ros.commands.bench_safety import add_safety
 from dsd_ros.commands.bench_view import add_view
-from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_model, model_path, write_json
+from dsd_ros.commands.shared import (
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    add_json,
+    add_model,
+    model_path,
+    write_json,
+)
+from dsd_ros.commands.terminal import Progress
 
 SUMMARY = "measure the system on this machine"
 
@@ -36,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(overhead, "--draft", "draft")
     add_model(overhead, "--target", "target")
-    overhead.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(overhead)
     overhead.set_defaults(run=_bench_overhead)
     _add_modes(benches)
     _add_wire(benches)
@@ -49,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _bench_overhead(args: argparse.Namespace) -> int:
     from dsd_ros.evaluation.overhead import measure_overhead, render
 
-    report = measure_overhead(
-        transports=args.transports.split(","),
-        replies=args.replies,
-        draft=model_path(args.draft, "draft"),
-        target=model_path(args.target, "target"),
-    )
+    with Progress() as bar:
+        report = measure_overhead(
+            transports=args.transports.split(","),
+            replies=args.replies,
+            draft=model_path(args.draft, "draft"),
+            target=model_path(args.target, "target"),
+            progress=bar.to,
+        )
     print(render(report))
     write_json(args.json, report)
     return EXIT_DONE
@@ -102,7 +111,7 @@ def _add_modes(benches: Any) -> None:
     _add_decode_settings(modes)
     add_model(modes, "--draft", "draft")
     add_model(modes, "--target", "target")
-    modes.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(modes)
     modes.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw speed-up and miss rate (.png, .svg, .pdf)"
     )
@@ -154,18 +163,21 @@ def _bench_modes(args: argparse.Namespace) -> int:
     common = _given_settings(args)
     sweeps = [parse_sweep(text) for text in args.sweep]
     variants = crossed(parse_modes(args.modes, common, profile.gamma), sweeps)
-    report = measure_modes(
-        profile,
-        variants,
-        args.images,
-        draft=model_path(args.draft, "draft"),
-        target=model_path(args.target, "target"),
-        transport=args.transport,
-        time_scale=args.time_scale,
-        seed=common.get("seed", 0),
-        sweeps=sweeps,
-        progress=_say_progress,
-    )
+    with Progress() as bar:
+        report = measure_modes(
+            profile,
+            variants,
+            args.images,
+            draft=model_path(args.draft, "draft"),
+            target=model_path(args.target, "target"),
+            transport=args.transport,
+            time_scale=args.time_scale,
+            seed=common.get("seed", 0),
+            sweeps=sweeps,
+            progress=lambda done, total, variant, reply: bar.to(
+                done / total, _said(variant.label, reply)
+            ),
+        )
     print(render(report))
     write_json(args.json, report)
     if args.plot is not None:
@@ -173,12 +185,8 @@ def _bench_modes(args: argparse.Namespace) -> int:
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
-def _say_progress(done: int, total: int, variant: Any, reply: Any) -> None:
-    print(
-        f"{done}/{total} {variant.label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s",
-        file=sys.stderr,
-        flush=True,
-    )
+def _said(label: str, reply: Any) -> str:
+    return f"{label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s"
 
 
 def _add_wire(benches: Any) -> None:
@@ -206,7 +214,7 @@ def _add_wire(benches: Any) -> None:
         "--shapes",
         default="sequence",
         metavar="SHAPE,...",
-        help="of the drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or "
+        help="shapes of drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or "
         "budget16:8 (nodes, and depth; for proof coupled only) (default: %(default)s)",
     )
     wire.add_argument(
@@ -234,7 +242,7 @@ def _add_wire(benches: Any) -> None:
         type=float,
         default=20.0,
         metavar="MS",
-        help="of the link, one way (default: %(default)s)",
+        help="the link's delay, one way (default: %(default)s)",
     )
     wire.add_argument(
         "--images", type=int, default=6, help="pictures, or instructions (default: %(default)s)"
@@ -271,7 +279,7 @@ def _add_wire(benches: Any) -> None:
     )
     add_model(wire, "--draft", "draft")
     add_model(wire, "--target", "target")
-    wire.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(wire)
     wire.add_argument(
         "--plot",
         type=Path,
@@ -323,16 +331,13 @@ def _bench_wire(args: argparse.Namespace) -> int:
     else:  # one thread each: the models share this machine, and their threads would wait for each other
         draft = ModelSettings(model_path(args.draft, "draft"), threads=1)
         target = ModelSettings(model_path(args.target, "target"), threads=1)
-    report = measure_wire(
-        setting,
-        draft,
-        target,
-        progress=lambda done, total, label, reply: print(
-            f"{done}/{total} {label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s",
-            file=sys.stderr,
-            flush=True,
-        ),
-    )
+    with Progress() as bar:
+        report = measure_wire(
+            setting,
+            draft,
+            target,
+            progress=lambda done, total, label, reply: bar.to(done / total, _said(label, reply)),
+        )
     print(render(report))
     write_json(args.json, report)
     if args.plot is not None:
@@ -347,7 +352,9 @@ def _add_soak(benches: Any) -> None:
         description="Decode many replies to small noise pictures over an emulated link, with short pauses and a new "
         "session now and then, and watch what the process holds. Exit 1 when it grows beyond the bounds.",
     )
-    soak.add_argument("--replies", type=int, default=2000, help="(default: %(default)s)")
+    soak.add_argument(
+        "--replies", type=int, default=2000, help="how many to decode (default: %(default)s)"
+    )
     soak.add_argument(
         "--mode",
         default="fsd",
@@ -362,7 +369,7 @@ def _add_soak(benches: Any) -> None:
     _add_decode_settings(soak)
     add_model(soak, "--draft", "draft")
     add_model(soak, "--target", "target")
-    soak.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(soak)
     soak.set_defaults(run=_bench_soak)
 
 
@@ -373,19 +380,18 @@ def _bench_soak(args: argparse.Namespace) -> int:
     variants = parse_modes(args.mode, _given_settings(args))
     if len(variants) != 1:
         raise ValueError(f"--mode {args.mode} names several modes; soak one at a time")
-    report = soak(
-        variants[0].decode,
-        args.replies,
-        draft=model_path(args.draft, "draft"),
-        target=model_path(args.target, "target"),
-        max_growth_mb=args.max_growth_mb,
-        progress=lambda sample: print(
-            f"{sample['replies']:g}/{args.replies} replies, {sample['memory_mb']:.0f} MB, "
-            f"{sample['threads']:g} threads",
-            file=sys.stderr,
-            flush=True,
-        ),
-    )
+    with Progress() as bar:
+        report = soak(
+            variants[0].decode,
+            args.replies,
+            draft=model_path(args.draft, "draft"),
+            target=model_path(args.target, "target"),
+            max_growth_mb=args.max_growth_mb,
+            progress=lambda sample: bar.to(
+                sample["replies"] / args.replies,
+                f"{sample['memory_mb']:.0f} MB, {sample['threads']:g} threads",
+            ),
+        )
     print(render(report))
     write_json(args.json, report)
     return EXIT_DONE if report["steady"] else EXIT_GOAL_MISSED

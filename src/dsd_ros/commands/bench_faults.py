@@ -14,6 +14,8 @@ from dsd_ros.commands.shared import (
     EXIT_GOAL_MISSED,
     EXIT_INTERRUPTED,
     EXIT_LINK,
+    CommandError,
+    add_json,
     add_model,
     model_path,
     write_json,
@@ -31,9 +33,14 @@ def add_faults(benches: Any) -> None:
         "about its picture, no motion later than half a second after what must stop the robot, every run ends in "
         "success or a named stop. Exit 1 when anything of that did not hold.",
     )
-    faults.add_argument("--count", type=int, default=100, help="of faults (default: %(default)s)")
     faults.add_argument(
-        "--seed", type=int, default=0, help="of the plan of faults (default: %(default)s)"
+        "--count", type=int, default=100, help="how many faults (default: %(default)s)"
+    )
+    faults.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="which plan of faults to follow (default: %(default)s)",
     )
     faults.add_argument(
         "--transport",
@@ -46,7 +53,7 @@ def add_faults(benches: Any) -> None:
     )
     add_model(faults, "--draft", "draft")
     add_model(faults, "--target", "target")
-    faults.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    add_json(faults, "everything")
     faults.add_argument("--log", type=Path, metavar="FILE", help="what the processes print")
     faults.set_defaults(run=_bench_faults)
 
@@ -75,8 +82,7 @@ def _bench_faults(args: argparse.Namespace) -> int:
             log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None
             report = measure_faults(settings, _progress, log)
     except FaultBenchError as error:
-        print(f"dsd bench faults: {error}", file=sys.stderr)
-        return EXIT_LINK
+        raise CommandError(error, EXIT_LINK) from error
     finally:
         if sys.stderr.isatty():
             print(file=sys.stderr)

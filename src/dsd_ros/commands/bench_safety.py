@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
+from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED, CommandError, add_json, write_json
+from dsd_ros.commands.terminal import Progress
 
 
 def add_safety(benches: Any) -> None:
@@ -20,13 +18,16 @@ def add_safety(benches: Any) -> None:
         "second.",
     )
     safety.add_argument(
-        "--trials", type=int, default=10, help="of each cause (default: %(default)s)"
+        "--trials",
+        type=int,
+        default=10,
+        help="how often to provoke each cause (default: %(default)s)",
     )
     safety.add_argument(
         "--causes",
         default="all",
         metavar="CAUSE,...",
-        help="of SafetyState.msg, e.g. CAMERA_STALE,TILT (default: %(default)s)",
+        help="causes of SafetyState.msg, e.g. CAMERA_STALE,TILT (default: %(default)s)",
     )
     safety.add_argument(
         "--load", type=int, default=0, metavar="N",
@@ -37,26 +38,28 @@ def add_safety(benches: Any) -> None:
         action="store_true",
         help="the supervisor does without real-time scheduling",
     )
-    safety.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(safety)
     safety.set_defaults(run=_bench_safety)
 
 
 def _bench_safety(args: argparse.Namespace) -> int:
     from dsd_ros.evaluation.overhead import machine
-    from dsd_ros.nodes.safety_bench import LIMIT_S, measure_safety
+    from dsd_ros.nodes.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety
     from dsd_ros.nodes.safety_standin import SafetyBenchError
 
-    def progress(name: str, times: Sequence[float]) -> None:
-        print(f"{name}: worst of {len(times)}: {max(times):.3f} s", file=sys.stderr, flush=True)
-
     causes = None if args.causes == "all" else args.causes.split(",")
+    count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)
     try:
-        rows = measure_safety(
-            args.trials, causes, progress, args.load, realtime=not args.no_realtime
-        )
+        with Progress() as bar:
+            rows = measure_safety(
+                args.trials,
+                causes,
+                lambda name, times: bar.step(count, f"{name}: worst {max(times):.3f} s"),
+                args.load,
+                realtime=not args.no_realtime,
+            )
     except SafetyBenchError as error:
-        print(f"dsd bench safety: {error}", file=sys.stderr)
-        return EXIT_GOAL_MISSED
+        raise CommandError(error, EXIT_GOAL_MISSED) from error
     worst = max(row["worst_s"] for row in rows)
     report = {
         "bench": "safety",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
-from dsd_ros.commands.shared import EXIT_BAD_INPUT, EXIT_DONE, EXIT_GOAL_MISSED, write_json
+from dsd_ros.commands.shared import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    CommandError,
+    add_json,
+    write_json,
+)
+from dsd_ros.commands.terminal import Progress
 
 
 def add_view(benches: Any) -> None:
@@ -24,7 +30,7 @@ def add_view(benches: Any) -> None:
     )
     view.add_argument("--replies", type=int, default=8, help="per block (default: %(default)s)")
     view.add_argument("--mode", default="fsd", help="decoding mode (default: %(default)s)")
-    view.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(view)
     view.set_defaults(run=_bench_view)
 
 
@@ -36,21 +42,20 @@ def _bench_view(args: argparse.Namespace) -> int:
         ViewBenchError,
         measure_views,
         render,
-        say,
     )
     from dsd_ros.views.web import MISSING, available
 
     if args.blocks < 1 or args.replies < 1:
-        print("dsd bench view: --blocks and --replies are at least 1.", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        raise ValueError("--blocks and --replies must be at least 1")
     if not available():
-        print(f"dsd bench view: {MISSING}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        raise CommandError(MISSING, EXIT_BAD_INPUT)
     try:
-        report = measure_views(args.blocks, args.replies, args.mode, say)
+        with Progress() as bar:
+            report = measure_views(
+                args.blocks, args.replies, args.mode, lambda line: bar.step(2 * args.blocks, line)
+            )
     except ViewBenchError as error:
-        print(f"dsd bench view: {error}", file=sys.stderr)
-        return EXIT_GOAL_MISSED
+        raise CommandError(error, EXIT_GOAL_MISSED) from error
     report["machine"] = machine()
     print(render(report))
     write_json(args.json, report)

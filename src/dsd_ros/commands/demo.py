@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from dsd_ros.commands.shared import add_model, add_target_tokenizer
+from dsd_ros.flags import offer
 
 SUMMARY = "the simulated Go2 finds the object named in an instruction, every node a process"
 
@@ -16,16 +17,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
     parser.add_argument(
-        "--instruction", default="find the silver bottle", help="(default: %(default)s)"
+        "--instruction",
+        default="find the silver bottle",
+        help="what the robot is to find, in plain English (default: %(default)s)",
     )
-    parser.add_argument(
+    mode = parser.add_argument(
         "--mode",
         default="dsd",
         metavar="MODE",
         help=f"decoding mode: {', '.join(PRESETS)} (default: %(default)s)",
     )
+    offer(mode, tuple(PRESETS))
     parser.add_argument(
-        "--transport", choices=TRANSPORTS, default="dds", help="(default: %(default)s)"
+        "--transport",
+        choices=TRANSPORTS,
+        default="dds",
+        help="how robot and verifier talk: ROS topics, or a websocket as over the Internet (default: %(default)s)",
     )
     parser.add_argument(
         "--robot",
@@ -34,9 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go2-standin: drive a stand-in Go2 through the real robot's driver (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=DEMO_SEED, help="of the simulated world (default: %(default)s)"
+        "--seed",
+        type=int,
+        default=DEMO_SEED,
+        help="which simulated room (default: %(default)s)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default: 0)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="how freely replies are drawn; 0: always the likeliest (default: 0)",
+    )
     parser.add_argument("--headless", action="store_true", help="open no window; plain output")
     parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
     parser.add_argument(

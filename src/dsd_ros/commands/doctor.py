@@ -6,6 +6,7 @@ import argparse
 import json
 
 from dsd_ros.commands.shared import EXIT_DONE, EXIT_GOAL_MISSED
+from dsd_ros.commands.terminal import paint
 
 SUMMARY = "what is installed here, what is missing, and the remedy"
 
@@ -28,5 +29,14 @@ def _doctor(args: argparse.Namespace) -> int:
     from dsd_ros import doctor
 
     findings = doctor.examine(doctor.Role(args.role))
-    print(json.dumps(doctor.as_json(findings)) if args.json else doctor.render(findings))
+    print(json.dumps(doctor.as_json(findings)) if args.json else _coloured(doctor.render(findings)))
     return EXIT_DONE if doctor.healthy(findings) else EXIT_GOAL_MISSED
+
+
+def _coloured(text: str) -> str:
+    colours = {"ok": "green", "MISSING": "red", "optional": "yellow"}
+    lines = []
+    for line in text.splitlines():
+        mark = line.partition(" ")[0]
+        lines.append(paint(mark, colours[mark]) + line[len(mark) :] if mark in colours else line)
+    return "\n".join(lines)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dsd_ros.commands.shared import EXIT_DONE, add_model, model_path, write_json
+from dsd_ros.commands.shared import EXIT_DONE, add_json, add_model, model_path, write_json
+from dsd_ros.commands.terminal import Progress
 
 SUMMARY = "measure models on held-out scenes and in simulated runs"
 
@@ -17,11 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="accuracy, acceptance and closed-loop success of a pair",
         description="Measure a target and a draft on held-out scenes and in simulated runs from unseen seeds.",
     )
-    pair.add_argument("--scenes", type=int, default=1000, help="(default: %(default)s)")
-    pair.add_argument("--seeds", type=int, default=50, help="runs (default: %(default)s)")
+    pair.add_argument(
+        "--scenes", type=int, default=1000, help="held-out scenes (default: %(default)s)"
+    )
+    pair.add_argument("--seeds", type=int, default=50, help="simulated runs (default: %(default)s)")
     add_model(pair, "--draft", "draft")
     add_model(pair, "--target", "target")
-    pair.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(pair)
     pair.set_defaults(run=_evaluate_pair)
 
 
@@ -29,7 +32,10 @@ def _evaluate_pair(args: argparse.Namespace) -> int:
     from dsd_ros.evaluation.pair import evaluate_pair
 
     target, draft = model_path(args.target, "target"), model_path(args.draft, "draft")
-    figures = evaluate_pair(Path(target), Path(draft), scenes=args.scenes, seeds=args.seeds)
+    with Progress() as bar:
+        figures = evaluate_pair(
+            Path(target), Path(draft), scenes=args.scenes, seeds=args.seeds, report=bar.report
+        )
     for name in ("target", "draft"):
         row = figures[name]
         print(

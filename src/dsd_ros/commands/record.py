@@ -15,7 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("directory", metavar="DIR", help="folder to make; it must not be there yet")
     parser.add_argument(
-        "--storage", choices=tuple(STORAGES), default="mcap", help="(default: %(default)s)"
+        "--storage",
+        choices=tuple(STORAGES),
+        default="mcap",
+        help="file format of the bag (default: %(default)s)",
     )
     parser.add_argument(
         "--camera-hz",
@@ -32,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="record this topic, too; may be repeated",
     )
     parser.add_argument(
-        "--namespace", default="", metavar="NAME", help="of the robot, e.g. go2_1 (default: none)"
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="ROS namespace of the robot, e.g. go2_1 (default: none)",
     )
     parser.add_argument(
         "--seconds",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from dsd_ros.commands.shared import (
@@ -13,6 +12,8 @@ from dsd_ros.commands.shared import (
     EXIT_GOAL_MISSED,
     EXIT_INTERRUPTED,
     EXIT_LINK,
+    CommandError,
+    add_json,
     add_model,
     write_json,
 )
@@ -36,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"another decoding mode, which must give the same: {', '.join(PRESETS)} (default: as recorded)",
     )
     parser.add_argument(
-        "--transport", default="", choices=TRANSPORTS, help="(default: as recorded)"
+        "--transport",
+        default="",
+        choices=TRANSPORTS,
+        help="how the nodes talk to the verifier (default: as recorded)",
     )
     add_model(parser, "--draft-model", "draft")
     add_model(parser, "--target-model", "target")
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=60.0, metavar="S", help="for one reply (default: 60)"
     )
     parser.add_argument("--verbose", action="store_true", help="pass on what the nodes print")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the comparison as JSON")
+    add_json(parser, "the comparison", alone=False)
     parser.set_defaults(run=_replay)
 
 
@@ -81,8 +85,7 @@ def _replay(args: argparse.Namespace) -> int:
     try:
         results = _run(tasks, args, lambda: bool(interrupted))
     except ReplayFailed as error:
-        print(f"dsd replay: {error}", file=sys.stderr)
-        return EXIT_LINK
+        raise CommandError(error, EXIT_LINK) from error
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     finally:

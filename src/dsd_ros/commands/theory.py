@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dsd_ros.commands import theory_proofs
-from dsd_ros.commands.shared import EXIT_DONE, write_json
+from dsd_ros.commands.shared import EXIT_DONE, add_json, write_json
 
 SUMMARY = "what the papers' formulas predict"
 
@@ -39,12 +39,15 @@ def _add_cost(parser: argparse.ArgumentParser) -> None:
         "--requests", type=float, default=1e6, help="requests billed (default: 1e6)"
     )
     parser.add_argument(
-        "--input-tokens", type=float, default=100, help="of a request (default: %(default)s)"
+        "--input-tokens",
+        type=float,
+        default=100,
+        help="tokens a request has (default: %(default)s)",
     )
     parser.add_argument(
-        "--output-tokens", type=float, default=500, help="of a request (default: %(default)s)"
+        "--output-tokens", type=float, default=500, help="tokens a reply has (default: %(default)s)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(parser)
     parser.set_defaults(run=_cost)
 
 
@@ -88,7 +91,7 @@ def _add_latency(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw equation 9 over r and c (Figure 6)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(parser)
     parser.set_defaults(run=_latency)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.commands.shared import EXIT_DONE, write_json
+from dsd_ros.commands.shared import EXIT_DONE, add_json, write_json
 
 
 def add_kinds(kinds: Any) -> None:
@@ -144,12 +144,12 @@ def _add_distribution(parser: argparse.ArgumentParser, *, vocabulary: int, bits:
         "--vocabulary", type=int, default=vocabulary, help="V (default: %(default)s)"
     )
     parser.add_argument(
-        "--bits", type=int, default=bits, help="of one probability (default: %(default)s)"
+        "--bits", type=int, default=bits, help="bits of one probability (default: %(default)s)"
     )
 
 
 def _end(parser: argparse.ArgumentParser, run: Any) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 

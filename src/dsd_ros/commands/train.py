@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from dsd_ros.commands.shared import EXIT_DONE, model_path
+from dsd_ros.commands.shared import EXIT_DONE, add_json, model_path, write_json
+from dsd_ros.commands.terminal import Progress
 from dsd_ros.flags import add_settings, settings_from
 
 SUMMARY = "train the shipped models, or early exits for any model"
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.training.settings import PUBLISHED, ExitSettings, TrainSettings
 
     add_settings(pair, TrainSettings)
+    add_json(pair)
     pair.set_defaults(run=_train_pair)
     exits = trainings.add_parser(
         "exits",
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[*PUBLISHED, "all"],
         help="train nothing: count the exits' parameters in a model of the paper's",
     )
+    add_json(exits)
     exits.set_defaults(run=_train_exits)
 
 
@@ -42,7 +45,9 @@ def _train_pair(args: argparse.Namespace) -> int:
     from dsd_ros.training.pair import train_pair
     from dsd_ros.training.settings import TrainSettings
 
-    train_pair(settings_from(args, TrainSettings))
+    with Progress() as bar:
+        figures = train_pair(settings_from(args, TrainSettings), bar.report)
+    write_json(args.json, figures)
     return EXIT_DONE
 
 
@@ -52,10 +57,14 @@ def _train_exits(args: argparse.Namespace) -> int:
     from dsd_ros.training.settings import PUBLISHED, ExitSettings
 
     if args.count:
-        for name in PUBLISHED if args.count == "all" else [args.count]:
-            print(render_count(count_exits(name, args.rank)))
+        names = list(PUBLISHED) if args.count == "all" else [args.count]
+        counts = [count_exits(name, args.rank) for name in names]
+        print("\n".join(map(render_count, counts)))
+        write_json(args.json, {"counts": counts})
         return EXIT_DONE
     args.model = model_path(args.model, "target")
-    report = train_exits(settings_from(args, ExitSettings))
+    with Progress() as bar:
+        report = train_exits(settings_from(args, ExitSettings), bar.report)
     print(table(report))
+    write_json(args.json, report)
     return EXIT_DONE

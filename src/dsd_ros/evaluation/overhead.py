@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,19 @@ _WARM_UP = 3  # replies that are not counted
 
 
 def measure_overhead(
-    transports: Sequence[str], replies: int, draft: str, target: str, seed: int = 0
+    transports: Sequence[str],
+    replies: int,
+    draft: str,
+    target: str,
+    seed: int = 0,
+    progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
     """Decode ``replies`` noise pictures in mode dsd over each transport, verifier in its own process.
 
     The overhead of a round is the time the robot waited for its outcome less the time the verifier's model
     ran, in milliseconds; drafting is not in it. First rounds, in which both sides still read the picture,
     are left out. What a tree adds to a pass of the verifier is measured beside (``tree_costs``).
-    ValueError for an unknown transport.
+    progress(share done, transport) after each reply. ValueError for an unknown transport.
     """
     for name in transports:
         if name not in TRANSPORTS:
@@ -45,7 +50,7 @@ def measure_overhead(
     model = load_model(ModelSettings(draft, threads=1))
     settings = DecodeSettings(mode="dsd", seed=seed)
     pictures = np.random.default_rng(seed).integers(0, 256, (replies, 112, 168, 3), dtype=np.uint8)
-    rows = []
+    rows, done = [], 0
     for name in transports:
         with (
             _CHANNELS[name](target) as channel,
@@ -53,11 +58,13 @@ def measure_overhead(
         ):
             for picture in pictures[:_WARM_UP]:
                 session.decode(picture, "find the silver bottle")
-            rounds = [
-                1e3 * (record.wait_seconds - record.verify_seconds)
-                for picture in pictures
-                for record in session.decode(picture, "find the silver bottle").records[1:]
-            ]
+            rounds = []
+            for picture in pictures:
+                reply = session.decode(picture, "find the silver bottle")
+                rounds += [1e3 * (r.wait_seconds - r.verify_seconds) for r in reply.records[1:]]
+                done += 1
+                if progress is not None:
+                    progress(done / (replies * len(transports)), name)
         median, p95 = np.percentile(rounds, [50, 95])
         rows.append(
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,18 @@ def evaluate_pair(
     gamma: int = 4,
     training: dict[str, Any] | None = None,
     write_cards: bool = False,
+    report: Callable[[str, float], None] | None = None,
 ) -> dict[str, Any]:
     """Measure a pair on held-out scenes and in ``seeds`` runs from unseen seeds, 100 and up.
 
     An action counts as right when it is exactly the expert's. A run counts as a success when the
     robot stopped by itself within 0.6 m of the target and touched nothing on the way. Acceptance is
     the share of greedily drafted tokens that the target confirms. With `write_cards` the figures go
-    into both model cards. Raises ValueError when a directory holds no model.
+    into both model cards. `report(line, share)` hears of the progress. Raises ValueError when a
+    directory holds no model.
     """
+    tell = report or (lambda line, share: None)
+    tell("rendering scenes", 0.0)
     big, tokenizer = load_plain(target)
     small, _ = load_plain(draft)
     images, labels = held_out_scenes(scenes)
@@ -95,7 +100,8 @@ def evaluate_pair(
     figures: dict[str, Any] = {"scenes": scenes, "seeds": seeds, "gamma": gamma}
     replies: dict[str, list[list[int]]] = {}
     features: dict[str, torch.Tensor] = {}
-    for name, model in (("target", big), ("draft", small)):
+    for share, (name, model) in zip((0.1, 0.5), (("target", big), ("draft", small)), strict=True):
+        tell(f"{name}: replies about {scenes} scenes", share)
         features[name] = image_tokens(model.model.visual, images)
         replies[name] = greedy_replies(model, features[name], prompts)
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in replies[name]]
@@ -115,6 +121,7 @@ def evaluate_pair(
         }
         run_seeds = range(_FIRST_RUN_SEED, _FIRST_RUN_SEED + seeds)
         worlds = [World.from_seed(seed) for seed in run_seeds]
+        tell(f"{name}: {seeds} runs", share + 0.15)
         runs = roll_out(model, tokenizer, worlds, max_steps=25, noisy=False)
         figures[name] |= {
             "closed_loop": _mean(runs.reached),
@@ -129,6 +136,7 @@ def evaluate_pair(
         )
         figures[name]["demo_reached"] = demo.reached[0]
     whole = [n for n, r in enumerate(replies["target"]) if r and r[-1] == EOS]
+    tell("acceptance", 0.9)
     guesses = followed(
         small,
         features["draft"][whole],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -227,7 +226,3 @@ class _Client:
     def _spin(self) -> None:
         while not self._stop.is_set():
             self._executor.spin_once(timeout_sec=0.1)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -52,38 +52,32 @@ def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[st
     """Train a model's exits, write them with their report, and return the report.
 
     Goes on where a kill left a run of the same settings. ``report(line, share)`` hears of the
-    progress; without it a progress bar is shown.
+    progress.
     """
     torch.set_num_threads(settings.threads)
-    bar = None if report is not None else _Bar()
-    tell = report or bar
-    assert tell is not None
-    try:
-        tell("loading the model", 0.0)
-        backbone = load_backbone(settings.model, settings.device, settings.dtype)
-        if settings.data is None:
-            train, held = scene_examples(
-                backbone, settings.cache, settings.worlds, settings.held_out, settings.workers,
-                settings.seed, tell,
-            )  # fmt: skip
-        else:
-            train, held = conversation_examples(
-                settings.data, backbone, settings.context, settings.held_out, settings.seed
-            )
-        run = ExitTraining(settings, backbone, train)
-        figures = run.train(tell)
-        tell("measuring", 1.0)
-        folder = settings.out or backbone.directory
-        run.exits.save(folder, backbone.fingerprint)
-        loaded = load_exits(
-            folder, backbone.fingerprint, backbone.hidden_size, backbone.num_layers,
-            torch.float32, backbone.device,
+    tell: Report = report or (lambda line, share: None)
+    tell("loading the model", 0.0)
+    backbone = load_backbone(settings.model, settings.device, settings.dtype)
+    if settings.data is None:
+        train, held = scene_examples(
+            backbone, settings.cache, settings.worlds, settings.held_out, settings.workers,
+            settings.seed, tell,
         )  # fmt: skip
-        assert loaded is not None
-        result = measure(backbone, loaded, HiddenStates(held, loaded.layers))
-    finally:
-        if bar is not None:
-            bar.close()
+    else:
+        train, held = conversation_examples(
+            settings.data, backbone, settings.context, settings.held_out, settings.seed
+        )
+    run = ExitTraining(settings, backbone, train)
+    figures = run.train(tell)
+    tell("measuring", 1.0)
+    folder = settings.out or backbone.directory
+    run.exits.save(folder, backbone.fingerprint)
+    loaded = load_exits(
+        folder, backbone.fingerprint, backbone.hidden_size, backbone.num_layers,
+        torch.float32, backbone.device,
+    )  # fmt: skip
+    assert loaded is not None
+    result = measure(backbone, loaded, HiddenStates(held, loaded.layers))
     result |= figures | {
         "data": "scenes" if settings.data is None else settings.data.name,
         "train_examples": len(train),
@@ -278,23 +272,3 @@ def measure(backbone: Backbone, exits: ExitAdapters, states: HiddenStates) -> di
         "held_out_tokens": tokens,
         "exits": rows,
     }
-
-
-class _Bar:
-    """A progress bar that reads as ``Report``."""
-
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=1000, bar_format="{percentage:3.0f}%|{bar:20}| {desc} [{elapsed}]")
-        self._drawn = 0.0
-
-    def __call__(self, line: str, share: float) -> None:
-        self._bar.n = int(1000 * min(max(share, 0.0), 1.0))
-        now = time.monotonic()
-        self._bar.set_description_str(line, refresh=now - self._drawn > 0.2)
-        if now - self._drawn > 0.2:
-            self._drawn = now
-
-    def close(self) -> None:
-        self._bar.close()

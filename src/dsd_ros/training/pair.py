@@ -50,7 +50,7 @@ def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
 def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[str, Any]:
     """Train target and draft and write both model directories; resumes where a kill left it.
 
-    `report(line, share)` hears of every stage's progress; without it a progress bar is shown.
+    `report(line, share)` hears of every stage's progress.
     Returns the stages' figures (and the evaluation's under "evaluation").
     """
     if settings.smoke and settings.vision_steps is None:
@@ -58,8 +58,7 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
         smoke = settings.cache / "smoke"
         out = smoke / "models" if settings.out == Path("models") else settings.out
         settings = smoke_settings(out, smoke, settings.seed)
-    if report is None:
-        report = _progress_bar()
+    report = report or (lambda line, share: None)
     torch.set_num_threads(settings.threads)
     run = _Run(settings, report)
     figures: dict[str, Any] = {"settings": _plain(settings)}
@@ -76,7 +75,11 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
         from dsd_ros.evaluation.pair import evaluate_pair
 
         figures["evaluation"] = evaluate_pair(
-            settings.out / "target", settings.out / "draft", training=figures, write_cards=True
+            settings.out / "target",
+            settings.out / "draft",
+            training=figures,
+            write_cards=True,
+            report=report,
         )
     return figures
 
@@ -285,15 +288,3 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def _plain(settings: TrainSettings) -> dict[str, Any]:
     return {k: v for k, v in vars(settings).items() if not isinstance(v, Path)}
-
-
-def _progress_bar() -> Report:
-    from tqdm import tqdm
-
-    bar = tqdm(total=1000, bar_format="{l_bar}{bar}| {desc} [{elapsed}]")
-
-    def report(line: str, share: float) -> None:
-        bar.n = int(1000 * min(max(share, 0.0), 1.0))
-        bar.set_description_str(line)
-
-    return report

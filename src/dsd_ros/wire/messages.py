@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.wire.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-PROTOCOL_VERSION = 4
 MAX_DRAFT = MAX_DRAFT_LENGTH
 MAX_REPLY = 8192  # tokens
 MAX_HISTORY = 8  # earlier pictures of an observation

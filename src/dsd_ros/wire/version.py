@@ -1,0 +1,3 @@
+"""The protocol's version, without what its messages import."""
+
+PROTOCOL_VERSION = 4

@@ -1,0 +1,210 @@
+"""How `dsd` behaves at a terminal and in a script: errors, --debug, --json, --version, colours, progress, Tab."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import argcomplete
+import pytest
+from in_process import dsd
+
+from dsd_ros import __version__, cli
+from dsd_ros.commands import completion, shared, terminal, theory
+from dsd_ros.parsing import every_parser
+from dsd_ros.wire.version import PROTOCOL_VERSION
+
+DSD = [sys.executable, "-m", "dsd_ros.cli"]
+COST = ("theory", "fsd-cost")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_version_names_protocol_and_commit(capsys):
+    code, out, _ = dsd(capsys, "--version")
+    assert code == 0
+    known = rf"dsd_ros {re.escape(__version__)}, protocol {PROTOCOL_VERSION}(, commit [0-9a-f]{{10,}}(-dirty)?)?\n"
+    assert re.fullmatch(known, out)
+
+
+def test_neither_help_nor_completion_loads_models_or_ros():
+    program = (
+        "import sys; from dsd_ros.cli import COMMANDS, build_parser; from dsd_ros.parsing import every_parser\n"
+        "[parser.format_help() for parser in every_parser(build_parser(COMMANDS))]\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'rclpy', 'mujoco', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(', '.join(heavy) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_and_option_says_what_it_is_for():
+    silent = []
+    for parser in every_parser(cli.build_parser(cli.COMMANDS)):
+        assert parser.description, parser.prog
+        for action in parser._actions:
+            told = (action.help or "").strip()
+            if not isinstance(action, argparse._SubParsersAction) and (
+                not told or told.startswith("(")
+            ):
+                silent.append(f"{parser.prog} {action.dest}")
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("decod", "did you mean decode?"),
+        ("bench wirre", "did you mean wire?"),
+        ("theory fsd-cost --tua 3", "did you mean --tau?"),
+        ("theory fsd-cost --tau two", "'two'"),
+        ("theory fsd-cost more", "'more'"),
+        ("theory fsd-cost --draft-price 1 2", "--target-price"),
+        ("theory fsd-cost --json no/such/folder/x.json", "make it first"),
+        ("theory fsd-cost --json .", "is a folder"),
+        ("completion tcsh", "tcsh"),
+        ("", "COMMAND"),
+        ("train", "WHAT"),
+    ],
+)
+def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
+    code, out, err = dsd(capsys, *line.split())
+    assert (code, out) == (shared.EXIT_BAD_INPUT, "")
+    assert err.startswith("dsd") and err.count("\n") == 1 and named in err
+
+
+@pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
+def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
+    words = line.format(*COST).split()
+    code, _, err = dsd(capsys, *words, "--draft-price", "1", "2")
+    assert code == shared.EXIT_BAD_INPUT
+    assert "Traceback" in err and err.splitlines()[-1].startswith("dsd: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "named"),
+    [
+        (KeyError("tokens"), shared.EXIT_DEFECT, "KeyError"),
+        (RuntimeError("two\nlines"), shared.EXIT_DEFECT, "two lines"),
+        (ModuleNotFoundError("No module", name="rclpy"), shared.EXIT_BAD_INPUT, "dsd doctor"),
+        (FileNotFoundError(2, "No such file or directory", "x.png"), shared.EXIT_BAD_INPUT, "x.png: no such"),
+        (shared.CommandError("the nodes are gone", shared.EXIT_LINK), shared.EXIT_LINK, "the nodes"),
+        (KeyboardInterrupt(), shared.EXIT_INTERRUPTED, ""),
+    ],
+)  # fmt: skip
+def test_whatever_goes_wrong_is_one_line_without_a_traceback(
+    capsys, monkeypatch, error, code, named
+):
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(theory, "_cost", fail)
+    found, out, err = dsd(capsys, *COST)
+    assert (found, out) == (code, "")
+    assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
+
+
+def test_an_interruption_while_a_command_loads_is_one_too(capsys, monkeypatch):
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(theory, "add_arguments", interrupted)
+    assert dsd(capsys, *COST) == (shared.EXIT_INTERRUPTED, "", "")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    with subprocess.Popen(
+        [*DSD, *COST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == shared.EXIT_PIPE
+
+
+def test_json_takes_the_place_of_the_text_or_goes_to_a_file(capsys, tmp_path):
+    file = tmp_path / "cost.json"
+    _, text, _ = dsd(capsys, *COST, "--json", file)
+    assert "prices in dollars" in text
+    for options in (["--json"], ["--json", "-"]):
+        code, out, err = dsd(capsys, *COST, *options)
+        assert (code, err) == (0, "")
+        assert json.loads(out) == json.loads(file.read_text())
+
+
+def test_colours_are_for_terminals_and_no_color_is_honoured(capsys, monkeypatch):
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert terminal.paint("ok", "green", Terminal()) == "\x1b[32mok\x1b[0m"
+    assert terminal.paint("ok", "green", io.StringIO()) == "ok"
+    monkeypatch.setenv("TERM", "dumb")
+    assert terminal.paint("ok", "green", Terminal()) == "ok"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal.paint("ok", "green", Terminal()) == "ok"
+    assert "\x1b" not in "".join(dsd(capsys, "nothing")[1:])
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_progress_is_for_terminals(monkeypatch, stream, shown):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", stream())
+    with terminal.Progress() as bar:
+        bar.step(4, "one of\nfour")
+        bar.to(0.5, "half")
+    said = sys.stderr.getvalue()
+    assert ("one of four" in said) == shown and bool(said) == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("dsd tr", ["train"]),
+        ("dsd bench wi", ["wire"]),
+        ("dsd decode --instr", ["--instruction"]),
+        ("dsd decode --mode ds", ["dsd", "dssd"]),
+        ("dsd demo --mode coup", ["coupled"]),
+        ("dsd demo --transport w", ["websocket"]),
+        ("dsd train exits --count vic", ["vicuna-13b"]),
+        ("dsd completion z", ["zsh"]),
+    ],
+)
+def test_tab_completes(monkeypatch, line, wanted):
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setenv("COMP_LINE", line)
+    parser = cli.build_parser(completion.asked())
+    finder = argcomplete.CompletionFinder(parser)
+    _, prefix, suffix, words, _ = argcomplete.split_line(line)
+    found = finder._get_completions(words, prefix, suffix, None)
+    assert [word.strip() for word in found] == wanted
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_each_shell_gets_its_code(capsys, shell):
+    code, out, _ = dsd(capsys, "completion", shell)
+    assert code == 0 and "dsd" in out and "_ARGCOMPLETE" in out
+
+
+def test_bash_completes_with_it(tmp_path):
+    (tmp_path / "dsd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dsd_ros.cli "$@"\n')
+    (tmp_path / "dsd").chmod(0o755)
+    script = (
+        'eval "$(dsd completion bash)"; COMP_LINE="dsd eval"; COMP_POINT=8; COMP_TYPE=9; COMP_WORDS=(dsd eval); '
+        'COMP_CWORD=1; _python_argcomplete dsd eval dsd; echo "[${COMPREPLY[*]}]"'
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+    )
+    assert re.search(r"\[evaluate ?\]", done.stdout), done.stderr

@@ -97,12 +97,27 @@ def test_a_link_that_is_lost_on_the_way(settings):
     assert bench.tick() == AT_REST
     bench.ticks(2.5)
     if settings is LONG:
+        assert bench.run.phase is Phase.EXECUTING and bench.pose.x < 0.7
+        bench.ticks(8.0)
         assert bench.run.outcome is RunOutcome.SAFETY_STOP
     elif settings is DRAFT_ONLY:
         assert bench.run.phase is Phase.DECODING and not bench.asked[-1].history
         assert len(bench.asked) == 2 and bench.asked[-1].allow_unverified
     else:
         assert bench.run.phase is Phase.RETRACING
+
+
+def test_an_action_that_the_lost_link_held_goes_on_when_it_is_back():
+    bench = Bench(LONG)
+    bench.answer(say("forward 75 cm"))
+    bench.until(lambda: bench.pose.x > 0.4)
+    bench.safety = LOST
+    bench.ticks(6.0)
+    assert len(bench.announcements) == 1 and bench.pose.x < 0.7
+    bench.safety = report()
+    bench.answer(STOP)
+    assert bench.pose.x == pytest.approx(0.75, abs=0.03)
+    assert bench.finish() is RunOutcome.ARRIVED and len(bench.announcements) == 2
 
 
 def go_out(bench: Bench) -> None:

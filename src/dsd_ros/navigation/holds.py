@@ -52,6 +52,8 @@ class Hold:
         if self._since is None:
             self._since = now
         patience = self._settings.safety_patience_s
+        if self.only_by_link(now) and self._settings.fallback == "stop":
+            patience = max(patience, self._settings.link_patience_s)
         if not REFUSALS.isdisjoint(self.report.causes):
             patience = min(patience, _REFUSED_S)
         return held if now - self._since > patience else ""

@@ -67,6 +67,9 @@ class RunSettings:
     safety_patience_s: float = _option(
         2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
     )
+    link_patience_s: float = _option(
+        10.0, "as safety_patience_s, when nothing but the lost link holds it, s", 0.5, 60.0
+    )
     safety_timeout_s: float = _option(
         1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
     )

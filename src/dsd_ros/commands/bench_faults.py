@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import signal
 import sys
 from pathlib import Path
@@ -20,8 +21,7 @@ from dsd_ros.commands.shared import (
     model_path,
     write_json,
 )
-
-_BAR = 24
+from dsd_ros.commands.terminal import Progress, is_terminal
 
 
 def add_faults(benches: Any) -> None:
@@ -46,7 +46,7 @@ def add_faults(benches: Any) -> None:
         "--transport",
         choices=("both", "websocket", "dds"),
         default="both",
-        help="both: one half each (default: %(default)s)",
+        help="how robot and verifier talk; both: one half each (default: %(default)s)",
     )
     faults.add_argument(
         "--mode", default="dsd", metavar="MODE", help="decoding mode (default: %(default)s)"
@@ -54,7 +54,9 @@ def add_faults(benches: Any) -> None:
     add_model(faults, "--draft", "draft")
     add_model(faults, "--target", "target")
     add_json(faults, "everything")
-    faults.add_argument("--log", type=Path, metavar="FILE", help="what the processes print")
+    faults.add_argument(
+        "--log", type=Path, metavar="FILE", help="write there what the processes print"
+    )
     faults.set_defaults(run=_bench_faults)
 
 
@@ -79,13 +81,11 @@ def _bench_faults(args: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     try:
         with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Progress())
             log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None
-            report = measure_faults(settings, _progress, log)
+            report = measure_faults(settings, functools.partial(_progress, bar), log)
     except FaultBenchError as error:
         raise CommandError(error, EXIT_LINK) from error
-    finally:
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
     report = {**report, "machine": machine()}
     print(render(report))
     write_json(args.json, report)
@@ -94,15 +94,10 @@ def _bench_faults(args: argparse.Namespace) -> int:
     return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
 
 
-def _progress(number: int, count: int, trial: Any) -> None:
+def _progress(bar: Progress, number: int, count: int, trial: Any) -> None:
     line = f"{number:3}/{count} {trial.transport:9} {trial.fault:28} {trial.run}"
     if trial.recovered_s is not None:
         line += f", acted again after {trial.recovered_s:.1f} s"
-    for problem in trial.problems:
-        line += f"\n    {problem}"
-    if sys.stderr.isatty():
-        full = round(_BAR * number / count)
-        line = f"\r\x1b[K[{'#' * full}{'.' * (_BAR - full)}] {line}"
-        print(line, end="" if not trial.problems else "\n", file=sys.stderr, flush=True)
-    else:
-        print(line, file=sys.stderr, flush=True)
+    bar.to(number / count, line)
+    if trial.problems or not is_terminal(sys.stderr):  # a log keeps every trial
+        bar.say("\n    ".join([line, *trial.problems]), sys.stderr)

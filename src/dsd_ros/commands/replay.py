@@ -17,6 +17,7 @@ from dsd_ros.commands.shared import (
     add_model,
     write_json,
 )
+from dsd_ros.commands.terminal import Progress, paint
 
 SUMMARY = "run a bag's pictures and instructions through the real nodes, and compare every reply"
 
@@ -51,7 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="times as fast as it was recorded; 0: as fast as possible (default: 0)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="for one reply (default: 60)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds one reply may take (default: 60)",
     )
     parser.add_argument("--verbose", action="store_true", help="pass on what the nodes print")
     add_json(parser, "the comparison", alone=False)
@@ -83,7 +88,9 @@ def _replay(args: argparse.Namespace) -> int:
     }
     began = time.monotonic()
     try:
-        results = _run(tasks, args, lambda: bool(interrupted))
+        args.replies = sum(len(task.asked) for task in tasks)
+        with Progress() as bar:
+            results = _run(tasks, args, lambda: bool(interrupted), bar)
     except ReplayFailed as error:
         raise CommandError(error, EXIT_LINK) from error
     except KeyboardInterrupt:
@@ -93,7 +100,11 @@ def _replay(args: argparse.Namespace) -> int:
             signal.signal(number, handler)
     verdicts = [verdict for _, found, _ in results for verdict in found]
     different = sum(not verdict.same for verdict in verdicts)
-    word = f"{different} of them differ" if different else "all as recorded"
+    word = (
+        paint(f"{different} of them differ", "red")
+        if different
+        else paint("all as recorded", "green")
+    )
     print(f"{len(verdicts)} replies replayed in {time.monotonic() - began:.1f} s: {word}")
     report = [
         {
@@ -110,13 +121,13 @@ def _replay(args: argparse.Namespace) -> int:
     return EXIT_GOAL_MISSED if different else EXIT_DONE
 
 
-def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any) -> list[Any]:
+def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any, bar: Progress) -> list[Any]:
     """The verdicts, bag by bag. Nodes that suit several bags are started once, so bags go by their time."""
     from dsd_ros.nodes.replay_system import ReplaySystem
 
     def printer(name: str, line: str) -> None:
         if args.verbose:
-            print(f"[{name}] {line}", flush=True)
+            bar.say(f"[{name}] {line}")
 
     results = []
     left = sorted(tasks, key=lambda task: task.first)
@@ -130,22 +141,20 @@ def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any) -> list[A
                 left.remove(task)
         with ReplaySystem(together[0].plan, printer, interrupted) as system:
             for task in together:
-                results.append((task, _one(task, system, args), system.client.target_fingerprint))
+                verdicts = _one(task, system, args, bar)
+                results.append((task, verdicts, system.client.target_fingerprint))
     order = {id(task): number for number, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[id(result[0])])
 
 
-def _one(task: Any, system: Any, args: argparse.Namespace) -> list[Any]:
+def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> list[Any]:
     from dsd_ros.evaluation.bag_replay import compare
 
     plan, client = task.plan, system.client
-    print(
-        f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}",
-        flush=True,
-    )
+    bar.say(f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}")
     recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
     if recorded and client.target_fingerprint and client.target_fingerprint not in recorded:
-        print(f"{task.bag.path}: the target model is not the one it was recorded with", flush=True)
+        bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
     verdicts = []
     began = time.monotonic()
     client.run_clock(task.first, args.rate)
@@ -161,7 +170,8 @@ def _one(task: Any, system: Any, args: argparse.Namespace) -> list[Any]:
         if verdict.same:
             reply = verdict.reply
             what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"
-            print(f"step {step.number:2}: {what}: as recorded", flush=True)
+            bar.say(f"step {step.number:2}: {what}: as recorded")
         else:
-            print("\n".join(verdict.lines()), flush=True)
+            bar.say(paint("\n".join(verdict.lines()), "red"))
+        bar.step(args.replies, f"{task.bag.path}, step {step.number}")
     return verdicts

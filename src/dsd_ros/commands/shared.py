@@ -64,7 +64,7 @@ def add_json(
         "--json",
         type=output_file,
         metavar="FILE",
-        help=f"write {what} as JSON; {without}: print them in place of the text",
+        help=f"write {what} as JSON; {without}: print that in place of the text",
         **options,
     )
 

@@ -63,6 +63,15 @@ class Progress:
         self._steps += 1
         self.to(self._steps / of, line)
 
+    def say(self, text: str, stream: TextIO | None = None) -> None:
+        """Print to stdout, or ``stream``, above the bar."""
+        stream = sys.stdout if stream is None else stream
+        if self._bar is None:
+            print(text, file=stream, flush=True)
+        else:
+            self._bar.write(text, file=stream)
+            stream.flush()
+
     def report(self, line: str, share: float) -> None:
         """``to``, as trainings and evaluations tell of themselves."""
         self.to(share, line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -207,12 +208,18 @@ def generate(
     if not jobs:
         return
     # spawn, since a forked OpenGL or torch can hang
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    ) as pool:  # Ctrl-C ends the workers without a traceback each
         futures = [pool.submit(_write_shard, path, some, frames_per_world) for path, some in jobs]
-        for future in as_completed(futures):
-            count = future.result()
-            if progress is not None:
-                progress(count)
+        try:
+            for future in as_completed(futures):
+                count = future.result()
+                if progress is not None:
+                    progress(count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # or it would render all that is left
+            raise
 
 
 def load_frames(folder: Path, limit: int | None = None) -> Frames:

@@ -95,7 +95,9 @@ class ExitSettings:
     threads: int = field(default=2, metadata={"help": "CPU threads"})
     workers: int = field(default=2, metadata={"help": "processes that render"})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    dtype: str = field(default="float32", metadata={"help": "precision of the backbone", "choices": DTYPES})
+    dtype: str = field(
+        default="float32", metadata={"help": "precision of the backbone", "choices": DTYPES}
+    )
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers"):

@@ -22,7 +22,18 @@ NODES = (
     "visual",
     "view",
 )
-EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "view")
+EXTRAS = (
+    "cloud",
+    "robot",
+    "ros",
+    "sim",
+    "train",
+    "dev",
+    "real-models",
+    "go2",
+    "text-model",
+    "view",
+)
 
 
 def requirements(name: str) -> list[str]:

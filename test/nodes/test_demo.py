@@ -50,6 +50,7 @@ def start(**settings) -> subprocess.Popen:
         ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
         ({"seed": -1}, "seed must not be negative"),
+        ({"json_path": "-"}, "goes into a file"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
         ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),

@@ -269,7 +269,7 @@ def test_each_package_of_messages_is_built_once(
         (tool.ROOT / "src" / name / "A.msg").write_text("int32 a\n")
     tool.build_messages("wheels", "r")
     tool.build_messages("wheels", "r")
-    assert built == ["dsd_msgs", "unitree_api", "unitree_go"]
+    assert built == ["dsd_msgs", "tf2_msgs", "unitree_api", "unitree_go"]
     (tool.ROOT / "src" / "unitree_go" / "A.msg").write_text("int64 a\n")
     tool.build_messages("wheels", "r")
-    assert built[3:] == ["unitree_go"]
+    assert built[4:] == ["unitree_go"]

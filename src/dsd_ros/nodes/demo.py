@@ -151,6 +151,8 @@ def _check(settings: DemoSettings) -> None:
     recorded = values_of(DEMO, _arguments(settings))["record"]
     if recorded and Path(recorded).exists():
         raise ValueError(f"{recorded} is there already; name a folder for the bag that is not.")
+    if settings.json_path == "-":
+        raise ValueError("The run's JSON goes into a file, not to '-': the nodes print there.")
     if settings.json_path is not None:
         folder = Path(settings.json_path).resolve().parent
         if not folder.is_dir():

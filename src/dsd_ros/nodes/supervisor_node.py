@@ -82,7 +82,7 @@ class SupervisorNode(Node):
         super().__init__("supervisor_node")
         self.failure: str | None = None
         self._closing = False
-        settings = declare(self, SupervisorSettings)
+        self._settings = settings = declare(self, SupervisorSettings)
         self._limits = declare(self, Limits, "limit.")
         self._required = declare(self, Requirements, "require.")
         self._view = declare(self, DepthView, "depth.")
@@ -104,7 +104,10 @@ class SupervisorNode(Node):
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.check_rate, self._decide, clock=steady)
         self.create_timer(0.5, self._hear_again, clock=steady)
-        if settings.realtime and not ask_for_realtime():
+
+    def claim_processor(self) -> None:
+        """Real-time scheduling of the whole process, where the settings say so and the system allows it."""
+        if self._settings.realtime and not ask_for_realtime():
             self.get_logger().info("real-time scheduling is not allowed here; going on without it")
 
     def close(self) -> None:
@@ -295,5 +298,11 @@ def _twist(motion: Motion) -> Twist:
     return message
 
 
+def _with_a_process_of_its_own() -> SupervisorNode:
+    node = SupervisorNode()
+    node.claim_processor()
+    return node
+
+
 def main() -> None:
-    run_main(SupervisorNode, events=True)
+    run_main(_with_a_process_of_its_own, events=True)

@@ -64,7 +64,6 @@ class ViewNode(Node):
         self.failure: str | None = None
         settings = declare(self, ViewSettings)
         refuse_unknown(self)
-        spare_the_machine()  # and its server's, which is started now
         self._server = WebServer(
             settings.bind, settings.web_port, settings.data_port, settings.memory_mb
         )
@@ -175,4 +174,5 @@ def things_of(message: MarkerArray) -> list[Thing]:
 
 
 def main() -> None:
+    spare_the_machine()  # and what the server's process takes of it
     run_main(ViewNode)

@@ -83,7 +83,6 @@ class VisualNode(Node):
         self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "nobody looks")
-        spare_the_machine()
         self._pace = Paced(self, self._work)
         self._pace.start()
 
@@ -183,4 +182,5 @@ class VisualNode(Node):
 
 
 def main() -> None:
+    spare_the_machine()
     run_main(VisualNode)

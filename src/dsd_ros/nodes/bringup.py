@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsd_ros.navigation.safety import FALLBACKS
 from dsd_ros.paths import config_directory
 
 TRANSPORTS = ("dds", "websocket")
@@ -174,7 +175,6 @@ _CA_FILE = Argument(
     ("bridge_node.ca_file",),
 )  # fmt: skip
 
-FALLBACKS = ("stop", "draft_only", "return")
 _FALLBACK = Argument(
     "fallback", "stop", "when the link is lost: stop, draft_only (a few slow unverified steps: not exact) or return",
     ("navigation_node.run.fallback", "supervisor_node.fallback"), FALLBACKS,

@@ -18,11 +18,11 @@ from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.companion import companion
 from dsd_ros.nodes.conversions import ROS_TYPES, from_ros, to_ros
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
@@ -65,17 +65,7 @@ class _Topics:
         self._on_message = on_message
         self.bytes_out = 0
         self.bytes_in = 0
-        name = f"{owner.get_name()}_link"
-        self.node = Node(
-            name,
-            context=owner.context,
-            namespace=owner.get_namespace(),
-            # A rename of the owner is meant for the owner alone; other remappings hold here, too.
-            cli_args=["--ros-args", "-r", f"__node:={name}"],
-            enable_rosout=False,
-            start_parameter_services=False,
-            parameter_overrides=[Parameter("start_type_description_service", value=False)],
-        )
+        self.node = companion(owner, "link")
         self._publishers = {
             struct: self.node.create_publisher(ROS_TYPES[struct], topic, _qos_of(struct))
             for struct, topic in outgoing.items()
@@ -93,7 +83,7 @@ class _Topics:
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._spin, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._spin, name=self.node.get_name(), daemon=True)
 
     def start(self) -> None:
         """Begin to receive. Not in the constructor: a message could come before its receiver is built."""

@@ -7,14 +7,11 @@ import threading
 import time
 from typing import Any, ClassVar
 
-import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import CameraInfo
 from std_msgs.msg import Bool, Float64, UInt32
 
@@ -24,6 +21,7 @@ from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.stamps import pose_of, seconds
+from dsd_ros.nodes.standalone import SpinningNode
 
 _PATH_SPACING_M = 0.03
 _KINDS = {
@@ -61,9 +59,8 @@ class DemoClient:
 
     def __init__(self, live: bool = True, driver: str = "") -> None:
         """:param driver: the robot's driver node, whose health says when the robot stands; empty: none."""
-        # The demo's own signal handlers stay in charge.
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = node = rclpy.create_node("demo_client")
+        self._ros = SpinningNode("demo_client")
+        node = self._ros.node
         self._lock = threading.Lock()
         self._stats: dict[tuple[int, int], DecodeStats] = {}
         self._actions: list[tuple[NavAction, list[float]]] = []  # and the pose it began at
@@ -93,18 +90,10 @@ class DemoClient:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
         self._state = node.create_client(GetState, "draft_node/get_state")
-        self._executor = SingleThreadedExecutor()
-        self._executor.add_node(node)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._spin, name="demo client", daemon=True)
-        self._thread.start()
+        self._ros.start()
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=1.0)
-        self._executor.shutdown(timeout_sec=0.2)
-        self._node.destroy_node()
-        rclpy.shutdown()
+        self._ros.close()
 
     def ready(self) -> bool:
         """Whether robot, camera, navigation and a session with the verifier are there."""
@@ -121,7 +110,7 @@ class DemoClient:
     def send_goal(self, instruction: str, time_limit: float) -> None:
         """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
         goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
-        self._executor.create_task(
+        self._ros.executor.create_task(
             lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
         )
 
@@ -147,10 +136,6 @@ class DemoClient:
                 )
 
     # -- callbacks, all in the spinning thread --------------------------------------------------
-
-    def _spin(self) -> None:
-        while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)
 
     def _ask_state(self) -> None:
         if self._state_call is not None and self._state_call.done():

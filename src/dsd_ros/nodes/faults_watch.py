@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
-from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
-from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 from std_msgs.msg import String, UInt32
 from std_srvs.srv import Trigger
@@ -34,6 +31,7 @@ from dsd_ros.nodes.faults_judge import Announced, Command, Record, Seen, Verdict
 from dsd_ros.nodes.faults_plan import DRAFT, NAVIGATION
 from dsd_ros.nodes.images import to_rgb
 from dsd_ros.nodes.stamps import pose_of, velocity_of
+from dsd_ros.nodes.standalone import SpinningNode
 
 _KINDS = {
     NavAction.STOP: ActionKind.STOP,
@@ -67,7 +65,6 @@ class Watcher:
     """Spins in a thread of its own. What it writes to ``record`` is guarded by ``lock``."""
 
     def __init__(self, instruction: str) -> None:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.instruction = instruction
         self.lock = threading.Lock()
         self.record = Record()
@@ -81,7 +78,8 @@ class Watcher:
         self._returned = self._session_seen = (
             0.0  # of the draft node, and of its session with the verifier
         )
-        self._node = node = rclpy.create_node("fault_watcher")
+        self._ros = SpinningNode("fault_watcher")
+        node = self._ros.node
         listen = node.create_subscription
         listen(Twist, "cmd_vel", self._on_command, qos.STATE)
         listen(Odometry, "odom", self._on_odometry, qos.STATE)
@@ -99,18 +97,11 @@ class Watcher:
             "up": node.create_publisher(Draft, "draft", qos.LINK),
             "down": node.create_publisher(Outcome, "outcome", qos.OUTCOMES),
         }
-        self._executor = SingleThreadedExecutor()
-        self._executor.add_node(node)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._spin, name="fault watcher", daemon=True)
-        self._thread.start()
+        self._ros.executor.create_task(_come_first)  # in the thread that spins
+        self._ros.start()
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
-        self._executor.shutdown(timeout_sec=0.2)
-        self._node.destroy_node()
-        rclpy.shutdown()
+        self._ros.close()
 
     # -- goals ---------------------------------------------------------------------------------
 
@@ -185,13 +176,13 @@ class Watcher:
             run.outcome = outcome.name
 
         # In the spinning thread: rclpy loses an answer that overtakes the asking thread.
-        self._executor.create_task(
+        self._ros.executor.create_task(
             lambda: self._navigate.send_goal_async(goal).add_done_callback(accepted)
         )
 
     def cancel(self, run: Run) -> None:
         if run.handle is not None:
-            self._executor.create_task(lambda: run.handle.cancel_goal_async())
+            self._ros.executor.create_task(lambda: run.handle.cancel_goal_async())
 
     # -- faults that are messages --------------------------------------------------------------
 
@@ -234,11 +225,6 @@ class Watcher:
     def last_action(self) -> Announced | None:
         with self.lock:
             return self.record.actions[-1] if self.record.actions else None
-
-    def _spin(self) -> None:
-        _come_first()
-        while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)
 
     def _on_command(self, message: Twist, info: Any) -> None:
         linear = message.linear

@@ -16,8 +16,9 @@ from typing import Any
 
 import cv2
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
+
+from dsd_ros.nodes.companion import companion
 
 _NICENESS = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -27,16 +28,7 @@ class Polled:
     """Subscriptions of a node of its own, ``<owner>_ears``, which no executor knows of."""
 
     def __init__(self, owner: Node) -> None:
-        name = f"{owner.get_name()}_ears"
-        self._node = Node(
-            name,
-            context=owner.context,
-            namespace=owner.get_namespace(),
-            cli_args=["--ros-args", "-r", f"__node:={name}"],
-            enable_rosout=False,
-            start_parameter_services=False,
-            parameter_overrides=[Parameter("start_type_description_service", value=False)],
-        )
+        self._node = companion(owner, "ears")
 
     def subscribe(self, kind: type, topic: str, profile: QoSProfile) -> Any:
         """A subscription for :func:`take` and :meth:`drop`."""

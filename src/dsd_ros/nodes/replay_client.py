@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import rclpy
 from builtin_interfaces.msg import Time
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.signals import SignalHandlerOptions
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image
 
@@ -22,6 +19,7 @@ from dsd_ros.nodes import qos
 from dsd_ros.nodes.record_pictures import from_png
 from dsd_ros.nodes.replay_steps import Question, Reply
 from dsd_ros.nodes.replay_tokens import TrafficLog
+from dsd_ros.nodes.standalone import SpinningNode
 
 _TICK_S = 0.05  # between two clocks, and two pictures: best effort may lose one
 _SETTLE_S = 2.0  # what the topics may still bring after the service has answered
@@ -33,8 +31,8 @@ class ReplayClient:
     """A node in a namespace of its own, spinning in a thread of its own."""
 
     def __init__(self, namespace: str) -> None:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node = node = rclpy.create_node("replay_client", namespace=namespace)
+        self._ros = SpinningNode("replay_client", namespace)
+        node = self._ros.node
         self._lock = threading.Lock()
         self._now = 0
         self._since = time.monotonic()
@@ -56,18 +54,10 @@ class ReplayClient:
         self._decode = node.create_client(Decode, "decode")
         self._state = node.create_client(GetState, "draft_node/get_state")
         node.create_timer(_TICK_S, self._tick)
-        self._executor = SingleThreadedExecutor()
-        self._executor.add_node(node)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._spin, name="replay client", daemon=True)
-        self._thread.start()
+        self._ros.start()
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=1.0)
-        self._executor.shutdown(timeout_sec=0.2)
-        self._node.destroy_node()
-        rclpy.shutdown()
+        self._ros.close()
 
     def ready(self) -> bool:
         """Whether the draft node has a session with the verifier, and listens to this node."""
@@ -163,10 +153,6 @@ class ReplayClient:
         self._clock.publish(Clock(clock=_time(now)))
         if shown is not None:
             self._camera.publish(shown)
-
-    def _spin(self) -> None:
-        while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)
 
 
 def _time(stamp: int) -> Time:

@@ -11,12 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import rclpy
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.node import Node
-from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
@@ -24,6 +20,7 @@ from dsd_msgs.srv import Decode
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import NodeEntry, NodeStart, plan
 from dsd_ros.nodes.processes import Child, ProcessGroup
+from dsd_ros.nodes.standalone import SpinningNode
 
 RATE = 15.0  # pictures per second that the figures are for
 CORE_LIMIT, REPLY_LIMIT = 5.0, 3.0  # percent
@@ -167,30 +164,18 @@ class _Client:
     """Looks at what the visualization node publishes, and asks for replies."""
 
     def __enter__(self) -> _Client:
-        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        self._node: Node = rclpy.create_node("view_bench")
+        self._ros = SpinningNode("view_bench")
+        node = self._ros.node
         self.frames = 0
-        self._node.create_subscription(
-            Image, "visual/image", self._on_frame, qos.NEWEST_STATE, raw=True
-        )
-        self._node.create_subscription(
-            MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True
-        )
-        self._decode = self._node.create_client(Decode, "decode")
-        self._state = self._node.create_client(GetState, "draft_node/get_state")
-        self._executor = SingleThreadedExecutor()
-        self._executor.add_node(self._node)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._spin, daemon=True)
-        self._thread.start()
+        node.create_subscription(Image, "visual/image", self._on_frame, qos.NEWEST_STATE, raw=True)
+        node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
+        self._decode = node.create_client(Decode, "decode")
+        self._state = node.create_client(GetState, "draft_node/get_state")
+        self._ros.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=2.0)
-        self._executor.shutdown(timeout_sec=0.2)
-        self._node.destroy_node()
-        rclpy.shutdown()
+        self._ros.close()
 
     def wait(self, limit: float) -> None:
         """Until the draft node is active and overlaid pictures come."""
@@ -222,7 +207,3 @@ class _Client:
 
     def _on_frame(self, _: bytes) -> None:
         self.frames += 1
-
-    def _spin(self) -> None:
-        while not self._stop.is_set():
-            self._executor.spin_once(timeout_sec=0.1)

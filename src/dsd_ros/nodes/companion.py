@@ -1,0 +1,21 @@
+"""A second node beside one's own, for topics that the owner's executor must not wait for."""
+
+from __future__ import annotations
+
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+
+def companion(owner: Node, suffix: str) -> Node:
+    """The node ``<owner>_<suffix>`` in the owner's context and namespace, with no service or log of its own."""
+    name = f"{owner.get_name()}_{suffix}"
+    return Node(
+        name,
+        context=owner.context,
+        namespace=owner.get_namespace(),
+        # A rename of the owner is meant for the owner alone; other remappings hold here, too.
+        cli_args=["--ros-args", "-r", f"__node:={name}"],
+        enable_rosout=False,
+        start_parameter_services=False,
+        parameter_overrides=[Parameter("start_type_description_service", value=False)],
+    )

@@ -214,13 +214,16 @@ def test_truncated_drafted_ahead_draws_the_tokens_of_truncated(depth):
 
 def test_split_drafted_ahead_draws_the_tokens_of_split():
     with VerifierEngine(TARGET) as engine:
-        replies = []
-        for mode in ("dssd", "fsd"):
+        values = {"proof": "split", "predraft_source": "guesses"}
+        with LocalChannel(engine) as channel:
+            wanted = tokens_of(over(channel, mode="dssd", **values))
+        for _ in range(5):  # on a busy machine no draft may be ready in time
             with LocalChannel(engine) as channel:
-                values = {"mode": mode, "proof": "split", "predraft_source": "guesses"}
-                replies.append(over(channel, **values))
-    assert tokens_of(replies[0]) == tokens_of(replies[1])
-    assert sum(reply.predrafts_used for reply in replies[1]) > 0
+                replies = over(channel, mode="fsd", **values)
+            assert tokens_of(replies) == wanted
+            if sum(reply.predrafts_used for reply in replies) > 0:
+                return
+    pytest.fail("no draft made ahead was used")
 
 
 @pytest.fixture(scope="module")

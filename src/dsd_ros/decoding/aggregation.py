@@ -1,0 +1,329 @@
+"""The next token of two sides, each with its own documents: p = eta^d p^d + eta^c p^c, device and cloud.
+
+Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON):
+equations 2 and 3 (eta), Algorithm 1 (speculative aggregation), equation 5 (acceptance). Beside its algorithm there
+are greedy decoding and shared randomness (``coupling``), where the token is argmax p and argmax(log p + G).
+
+What is decided is distributed as p, whatever was drafted and however little of the other side's distribution is
+known: its entries are intervals, and a decision is given only where no value in them could change it. Otherwise
+it is said whose exact entries are missing. Interval and exact values go through the same float64 operations,
+device term first, and IEEE 754's rounding is monotone, so that an answer from intervals is the exact one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.coupling import _log
+from dsd_ros.decoding.sampling import SamplingError
+
+DEVICE, CLOUD = "device", "cloud"
+MAX_ASKED = (
+    1024  # entries that one question names; those that may be the token most likely come first
+)
+_MASS = 1e-3  # by which the sum of a distribution in single precision may be off
+_OUTWARD = 1.0 + 1e-12  # exp is off by less than this
+_SLACK = 1e-9  # of a score: far more than np.log is off
+
+
+class Head(NamedTuple):
+    """The part of a distribution p that decides: its likeliest tokens, and a bound on all the others."""
+
+    ids: np.ndarray  # (k,) int64 ascending
+    values: np.ndarray  # (k,) float32, p of these
+    bound: float  # p(x) e^G(x) <= bound for every other token; without noise p(x) <= bound
+
+
+class Undecided(NamedTuple):
+    """More must be known: the exact entries ``ids``, ascending, of one side's distribution."""
+
+    side: str  # "device" or "cloud"
+    ids: list[int]
+
+
+class Decision(NamedTuple):
+    """The token that is said, and which side had drafted it."""
+
+    token: int
+    device_accepted: bool
+    cloud_accepted: bool
+
+
+class Draws(NamedTuple):
+    """Algorithm 1's uniforms of one position, 0 to below 1; deciding again after a question needs the same."""
+
+    side: float  # sigma: below 1/2 the device's draft is tried, else the cloud's
+    keep: float  # sigma^s
+
+
+class Known:
+    """What is known of a distribution p (V,): ``lo`` <= p <= ``hi``, both (V,) float64 and equal where exact."""
+
+    def __init__(self, lo: np.ndarray, hi: np.ndarray) -> None:
+        self.lo, self.hi = lo, hi
+
+    @classmethod
+    def whole(cls, p: torch.Tensor | np.ndarray) -> Known:
+        """All of p (V,). SamplingError where it is no distribution."""
+        row = _row(p)
+        # NaN fails every comparison.
+        if not (
+            row.ndim == 1 and bool((row >= 0.0).all()) and abs(float(row.sum()) - 1.0) <= _MASS
+        ):
+            raise SamplingError(
+                "a side's distribution is none: its entries must be 0 or more and sum to 1"
+            )
+        return cls(row, row)
+
+    @classmethod
+    def of_head(cls, head: Head, vocab_size: int, noise: np.ndarray | None) -> Known:
+        """What a head says; ``noise`` (V or more,) as in ``head_of``.
+
+        SamplingError for a head that no distribution over ``vocab_size`` tokens can have.
+        """
+        ids, values = np.asarray(head.ids), np.asarray(head.values)
+        bound = float(head.bound)
+        if ids.ndim != 1 or ids.shape != values.shape or ids.dtype.kind not in "iu":
+            raise SamplingError("a head must have one value for each of its ids")
+        if len(ids) and not (
+            int(ids[0]) >= 0 and int(ids[-1]) < vocab_size and bool((ids[1:] > ids[:-1]).all())
+        ):
+            raise SamplingError(f"a head's ids must ascend, from 0 to below {vocab_size}")
+        exact = values.astype(np.float64)
+        if not (bool((exact >= 0.0).all()) and float(exact.sum()) <= 1.0 + _MASS):
+            raise SamplingError("a head's values must be 0 or more and sum to at most 1")
+        if not (math.isfinite(bound) and bound >= 0.0):
+            raise SamplingError(f"a head's bound is {bound}; it must be a number of 0 or more")
+        if noise is None:
+            hi = np.full(vocab_size, min(bound, 1.0 + _MASS))
+        else:
+            hi = bound * np.exp(-_of_size(noise, vocab_size)) * _OUTWARD
+            np.minimum(hi, 1.0 + _MASS, out=hi)
+        lo = np.zeros(vocab_size)
+        lo[ids] = hi[ids] = exact
+        if not float(hi.sum()) >= 1.0 - _MASS:
+            raise SamplingError(
+                "a head's bound is too low for its values: the other tokens could not make up for what they lack of 1"
+            )
+        return cls(lo, hi)
+
+    def reveal(self, ids: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> None:
+        """Take in the exact entries of ``ids``.
+
+        SamplingError, and nothing is taken in, for entries that contradict what was known.
+        """
+        where, exact = np.asarray(ids, np.int64), np.asarray(values, np.float64)
+        if where.ndim != 1 or where.shape != exact.shape:
+            raise SamplingError("revealed entries must be one value for each id")
+        if not len(where):
+            return
+        if int(where.min()) < 0 or int(where.max()) >= len(self.lo):
+            raise SamplingError(f"a revealed id is none of 0 to below {len(self.lo)}")
+        if not bool(((exact >= self.lo[where]) & (exact <= self.hi[where])).all()):
+            raise SamplingError("a revealed probability contradicts the head that was sent before")
+        lo, hi = self.lo.copy(), self.hi.copy()
+        lo[where], hi[where] = exact, exact
+        if not bool((lo[where] == exact).all()):
+            raise SamplingError("an id was revealed twice, with different probabilities")
+        if not float(lo.sum()) <= 1.0 + _MASS:
+            raise SamplingError("the revealed probabilities sum to more than 1")
+        self.lo, self.hi = lo, hi
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one side brings to a position: its draft, the log of its documents' weight h, its distribution."""
+
+    token: int
+    log_weight: float
+    known: Known
+
+
+def head_of(p: torch.Tensor, noise: np.ndarray | None, size: int, token: int) -> Head:
+    """The ``size`` tokens (0: all) of p (V,) with the largest log p + G (without noise: p), and ``token``.
+
+    ``noise``: G (V or more,). Tokens of probability 0 are left out. The bound is a number of single
+    precision, rounded up.
+    """
+    row = _row(p)
+    if not 0 <= token < len(row):
+        raise SamplingError(f"token {token} is none of the {len(row)} of its distribution")
+    weights = row if noise is None else row * np.exp(_of_size(noise, len(row)))
+    chosen = np.arange(len(row))
+    if 0 < size < len(row):
+        chosen = np.argpartition(weights, len(row) - size)[len(row) - size :]
+    ids = np.union1d(chosen[weights[chosen] > 0.0], [token]).astype(np.int64)
+    outside = weights.copy()
+    outside[ids] = 0.0
+    most = float(outside.max(initial=0.0)) * _OUTWARD
+    bound = np.float32(most)
+    if float(bound) < most:
+        bound = np.nextafter(bound, np.float32(np.inf))
+    return Head(ids, row[ids].astype(np.float32), float(bound))
+
+
+def eta(log_weight_device: float, log_weight_cloud: float) -> tuple[float, float]:
+    """Device's and cloud's share h / (h^d + h^c) of the logs of h (equation 3); minus infinity is no documents."""
+    highest = max(log_weight_device, log_weight_cloud)
+    if not math.isfinite(highest) or math.isnan(log_weight_device + log_weight_cloud):
+        raise SamplingError(
+            f"the sides' log weights are {log_weight_device} and {log_weight_cloud}; one must be a number"
+        )
+    device, cloud = math.exp(log_weight_device - highest), math.exp(log_weight_cloud - highest)
+    return device / (device + cloud), cloud / (device + cloud)
+
+
+def mixture(
+    p_device: torch.Tensor,
+    p_cloud: torch.Tensor,
+    log_weight_device: float,
+    log_weight_cloud: float,
+) -> torch.Tensor:
+    """p = eta^d p^d + eta^c p^c (equation 2), (V,) float64 over the larger of the two vocabularies."""
+    shares = eta(log_weight_device, log_weight_cloud)
+    return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
+
+
+def acceptance(
+    p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float
+) -> tuple[float, float]:
+    """How often Algorithm 1 takes the device's and the cloud's draft (equation 5).
+
+    alpha^s = (1 - eta^o d) / 2 + sum_x p^s(x) p(x) / 2 with d = 1 - sum_x min(p^d, p^c), o the other side.
+    """
+    size = max(len(p_device), len(p_cloud))
+    device, cloud = _padded(_row(p_device), size), _padded(_row(p_cloud), size)
+    p = eta_device * device + (1.0 - eta_device) * cloud
+    distance = 1.0 - float(np.minimum(device, cloud).sum())
+    return (
+        0.5 * (1.0 - (1.0 - eta_device) * distance) + 0.5 * float(device @ p),
+        0.5 * (1.0 - eta_device * distance) + 0.5 * float(cloud @ p),
+    )
+
+
+def decide(
+    device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None
+) -> Decision | Undecided:
+    """The token of one position, or what must be known first; either vocabulary may be the larger.
+
+    Without ``draws``: argmax(log p + G) of the noise G (V or more,), or argmax p where ``noise`` is None; the
+    lowest id among equals. With ``draws``: Algorithm 1, whose residual is drawn as argmax(log residual + G);
+    the drafts must then be drawn independently of ``noise``. Asked again with the same arguments and what it
+    asked for revealed, it comes to the decision that whole distributions give; each question brings it nearer.
+    SamplingError for offers that no side can make.
+    """
+    shares = eta(device.log_weight, cloud.log_weight)
+    for side, offer in ((DEVICE, device), (CLOUD, cloud)):
+        if not 0 <= offer.token < len(offer.known.hi):
+            raise SamplingError(f"the {side}'s draft {offer.token} is none of its vocabulary")
+        if not offer.known.hi[offer.token] > 0.0:
+            raise SamplingError(
+                f"the {side}'s draft {offer.token} has no probability in its own distribution"
+            )
+    if draws is None:
+        lowest = _mixed(device.known.lo, cloud.known.lo, shares)
+        highest = _mixed(device.known.hi, cloud.known.hi, shares)
+        found = _settled(lowest, highest, noise, device.known, cloud.known)
+        if found is None:
+            raise SamplingError("no token has a probability")
+    else:
+        if noise is None:
+            raise SamplingError("Algorithm 1 draws from a residual by noise; give it")
+        found = _algorithm_1(device, cloud, shares, noise, draws)
+    if isinstance(found, Undecided):
+        return found
+    return Decision(found, found == device.token, found == cloud.token)
+
+
+def _algorithm_1(
+    device: Offer, cloud: Offer, shares: tuple[float, float], noise: np.ndarray, draws: Draws
+) -> int | Undecided:
+    """Lines 6 to 15 for the side that the first draw chooses: the other's x~ is not needed."""
+    by_device = draws.side < 0.5
+    own, other = (device.known, cloud.known) if by_device else (cloud.known, device.known)
+    own_side, other_side = (DEVICE, CLOUD) if by_device else (CLOUD, DEVICE)
+    token = device.token if by_device else cloud.token
+    own_share, other_share = shares if by_device else shares[::-1]
+    if own.lo[token] < own.hi[token]:
+        return Undecided(own_side, [token])
+    # Keep with probability min(1, eta^s + eta^o p^o(x) / p^s(x)), multiplied out.
+    own_p = float(own.hi[token])
+    inside = token < len(other.hi)
+    least, most = (
+        own_share * own_p + other_share * (float(bounds[token]) if inside else 0.0)
+        for bounds in (other.lo, other.hi)
+    )
+    if draws.keep * own_p < least:
+        return token
+    if draws.keep * own_p < most:
+        return Undecided(other_side, [token])
+    size = max(len(own.hi), len(other.hi))
+    lowest = np.maximum(_padded(other.lo, size) - _padded(own.hi, size), 0.0)
+    highest = np.maximum(_padded(other.hi, size) - _padded(own.lo, size), 0.0)
+    found = _settled(lowest, highest, noise, device.known, cloud.known)
+    # p^o == p^s leaves nothing to draw, and then only rounding can have rejected.
+    return token if found is None else found
+
+
+def _settled(
+    lowest: np.ndarray,
+    highest: np.ndarray,
+    noise: np.ndarray | None,
+    device: Known,
+    cloud: Known,
+) -> int | Undecided | None:
+    """The argmax of weights in ``lowest`` .. ``highest`` (V,), both of log weight + G where there is noise.
+
+    None where all weights are 0. Weights are exact where the entries of both sides are.
+    """
+    if noise is None:
+        upper, best = highest, float(lowest.max(initial=0.0))
+    else:
+        noise = _of_size(noise, len(highest))
+        with np.errstate(divide="ignore"):
+            upper = np.log(highest) + noise
+            best = float((np.log(lowest) + noise).max(initial=-np.inf)) - _SLACK
+    candidates = np.flatnonzero((upper >= best) & (highest > 0.0))
+    if not len(candidates):
+        return None
+    if len(candidates) == 1 and lowest[candidates[0]] > 0.0:
+        return int(candidates[0])
+    for side, known in ((DEVICE, device), (CLOUD, cloud)):
+        inside = candidates[candidates < len(known.hi)]
+        missing = inside[known.lo[inside] < known.hi[inside]]
+        if len(missing) > MAX_ASKED:
+            missing = missing[np.argpartition(-upper[missing], MAX_ASKED)[:MAX_ASKED]]
+        if len(missing):
+            return Undecided(side, np.sort(missing).tolist())
+    # The logarithm of ``coupling`` gives the same bits on every machine.
+    weights = highest[candidates]
+    exact = weights if noise is None else _log(weights) + noise[candidates]
+    return int(candidates[exact.argmax()])
+
+
+def _mixed(device: np.ndarray, cloud: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
+    size = max(len(device), len(cloud))
+    return _padded(shares[0] * device, size) + _padded(shares[1] * cloud, size)
+
+
+def _row(p: torch.Tensor | np.ndarray) -> np.ndarray:
+    if isinstance(p, torch.Tensor):
+        p = p.detach().cpu().numpy()
+    return np.asarray(p).astype(np.float64)
+
+
+def _padded(row: np.ndarray, size: int) -> np.ndarray:
+    """The ids that a smaller vocabulary lacks have no probability."""
+    return row if len(row) == size else np.concatenate([row, np.zeros(size - len(row))])
+
+
+def _of_size(noise: np.ndarray, size: int) -> np.ndarray:
+    if len(noise) < size:
+        raise SamplingError(f"the noise is for {len(noise)} tokens, the distribution of {size}")
+    return noise[:size]

@@ -16,6 +16,10 @@ from dsd_ros.nodes.dds_channel import DOWN_TOPICS, UP_TOPICS
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.codec import WireError
 
+# Carried by websockets alone until the nodes ask questions of two sides.
+NOT_MIRRORED = {
+    wire.Question, wire.QuestionReply, wire.Proposal, wire.Verdict, wire.Reveal, wire.QuestionEnd,
+}  # fmt: skip
 SESSION, TICKET = 8, b"sixteen bytes..."
 U16, U32 = st.integers(0, 65535), st.integers(0, 2**32 - 1)
 TOKEN = st.integers(0, wire.MAX_VOCABULARY - 1)
@@ -68,7 +72,7 @@ def test_every_message_survives_the_way_there_and_back(message):
 def test_every_message_has_a_topic_and_a_direction():
     assert set(UP_TOPICS) | set(DOWN_TOPICS) == set(ROS_TYPES)
     assert not set(UP_TOPICS) & set(DOWN_TOPICS)
-    assert set(ROS_TYPES) == set(wire.Message.__args__)
+    assert set(ROS_TYPES) == set(wire.Message.__args__) - NOT_MIRRORED
 
 
 DRAFT = wire.Draft(SESSION, 1, 1, 0, [1, 2])

@@ -66,6 +66,37 @@ MESSAGES = st.one_of(
         session=u32, reply=u32, round=u32, code=short, sentence=st.text(max_size=1024),
     ),
     st.builds(m.SessionClose, session=session),
+    st.builds(
+        m.Question,
+        ask=session, attempt=u16, protocol_version=u16, tokenizer_fingerprint=short, vocab_size=u32,
+        text=st.text(min_size=1, max_size=2000), documents=st.integers(0, 64),
+        temperature=st.floats(0, 100), seed=st.integers(0, (1 << 63) - 1), reply=u32,
+        randomness=short, evidence=short, head=st.integers(1, 4096), max_tokens=u16,
+        window=st.integers(1, 64), reweight_every=u16, schedule=short, aggregator=short,
+        eos_token_ids=st.lists(ids, max_size=16), answered=st.lists(ids, max_size=300),
+    ),
+    st.builds(
+        m.QuestionReply,
+        ask=session, attempt=u16, error=st.text(max_size=1024), model_name=short,
+        model_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16), documents=u16,
+    ),
+    st.builds(
+        m.Proposal,
+        ask=session, attempt=u16, position=u16, rejections=u16, token=ids,
+        log_weight=st.floats(-1000, 1000), evidence=st.binary(max_size=300),
+        decode_us=u32, sent=u32, echo=u32, held=u32,
+    ),
+    st.builds(
+        m.Verdict,
+        ask=session, attempt=u16, position=u16, token=ids, device_accepted=st.booleans(),
+        cloud_accepted=st.booleans(), switch=st.booleans(), decode_us=u32, sent=u32, echo=u32, held=u32,
+    ),
+    st.builds(
+        m.Reveal,
+        ask=session, attempt=u16, position=u16, rejections=u16,
+        ids=st.lists(ids, min_size=1, max_size=200), values=st.binary(max_size=300),
+    ),
+    st.builds(m.QuestionEnd, ask=session, attempt=u16, code=short, sentence=st.text(max_size=1024)),
 )  # fmt: skip
 
 
@@ -107,7 +138,7 @@ json_like = st.recursive(
 )  # fmt: skip
 
 
-@given(st.integers(-2, 9), st.lists(json_like, max_size=12))
+@given(st.integers(-2, 15), st.lists(json_like, max_size=12))
 @profile(max_examples=400, deadline=None)
 def test_other_message_pack_raises_nothing_but_wire_errors(tag, rest):
     try:
@@ -122,6 +153,10 @@ def test_deep_nesting_is_refused():
         decode(b"\x91" * 100_000)
 
 
+QUESTION = m.Question(
+    1, 0, 5, "f", 512, "why?", 2, 0.0, 0, 0, "shared", "sparse", 16, 96, 8, 0, "auto", "device"
+)
+PROPOSAL = m.Proposal(1, 0, 0, 0, 7, 0.0, b"")
 PAST = m.Past("stop", "png", 1, 1, b"", bytes(8))
 
 
@@ -171,6 +206,33 @@ def outcome(**changes):
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=1.5),
         m.SessionRequest(1, 1, "ar", "f", 5, 0.0, 0, 1.0, 0, min_exit_confidence=float("nan")),
         m.Draft(1, 1, 1, 0, [], assumed=bytes(9)),
+        replace(QUESTION, ask=0),
+        replace(QUESTION, text=""),
+        replace(QUESTION, text="x" * 2001),
+        replace(QUESTION, documents=65),
+        replace(QUESTION, temperature=float("nan")),
+        replace(QUESTION, temperature=-1.0),
+        replace(QUESTION, seed=1 << 63),
+        replace(QUESTION, head=0),
+        replace(QUESTION, head=4097),
+        replace(QUESTION, window=0),
+        replace(QUESTION, window=65),
+        replace(QUESTION, max_tokens=1 << 16),
+        replace(QUESTION, eos_token_ids=[1] * 17),
+        replace(QUESTION, answered=[0] * (m.MAX_REPLY + 1)),
+        replace(QUESTION, answered=[m.MAX_VOCABULARY]),
+        replace(PROPOSAL, ask=0),
+        replace(PROPOSAL, token=m.MAX_VOCABULARY),
+        replace(PROPOSAL, position=1 << 16),
+        replace(PROPOSAL, log_weight=float("nan")),
+        replace(PROPOSAL, log_weight=float("inf")),
+        replace(PROPOSAL, log_weight=1000.5),
+        m.Verdict(1, 0, 0, m.MAX_VOCABULARY, True, True),
+        m.Verdict(1, 0, -1, 0, True, True),
+        m.Reveal(1, 0, 0, 0, []),
+        m.Reveal(1, 0, 0, 0, [1] * 1025),
+        m.Reveal(1, 0, 0, 0, [1], bytes(4 * 1024 + 1)),
+        m.QuestionEnd(0, 0, "cancelled", ""),
     ],
 )  # fmt: skip
 def test_every_bound_is_checked(message):
@@ -198,6 +260,11 @@ def test_a_prefix_has_one_digest_and_another_prefix_another():
     assert m.prefix_digest([1, 152_063]).hex() == "6889f3df6eabdb63"
     prefixes = [[], [0], [0, 0], [1], [1, 0], [0, 1], [256], [1 << 16], [m.MAX_VOCABULARY - 1]]
     assert len({m.prefix_digest(prefix) for prefix in prefixes}) == len(prefixes)
+
+
+def test_a_question_within_its_bounds_is_read():
+    assert decode(encode(QUESTION)) == QUESTION  # what the bounds above are tried on
+    assert decode(encode(PROPOSAL)) == PROPOSAL
 
 
 def test_a_greedy_round_takes_few_bytes():

@@ -15,13 +15,19 @@ from dsd_ros.wire.packing import (
     kept_bytes,
     pack_chances,
     pack_distribution,
+    pack_head,
     pack_ids,
     pack_kept,
+    pack_revealed,
+    pack_row,
     pack_rows,
     unpack_chances,
     unpack_distribution,
+    unpack_head,
     unpack_ids,
     unpack_kept,
+    unpack_revealed,
+    unpack_row,
     unpack_rows,
 )
 
@@ -114,6 +120,9 @@ def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
         lambda: unpack_distribution(data, size),
         lambda: unpack_rows(data, rows, size),
         lambda: unpack_chances(data, rows),
+        lambda: unpack_row(data, size),
+        lambda: unpack_head(data, size),
+        lambda: unpack_revealed(data, rows),
     ):
         try:
             unpack()
@@ -125,3 +134,51 @@ def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
 def test_ids_out_of_order_or_range_are_refused(ids):
     with pytest.raises(WireError, match="ascend"):
         unpack_ids(pack_ids(np.array(ids), 16), 2, 14)
+
+
+values = st.floats(0, 1, width=32)
+
+
+@given(vocabulary_and_ids(), st.data())
+@profile(deadline=None)
+def test_a_head_survives_bit_by_bit_whatever_the_vocabulary(chosen, data):
+    size, ids = chosen
+    found = data.draw(st.lists(values, min_size=len(ids), max_size=len(ids)))
+    bound = data.draw(st.floats(0, allow_nan=False))
+    packed = pack_head(ids, np.array(found, np.float32), bound, size)
+    assert len(packed) == 8 + -(-len(ids) * id_bits(size) // 8) + 4 * len(ids)
+    again = unpack_head(packed, size)
+    assert (again[0].tolist(), again[1].tolist(), again[2]) == (ids.tolist(), found, bound)
+    with pytest.raises(WireError):
+        unpack_head(packed + b"?", size)
+    with pytest.raises(WireError):
+        unpack_head(packed[:-1], size)
+
+
+@given(st.lists(values, min_size=1, max_size=50))
+def test_rows_and_revealed_probabilities_survive_bit_by_bit(found):
+    p = np.array(found, np.float32)
+    assert unpack_row(pack_row(p), len(p)).tolist() == p.tolist()
+    assert unpack_revealed(pack_revealed(p), len(p)).tolist() == p.tolist()
+    for unpack in (unpack_row, unpack_revealed):
+        with pytest.raises(WireError, match="take"):
+            unpack(pack_row(p), len(p) + 1)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -0.5, 1.5, np.inf])
+def test_what_is_no_probability_is_refused(wrong):
+    p = np.array([0.5, wrong], np.float32)
+    ids = np.array([1, 3])
+    for read in (
+        lambda: unpack_row(pack_row(p), 2),
+        lambda: unpack_revealed(pack_revealed(p), 2),
+        lambda: unpack_head(pack_head(ids, p, 0.5, 8), 8),
+    ):
+        with pytest.raises(WireError, match="from 0 to 1"):
+            read()
+
+
+@pytest.mark.parametrize("bound", [np.nan, -1.0])
+def test_a_bound_that_is_none_is_refused(bound):
+    with pytest.raises(WireError, match="bound"):
+        unpack_head(pack_head(np.array([1]), np.array([0.5], np.float32), bound, 8), 8)

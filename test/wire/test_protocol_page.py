@@ -37,12 +37,16 @@ from dsd_ros.wire.frames import (
 from dsd_ros.wire.packing import (
     pack_chances,
     pack_distribution,
+    pack_head,
     pack_ids,
     pack_kept,
+    pack_revealed,
     pack_rows,
     unpack_chances,
     unpack_distribution,
+    unpack_head,
     unpack_kept,
+    unpack_revealed,
     unpack_rows,
 )
 from dsd_ros.wire.pictures import decode_picture, picture_digest
@@ -212,6 +216,27 @@ def test_every_mode_is_named_with_its_proof():
 
 def test_every_refusal_code_is_explained():
     assert [row[0] for row in table("## Refusals")] == [code.value for code in m.RefusalCode]
+
+
+def test_every_reason_for_which_a_question_ends_is_explained():
+    assert [row[0] for row in table("#### Why a question ends")] == [c.value for c in m.EndCode]
+
+
+def test_a_head_and_what_is_revealed_are_those_of_the_examples():
+    figures = FIGURES["head"]
+    proposal = EXAMPLES["a proposal with a head"].message
+    size = EXAMPLES["a question"].message.vocab_size
+    p = np.array(figures["p"], np.float32)
+    kept = np.sort(np.argsort(-p, kind="stable")[: EXAMPLES["a question"].message.head])
+    assert kept.tolist() == figures["ids"] and p[kept].tolist() == figures["values"]
+    assert figures["bound"] == np.delete(p, kept).max()
+    assert proposal.token == p.argmax() and len(p) == size
+    assert proposal.evidence == pack_head(kept, p[kept], figures["bound"], size)
+    assert unpack_head(proposal.evidence, size)[2] == figures["bound"]
+    asked, told = (EXAMPLES[name].message for name in ("a reveal asked for", "a reveal"))
+    assert not asked.values and asked.ids == told.ids
+    assert told.values == pack_revealed(p[[2, 5]])
+    assert unpack_revealed(told.values, 2).tolist() == p[[2, 5]].tolist()
 
 
 def test_other_encodings_of_the_same_values_are_read_alike():

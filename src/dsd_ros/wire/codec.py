@@ -21,10 +21,16 @@ from dsd_ros.wire.messages import (
     Message,
     Observation,
     Outcome,
+    Proposal,
+    Question,
+    QuestionEnd,
+    QuestionReply,
     Refusal,
+    Reveal,
     SessionClose,
     SessionReply,
     SessionRequest,
+    Verdict,
 )
 
 if TYPE_CHECKING:  # a relay that packs no distributions must not have to load torch
@@ -43,6 +49,12 @@ _Frame = (
     | OutcomeFrame
     | Refusal
     | SessionClose
+    | Question
+    | QuestionReply
+    | Proposal
+    | Verdict
+    | Reveal
+    | QuestionEnd
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
@@ -97,9 +109,13 @@ def decode(data: bytes) -> Message:
             message = frame
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, FrameError) as error:
         raise WireError(f"a frame is no message of this protocol: {error}") from error
+    # Comparisons with NaN pass msgspec's bounds.
     if isinstance(message, SessionRequest):
-        # Comparisons with NaN pass msgspec's bounds.
         _check_finite(message.temperature, message.top_p, message.min_exit_confidence)
+    elif isinstance(message, Question):
+        _check_finite(message.temperature)
+    elif isinstance(message, Proposal):
+        _check_finite(message.log_weight)
     return message
 
 

@@ -1,7 +1,8 @@
 """Message types of the draft/verify protocol, the one schema behind websocket frames and ROS topics.
 
 Every message travels as a MessagePack array ``[tag, field, ...]``, observations, drafts and outcomes in the leaner
-layout of ``wire.frames``. Bounds are part of the types, so that a decoded message is a valid one.
+layout of ``wire.frames``. Those with tags from 8 on stand in ``wire.questions``. Bounds are part of the types, so
+that a decoded message is a valid one.
 A round is named by (session, reply, round) and is idempotent: a peer that sees it twice answers the same.
 """
 
@@ -13,39 +14,49 @@ from enum import StrEnum
 from typing import Annotated
 
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.wire.fields import MAX_DRAFT as MAX_DRAFT
+from dsd_ros.wire.fields import MAX_EVIDENCE_BYTES as MAX_EVIDENCE_BYTES
+from dsd_ros.wire.fields import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+from dsd_ros.wire.fields import MAX_INSTRUCTION_CHARS as MAX_INSTRUCTION_CHARS
+from dsd_ros.wire.fields import MAX_REPLY as MAX_REPLY
+from dsd_ros.wire.fields import MAX_VOCABULARY as MAX_VOCABULARY
+from dsd_ros.wire.fields import (
+    EndIds,
+    Fields,
+    Instruction,
+    Seed,
+    Sentence,
+    Temperature,
+    Tokens,
+    Verified,
+)
+from dsd_ros.wire.fields import SessionId as SessionId
+from dsd_ros.wire.fields import ShortText as ShortText
+from dsd_ros.wire.fields import TokenId as TokenId
+from dsd_ros.wire.fields import UInt16 as UInt16
+from dsd_ros.wire.fields import UInt32 as UInt32
+from dsd_ros.wire.questions import EndCode as EndCode
+from dsd_ros.wire.questions import Proposal as Proposal
+from dsd_ros.wire.questions import Question as Question
+from dsd_ros.wire.questions import QuestionEnd as QuestionEnd
+from dsd_ros.wire.questions import QuestionReply as QuestionReply
+from dsd_ros.wire.questions import Reveal as Reveal
+from dsd_ros.wire.questions import Verdict as Verdict
 from dsd_ros.wire.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
-MAX_DRAFT = MAX_DRAFT_LENGTH
-MAX_REPLY = 8192  # tokens
 MAX_HISTORY = 8  # earlier pictures of an observation
 MAX_EXITS = 256
 EXIT_POLICIES = ("priority", "fifo")  # by confidence, or as they come
-MAX_VOCABULARY = 1 << 20
 MAX_IMAGE_BYTES = 16 << 20
-MAX_INSTRUCTION_CHARS = 2000
-MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 rows of the largest vocabulary in use, padded
-MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
 TICKET_BYTES = 16
 DIGEST_BYTES = 8
 
-SessionId = Annotated[int, Meta(ge=1, lt=1 << 32)]
 Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
-UInt16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
-UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
-TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
-ShortText = Annotated[str, Meta(max_length=256)]
-Tokens = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT)]
-Verified = Annotated[list[TokenId], Meta(max_length=MAX_REPLY)]
 Side = Annotated[int, Meta(ge=0, le=8192)]
 Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
-
-
-class _Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    pass
 
 
 class RefusalCode(StrEnum):
@@ -64,7 +75,7 @@ class RefusalCode(StrEnum):
     ASSUMPTION_FAILED = "assumption-failed"  # sent ahead behind tokens that did not come true
 
 
-class SessionRequest(_Message, frozen=True, tag=1):
+class SessionRequest(Fields, frozen=True, tag=1):
     """Robot -> verifier: open a session, or ``resume`` the one whose ticket is shown.
 
     ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
@@ -79,10 +90,10 @@ class SessionRequest(_Message, frozen=True, tag=1):
     mode: ShortText
     tokenizer_fingerprint: ShortText
     vocab_size: UInt32
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)]
+    temperature: Temperature
     top_k: UInt32
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    seed: Seed
     resume: Ticket = b""
     exits: bool = False
     exit_layers: Layers = []
@@ -91,7 +102,7 @@ class SessionRequest(_Message, frozen=True, tag=1):
     proof: ShortText = ""
 
 
-class SessionReply(_Message, frozen=True, tag=2):
+class SessionReply(Fields, frozen=True, tag=2):
     """Verifier -> robot: the session is open (``error`` empty), or why it is not.
 
     Asked to resume a session that is gone, the verifier opens a new one: compare ``session``. It is 0 with
@@ -102,16 +113,16 @@ class SessionReply(_Message, frozen=True, tag=2):
 
     request: UInt32
     session: UInt32
-    error: Annotated[str, Meta(max_length=1024)]
+    error: Sentence
     target_name: ShortText
     target_fingerprint: ShortText
     vocab_size: UInt32
-    eos_token_ids: Annotated[list[TokenId], Meta(max_length=16)] = []
+    eos_token_ids: EndIds = []
     exit_layers: Layers = []
     ticket: Ticket = b""
 
 
-class Past(_Message, frozen=True):
+class Past(Fields, frozen=True):
     """One earlier step of an observation's history: the picture seen, and the action taken behind it.
 
     ``digest`` is ``pictures.picture_digest`` of the picture; an empty ``image`` means that the verifier has seen it.
@@ -125,7 +136,7 @@ class Past(_Message, frozen=True):
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
-class Observation(_Message, frozen=True, tag=3):
+class Observation(Fields, frozen=True, tag=3):
     """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before.
 
     ``encoding`` is "rgb8" (raw) or "png", both lossless, so that both sides see the same picture; or "none"
@@ -137,7 +148,7 @@ class Observation(_Message, frozen=True, tag=3):
 
     session: SessionId
     reply: UInt32
-    instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
+    instruction: Instruction
     height: Side
     width: Side
     encoding: ShortText
@@ -147,7 +158,7 @@ class Observation(_Message, frozen=True, tag=3):
     history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []
 
 
-class Draft(_Message, frozen=True, tag=4):
+class Draft(Fields, frozen=True, tag=4):
     """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
 
     ``evidence`` is what the proof needs, nothing when greedy or by proof "coupled": the draft's distributions
@@ -176,7 +187,7 @@ class Draft(_Message, frozen=True, tag=4):
     autonomous_rounds: UInt16 = 0
 
 
-class Outcome(_Message, frozen=True, tag=5):
+class Outcome(Fields, frozen=True, tag=5):
     """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
 
     Of a tree ``accepted`` is the index plus one of the last node that holds, with those on the path to it.
@@ -203,7 +214,7 @@ class Outcome(_Message, frozen=True, tag=5):
     distribution: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] = b""
 
 
-class Refusal(_Message, frozen=True, tag=6):
+class Refusal(Fields, frozen=True, tag=6):
     """Verifier -> robot: the named round (or observation) could not be served; ``sentence`` says why.
 
     ``code`` is one of RefusalCode's values. Round 0 is the observation. Session 0: not about one.
@@ -213,16 +224,30 @@ class Refusal(_Message, frozen=True, tag=6):
     reply: UInt32
     round: UInt32
     code: ShortText
-    sentence: Annotated[str, Meta(max_length=1024)]
+    sentence: Sentence
 
 
-class SessionClose(_Message, frozen=True, tag=7):
+class SessionClose(Fields, frozen=True, tag=7):
     """Robot -> verifier: the session is over and its cache may go."""
 
     session: SessionId
 
 
-Message = SessionRequest | SessionReply | Observation | Draft | Outcome | Refusal | SessionClose
+Message = (
+    SessionRequest
+    | SessionReply
+    | Observation
+    | Draft
+    | Outcome
+    | Refusal
+    | SessionClose
+    | Question
+    | QuestionReply
+    | Proposal
+    | Verdict
+    | Reveal
+    | QuestionEnd
+)
 
 
 def prefix_digest(tokens: Sequence[int]) -> bytes:

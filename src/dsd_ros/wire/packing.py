@@ -15,6 +15,7 @@ from dsd_ros.wire.codec import WireError
 
 _DENSE, _SPARSE = 0, 1
 _COUNT_BYTES = 4
+_BOUND_BYTES = 8
 _CHANCE_BITS = 12
 _LEAST_UPPER = 0x3000  # upper half of 2^-31, acceptance.LEAST_CHANCE, as float32
 
@@ -172,3 +173,67 @@ def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarra
             f"{len(data) - at} bytes are left over behind {rows} truncated distributions"
         )
     return kept
+
+
+def pack_row(p: np.ndarray) -> bytes:
+    """One whole distribution (V,) as float32."""
+    return p.astype("<f4", copy=False).tobytes()
+
+
+def unpack_row(data: bytes, vocab_size: int) -> np.ndarray:
+    """(vocab_size,) float32 from ``pack_row``; WireError when the size is another."""
+    if len(data) != 4 * vocab_size:
+        raise WireError(
+            f"a distribution over a vocabulary of {vocab_size} takes {4 * vocab_size} bytes, not {len(data)}"
+        )
+    return _probabilities(data, 0)
+
+
+def pack_head(ids: np.ndarray, values: np.ndarray, bound: float, vocab_size: int) -> bytes:
+    """A distribution's head: its ids ascending (k,), their probabilities (k,) float32, and a bound of all others.
+
+    The bound as float64, the ids, then the probabilities.
+    """
+    return (
+        struct.pack("<d", bound)
+        + pack_ids(ids, vocab_size)
+        + values.astype("<f4", copy=False).tobytes()
+    )
+
+
+def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """(ids (k,) int64, probabilities (k,) float32, bound) from ``pack_head``; WireError for anything else.
+
+    How many there are follows from the size: each takes more than four bytes.
+    """
+    width = id_bits(vocab_size)
+    count = 8 * max(0, len(data) - _BOUND_BYTES) // (width + 32)
+    at = _BOUND_BYTES + ids_bytes(count, vocab_size)
+    if count > vocab_size or len(data) != at + 4 * count:
+        raise WireError(
+            f"{len(data)} bytes are no head of a distribution over a vocabulary of {vocab_size}"
+        )
+    ids = unpack_ids(data[_BOUND_BYTES:at], count, vocab_size)
+    (bound,) = struct.unpack_from("<d", data)
+    if not bound >= 0:  # nor is a NaN
+        raise WireError("the bound of a distribution's head must be 0 or more")
+    return ids, _probabilities(data, at), float(bound)
+
+
+def pack_revealed(values: np.ndarray) -> bytes:
+    """Probabilities (k,) as float32."""
+    return values.astype("<f4", copy=False).tobytes()
+
+
+def unpack_revealed(data: bytes, count: int) -> np.ndarray:
+    """(count,) float32 from ``pack_revealed``; WireError when the size is another, or for what is no probability."""
+    if len(data) != 4 * count:
+        raise WireError(f"probabilities of {count} tokens take {4 * count} bytes, not {len(data)}")
+    return _probabilities(data, 0)
+
+
+def _probabilities(data: bytes, at: int) -> np.ndarray:
+    values = np.frombuffer(data, "<f4", offset=at).astype(np.float32)
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise WireError("probabilities must be numbers from 0 to 1")
+    return values

@@ -13,8 +13,9 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
 from dsd_ros.nodes import qos
-from dsd_ros.nodes.polled import Polled, take
-from dsd_ros.nodes.stamps import pose_of, seconds
+from dsd_ros.nodes.cdr import Picture, picture_in, pose_in
+from dsd_ros.nodes.polled import Polled, take, take_raw
+from dsd_ros.nodes.stamps import seconds
 from dsd_ros.views.figures import Decoded, Figures
 from dsd_ros.views.state import Overlay, Pose, Reply, Round, Step, Walk
 
@@ -32,10 +33,10 @@ _PHRASES = {
 class Live:
     """The present state of a robot and its decoder. Call :meth:`poll` as often as a view is drawn."""
 
-    def __init__(self, node: Node, depth_of_odometry: int = 1) -> None:
+    def __init__(self, node: Node) -> None:
         self._ears = ears = Polled(node)
-        profile = qos.NEWEST_STATE if depth_of_odometry == 1 else qos.STATE
-        self._odometry = ears.subscribe(Odometry, "odom", profile)
+        # Only the newest matters, so none is acknowledged: that would wake both sides 50 times a second.
+        self._odometry = ears.subscribe(Odometry, "odom", qos.SENSOR)
         self._progress = ears.subscribe(ReplyProgress, "reply_progress", qos.STATE)
         self._stats = ears.subscribe(DecodeStats, "decode_stats", qos.STATE)
         self._actions = ears.subscribe(NavAction, "nav_action", qos.STATE)
@@ -61,9 +62,8 @@ class Live:
 
     def poll(self) -> None:
         """Take in what has come since the last call."""
-        for odometry in take(self._odometry):
-            at, self.frame = pose_of(odometry), odometry.header.frame_id
-            self.pose = (at.x, at.y, at.yaw)
+        for odometry in take_raw(self._odometry):
+            self.pose, self.frame = pose_in(odometry)
             self.walk.add(self.pose)
         for progress in take(self._progress):
             self._on_progress(progress)
@@ -80,7 +80,7 @@ class Live:
         for health in take(self._health):
             self._on_health(health)
 
-    def picture(self) -> Image | None:
+    def picture(self) -> Picture | None:
         """The newest picture since the last call, if any. Listens to the camera from the first call on."""
         now = time.monotonic()
         if self._camera is not None and now - self._heard > _DEAF_S:
@@ -88,11 +88,11 @@ class Live:
         if self._camera is None:
             self._camera = self._ears.subscribe(Image, "camera/image_raw", qos.CAMERA)
             self._heard = now
-        pictures = take(self._camera)
+        pictures = take_raw(self._camera)
         if not pictures:
             return None
         self._heard = now
-        return pictures[-1]
+        return picture_in(pictures[-1])
 
     def rest_camera(self) -> None:
         """Do not listen to the camera while nobody wants pictures."""

@@ -17,6 +17,7 @@ from typing import Any
 import cv2
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
+from rclpy.serialization import deserialize_message
 
 from dsd_ros.nodes.companion import companion
 
@@ -44,10 +45,15 @@ class Polled:
 
 def take(subscription: Any) -> list[Any]:
     """The messages that have come since the last call, oldest first, as far as the topic's depth kept them."""
+    return [deserialize_message(sent, subscription.msg_type) for sent in take_raw(subscription)]
+
+
+def take_raw(subscription: Any) -> list[bytes]:
+    """:func:`take` with the messages as they were sent. Where none came, no message object is made, either."""
     found = []
     with subscription.handle:
         while True:
-            taken = subscription.handle.take_message(subscription.msg_type, False)
+            taken = subscription.handle.take_message(subscription.msg_type, True)
             if taken is None:
                 return found
             found.append(taken[0])

@@ -24,7 +24,7 @@ from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.web import Thing, WebServer, WebView, is_local
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.4, 0.2, 1.0, 0.5  # least time between two of a kind
-_WIDTH = 400  # of the robot's view, pixels: a phone's
+_WIDTH = 336  # of the robot's view, pixels: a phone's, and the simulated camera's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
@@ -175,4 +175,4 @@ def things_of(message: MarkerArray) -> list[Thing]:
 
 def main() -> None:
     spare_the_machine()  # and what the server's process takes of it
-    run_main(ViewNode)
+    run_main(ViewNode, events=True)

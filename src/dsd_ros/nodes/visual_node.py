@@ -18,7 +18,8 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes import visual_messages as shapes
-from dsd_ros.nodes.images import ImageError, from_rgb, to_bgr
+from dsd_ros.nodes.cdr import picture_out
+from dsd_ros.nodes.images import ImageError, to_bgr
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.polled import Paced, spare_the_machine
@@ -42,7 +43,7 @@ class VisualSettings:
         metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0},
     )
     overlay_width: int = field(
-        default=400,  # so that a picture of the usual shape still fits Fast DDS' shared memory of 512 KiB
+        default=336,  # the simulated camera's: to enlarge a picture takes longer than to send it
         metadata={"help": "width of the overlaid picture, pixels", "min": 240, "max": 1920},
     )
     publish_map: bool = field(
@@ -151,9 +152,7 @@ class VisualNode(Node):
         except ImageError as error:
             self._health.report(health.WARN, str(error))
             return
-        message = from_rgb(drawn[..., ::-1])  # published as bgr8, so nothing is turned round
-        message.header = picture.header
-        self._image.publish(message)
+        self._image.publish(picture_out(picture.header, drawn))
 
     def _publish_motion(self, live: Live) -> None:
         """Paths and markers: what lasts when it changed, what fades each time."""
@@ -183,4 +182,4 @@ class VisualNode(Node):
 
 def main() -> None:
     spare_the_machine()
-    run_main(VisualNode)
+    run_main(VisualNode, events=True)

@@ -152,6 +152,9 @@ class WebView:
             batcher_config=rr.ChunkBatcherConfig(flush_tick=_FLUSH_S),
         )
         self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
+        for entity in ("view", "rounds"):  # of pictures, all but what changes
+            kind = rr.EncodedImage.from_fields(media_type="image/jpeg")
+            self._send(entity, kind, static=True)
         self._began = time.monotonic()
 
     def close(self) -> None:
@@ -232,10 +235,28 @@ class WebView:
 
     def _image(self, bgr: np.ndarray) -> Any:
         _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-        return self._rr.EncodedImage(contents=data.tobytes(), media_type="image/jpeg")
+        return [_Blob(self._rr.EncodedImage.descriptor_blob(), data.tobytes())]
 
     def _send(self, entity: str, what: Any, static: bool = False) -> None:
         self._recording.log(entity, what, static=static)
+
+
+class _Blob:
+    """A picture's content alone; as ``rerun.EncodedImage`` it would be copied and checked on its way."""
+
+    def __init__(self, descriptor: Any, data: bytes) -> None:
+        self._descriptor, self._data = descriptor, data
+
+    def component_descriptor(self) -> Any:
+        return self._descriptor
+
+    def as_arrow_array(self) -> Any:
+        import pyarrow as pa
+
+        pixels = pa.Array.from_buffers(
+            pa.uint8(), len(self._data), [None, pa.py_buffer(self._data)]
+        )
+        return pa.ListArray.from_arrays(pa.array([0, len(self._data)], pa.int32()), pixels)
 
 
 def is_local(bind: str) -> bool:

@@ -32,6 +32,7 @@ EXTRAS = (
     "real-models",
     "go2",
     "text-model",
+    "rag",
     "view",
 )
 
@@ -78,6 +79,7 @@ setup(
         *shared("config", "**/*.rviz"),
         *shared("config", "**/*.urdf"),
         *shared("config", "**/*.xml"),
+        *shared("config", "documents/**/*.md"),
         *shared("models", "**/*"),
     ],
     install_requires=["setuptools"],

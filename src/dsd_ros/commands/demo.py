@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dsd_ros.commands.shared import add_model, add_target_tokenizer
+from dsd_ros.commands.shared import add_json, add_model, add_target_tokenizer
 from dsd_ros.flags import offer
 
 SUMMARY = "the simulated Go2 finds the object named in an instruction, every node a process"
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how freely replies are drawn; 0: always the likeliest (default: 0)",
     )
     parser.add_argument("--headless", action="store_true", help="open no window; plain output")
-    parser.add_argument("--json", metavar="FILE", help="write the run as JSON")
+    add_json(parser, "the run")
     parser.add_argument(
         "--record", metavar="DIR", default="", help="record the run into a bag, as record:=DIR does"
     )
@@ -78,6 +78,8 @@ def _demo(args: argparse.Namespace) -> int:
             f"dsd demo: '{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return", file=sys.stderr
         )
         return EXIT_BAD_INPUT
+    if args.json is not None and ":=" in args.json.name:
+        raise ValueError(f"'{args.json}' is no FILE for --json; put --json last, or - behind it")
     recorded = {"record": args.record} if args.record else {}
     return run_demo(
         DemoSettings(
@@ -91,7 +93,7 @@ def _demo(args: argparse.Namespace) -> int:
             target_model=args.target,
             target_tokenizer=args.target_tokenizer,
             headless=args.headless,
-            json_path=args.json,
+            json_path=None if args.json is None else str(args.json),
             arguments=dict(text.split(":=", 1) for text in args.arguments) | recorded,
         )
     )

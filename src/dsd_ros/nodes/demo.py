@@ -37,6 +37,7 @@ from dsd_ros.views.web import available as view_available
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 MAX_INSTRUCTION_CHARS = 2000
 _READY_LIMIT_S = 180.0
+_VIEW = "view_node"
 _OWN = {"namespace", "domain", "verifier"}  # arguments that would part the demo from its own nodes
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
@@ -55,7 +56,9 @@ class DemoSettings:
     target_model: str = ""
     target_tokenizer: str = ""  # empty: the draft's own
     headless: bool = False  # no window, no line that is rewritten in place: plain output
-    json_path: str | None = None
+    json_path: str | None = (
+        None  # "-": to stdout, beside the text unless the caller leaves that out
+    )
     time_limit: float = 180.0  # of the run, s
     arguments: dict[str, str] = field(default_factory=dict)  # more of the demo system's, by name
 
@@ -91,7 +94,8 @@ class _Stop(Exception):
 def run_demo(settings: DemoSettings) -> int:
     """Run the whole system once and return the exit code. Call it from the main thread.
 
-    All processes it started have ended when it returns, within 2 s of an interruption.
+    All processes it started have ended when it returns, within 2 s of an interruption. On a terminal it keeps serving
+    the web view behind the run until it is interrupted; that changes nothing about the exit code.
     """
     try:
         _check(settings)
@@ -111,24 +115,53 @@ def run_demo(settings: DemoSettings) -> int:
         seed=settings.seed,
         instruction=settings.instruction,
     )
+    stopped: _Stop | None = None
     try:
         with ProcessGroup() as group:
-            code = _run(settings, group, interrupted, report)
-    except _Stop as stop:
-        code = stop.code
-        report.message = report.message or str(stop)
-        print(f"dsd demo: {stop}", file=sys.stderr)
+            try:
+                code = _run(settings, group, interrupted, report)
+            except _Stop as stop:
+                stopped = stop
+            else:
+                code = _write(report, settings, code)
+                _serve_on(settings, group, interrupted)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if settings.json_path is not None:
-        text = json.dumps(report.__dict__, indent=2) + "\n"
-        try:
-            Path(settings.json_path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            print(f"dsd demo: the report cannot be written: {error}", file=sys.stderr)
-            return code or EXIT_BAD_INPUT
+    if stopped is not None:
+        report.message = report.message or str(stopped)
+        print(f"dsd demo: {stopped}", file=sys.stderr)
+        code = _write(report, settings, stopped.code)
     return code
+
+
+def _write(report: DemoReport, settings: DemoSettings, code: int) -> int:
+    """Write the JSON where it is wanted; the exit code."""
+    if settings.json_path is None:
+        return code
+    text = json.dumps(report.__dict__, indent=2) + "\n"
+    try:
+        if settings.json_path == "-":
+            answers = getattr(sys.stdout, "answers", sys.stdout)  # beside the text that is left out
+            answers.write(text)
+            answers.flush()
+        else:
+            Path(settings.json_path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"dsd demo: the report cannot be written: {error}", file=sys.stderr)
+        return code or EXIT_BAD_INPUT
+    return code
+
+
+def _serve_on(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
+    """On a terminal, keep the web view for as long as somebody may look at it; all else has ended."""
+    views = [child for child in group.children if child.name == _VIEW and child.running]
+    if settings.headless or not views or not sys.stdout.isatty():
+        return
+    group.close(but=_VIEW)
+    print("the web view stays open; Ctrl-C ends", flush=True)
+    while not stop.wait(0.1) and group.ended() is None and not views[0].given_up:
+        pass
 
 
 def _check(settings: DemoSettings) -> None:
@@ -151,10 +184,8 @@ def _check(settings: DemoSettings) -> None:
     recorded = values_of(DEMO, _arguments(settings))["record"]
     if recorded and Path(recorded).exists():
         raise ValueError(f"{recorded} is there already; name a folder for the bag that is not.")
-    if settings.json_path == "-":
-        raise ValueError("The run's JSON goes into a file, not to '-': the nodes print there.")
-    if settings.json_path is not None:
-        folder = Path(settings.json_path).resolve().parent
+    if settings.json_path not in (None, "-"):
+        folder = Path(str(settings.json_path)).resolve().parent
         if not folder.is_dir():
             raise ValueError(f"The directory of the report, {folder}, does not exist.")
 

@@ -215,23 +215,28 @@ class ProcessGroup:
         child.due = time.monotonic() + pause
         return True
 
-    def close(self) -> None:
-        """End all children: SIGINT, and SIGKILL for those that do not heed it within a second or so."""
-        for child in self._children:
+    def close(self, but: str = "") -> None:
+        """End all children, or all but those of that name: SIGINT, and SIGKILL for those that do not heed it within a
+        second or so."""
+        kept = [child for child in self._children if child.name == but]
+        ended = [child for child in self._children if child.name != but]
+        for child in ended:
             if child.running:
                 child.signal(signal.SIGINT)
         deadline = time.monotonic() + INTERRUPT_S
-        for child in self._children:
+        for child in ended:
             try:
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self._printer(child.name, "did not end when asked; killed")
-        for child in self._children:
+        for child in ended:
             if child.due is None:
                 child.signal(signal.SIGKILL)  # what it may have left behind, too
             child.process.wait()
             child.reader.join(timeout=0.5)
-        self._children.clear()
+        self._children = kept
+        if kept:
+            return
         for path in self._files:
             path.unlink(missing_ok=True)
         self._files.clear()

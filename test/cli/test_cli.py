@@ -83,6 +83,14 @@ def test_a_reply_as_json_has_the_documented_fields(decode):
     assert reply["action"] is None  # a random model's text is no action
 
 
+def test_log_lines_go_beside_the_reply(decode):
+    code, out, err = decode("--json", "--log-level", "info", "--log-format", "json")
+    assert code == 0 and json.loads(out)["rounds"] > 0
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert {"session opened", "observation read"} <= {line["message"] for line in lines}
+    assert decode("--json")[2] == ""
+
+
 def test_all_modes_give_the_same_tokens(decode):
     modes = ("ar", "dsd", "fsd", "coupled")
     tokens = {mode: json.loads(decode("--json", "--mode", mode)[1])["tokens"] for mode in modes}

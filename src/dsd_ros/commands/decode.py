@@ -10,6 +10,7 @@ from typing import Any
 
 from dsd_ros.commands.shared import EXIT_DONE, add_model, add_target_tokenizer, model_path
 from dsd_ros.flags import add_settings, settings_from
+from dsd_ros.logs import LogSettings, logging_to_stderr
 
 SUMMARY = "one reply to one picture or text, without ROS"
 
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ca-file", metavar="FILE", default="", help="certificate to trust for wss://"
     )
+    add_settings(parser, LogSettings)
     parser.add_argument("--json", action="store_true", help="print the reply as JSON")
     parser.set_defaults(run=_decode)
 
@@ -73,6 +75,7 @@ def _decode(args: argparse.Namespace) -> int:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     with (
+        logging_to_stderr(settings_from(args, LogSettings)),
         _verifier_channel(args) as channel,
         EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session,
     ):

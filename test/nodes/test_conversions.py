@@ -12,14 +12,10 @@ from std_msgs.msg import String
 
 from dsd_msgs import msg as ros
 from dsd_ros.nodes.conversions import ROS_TYPES, from_ros, to_ros
-from dsd_ros.nodes.dds_channel import DOWN_TOPICS, UP_TOPICS
+from dsd_ros.nodes.dds_channel import AGGREGATION, DECODING, EVERYTHING
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.codec import WireError
 
-# Carried by websockets alone until the nodes ask questions of two sides.
-NOT_MIRRORED = {
-    wire.Question, wire.QuestionReply, wire.Proposal, wire.Verdict, wire.Reveal, wire.QuestionEnd,
-}  # fmt: skip
 SESSION, TICKET = 8, b"sixteen bytes..."
 U16, U32 = st.integers(0, 65535), st.integers(0, 2**32 - 1)
 TOKEN = st.integers(0, wire.MAX_VOCABULARY - 1)
@@ -59,6 +55,28 @@ MESSAGES = st.one_of(
         TEXT,
     ),
     st.builds(wire.SessionClose, ID),
+    st.builds(
+        wire.Question, ID, U16, U16, TEXT, U32, TEXT.filter(bool), st.integers(0, 64),
+        st.floats(0, 100), st.integers(0, 2**63 - 1), U32, TEXT, TEXT, st.integers(1, 4096), U16,
+        st.integers(1, 64), U16, TEXT, TEXT, st.lists(TOKEN, max_size=16),
+        st.lists(TOKEN, max_size=200),
+    ),
+    st.builds(
+        wire.QuestionReply, ID, U16, TEXT, TEXT, TEXT, U32, st.lists(TOKEN, max_size=16), U16
+    ),
+    st.builds(
+        wire.Proposal, ID, U16, U16, U16, TOKEN, st.floats(-1000, 1000), st.binary(max_size=200),
+        U32, U32, U32, U32,
+    ),
+    st.builds(
+        wire.Verdict, ID, U16, U16, TOKEN, st.booleans(), st.booleans(), st.booleans(), U32, U32,
+        U32, U32,
+    ),
+    st.builds(
+        wire.Reveal, ID, U16, U16, U16, st.lists(TOKEN, min_size=1, max_size=100),
+        st.binary(max_size=400),
+    ),
+    st.builds(wire.QuestionEnd, ID, U16, st.sampled_from(wire.EndCode), TEXT),
 )  # fmt: skip
 
 
@@ -70,15 +88,22 @@ def test_every_message_survives_the_way_there_and_back(message):
 
 
 def test_every_message_has_a_topic_and_a_direction():
-    assert set(UP_TOPICS) | set(DOWN_TOPICS) == set(ROS_TYPES)
-    assert not set(UP_TOPICS) & set(DOWN_TOPICS)
-    assert set(ROS_TYPES) == set(wire.Message.__args__) - NOT_MIRRORED
+    up, down = EVERYTHING.up, EVERYTHING.down
+    assert set(up) | set(down) == set(ROS_TYPES) == set(wire.Message.__args__)
+    both = {wire.Proposal, wire.Verdict, wire.Reveal, wire.QuestionEnd}
+    assert set(up) & set(down) == both  # and then a topic for each way
+    topics = [*up.values(), *down.values()]
+    assert len(set(topics)) == len(topics) == len(ROS_TYPES) + len(both)
+    # Another node may carry the one concern without the other.
+    assert not {*DECODING.up, *DECODING.down} & {*AGGREGATION.up, *AGGREGATION.down}
 
 
 DRAFT = wire.Draft(SESSION, 1, 1, 0, [1, 2])
 OUTCOME = wire.Outcome(SESSION, 1, 1, 1, 1, 1, 0.5, True)
 OBSERVATION = wire.Observation(SESSION, 1, "go", 1, 1, "rgb8", b"123")
 REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
+PROPOSAL = wire.Proposal(SESSION, 0, 1, 0, 2, 0.5, b"row")
+REVEAL = wire.Reveal(SESSION, 0, 1, 0, [3])
 
 
 @pytest.mark.parametrize(
@@ -101,6 +126,10 @@ REQUEST = wire.SessionRequest(1, 1, "dsd", "x", 5, 0.0, 0, 1.0, 0)
         (OBSERVATION, "height", 8193),
         (OBSERVATION, "verified", [wire.MAX_VOCABULARY]),
         (OBSERVATION, "history", [ros.Past()]),  # without a digest
+        (PROPOSAL, "ask", 0),
+        (PROPOSAL, "log_weight", math.nan),
+        (PROPOSAL, "log_weight", -1001.0),
+        (REVEAL, "ids", []),
     ],
 )
 def test_what_breaks_the_protocol_is_refused(message, field, value):

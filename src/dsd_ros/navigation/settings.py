@@ -34,6 +34,7 @@ class RunOutcome(IntEnum):
     SAFETY_STOP = 16
     OSCILLATING = 17
     NOT_THERE = 18
+    NOT_KNOWN = 19
 
 
 def _option(default: Any, text: str, low: float, high: float) -> Any:

@@ -25,12 +25,22 @@ ROS_TYPES: dict[type, type] = {
     wire.Outcome: ros.Outcome,
     wire.Refusal: ros.Refusal,
     wire.SessionClose: ros.SessionClose,
+    wire.Question: ros.Question,
+    wire.QuestionReply: ros.QuestionReply,
+    wire.Proposal: ros.Proposal,
+    wire.Verdict: ros.Verdict,
+    wire.Reveal: ros.Reveal,
+    wire.QuestionEnd: ros.QuestionEnd,
 }
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
 _NESTED: dict[str, tuple[type, type]] = {"history": (wire.Past, ros.Past)}  # lists of messages
 _BYTES = frozenset(
-    {"resume", "ticket", "image", "evidence", "parents", "assumed", "distribution", "digest"}
-)
+    {
+        "resume", "ticket", "image", "evidence", "parents", "assumed", "distribution", "digest",
+        "values",
+    }
+)  # fmt: skip
+RENAMED = {"switch": "hands_over"}  # a word of C
 _SHORTS = frozenset({"exit_layers"})  # uint16 arrays; every other list of numbers is one of uint32
 
 
@@ -43,13 +53,13 @@ def _filled(ros_type: type, message: msgspec.Struct) -> Any:
     result = ros_type()
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        if name in _BYTES:
+        if isinstance(value, bytes):
             value = array.array("B", value)
         elif name in _NESTED:
             value = [_filled(_NESTED[name][1], one) for one in value]
         elif isinstance(value, list):
             value = array.array("H" if name in _SHORTS else "I", value)
-        setattr(result, name, value)
+        setattr(result, RENAMED.get(name, name), value)
     return result
 
 
@@ -71,8 +81,8 @@ def _values(message: Any, struct: type[msgspec.Struct]) -> list[Any]:
     """A message's fields as msgspec converts them; WireError."""
     values: list[Any] = []
     for name in struct.__struct_fields__:
-        value = getattr(message, name)
-        if name in _BYTES:
+        value = getattr(message, RENAMED.get(name, name))
+        if name in _BYTES and not isinstance(value, str):  # a question's evidence is a word
             value = value.tobytes() if hasattr(value, "tobytes") else bytes(value)
         elif name in _NESTED:
             value = [_values(one, _NESTED[name][0]) for one in value]

@@ -3,7 +3,7 @@ topics.
 
 Messages are serialized here and travel as raw CDR, so that a payload is serialized once and its
 size is known. Every message type has a topic of its own, and DDS keeps order only within a topic;
-what must not overtake (a draft its observation) is put back in order at the verifier's end.
+what must not overtake (a draft its observation) is put back in order where it arrives (``topic_order``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
@@ -24,31 +24,61 @@ from rclpy.serialization import deserialize_message, serialize_message
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.companion import companion
 from dsd_ros.nodes.conversions import ROS_TYPES, from_ros, to_ros
+from dsd_ros.nodes.topic_order import HELD_S, TopicOrder
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import WireError
 
-UP_TOPICS: dict[type, str] = {
-    wire.SessionRequest: "session_request",
-    wire.Observation: "observation",
-    wire.Draft: "draft",
-    wire.SessionClose: "session_close",
-}
-DOWN_TOPICS: dict[type, str] = {
-    wire.SessionReply: "session_reply",
-    wire.Outcome: "outcome",
-    wire.Refusal: "refusal",
-}
+
+@dataclass(frozen=True)
+class TopicSet:
+    """Topics of one concern: those that the robot writes (``up``), and those that the verifier writes."""
+
+    up: Mapping[type, str]
+    down: Mapping[type, str]
+
+
+DECODING = TopicSet(
+    {
+        wire.SessionRequest: "session_request",
+        wire.Observation: "observation",
+        wire.Draft: "draft",
+        wire.SessionClose: "session_close",
+    },
+    {
+        wire.SessionReply: "session_reply",
+        wire.Outcome: "outcome",
+        wire.Refusal: "refusal",
+    },
+)
+# What goes both ways has a topic for each: nobody is to hear his own words.
+AGGREGATION = TopicSet(
+    {
+        wire.Question: "question",
+        wire.Proposal: "proposal_up",
+        wire.Verdict: "verdict_up",
+        wire.Reveal: "reveal_up",
+        wire.QuestionEnd: "question_end_up",
+    },
+    {
+        wire.QuestionReply: "question_reply",
+        wire.Proposal: "proposal_down",
+        wire.Verdict: "verdict_down",
+        wire.Reveal: "reveal_down",
+        wire.QuestionEnd: "question_end_down",
+    },
+)
+EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
 _QUEUE_LIMIT = 1024
-_HELD_LIMIT = 64  # drafts that wait for their observation, per session
-_HELD_S = 0.5
-_SESSIONS_REMEMBERED = 256
+_MANY = (wire.Proposal, wire.Verdict, wire.Reveal)
 
 OnMessage = Callable[[wire.Message], None]
 
 
 def _qos_of(struct: type) -> QoSProfile:
-    return qos.OUTCOMES if struct is wire.Outcome else qos.LINK
+    if struct is wire.Outcome:
+        return qos.OUTCOMES
+    return qos.PROPOSALS if struct in _MANY else qos.LINK
 
 
 class _Topics:
@@ -57,12 +87,12 @@ class _Topics:
     def __init__(
         self,
         owner: Node,
-        outgoing: dict[type, str],
-        incoming: dict[type, str],
-        on_message: OnMessage,
+        outgoing: Mapping[type, str],
+        incoming: Mapping[type, str],
+        order: TopicOrder,
     ) -> None:
         self._owner = owner
-        self._on_message = on_message
+        self._order = order
         self.bytes_out = 0
         self.bytes_in = 0
         self.node = companion(owner, "link")
@@ -80,6 +110,8 @@ class _Topics:
             )
             for struct, topic in incoming.items()
         ]
+        steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._timer = self.node.create_timer(HELD_S / 2, order.release_old, clock=steady)
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
@@ -129,7 +161,7 @@ class _Topics:
             except WireError as error:
                 self._owner.get_logger().warning(f"dropped: {error}", throttle_duration_sec=1.0)
                 return
-            self._on_message(message)
+            self._order.arrived(message)
 
         return receive
 
@@ -140,14 +172,16 @@ class DdsChannel:
     It spins its topics itself, so ``node`` need not be spinning.
 
     :param match_timeout: how long a send waits for a verifier to appear, s.
+    :param topics: what it carries; the other concerns may be another node's.
     """
 
-    def __init__(self, node: Node, match_timeout: float = 1.0) -> None:
+    def __init__(self, node: Node, match_timeout: float = 1.0, topics: TopicSet = DECODING) -> None:
         self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_QUEUE_LIMIT)
         self._match_timeout = match_timeout
         self._closed = threading.Event()
         self._matched = False  # as far as is known; asking the ROS graph takes longer than sending
-        self._topics = _Topics(node, UP_TOPICS, DOWN_TOPICS, self._put)
+        order = TopicOrder(self._put, wire.QuestionReply)
+        self._topics = _Topics(node, topics.up, topics.down, order)
         self._topics.start()
 
     @property
@@ -235,17 +269,12 @@ class VerifierTopics:
     """The verifier's end of the topics, for the verifier node and the bridge.
 
     ``on_message`` is called in the topics' thread with the robots' messages, a draft never before its
-    observation.
+    observation, and what is said about a question never before the question.
     """
 
-    def __init__(self, node: Node, on_message: OnMessage) -> None:
-        self._on_message = on_message
-        self._lock = threading.Lock()
-        self._observed: dict[int, int] = {}  # session -> newest reply whose observation came
-        self._held: dict[int, list[tuple[float, wire.Draft]]] = {}
-        self._topics = _Topics(node, DOWN_TOPICS, UP_TOPICS, self._arrived)
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._timer = self._topics.node.create_timer(_HELD_S / 2, self._release_old, clock=steady)
+    def __init__(self, node: Node, on_message: OnMessage, topics: TopicSet = EVERYTHING) -> None:
+        order = TopicOrder(on_message, wire.Observation, wire.Question)
+        self._topics = _Topics(node, topics.down, topics.up, order)
 
     def start(self) -> None:
         """Begin to receive; call it once ``on_message`` can be served."""
@@ -266,38 +295,3 @@ class VerifierTopics:
     def close(self) -> None:
         """Give the topics back."""
         self._topics.destroy()
-
-    def _arrived(self, message: Any) -> None:
-        released: list[wire.Draft] = []
-        with self._lock:
-            if isinstance(message, wire.Draft) and self._too_early(message):
-                held = self._held.setdefault(message.session, [])
-                if len(held) < _HELD_LIMIT:
-                    held.append((time.monotonic(), message))
-                return
-            if isinstance(message, wire.Observation):
-                self._observed.pop(message.session, None)
-                self._observed[message.session] = message.reply  # moved to the end: newest
-                while len(self._observed) > _SESSIONS_REMEMBERED:
-                    self._observed.pop(next(iter(self._observed)))
-                released = [draft for _, draft in self._held.pop(message.session, [])]
-            elif isinstance(message, wire.SessionClose):
-                self._observed.pop(message.session, None)
-                self._held.pop(message.session, None)
-        self._on_message(message)
-        for draft in released:
-            self._on_message(draft)
-
-    def _too_early(self, draft: wire.Draft) -> bool:
-        return draft.reply > self._observed.get(draft.session, -1)
-
-    def _release_old(self) -> None:
-        """An observation that does not come is the engine's to refuse: a session it no longer
-        knows.
-        """
-        limit = time.monotonic() - _HELD_S
-        with self._lock:
-            late = [s for s, held in self._held.items() if held and held[0][0] < limit]
-            drafts = [draft for session in late for _, draft in self._held.pop(session)]
-        for draft in drafts:
-            self._on_message(draft)

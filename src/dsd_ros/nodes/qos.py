@@ -32,6 +32,8 @@ COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an ol
 LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
 # With an exit behind every layer and several rounds in flight, a final one must not be pushed out.
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
+# A side that drafts 64 tokens ahead is rejected now and then while the other is slow to look.
+PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
 LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)

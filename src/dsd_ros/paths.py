@@ -1,7 +1,8 @@
-"""Where the files beside the code are: models/, config/ and launch/."""
+"""Where the files beside the code are: models/, config/ and launch/; and where a person's own are kept."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,6 +37,13 @@ def models_directory() -> Path:
 def config_directory() -> Path:
     """Holds the nodes' parameter files."""
     return share_directory() / "config"
+
+
+def data_directory() -> Path:
+    """Where a person's own files are kept, by the XDG base directory specification; need not exist yet."""
+    given = os.environ.get("XDG_DATA_HOME", "")  # the specification has relative paths ignored
+    base = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share"
+    return base / PACKAGE
 
 
 def _indexed() -> list[Path]:

@@ -5,7 +5,7 @@ A folder holds two halves: ``texts/``, every document as it was given, and ``ind
 and makes an index anew that is damaged, missing or of another embedding model. One process writes at a time, any
 number read meanwhile.
 
-Two retrievers, cosine of embeddings and BM25, choose which documents are found (reciprocal ranks). How relevant one
+Two retrievers, cosine of embeddings and BM25, choose which chunks are found (reciprocal ranks). How relevant one
 is, R(d, x), is the cosine over a temperature. The two sides' relevances meet in eta, so they must mean the same on
 both: the cosine does, for one embedding model, while BM25 and fused ranks depend on what else the store holds. The
 temperature is 1/20, by which the model was trained: a softmax over 20 cos told the fitting sentence from others.
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import apsw
 import numpy as np
@@ -34,10 +34,12 @@ from dsd_ros.rag.documents import (
     chunks,
     key_of,
 )
-from dsd_ros.rag.embedding import Encoder
 from dsd_ros.rag.index import FORMAT, Hit, Index, IndexDamaged, Listed
 from dsd_ros.rag.retrieval import Retrieved
 from dsd_ros.rag.texts import StoreError, Texts, sync_folder
+
+if TYPE_CHECKING:
+    from dsd_ros.rag.embedding import Encoder
 
 TEMPERATURE = 0.05
 _TOGETHER = 128  # chunks embedded at a time
@@ -125,6 +127,7 @@ class Store:
         vector = self._encoder.encode([query])[0]
         with self._told(), self._guard:
             hits = self._current().search(query, vector, count)
+        hits.sort(key=lambda hit: -hit.cosine)
         return [Found(hit, hit.cosine / self._temperature) for hit in hits]
 
     def documents(self) -> list[Listed]:
@@ -273,6 +276,8 @@ class Store:
             done += sum(len(chunk.text) for chunk in some)
             if progress is not None:
                 progress(min(1.0, done / len(document.text)), document.source)
+        if progress is not None:
+            progress(1.0, document.source)
 
     def _current(self) -> Index:
         """The newest index, open for reading; the caller holds the guard."""

@@ -1,0 +1,82 @@
+"""`dsd documents`: what was added is listed, found, removed; slips are one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hashed_words import HashedWords
+from in_process import dsd
+
+from dsd_ros.commands import shared
+from dsd_ros.paths import data_directory
+from dsd_ros.rag import embedding
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, tmp_path):
+    """Another embedding, quick to load, and a person without documents."""
+    monkeypatch.setattr(embedding, "SentenceEncoder", HashedWords)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def notes(tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "chairs.md").write_text("# Chairs\n\nThe Viola chair is red.\n")
+    (folder / "lift.txt").write_text("The lift carries eight persons.\n")
+    return folder
+
+
+def test_documents_are_added_found_and_removed(capsys, notes):
+    code, out, _ = dsd(capsys, "documents", "add", str(notes), "--place", "home")
+    assert code == 0 and out.endswith("2 chunks in all\n") and out.count("added     ") == 2
+    assert (data_directory() / "documents" / "texts").is_dir()
+    (notes / "lift.txt").write_text("The lift is broken.\n")
+    code, out, _ = dsd(capsys, "documents", "add", str(notes), "--place", "home")
+    assert f"unchanged {notes / 'chairs.md'}" in out and f"added     {notes / 'lift.txt'}" in out
+    code, out, _ = dsd(capsys, "documents", "list")
+    assert f"     1 {notes / 'chairs.md'}  (home)\n" in out and out.endswith(
+        "2 documents, 2 chunks\n"
+    )
+    code, out, _ = dsd(capsys, "documents", "search", "which chair is red", "--count", "1")
+    assert "The Viola chair is red.\n" in out and f"{notes / 'chairs.md'} (Chairs)" in out
+    code, out, _ = dsd(capsys, "documents", "remove", str(notes / "lift.txt"), "other.md")
+    assert code == shared.EXIT_GOAL_MISSED and "not there: other.md" in out
+    code, out, _ = dsd(capsys, "documents", "rebuild")
+    assert (code, out) == (0, "1 chunks, indexed anew\n")
+
+
+def test_the_answers_as_json(capsys, notes, tmp_path):
+    store = ("--store", str(tmp_path / "store"))
+    code, out, _ = dsd(capsys, "documents", "add", str(notes), *store, "--json", "-")
+    assert json.loads(out)["chunks"] == 2
+    code, out, _ = dsd(capsys, "documents", "search", "chair", *store, "--json", "-")
+    best = json.loads(out)["found"][0]
+    assert best["text"] == "The Viola chair is red." and best["documents"][0]["heading"] == "Chairs"
+    assert best["relevance"] == pytest.approx(best["cosine"] / 0.05)
+    code, out, _ = dsd(capsys, "documents", "list", *store, "--json")
+    assert [row["chunks"] for row in json.loads(out)["documents"]] == [1, 1]
+
+
+def test_slips_are_one_sentence(capsys, notes, tmp_path):
+    (tmp_path / "file").touch()
+    (notes / "latin.txt").write_bytes(b"Gr\xfc\xdfe")
+    for line, said in (
+        (["add", str(tmp_path / "none.md")], "check its name"),
+        (["add", str(notes)], "is not UTF-8"),
+        (["search", " "], "the query is empty"),
+        (["list", "--store", str(tmp_path / "file")], "name another folder"),
+    ):
+        code, out, err = dsd(capsys, "documents", *line)
+        assert (code, out) == (shared.EXIT_BAD_INPUT, "")
+        assert err.startswith("dsd: ") and err.count("\n") == 1 and said in err
+    code, out, _ = dsd(capsys, "documents", "search", "chair")
+    assert code == 0 and "there are no documents" in out
+
+
+def test_a_relative_data_home_is_ignored_as_the_specification_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_directory() == tmp_path / ".local" / "share" / "dsd_ros"

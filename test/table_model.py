@@ -79,11 +79,17 @@ class TableModel:
         cache = _Tokens([first, len(instruction) % size])
         return Sequence(self, cache, cache.ids[-1], 0, self._row(*cache.ids))
 
+    def begin(self) -> Sequence:
+        """A sequence of nothing; what is appended first stands for the prompt, two tokens or more."""
+        return Sequence(self, _Tokens([]), 0, 0, torch.empty(0))
+
     def forward_tokens(self, tokens, cache, rope_delta, rows, on_layer=None) -> torch.Tensor:
         if cache.length + len(tokens) > self.max_length:
             raise ContextError(
                 f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
             )
+        if on_layer is not None:
+            on_layer(0, torch.zeros((rows, 1)))
         cache.ids.extend(tokens)
         ids = cache.ids
         return torch.stack(
@@ -116,11 +122,13 @@ class TableModel:
         said = (len(ids) - 2) % self.period if self.period else len(ids) - 2
         return self._row(*[i % size for i in [*ids[:2], *ids[len(ids) - said :]][-2:]])
 
-    def forward_batch(self, feeds) -> torch.Tensor:
+    def forward_batch(self, feeds, on_layer=None) -> torch.Tensor:
         if any(feed.cache.length + len(feed.tokens) > self.max_length for feed in feeds):
             raise ContextError(
                 f"{self.name} holds {self.max_length} tokens; ask for a shorter reply"
             )
+        if on_layer is not None:
+            on_layer(0, torch.zeros((len(feeds), 1, 1)))
         return torch.cat([self.forward_tokens(*feed, 1) for feed in feeds])
 
     def decode_text(self, tokens: list[int]) -> str:

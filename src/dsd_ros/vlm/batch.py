@@ -10,18 +10,21 @@ from collections.abc import Sequence as Tokens
 import torch
 
 from dsd_ros.vlm.errors import SequenceError
-from dsd_ros.vlm.sequence import Sequence, TreeFeed
+from dsd_ros.vlm.sequence import LayerHook, Sequence, TreeFeed
 
 
-def next_logits_together(sequences: list[Sequence]) -> list[torch.Tensor]:
+def next_logits_together(
+    sequences: list[Sequence], on_layer: LayerHook | None = None
+) -> list[torch.Tensor]:
     """Logits (vocabulary,) float32 behind all tokens of each sequence, in the order given.
 
     Each result equals that sequence's own ``next_logits`` up to rounding, and each sequence can be
     used alone afterwards. Those of one model that need a pass share one, whatever their lengths
     and numbers of pending tokens. A sequence may appear more than once.
 
-    Raises ContextError when one of them is too long for its model. No sequence is harmed by that:
-    the others can be advanced without it, and it can be rolled back.
+    ``on_layer(index, hidden)`` is called after each decoder layer; what it raises ends the pass, and sequences
+    are as they were before it. Raises ContextError when one of them is too long for its model. No sequence is
+    harmed by that: the others can be advanced without it, and it can be rolled back.
     """
     waiting: dict[int, list[Sequence]] = {}
     seen: set[int] = set()
@@ -31,14 +34,15 @@ def next_logits_together(sequences: list[Sequence]) -> list[torch.Tensor]:
         seen.add(id(sequence))
     for group in waiting.values():
         if len(group) > 1:
-            _advance(group)
-    return [sequence.next_logits() for sequence in sequences]
+            _advance(group, on_layer)
+    return [sequence.next_logits(on_layer) for sequence in sequences]
 
 
-def _advance(group: list[Sequence]) -> None:
+def _advance(group: list[Sequence], on_layer: LayerHook | None) -> None:
     """One pass for sequences of one model, each with pending tokens."""
     feeds = [sequence.feed() for sequence in group]
-    for sequence, row in zip(group, group[0].model.forward_batch(feeds), strict=True):
+    rows = group[0].model.forward_batch(feeds, on_layer)
+    for sequence, row in zip(group, rows, strict=True):
         sequence.note_row(row)
 
 

@@ -149,6 +149,13 @@ class VisionLanguageModel:
         cache.length = len(ids)
         return Sequence(self, cache, ids[-1], prompt.rope_delta, self.head(hidden[0, -1:])[0])
 
+    def begin(self) -> Sequence:
+        """A sequence of nothing yet, for text given as token ids; append some before asking for logits."""
+        cache = KeyValueCache(
+            self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
+        )
+        return Sequence(self, cache, 0, 0, torch.empty(0, device=self._device))
+
     @torch.inference_mode()
     def forward_tokens(
         self,
@@ -245,10 +252,11 @@ class VisionLanguageModel:
         return layout
 
     @torch.inference_mode()
-    def forward_batch(self, feeds: list[Feed]) -> torch.Tensor:
+    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Feed each cache its tokens in one pass; logits (batch, vocabulary) float32 behind each.
 
-        Raises ContextError before any cache is touched when one of them would grow too long.
+        ``on_layer`` is given all hidden states (batch, most tokens of a feed, hidden size). Raises ContextError
+        before any cache is touched when one of them would grow too long; no cache has grown when the hook raises.
         """
         clock = self._clock(len(feeds))
         for feed in feeds:
@@ -273,7 +281,7 @@ class VisionLanguageModel:
             padding = cache.past - torch.tensor(lengths, device=device)
             mask = (columns >= padding[:, None, None]) & (columns <= cache.past + steps[:, None])
             mask = mask[:, None]
-        hidden = self._run_layers(hidden, rotations, cache, mask, clock)
+        hidden = self._run_layers(hidden, rotations, cache, mask, clock, on_layer)
         last = torch.tensor(counts, device=device) - 1
         logits = self.head(hidden[torch.arange(len(feeds), device=device), last])
         cache.commit()

@@ -4,7 +4,8 @@ The text stands before the image on purpose: under causal attention the image to
 read in the light of the instruction. Between them stand the pictures of earlier steps, each with the
 action that was taken then, where the caller gives any. A model directory says in ``dsd.json`` how it
 wants to be asked (``{"format": 1, "prompt": "...{instruction}...", "past": "...{image}...{action}...",
-"present": "..."}``, the last two optional); a stock Qwen2-VL, which has none, gets ``DEFAULT_PROMPT``,
+"present": "..."}``, the last two optional), and with a document before it (``"document_prompt":
+"...{document}...{question}..."``, which is optional too); a stock Qwen2-VL, which has none, gets ``DEFAULT_PROMPT``,
 and a model of text alone nothing but the instruction.
 """
 
@@ -39,6 +40,7 @@ DEFAULT_PROMPT = (
 )
 
 TEXT_PROMPT = "{instruction}"
+DOCUMENT_PROMPT = "{document}\n\n{question}"
 DEFAULT_PAST = "\nBefore: {image} Action: {action}"  # of each earlier step
 DEFAULT_PRESENT = "\nNow: "  # in front of the present picture, behind earlier ones
 
@@ -108,8 +110,13 @@ class PromptTemplate:
     markers: tuple[str, ...] = ()
     past: str = DEFAULT_PAST
     present: str = DEFAULT_PRESENT
+    document_prompt: str = DOCUMENT_PROMPT
 
     def __post_init__(self) -> None:
+        if any(self.document_prompt.count(name) != 1 for name in ("{document}", "{question}")):
+            raise ModelError(
+                "a model's prompt for a document must contain {document} and {question} exactly once each"
+            )
         if self.prompt.count("{instruction}") != 1:
             raise ModelError("a model's prompt must contain {instruction} exactly once")
         if self.past.count("{image}") != 1 or self.past.count("{action}") != 1:
@@ -117,7 +124,7 @@ class PromptTemplate:
                 "what a model's prompt says of an earlier step ('past') must contain {image} and "
                 "{action} exactly once each"
             )
-        if "<|" in self.prompt + self.past + self.present:
+        if "<|" in self.prompt + self.past + self.present + self.document_prompt:
             raise ModelError(
                 "a model's prompt must not contain chat markers ('<|'); use the chat template"
             )
@@ -145,7 +152,7 @@ class PromptTemplate:
     def text(self, instruction: str) -> str:
         """The user's text: the prompt with the checked instruction filled in."""
         instruction = check_instruction(instruction)
-        self._check_markers("instruction", instruction)
+        self.check_markers("instruction", instruction)
         return self.prompt.replace("{instruction}", instruction)
 
     def render(
@@ -158,8 +165,6 @@ class PromptTemplate:
         action that was taken. Raises PromptError for instruction and actions, ModelError for the
         template.
         """
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         text = self.text(instruction)
         counts = [count for count, _ in past]
         content: str | list[dict[str, str]] = text
@@ -174,19 +179,7 @@ class PromptTemplate:
             if image_tokens > 0:
                 content.append({"type": "image"})
                 counts.append(image_tokens)
-        messages = [{"role": "user", "content": content}]
-        variables: dict[str, Any] = dict(self.variables)
-        try:
-            # Rendered in jinja's sandbox: a template must not reach into this process.
-            result: Any = render_jinja_template(
-                [messages],
-                chat_template=self.chat_template,
-                add_generation_prompt=True,
-                **variables,
-            )
-        except Exception as error:
-            raise ModelError(f"the model's chat template does not render: {error}") from error
-        text = str(result[0][0])
+        text = self._rendered(content)
         if self.text_only:
             return text
         first, *others = text.split(IMAGE_PLACEHOLDER)
@@ -199,10 +192,31 @@ class PromptTemplate:
             IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True)
         )
 
+    def render_text(self, text: str) -> str:
+        """The whole prompt of a user's text as it is, without a picture; ModelError for the template."""
+        return self._rendered(text if self.text_only else [{"type": "text", "text": text}])
+
+    def _rendered(self, content: str | list[dict[str, str]]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        messages = [{"role": "user", "content": content}]
+        variables: dict[str, Any] = dict(self.variables)
+        try:
+            # Rendered in jinja's sandbox: a template must not reach into this process.
+            result: Any = render_jinja_template(
+                [messages],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                **variables,
+            )
+        except Exception as error:
+            raise ModelError(f"the model's chat template does not render: {error}") from error
+        return str(result[0][0])
+
     def _past_parts(self, action: str) -> list[dict[str, str]]:
         """An earlier step as parts of the user's turn."""
         action = check_action(action)
-        self._check_markers("action of an earlier step", action)
+        self.check_markers("action of an earlier step", action)
         parts: list[dict[str, str]] = []
         for number, text in enumerate(self.past.split("{image}")):
             if number:
@@ -211,15 +225,21 @@ class PromptTemplate:
                 parts.append({"type": "text", "text": text.replace("{action}", action)})
         return parts
 
-    def _check_markers(self, what: str, text: str) -> None:
+    def check_markers(self, what: str, text: str) -> None:
+        """PromptError for a text that the tokenizer would take for more than text."""
         for marker in self.markers:
             if marker in text:
                 raise PromptError(f"the {what} contains the model's marker {marker!r}; remove it")
 
 
 def _read_texts(directory: Path, default: str) -> dict[str, str]:
-    """What ``dsd.json`` says of prompt, past and present; the defaults where there is none."""
-    texts = {"prompt": default, "past": DEFAULT_PAST, "present": DEFAULT_PRESENT}
+    """What ``dsd.json`` says of prompts; the defaults where there is none."""
+    texts = {
+        "prompt": default,
+        "past": DEFAULT_PAST,
+        "present": DEFAULT_PRESENT,
+        "document_prompt": DOCUMENT_PROMPT,
+    }
     path = directory / DSD_FILE
     if not path.exists():
         return texts

@@ -61,7 +61,7 @@ class TreeFeed(NamedTuple):
 
 
 class Sequence:
-    """A prompt with its reply so far, made by ``VisionLanguageModel.prefill``; for one thread.
+    """A prompt with its reply so far, made by ``VisionLanguageModel.prefill`` or ``begin``; for one thread.
 
     Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify``
     takes them along. Every position is explicit, so sequences of one model may be advanced in any
@@ -98,10 +98,13 @@ class Sequence:
         self._drop_tree()
         self.tokens.extend(tokens)
 
-    def next_logits(self) -> torch.Tensor:
-        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must."""
+    def next_logits(self, on_layer: LayerHook | None = None) -> torch.Tensor:
+        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must.
+
+        ``on_layer`` as of ``verify``, in such a pass.
+        """
         known = self.known_logits()
-        return self._advance(0, None)[-1] if known is None else known
+        return self._advance(0, on_layer)[-1] if known is None else known
 
     def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Append ``draft``; return the logits in front of it and behind each of its tokens.

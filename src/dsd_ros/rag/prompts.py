@@ -1,0 +1,86 @@
+"""How a question is asked about one document, as token ids that are cut where the document ends.
+
+What stands up to the document's end is the same for every question, and so are its keys and values.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dsd_ros.vlm.errors import PromptError
+from dsd_ros.vlm.prompts import check_instruction
+
+if TYPE_CHECKING:
+    from dsd_ros.vlm.model import VisionLanguageModel
+
+MAX_DOCUMENT_CHARS = 20_000
+_DOCUMENT, _QUESTION = "\ue000", "\ue001"  # private use: no text of a prompt holds them
+
+
+class Pieces(NamedTuple):
+    """Token ids of a prompt: up to the document's end (1 or more), and from there to where the answer begins."""
+
+    head: list[int]
+    tail: list[int]
+
+
+class Asking(Protocol):
+    """How some model is asked about a document."""
+
+    def pieces(self, document: str, question: str) -> Pieces: ...
+
+
+class DocumentPrompt:
+    """How a model is asked about documents: by the ``document_prompt`` of its template.
+
+    A format whose question stands in front of its document has one piece, which is never the same again.
+    """
+
+    def __init__(self, model: VisionLanguageModel) -> None:
+        self._encode = model.tokenizer.encode
+        self._template = model.template
+        self._rendered: dict[bool, str] = {}
+
+    def pieces(self, document: str, question: str) -> Pieces:
+        """The prompt of a question (as of ``vlm.prompts.check_instruction``) and a document, which may be empty.
+
+        PromptError for texts that cannot be put to a model, ModelError for its chat template.
+        """
+        document, question = check_document(document), check_instruction(question)
+        self._template.check_markers("question", question)
+        self._template.check_markers("document", document)
+        text = self._prompt(bool(document)).replace(_QUESTION, question)
+        head, found, tail = text.partition(_DOCUMENT)
+        if not found:  # without a document nothing but the first token is kept
+            ids = self._ids(text)
+            return Pieces(ids[:1], ids[1:])
+        return Pieces(self._ids(head + document), self._ids(tail))
+
+    def _prompt(self, with_document: bool) -> str:
+        """The rendered prompt with marks where texts go."""
+        if with_document not in self._rendered:
+            text = self._template.document_prompt.replace("{question}", _QUESTION)
+            text = text.replace("{document}", _DOCUMENT if with_document else "").strip()
+            self._rendered[with_document] = self._template.render_text(text)
+        return self._rendered[with_document]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._encode(text, add_special_tokens=False).ids)
+
+
+def check_document(document: str) -> str:
+    """A document as a model reads it: white space collapsed, Unicode composed (NFC); it may be empty.
+
+    PromptError for one that is too long or holds control characters or a chat marker.
+    """
+    if len(document) > MAX_DOCUMENT_CHARS:
+        raise PromptError(
+            f"a document has {len(document)} characters; cut it into parts of {MAX_DOCUMENT_CHARS} or fewer"
+        )
+    text = " ".join(unicodedata.normalize("NFC", document).split())
+    if "<|" in text or "|>" in text:
+        raise PromptError("a document contains a chat marker ('<|' or '|>'); remove it")
+    if any(unicodedata.category(c) in ("Cc", "Cs") or c in (_DOCUMENT, _QUESTION) for c in text):
+        raise PromptError("a document contains control characters; remove them")
+    return text

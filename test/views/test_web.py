@@ -101,6 +101,18 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@needs_rerun
+def test_pictures_are_sent_as_rerun_sends_them():
+    import rerun
+
+    data = bytes(range(7))
+    ours = web._Blob(rerun.EncodedImage.descriptor_blob(), data)
+    theirs = rerun.EncodedImage(contents=data, media_type="image/jpeg").as_component_batches()[0]
+    assert ours.component_descriptor() == theirs.component_descriptor()
+    assert ours.as_arrow_array() == theirs.as_arrow_array()
+    assert ours.as_arrow_array().type == theirs.as_arrow_array().type
+
+
 @pytest.fixture
 def served():
     """A server that shows the sample, and the function that sends it once more."""

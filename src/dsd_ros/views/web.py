@@ -253,10 +253,10 @@ class _Blob:
     def as_arrow_array(self) -> Any:
         import pyarrow as pa
 
-        pixels = pa.Array.from_buffers(
-            pa.uint8(), len(self._data), [None, pa.py_buffer(self._data)]
-        )
-        return pa.ListArray.from_arrays(pa.array([0, len(self._data)], pa.int32()), pixels)
+        count = len(self._data)
+        content = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(self._data)])
+        kind = pa.list_(pa.field("item", pa.uint8(), nullable=False))  # as rerun has it
+        return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), content, type=kind)
 
 
 def is_local(bind: str) -> bool:

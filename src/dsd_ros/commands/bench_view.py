@@ -26,9 +26,9 @@ def add_view(benches: Any) -> None:
         "beyond twice its standard error.",
     )
     view.add_argument(
-        "--blocks", type=int, default=6, help="with views, as many without (default: %(default)s)"
-    )
-    view.add_argument("--replies", type=int, default=8, help="per block (default: %(default)s)")
+        "--pairs", type=int, default=120,
+        help="of replies, one with views and one without (default: %(default)s)",
+    )  # fmt: skip
     view.add_argument("--mode", default="fsd", help="decoding mode (default: %(default)s)")
     add_json(view)
     view.set_defaults(run=_bench_view)
@@ -45,15 +45,13 @@ def _bench_view(args: argparse.Namespace) -> int:
     )
     from dsd_ros.views.web import MISSING, available
 
-    if args.blocks < 1 or args.replies < 1:
-        raise ValueError("--blocks and --replies must be at least 1")
+    if args.pairs < 1:
+        raise ValueError("--pairs must be at least 1")
     if not available():
         raise CommandError(MISSING, EXIT_BAD_INPUT)
     try:
         with Progress() as bar:
-            report = measure_views(
-                args.blocks, args.replies, args.mode, lambda line: bar.step(2 * args.blocks, line)
-            )
+            report = measure_views(args.pairs, args.mode, lambda line: bar.step(args.pairs, line))
     except ViewBenchError as error:
         raise CommandError(error, EXIT_GOAL_MISSED) from error
     report["machine"] = machine()

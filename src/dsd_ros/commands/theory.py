@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from dsd_ros.commands import theory_proofs
+from dsd_ros.commands import theory_dragon, theory_proofs
 from dsd_ros.commands.shared import EXIT_DONE, add_json, write_json
 
 SUMMARY = "what the papers' formulas predict"
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds.add_parser("fsd-latency", help="seconds a reply and speed-ups (Table 4, equation 9)")
     )
     theory_proofs.add_kinds(kinds)
+    theory_dragon.add_kinds(kinds)
 
 
 def _add_cost(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,8 +76,7 @@ def sample_acceptances(
     return generator.random((count, 2)) < rates
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that happened: ``cause`` is the index of the event that it follows from, -1 at the start."""
 
     seconds: float

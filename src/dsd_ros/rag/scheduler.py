@@ -163,4 +163,6 @@ def _difference(estimates: Estimates) -> float:
             for chance, device, cloud in outcomes
         )
         ahead += 0.5 * (change - ahead)  # damped, since two states may take turns
+        if abs(change - ahead) < 1e-5:
+            break
     return ahead

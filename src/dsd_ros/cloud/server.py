@@ -15,14 +15,15 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Protocol
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from dsd_ros.cloud.endpoint import MetricsEndpoint
-from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.settings import LOOPBACK, ServerError, VerifierSettings, listen_error
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.credentials import read_token, shows_token
@@ -43,6 +44,21 @@ _BUSY_LINK_POLL_S = 0.002
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 
 
+class Served(Protocol):
+    """What answers messages: a ``VerifierEngine``, or one with something beside it."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    def submit(
+        self, message: Message, reply: Callable[[Message], object], peer: Hashable
+    ) -> bool: ...
+    def disconnect(self, peer: Hashable) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
 class VerifierServer:
     """Serves an engine on a thread of its own. The engine stays the caller's.
 
@@ -50,7 +66,7 @@ class VerifierServer:
         print(server.url)
     """
 
-    def __init__(self, engine: VerifierEngine, settings: VerifierSettings) -> None:
+    def __init__(self, engine: Served, settings: VerifierSettings) -> None:
         """ServerError or ValueError when token, certificate or key cannot be used."""
         self._engine = engine
         self._settings = settings
@@ -225,7 +241,7 @@ class VerifierServer:
             pass
 
 
-def run_verifier(engine: VerifierEngine, settings: VerifierSettings) -> None:
+def run_verifier(engine: Served, settings: VerifierSettings) -> None:
     """Serve until SIGINT or SIGTERM, after printing a line with the address. For the main thread.
 
     ServerError or ValueError when the settings cannot be served. The engine is closed on the way out.

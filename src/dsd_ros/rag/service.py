@@ -348,8 +348,20 @@ class WithDocuments:
         self.engine = engine
         self.service = service
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)  # its metrics, its model, its settings
+    @property
+    def model(self) -> Any:
+        """The target's."""
+        return self.engine.model
+
+    @property
+    def metrics(self) -> Any:
+        """The engine's."""
+        return self.engine.metrics
+
+    @property
+    def sessions(self) -> int:
+        """Sessions held by the engine."""
+        return int(self.engine.sessions)
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """As of either."""

@@ -13,6 +13,7 @@ import pytest
 from hashed_words import HashedWords
 
 from dsd_ros.rag.documents import Document, DocumentError, files_in, key_of, read_document
+from dsd_ros.rag.index import MANY
 from dsd_ros.rag.store import Store
 from dsd_ros.rag.texts import StoreError
 
@@ -116,9 +117,12 @@ def test_any_words_may_be_asked_for(folder):
         assert empty.retrieve("anything", 3) == []
 
 
-def test_what_is_removed_is_gone_from_the_disk(folder):
+@pytest.mark.parametrize("lines", [1, 2 * MANY])
+def test_what_is_removed_is_gone_from_the_disk(folder, lines):
     with Store(folder, HashedWords()) as store:
-        store.add(Document("secret", "The combination is zanzibar."))
+        said = [f"# {n}\n\nCombination {n} is zanzibar." for n in range(lines)]
+        store.add(Document("secret", "\n\n".join(said)))
+        assert len(store) == 3 + lines
         assert store.remove("secret")
     for path in folder.rglob("*"):
         assert not path.is_file() or b"zanzibar" not in path.read_bytes().lower(), path

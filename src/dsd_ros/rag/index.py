@@ -29,6 +29,7 @@ FORMAT = 1
 WAIT_MS = 10_000  # for another process's commit
 RANK = 60  # of reciprocal rank fusion: Cormack, Clarke and Buettcher 2009
 WORDS = 64  # of a query that BM25 looks at
+MANY = 64  # chunks that are dropped together
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -211,15 +212,23 @@ class Index:
         )
 
     def _drop_unheld(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if self._db.execute("SELECT 1 FROM holds WHERE chunk = ? LIMIT 1", (number,)).get:
-                continue
+        held = "SELECT 1 FROM holds WHERE chunk = ? LIMIT 1"
+        gone = [number for number in numbers if not self._db.execute(held, (number,)).get]
+        many = (
+            len(gone) > MANY
+        )  # then one rewriting of the words erases them sooner than one of each
+        if many:
+            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 0)")
+        for number in gone:
             text = self._db.execute("SELECT text FROM chunks WHERE id = ?", (number,)).get
             self._db.execute(
                 "INSERT INTO words(words, rowid, text) VALUES ('delete', ?, ?)", (number, text)
             )
             self._db.execute("DELETE FROM chunks WHERE id = ?", (number,))
             self._db.execute("DELETE FROM vectors WHERE id = ?", (number,))
+        if many:
+            self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
+            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 1)")
 
     def search(self, query: str, vector: np.ndarray, count: int) -> list[Hit]:
         """Up to ``count`` chunks, best first: both retrievers' ranks fused by their reciprocals.

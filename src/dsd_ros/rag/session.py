@@ -24,12 +24,13 @@ from dsd_ros.rag.half import Profile
 from dsd_ros.rag.line import Line
 from dsd_ros.rag.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
 from dsd_ros.rag.prompts import Asking, DocumentPrompt
+from dsd_ros.rag.requests import end_of
 from dsd_ros.rag.retrieval import Retriever
 from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.rag.state import Step, own_choice
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
-from dsd_ros.wire.messages import PROTOCOL_VERSION, EndCode, Message, Question, QuestionEnd
+from dsd_ros.wire.messages import PROTOCOL_VERSION, EndCode, Message, Question
 
 OnToken = Callable[[str, list[int]], object]  # the text so far, and its tokens
 _POLL_S = 0.05  # how soon a cancellation is noticed
@@ -102,7 +103,7 @@ class AskSession:
             try:
                 return self._answer(asked)
             finally:
-                self._leave(EndCode.CANCELLED, "the answer is not wanted any more")
+                self._leave()
 
     def close(self) -> None:
         """End an answer under way, and the threads. The channel is the caller's to close."""
@@ -216,7 +217,7 @@ class AskSession:
             self._hand_on(asked, attempt)
             asked.take(attempt)
 
-    def _leave(self, code: EndCode | None = None, sentence: str = "") -> Attempt | None:
+    def _leave(self) -> Attempt | None:
         """End the attempt and wait until the worker has left the mixture; tell the cloud if it has to be told."""
         with self._wake:
             attempt, self._attempt = self._attempt, None
@@ -227,9 +228,8 @@ class AskSession:
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._drafting)
         if not ended and attempt.failure is None:
-            question = attempt.question
-            reason = (code or EndCode.CANCELLED).value
-            self._line.send(QuestionEnd(question.ask, question.attempt, reason, sentence))
+            sentence = "the device does not wait for this answer any more"
+            self._line.send(end_of(attempt.question, EndCode.CANCELLED, sentence))
         return attempt
 
     def _go_on_alone(self, asked: _Asked) -> None:

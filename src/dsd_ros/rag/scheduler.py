@@ -99,6 +99,8 @@ class Scheduler:
         else:
             held = (device_accepted, cloud_accepted)
             gain = _gain(estimates, SIDES.index(current), held, own_ahead, other_ahead)
+            # Estimates err: leave the side that is better in the long run only for more than it is better by.
+            gain += min(0.0, _long_run(estimates, current))
         slower = max(estimates.device_delay, estimates.cloud_delay)
         if gain > self.hysteresis * slower:
             return CLOUD if current == DEVICE else DEVICE

@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 NODES = (
     "simulator",
     "draft",
+    "memory",
     "verifier",
     "bridge",
     "navigation",

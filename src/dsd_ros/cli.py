@@ -17,8 +17,8 @@ from dsd_ros.commands import completion, shared
 from dsd_ros.parsing import Parser, Version, add_common
 
 COMMANDS = (
-    "demo", "decode", "verifier", "record", "replay", "inspect", "documents", "doctor", "bench", "theory", "train",
-    "evaluate", "completion",
+    "demo", "decode", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor", "bench", "theory",
+    "train", "evaluate", "completion",
 )  # fmt: skip
 
 

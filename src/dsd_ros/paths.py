@@ -46,6 +46,22 @@ def data_directory() -> Path:
     return base / PACKAGE
 
 
+OWN, SHIPPED = "own", "shipped"
+
+def documents_directory(named: str, side: str) -> Path | None:
+    """The folder of documents that is meant, for ``side``, "robot" or "cloud".
+
+    A path, "shipped" (the examples of dsd), "own" (what `dsd documents` keeps for this user), or empty: None.
+    """
+    if not named:
+        return None
+    if named == OWN:
+        folder = data_directory() / "documents"
+        folder.joinpath("texts").mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder
+    return config_directory() / "documents" / side if named == SHIPPED else Path(named).expanduser()
+
+
 def _indexed() -> list[Path]:
     """Where the ament index has the package, if there is an index."""
     try:

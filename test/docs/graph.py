@@ -12,7 +12,7 @@ from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 _OWN = ("/parameter_events", "/rosout", "~/", "/get_", "/set_", "/list_", "/describe_")
-MANAGED = ("draft", "verifier", "bridge", "navigation", "go2")
+MANAGED = ("draft", "memory", "verifier", "bridge", "navigation", "go2")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def make_all(notes: Notes) -> None:
     from dsd_ros.nodes.draft_node import DraftNode
     from dsd_ros.nodes.go2_node import Go2Node
     from dsd_ros.nodes.go2_standin_node import Go2StandinNode
+    from dsd_ros.nodes.memory_node import MemoryNode
     from dsd_ros.nodes.navigation_node import NavigationNode
     from dsd_ros.nodes.simulator_node import SimulatorNode
     from dsd_ros.nodes.supervisor_node import SupervisorNode
@@ -105,12 +106,13 @@ def make_all(notes: Notes) -> None:
     args = ["--ros-args"]
     for name in MANAGED:
         args += ["-p", f"{name}_node:autostart:=false"]
+    args += ["-p", "navigation_node:memory.when:=auto"]  # else it asks nobody
     rclpy.init(args=args)
     made: list[Any] = []
     try:
         with notes.taken():
             for node in (
-                DraftNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
+                DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
                 Go2StandinNode, VisualNode,
             ):  # fmt: skip
                 made.append(node())

@@ -40,6 +40,7 @@ def test_only_what_a_robot_at_rest_can_miss_is_started_again():
     assert respawned == {
         "simulator_node": False, "go2_standin_node": False, "go2_node": False, "supervisor_node": False,
         "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
+        "memory_node": True,
         "record_node": False, "visual_node": False, "view_node": False,
     }  # fmt: skip
     programs = {program.name: program for system in SYSTEMS.values() for program in system.programs}

@@ -79,6 +79,7 @@ def test_all_executables_are_declared() -> None:
         "go2_standin",
         "simulator",
         "draft",
+        "memory",
         "verifier",
         "bridge",
         "navigation",

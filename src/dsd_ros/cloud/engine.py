@@ -16,7 +16,7 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules, exit_layers
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.requests import check_request
+from dsd_ros.cloud.requests import check_request, without_documents
 from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.verification import Refused, end_reply, open_reply, verify_round
@@ -26,6 +26,7 @@ from dsd_ros.wire.messages import (
     Draft,
     Message,
     Observation,
+    Question,
     Refusal,
     RefusalCode,
     SessionClose,
@@ -92,7 +93,7 @@ class VerifierEngine:
         ``reply`` is called with each message for that peer, from the worker thread or from this one, and
         must not block; it replaces the one given before when the message opens or resumes a session.
         """
-        refusal = None
+        refusal: Message | None = None
         with self._wake:
             if self._closing:
                 return False
@@ -104,6 +105,8 @@ class VerifierEngine:
                         self._sessions.close(message.session)
                 case Observation() | Draft():
                     refusal = self._enqueue_turn(message, peer)
+                case Question():
+                    refusal = without_documents(self.model, message)
                 case _:
                     refusal = Refusal(
                         0, 0, 0, RefusalCode.UNSUPPORTED,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.messages import EXIT_POLICIES, PROTOCOL_VERSION, SessionRequest
+from dsd_ros.wire.messages import (
+    EXIT_POLICIES,
+    PROTOCOL_VERSION,
+    Question,
+    QuestionReply,
+    SessionRequest,
+)
 
 
 def check_request(model: VisionLanguageModel, request: SessionRequest) -> SamplingSettings:
@@ -38,3 +44,15 @@ def check_request(model: VisionLanguageModel, request: SessionRequest) -> Sampli
             "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
         )
     return sampling
+
+
+def without_documents(model: VisionLanguageModel, question: Question) -> QuestionReply:
+    """What a verifier that has no documents says to a question."""
+    sentence = (
+        "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
+        "(the node: documents)"
+    )
+    return QuestionReply(
+        question.ask, question.attempt, sentence, model.name[:256], model.fingerprint[:256],
+        model.vocab_size,
+    )  # fmt: skip

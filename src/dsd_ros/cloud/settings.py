@@ -91,6 +91,25 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True)
+class DocumentSettings:
+    """What questions are answered from, and by which model (``rag.service``)."""
+
+    documents: str = field(
+        default="",
+        metadata={
+            "help": "general documents that questions are answered from: a folder of text files (.md, .txt), one made "
+            "by 'dsd documents', or shipped: dsd's examples; empty: no questions are answered"
+        },
+    )
+    text_model: str = field(
+        default="",
+        metadata={
+            "help": "directory or hub id of the text model that answers questions; empty: the shipped reader"
+        },
+    )
+
+
+@dataclass(frozen=True)
 class VerifierSettings(MetricsSettings, EngineSettings):
     """An engine served over a websocket."""
 

@@ -14,12 +14,19 @@ SUMMARY = "the simulated Go2 finds the object named in an instruction, every nod
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.decoding.modes import PRESETS
     from dsd_ros.nodes.bringup import DEMO_SEED, ROBOTS, TRANSPORTS
+    from dsd_ros.nodes.demo_scenarios import SCENARIOS
 
     parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
     parser.add_argument(
         "--instruction",
-        default="find the silver bottle",
-        help="what the robot is to find, in plain English (default: %(default)s)",
+        default=None,
+        help="what the robot is to find, in plain English (default: find the silver bottle, or the scenario's)",
+    )
+    parser.add_argument(
+        "--scenario",
+        choices=tuple(SCENARIOS),
+        default="",
+        help="; ".join(f"{name}: {scenario.help}" for name, scenario in SCENARIOS.items()),
     )
     mode = parser.add_argument(
         "--mode",
@@ -43,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed",
         type=int,
-        default=DEMO_SEED,
-        help="which simulated room (default: %(default)s)",
+        default=None,
+        help=f"which simulated room (default: {DEMO_SEED}, or the scenario's)",
     )
     parser.add_argument(
         "--temperature",
@@ -80,10 +87,13 @@ def _demo(args: argparse.Namespace) -> int:
         return EXIT_BAD_INPUT
     if args.json is not None and ":=" in args.json.name:
         raise ValueError(f"'{args.json}' is no FILE for --json; put --json last, or - behind it")
+    if args.instruction is not None and not args.instruction.strip():
+        raise ValueError("the instruction is empty: say what the robot should find")
     recorded = {"record": args.record} if args.record else {}
     return run_demo(
         DemoSettings(
-            instruction=args.instruction,
+            instruction=args.instruction or "",
+            scenario=args.scenario,
             mode=args.mode,
             transport=args.transport,
             robot=args.robot,

@@ -49,6 +49,24 @@ def _option(default: float, text: str, low: float, high: float) -> float:
 
 
 @dataclass(frozen=True)
+class ControlSettings:
+    """How often is commanded, and when zero is instead."""
+
+    control_rate: float = field(
+        default=25.0,
+        metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0},
+    )
+    watchdog_timeout_s: float = field(
+        default=0.5,
+        metadata={
+            "help": "zero is sent this long after the last fresh command or odometry",
+            "min": 0.1,
+            "max": 0.5,
+        },
+    )
+
+
+@dataclass(frozen=True)
 class MotionSettings:
     """Limits and tolerances of a motion."""
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path
 
+from dsd_ros.navigation.goals import WHEN
 from dsd_ros.navigation.safety import FALLBACKS
+from dsd_ros.nodes.bringup_parts import Argument as Argument
+from dsd_ros.nodes.bringup_parts import NodeEntry as NodeEntry
+from dsd_ros.nodes.bringup_parts import NodeStart as NodeStart
+from dsd_ros.nodes.bringup_parts import Program as Program
+from dsd_ros.nodes.bringup_parts import System as System
 from dsd_ros.paths import config_directory
 
 TRANSPORTS = ("dds", "websocket")
@@ -23,91 +27,12 @@ _NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
 _LARGEST_DOMAIN = 232  # beyond it, DDS runs out of ports
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a system: a launch argument, and an option of the process runner.
-
-    ``targets`` names the parameters that it sets, as "node.parameter"; ``environment`` a variable of all
-    processes, where it is not empty. With neither it chooses nodes, or is the namespace.
-    """
-
-    name: str
-    default: str
-    help: str
-    targets: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    environment: str = ""
-
-
-@dataclass(frozen=True)
-class NodeEntry:
-    """One node: its executable's name (also the module's and the node's) and its parameter file.
-
-    ``respawn``: a crash of it may be recovered, so it is started again (see respawn.py). ``optional``: its end ends
-    nothing. The end of any other node is the end of all.
-    """
-
-    executable: str
-    config: str
-    only_with: tuple[str, str] | None = None  # (argument, value): started only then; "*": any value
-    respawn: bool = False
-    optional: bool = False
-
-    def wanted(self, values: dict[str, str]) -> bool:
-        if self.only_with is None:
-            return True
-        name, value = self.only_with
-        return bool(values[name]) if value == "*" else values[name] == value
-
-    @property
-    def parameter_file(self) -> Path:
-        return config_directory() / self.config
-
-
-@dataclass(frozen=True)
-class Program:
-    """A `dsd` command that belongs to a system, or RViz. ``options``: (option, argument that gives its value)."""
-
-    name: str
-    command: str
-    options: tuple[tuple[str, str], ...]
-    only_with: tuple[str, str] | None = None
-    respawn: bool = False
-    optional: bool = False  # its end is the end of nothing else
-
-    def wanted(self, values: dict[str, str]) -> bool:
-        return self.only_with is None or values[self.only_with[0]] == self.only_with[1]
-
-
-@dataclass(frozen=True)
-class System:
-    """A set of nodes that is started and ended together."""
-
-    name: str
-    help: str
-    nodes: tuple[NodeEntry, ...]
-    arguments: tuple[Argument, ...]
-    programs: tuple[Program, ...] = ()
-
-    def defaults(self) -> dict[str, str]:
-        return {argument.name: argument.default for argument in self.arguments}
-
-
-@dataclass(frozen=True)
-class NodeStart:
-    """A node as it is to be started: the entry and the parameters that arguments set."""
-
-    entry: NodeEntry
-    parameters: dict[str, str] = field(default_factory=dict)
-    namespace: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-
-
 SIMULATOR = NodeEntry("simulator_node", "simulator.yaml", only_with=("robot", "simulated"))
 GO2_STANDIN = NodeEntry("go2_standin_node", "go2_standin.yaml", only_with=("robot", "go2-standin"))
 SUPERVISOR = NodeEntry("supervisor_node", "supervisor.yaml")
 NAVIGATION = NodeEntry("navigation_node", "navigation.yaml", respawn=True)
 DRAFT = NodeEntry("draft_node", "draft.yaml", respawn=True)
+MEMORY = NodeEntry("memory_node", "memory.yaml", ("memory", "!never"), respawn=True)
 VERIFIER = NodeEntry("verifier_node", "verifier.yaml", ("transport", "dds"), respawn=True)
 BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), respawn=True)
 
@@ -189,6 +114,30 @@ _HISTORY = Argument(
 )  # fmt: skip
 
 
+_MEMORY = Argument(
+    "memory", "never", "instructions that memory is asked about first: never, auto (those of their speaker), always",
+    ("navigation_node.memory.when",), WHEN,
+)  # fmt: skip
+_CLOUD_DOCUMENTS = Argument(
+    "cloud_documents", "", "general documents of the verifier: a folder, or shipped: dsd's examples; empty: none",
+    ("verifier_node.documents",),
+)  # fmt: skip
+
+
+def _text_model(*targets: str) -> Argument:
+    return Argument(
+        "text_model", "", "directory or hub id of the text model that answers questions; empty: the shipped reader",
+        targets,
+    )  # fmt: skip
+
+
+def _memory_documents(default: str) -> Argument:
+    return Argument(
+        "memory_documents", default, "the robot's own documents: a folder, own: of this user, or shipped; empty: none",
+        ("memory_node.documents",),
+    )  # fmt: skip
+
+
 def _arrival_check(default: str) -> Argument:
     return Argument(
         "arrival_check", default, "who says that the target is reached: model, or service: check_arrival as well",
@@ -208,7 +157,7 @@ DEMO = System(
     "the simulated Go2, the safety supervisor, navigation, draft and verifier",
     (
         SIMULATOR, GO2_STANDIN, NodeEntry("go2_node", "go2.yaml", ("robot", "go2-standin")), SUPERVISOR,
-        NAVIGATION, DRAFT, VERIFIER, BRIDGE, RECORD, VISUAL, VIEW,
+        NAVIGATION, DRAFT, MEMORY, VERIFIER, BRIDGE, RECORD, VISUAL, VIEW,
     ),
     (
         _NAMESPACE_ARGUMENT,
@@ -236,6 +185,10 @@ DEMO = System(
         _arrival_check("service"),
         _LOOK_AHEAD,
         _HISTORY,
+        _MEMORY,
+        _memory_documents("shipped"),
+        _CLOUD_DOCUMENTS,
+        _text_model("memory_node.model.path", "verifier_node.text_model"),
         _RECORD,
         *_VIEWS,
         Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
@@ -245,7 +198,10 @@ DEMO = System(
         Program(
             "verifier",
             "verifier",
-            (("--port", "verifier_port"), ("--model", "target_model")),
+            (
+                ("--port", "verifier_port"), ("--model", "target_model"), ("--documents", "cloud_documents"),
+                ("--text-model", "text_model"),
+            ),
             only_with=("transport", "websocket"),
             respawn=True,
         ),
@@ -256,7 +212,7 @@ ROBOT = System(
     "robot",
     "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
     (
-        NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT,
+        NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT, MEMORY,
         BRIDGE, RECORD, VISUAL, VIEW,
     ),
     (
@@ -277,6 +233,9 @@ ROBOT = System(
         _arrival_check("model"),
         _LOOK_AHEAD,
         _HISTORY,
+        _MEMORY,
+        _memory_documents("own"),
+        _text_model("memory_node.model.path"),
         _RECORD,
         *_VIEWS,
         _DRAFT_MODEL,
@@ -300,6 +259,8 @@ VERIFIER_ALONE = System(
         _NAMESPACE_ARGUMENT,
         _DOMAIN,
         _TARGET_MODEL,
+        _CLOUD_DOCUMENTS,
+        _text_model("verifier_node.text_model"),
         Argument("device", "cpu", "cpu, cuda or cuda:N", ("verifier_node.model.device",)),
         Argument(
             "dtype", "float32", "precision of the weights", ("verifier_node.model.dtype",),

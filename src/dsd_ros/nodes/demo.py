@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from dsd_ros.nodes.bringup import (
     program_command,
     values_of,
 )
+from dsd_ros.nodes.demo_scenarios import scenario
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.respawn import Restarts
 from dsd_ros.robot.world import World
@@ -35,6 +36,7 @@ from dsd_ros.views.web import MISSING as VIEW_MISSING
 from dsd_ros.views.web import available as view_available
 
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+DEMO_INSTRUCTION = "find the silver bottle"
 MAX_INSTRUCTION_CHARS = 2000
 _READY_LIMIT_S = 180.0
 _VIEW = "view_node"
@@ -44,13 +46,14 @@ _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """One demo run."""
+    """One demo run; ValueError for a scenario that is none."""
 
-    instruction: str = "find the silver bottle"
+    instruction: str = ""  # empty: the scenario's
     mode: str = "dsd"
     transport: str = "dds"
     robot: str = "simulated"
-    seed: int = DEMO_SEED
+    seed: int | None = None  # None: the scenario's
+    scenario: str = ""  # a name of demo_scenarios; empty: the plain one
     temperature: float = 0.0
     draft_model: str = ""  # empty: the shipped one
     target_model: str = ""
@@ -61,6 +64,24 @@ class DemoSettings:
     )
     time_limit: float = 180.0  # of the run, s
     arguments: dict[str, str] = field(default_factory=dict)  # more of the demo system's, by name
+
+    def with_scenario(self) -> DemoSettings:
+        """The same with what was left to the scenario; ValueError for one that is none."""
+        if not self.scenario:
+            seed = DEMO_SEED if self.seed is None else self.seed
+            return replace(self, instruction=self.instruction or DEMO_INSTRUCTION, seed=seed)
+        chosen = scenario(self.scenario)
+        return replace(
+            self,
+            instruction=self.instruction or chosen.instruction,
+            seed=chosen.seed if self.seed is None else self.seed,
+            arguments={**chosen.arguments, **self.arguments},
+        )
+
+    @property
+    def target(self) -> str:
+        """What names the world's target."""
+        return scenario(self.scenario).target if self.scenario else self.instruction
 
 
 @dataclass
@@ -76,6 +97,11 @@ class DemoReport:
     seed: int = 0
     seconds: float = 0.0
     instruction: str = ""
+    scenario: str = ""
+    answer: str = (
+        ""  # what memory said to the instruction; empty: it was not asked, or said nothing
+    )
+    resolved_instruction: str = ""  # what was carried out; empty: nothing was
     outcome: str = "UNKNOWN"
     message: str = ""
     startup_seconds: float = 0.0
@@ -98,6 +124,7 @@ def run_demo(settings: DemoSettings) -> int:
     the web view behind the run until it is interrupted; that changes nothing about the exit code.
     """
     try:
+        settings = settings.with_scenario()
         _check(settings)
     except (ValueError, FileNotFoundError) as error:
         print(f"dsd demo: {error}", file=sys.stderr)
@@ -112,8 +139,9 @@ def run_demo(settings: DemoSettings) -> int:
         mode=settings.mode,
         transport=settings.transport,
         robot=settings.robot,
-        seed=settings.seed,
+        seed=settings.seed or 0,
         instruction=settings.instruction,
+        scenario=settings.scenario,
     )
     stopped: _Stop | None = None
     try:
@@ -180,7 +208,7 @@ def _check(settings: DemoSettings) -> None:
         raise ValueError(
             f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
         )
-    World.from_seed(settings.seed, text)
+    World.from_seed(settings.seed or 0, settings.target.strip())
     recorded = values_of(DEMO, _arguments(settings))["record"]
     if recorded and Path(recorded).exists():
         raise ValueError(f"{recorded} is there already; name a folder for the bag that is not.")
@@ -205,7 +233,8 @@ def _run(
     from dsd_ros.nodes.demo_client import DemoClient
 
     driver = "go2_node" if settings.robot == "go2-standin" else ""
-    client = DemoClient(live=not settings.headless, driver=driver)
+    memory = values_of(DEMO, _arguments(settings))["memory"] != "never"
+    client = DemoClient(live=not settings.headless, driver=driver, memory=memory)
     try:
         _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
         report.startup_seconds = round(time.monotonic() - began, 3)
@@ -231,6 +260,8 @@ def _run(
     finally:
         client.fill(report)
         client.close()
+    if report.answer:
+        print(f"memory: {report.answer}", flush=True)
     where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
     print(
         f"{'REACHED' if report.reached else 'not reached'} after {report.seconds:.1f} s and "
@@ -250,7 +281,7 @@ def _arguments(settings: DemoSettings) -> dict[str, str]:
         "robot": settings.robot,
         "mode": settings.mode,
         "seed": str(settings.seed),
-        "instruction": settings.instruction,
+        "instruction": settings.target,
         "temperature": str(settings.temperature),
         "draft_model": settings.draft_model,
         "target_model": settings.target_model,

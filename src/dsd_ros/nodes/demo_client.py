@@ -57,8 +57,10 @@ class DemoClient:
         RunOutcome.DECODE_TIMEOUT.name,
     )
 
-    def __init__(self, live: bool = True, driver: str = "") -> None:
-        """:param driver: the robot's driver node, whose health says when the robot stands; empty: none."""
+    def __init__(self, live: bool = True, driver: str = "", memory: bool = False) -> None:
+        """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
+        :param memory: a memory_node has to be active as well.
+        """
         self._ros = SpinningNode("demo_client")
         node = self._ros.node
         self._lock = threading.Lock()
@@ -70,9 +72,8 @@ class DemoClient:
         self._distance: float | None = None
         self._collisions = 0
         self._reached = False
-        self._camera_seen = self._draft_active = self._rejected = False
+        self._camera_seen = self._rejected = False
         self._driver, self._robot_ready = driver, not driver
-        self._state_call: Any = None
         self._result: Any = None
         self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
 
@@ -89,7 +90,9 @@ class DemoClient:
         if driver:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
-        self._state = node.create_client(GetState, "draft_node/get_state")
+        names = ("draft_node", "memory_node") if memory else ("draft_node",)
+        self._inactive = {name: node.create_client(GetState, f"{name}/get_state") for name in names}
+        self._state_calls: dict[str, Any] = {}
         self._ros.start()
 
     def close(self) -> None:
@@ -97,10 +100,9 @@ class DemoClient:
 
     def ready(self) -> bool:
         """Whether robot, camera, navigation and a session with the verifier are there."""
-        if not self._draft_active:
-            self._ask_state()
+        self._ask_states()
         return (
-            self._draft_active
+            not self._inactive
             and self._camera_seen
             and self._robot_ready
             and self._distance is not None
@@ -131,19 +133,25 @@ class DemoClient:
             if self._result is not None:
                 outcome = RunOutcome(self._result.outcome)
                 report.outcome, report.message = outcome.name, self._result.message
+                report.answer = self._result.answer
+                report.resolved_instruction = self._result.instruction
                 report.reached = bool(
                     outcome is RunOutcome.ARRIVED and self._reached and self._collisions == 0
                 )
 
     # -- callbacks, all in the spinning thread --------------------------------------------------
 
-    def _ask_state(self) -> None:
-        if self._state_call is not None and self._state_call.done():
-            answer = self._state_call.result()
-            active = answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE
-            self._draft_active, self._state_call = active, None
-        if not self._draft_active and self._state_call is None and self._state.service_is_ready():
-            self._state_call = self._state.call_async(GetState.Request())
+    def _ask_states(self) -> None:
+        """Ask the nodes that are not known to be active whether they are."""
+        for name, client in list(self._inactive.items()):
+            call = self._state_calls.get(name)
+            if call is not None and call.done():
+                answer = call.result()
+                del self._state_calls[name]
+                if answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE:
+                    del self._inactive[name]
+            elif call is None and client.service_is_ready():
+                self._state_calls[name] = client.call_async(GetState.Request())
 
     def _on_accepted(self, future: Any) -> None:
         handle = future.result()

@@ -36,6 +36,10 @@ def verifier_node() -> None:
     _start("verifier_node")
 
 
+def memory_node() -> None:
+    _start("memory_node")
+
+
 def bridge_node() -> None:
     _start("bridge_node")
 

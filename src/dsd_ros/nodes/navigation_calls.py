@@ -1,4 +1,4 @@
-"""What the navigation node asks of others: decodes of the draft node, and whether the robot has arrived."""
+"""What the navigation node asks of others: decodes of the draft node, and whether the robot has arrived. And tells."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 from rclpy.task import Future
 
+from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import CheckArrival, Decode
-from dsd_ros.navigation.actions import format_action
-from dsd_ros.navigation.records import DecodeRequest
+from dsd_ros.navigation.actions import ActionKind, format_action
+from dsd_ros.navigation.records import Announcement, DecodeRequest
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.nodes.stamps import to_stamp
 
@@ -26,6 +28,26 @@ FAILURES = {
     Decode.Response.LINK_LOST: RunOutcome.LINK_LOST,
     Decode.Response.REFUSED: RunOutcome.VERIFIER_REFUSED,
 }
+
+_KINDS = {
+    ActionKind.STOP: NavAction.STOP,
+    ActionKind.FORWARD: NavAction.FORWARD,
+    ActionKind.TURN_LEFT: NavAction.TURN_LEFT,
+    ActionKind.TURN_RIGHT: NavAction.TURN_RIGHT,
+}
+
+
+def action_message(announced: Announcement) -> Any:
+    """What is told of an action as it begins; stamp and observation are the caller's to add."""
+    action = NavAction(kind=_KINDS[announced.action.kind], amount=announced.action.amount)
+    action.header.frame_id = "base_link"
+    action.reasoning = announced.reasoning[:1000]
+    action.verified = announced.verified
+    action.retracing = announced.retracing
+    action.step = announced.number
+    action.step_seconds = announced.step_seconds
+    action.standing_seconds = announced.standing_seconds
+    return action
 
 
 def decode_call(instruction: str, request: DecodeRequest) -> Any:
@@ -107,3 +129,11 @@ class ArrivalCalls:
         if self._pending is not None and not self._pending.done():
             self._client.remove_pending_request(self._pending)
         self._pending = None
+
+
+def cancelling(goal: ServerGoalHandle) -> bool:
+    """Whether the goal's state has followed the wish to cancel it, which may come first."""
+    deadline = time.monotonic() + 1.0
+    while not goal.is_cancel_requested and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(goal.is_cancel_requested)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
 
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
@@ -28,16 +26,22 @@ from std_msgs.msg import String
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.actions import Action, ActionKind
-from dsd_ros.navigation.controller import AT_REST, MotionSettings, Velocity
+from dsd_ros.navigation.controller import AT_REST, ControlSettings, MotionSettings, Velocity
 from dsd_ros.navigation.records import Announcement, Answer, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, RunSettings, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.goal_memory import STOPPED, GoalMemory, GoalMemorySettings, Resolved
 from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.navigation_calls import FAILURES, ArrivalCalls, DecodeCalls
+from dsd_ros.nodes.navigation_calls import (
+    FAILURES,
+    ArrivalCalls,
+    DecodeCalls,
+    action_message,
+    cancelling,
+)
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import pose_of, seconds, to_twist, velocity_of
@@ -50,31 +54,6 @@ _END_WAIT_S, _CLOSE_WAIT_S = (
 _START_WAIT_S = 1.0  # a goal that comes while the node is starting waits for it
 _STILL = 0.03  # m/s and rad/s
 
-_KINDS = {
-    ActionKind.STOP: NavAction.STOP,
-    ActionKind.FORWARD: NavAction.FORWARD,
-    ActionKind.TURN_LEFT: NavAction.TURN_LEFT,
-    ActionKind.TURN_RIGHT: NavAction.TURN_RIGHT,
-}
-
-
-@dataclass(frozen=True)
-class ControlSettings:
-    """Parameters of the node itself."""
-
-    control_rate: float = field(
-        default=25.0,
-        metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0},
-    )
-    watchdog_timeout_s: float = field(
-        default=0.5,
-        metadata={
-            "help": "zero is sent this long after the last fresh command or odometry",
-            "min": 0.1,
-            "max": 0.5,
-        },
-    )
-
 
 class NavigationNode(ManagedNode):
     """See the module. ``_changed`` guards the run, the watchdog and the newest measurements."""
@@ -84,6 +63,7 @@ class NavigationNode(ManagedNode):
         self._control = declare(self, ControlSettings)
         self._run_settings = declare(self, RunSettings, "run.")
         self._motion_settings = declare(self, MotionSettings, "motion.")
+        memory_settings = declare(self, GoalMemorySettings, "memory.")
         refuse_unknown(self)
         self._changed = threading.Condition()
         self._watchdog = Watchdog(self._control.watchdog_timeout_s)
@@ -112,6 +92,7 @@ class NavigationNode(ManagedNode):
         )
         self._decodes = DecodeCalls(self, service)
         self._checks = ArrivalCalls(self, service)
+        self._memory = GoalMemory(self, memory_settings, service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
         # it.
         self.create_timer(
@@ -144,7 +125,7 @@ class NavigationNode(ManagedNode):
             self._halt()
             self._changed.notify_all()
         deadline = time.monotonic() + (_CLOSE_WAIT_S if self.closing else _END_WAIT_S)
-        while self._run is not None and time.monotonic() < deadline:
+        while self._goal is not None and time.monotonic() < deadline:
             time.sleep(0.02)
         self._command.publish(Twist())
 
@@ -226,15 +207,8 @@ class NavigationNode(ManagedNode):
         self._checks.send(self._instruction, lambda done: self._on_checked(run, done))
 
     def _announce(self, run: NavigationRun, announcement: Announcement) -> None:
-        self._action = action_message(announcement.action)
+        self._action = action_message(announcement)
         self._action.header.stamp = self.get_clock().now().to_msg()
-        self._action.header.frame_id = "base_link"
-        self._action.reasoning = announcement.reasoning[:1000]
-        self._action.verified = announcement.verified
-        self._action.retracing = announcement.retracing
-        self._action.step = announcement.number
-        self._action.step_seconds = announcement.step_seconds
-        self._action.standing_seconds = announcement.standing_seconds
         if not announcement.retracing:
             answer = run.steps[-1].details
             self._stats = answer.stats
@@ -289,11 +263,14 @@ class NavigationNode(ManagedNode):
         return CancelResponse.ACCEPT
 
     def _execute(self, goal: ServerGoalHandle) -> Navigate.Result:
-        refusal = self._begin(goal)
+        refusal = self._reserve(goal)
         if refusal is not None:
             goal.abort()
             outcome, sentence = refusal
             return Navigate.Result(outcome=int(outcome), message=sentence)
+        resolved = self._memory.resolve(self._instruction, lambda: self._over(goal))
+        if not resolved.instruction or not self._begin(goal, resolved):
+            return self._not_begun(goal, resolved)
         with self._changed:
             run = self._run
             assert run is not None
@@ -313,7 +290,7 @@ class NavigationNode(ManagedNode):
         self._health.report(level, f"{run.outcome.name}: {run.sentence}")
         if run.outcome is RunOutcome.ARRIVED:
             goal.succeed()
-        elif run.outcome is RunOutcome.CANCELLED and _cancelling(goal):
+        elif run.outcome is RunOutcome.CANCELLED and cancelling(goal):
             goal.canceled()
         else:
             goal.abort()
@@ -322,17 +299,19 @@ class NavigationNode(ManagedNode):
             self._quiet_after = time.monotonic() + 1.0
         return Navigate.Result(
             outcome=int(run.outcome),
-            message=run.sentence[:1000],
+            message=resolved.told(goal.request.instruction, run.sentence)[:1000],
+            instruction=resolved.instruction,
+            answer=resolved.answer[:8000],
             steps=len(run.steps),
             distance_travelled=float(run.distance),
         )
 
-    def _begin(self, handle: ServerGoalHandle) -> tuple[RunOutcome, str] | None:
-        """Start a run; returns an outcome and a sentence when the goal can't be taken."""
+    def _reserve(self, handle: ServerGoalHandle) -> tuple[RunOutcome, str] | None:
+        """Take a goal; returns an outcome and a sentence when it can't be taken."""
         goal = handle.request
         try:
             text = checked_instruction(goal.instruction)
-            settings = self._run_settings.within(goal.max_steps, goal.time_limit)
+            self._run_settings.within(goal.max_steps, goal.time_limit)
         except ValueError as error:
             return RunOutcome.BAD_GOAL, str(error)
         deadline = time.monotonic() + _START_WAIT_S
@@ -341,17 +320,48 @@ class NavigationNode(ManagedNode):
         with self._changed:
             if not self.active:
                 return RunOutcome.SHUTDOWN, "The navigation node is not active."
-            if self._run is not None:
+            if self._goal is not None:
                 return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
-            self._goal = handle
-            self._instruction = text
-            self._told.publish(String(data=text))
+            self._goal, self._instruction = handle, text
+        return None
+
+    def _over(self, goal: ServerGoalHandle) -> RunOutcome | None:
+        """Why a goal that has not begun is not to begin."""
+        if goal.is_cancel_requested:
+            return RunOutcome.CANCELLED
+        return None if self.active else RunOutcome.SHUTDOWN
+
+    def _begin(self, handle: ServerGoalHandle, resolved: Resolved) -> bool:
+        """Start the run of a goal that was taken; False when the node has been stopped meanwhile."""
+        goal = handle.request
+        settings = self._run_settings.within(goal.max_steps, goal.time_limit)
+        with self._changed:
+            if not self.active:
+                return False
+            self._instruction = resolved.instruction
+            self._told.publish(String(data=self._instruction))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
             self._run = NavigationRun(settings, self._motion_settings, self._moment())
             self._run.on_safety(*self._safety)
-        self._health.report(health.OK, f"carrying out: {text[:80]}")
-        return None
+        self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
+        return True
+
+    def _not_begun(self, goal: ServerGoalHandle, resolved: Resolved) -> Navigate.Result:
+        """End a goal whose run never began. The robot stands: nothing has been commanded."""
+        result = resolved.result() if not resolved.instruction else STOPPED.result()
+        outcome = RunOutcome(result.outcome)
+        self._health.report(
+            health.OK if outcome in _GOOD_ENDS else health.WARN,
+            f"{outcome.name}: {result.message}",
+        )
+        if outcome is RunOutcome.CANCELLED and cancelling(goal):
+            goal.canceled()
+        else:
+            goal.abort()
+        with self._changed:
+            self._goal = None
+        return result
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
         deciding = run.phase is Phase.DECODING
@@ -376,19 +386,6 @@ class NavigationNode(ManagedNode):
 
 _CAUSES = frozenset(Cause)
 _GOOD_ENDS = (RunOutcome.ARRIVED, RunOutcome.CANCELLED, RunOutcome.SHUTDOWN)
-
-
-def action_message(action: Action) -> Any:
-    """A NavAction with kind and amount filled in."""
-    return NavAction(kind=_KINDS[action.kind], amount=action.amount)
-
-
-def _cancelling(goal: ServerGoalHandle) -> bool:
-    """Whether the goal's state has followed the wish to cancel it, which may come first."""
-    deadline = time.monotonic() + 1.0
-    while not goal.is_cancel_requested and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(goal.is_cancel_requested)
 
 
 def _still(velocity: Velocity) -> bool:

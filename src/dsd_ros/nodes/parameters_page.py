@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from dsd_ros.cloud.settings import EngineSettings, MetricsSettings
+from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.link import LinkSettings
 from dsd_ros.nodes import (
@@ -22,6 +22,7 @@ from dsd_ros.nodes import (
     go2_node,
     go2_standin_node,
     managed,
+    memory_node,
     models,
     navigation_node,
     record_node,
@@ -33,6 +34,8 @@ from dsd_ros.nodes import (
 from dsd_ros.nodes.bringup import SYSTEMS, System
 from dsd_ros.nodes.parameters import ParameterSpec, specs
 from dsd_ros.paths import config_directory
+from dsd_ros.rag.service import ServiceSettings
+from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings
 
 _NO_LIMIT = 1 << 62  # what an integer cannot exceed anyway is not worth telling
@@ -96,9 +99,26 @@ NODES = (
         ),
     ),
     NodePage(
+        "memory_node",
+        "The robot's own documents, and questions answered with the cloud ([memory.md](memory.md)).",
+        (
+            _MANAGED,
+            Group(memory_node.MemorySettings),
+            _MODEL,
+            Group(AggregationSettings, "answer."),
+        ),
+    ),
+    NodePage(
         "verifier_node",
         "The target model on DDS topics. `dsd verifier` has the same settings as options.",
-        (_MANAGED, _MODEL, Group(EngineSettings, "engine."), Group(MetricsSettings)),
+        (
+            _MANAGED,
+            _MODEL,
+            Group(EngineSettings, "engine."),
+            Group(MetricsSettings),
+            Group(DocumentSettings),
+            Group(ServiceSettings, "answers."),
+        ),
     ),
     NodePage(
         "bridge_node",
@@ -113,6 +133,7 @@ NODES = (
             Group(navigation_node.ControlSettings),
             Group(navigation_node.RunSettings, "run."),
             Group(navigation_node.MotionSettings, "motion."),
+            Group(navigation_node.GoalMemorySettings, "memory."),
         ),
     ),
     NodePage(

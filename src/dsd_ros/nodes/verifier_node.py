@@ -2,13 +2,17 @@
 
 configure loads the target model, activate answers, deactivate lets the round under way be answered and then leaves
 the topics, cleanup frees the model and its GPU memory. Sessions do not outlive deactivate: robots open new ones.
+With documents it answers questions as well, by a text model of its own (``rag.service``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
 from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import EngineSettings, MetricsSettings
+from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings
 from dsd_ros.nodes import health
 from dsd_ros.nodes.dds_channel import VerifierTopics
 from dsd_ros.nodes.log_lines import NodeLog
@@ -16,9 +20,14 @@ from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.models import declare_model
 from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.running import main as run_main
+from dsd_ros.paths import documents_directory, models_directory
+from dsd_ros.rag.service import ServiceSettings
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Message
+
+if TYPE_CHECKING:
+    from dsd_ros.rag.opening import Documents
 
 _PEER = "dds"  # topics do not tell who wrote; sessions do
 _TURN_PATIENCE_S = 5.0  # for the round under way, when answering ends
@@ -30,11 +39,10 @@ class _Service:
     def __init__(
         self,
         node: VerifierNode,
-        model: VisionLanguageModel,
-        settings: EngineSettings,
+        engine: Any,  # VerifierEngine, or one WithDocuments
         metrics: MetricsSettings,
     ) -> None:
-        self.engine = VerifierEngine(model, settings)
+        self.engine = engine
         self._counted = 0, 0
         self._endpoint = MetricsEndpoint(self.engine.metrics.registry, metrics)
         if metrics.metrics_port:
@@ -72,9 +80,12 @@ class VerifierNode(ManagedNode):
         self._model_settings = declare_model(self, "target")
         self._engine_settings = declare(self, EngineSettings, "engine.")
         self._metrics_settings = declare(self, MetricsSettings)
+        self._asked = declare(self, DocumentSettings)
+        self._answer_settings = declare(self, ServiceSettings, "answers.")
         refuse_unknown(self)
         self._log_lines = NodeLog(self)
         self._model: VisionLanguageModel | None = None
+        self._documents: Documents | None = None
         self._service: _Service | None = None
         self.create_timer(1.0, self._count)
         self.autostart()
@@ -82,13 +93,30 @@ class VerifierNode(ManagedNode):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
+        folder = documents_directory(self._asked.documents, "cloud")
+        if folder is not None:
+            from dsd_ros.rag.opening import Documents
+
+            path = self._asked.text_model or str(models_directory() / "reader")
+            self._documents = Documents.load(folder, replace(self._model_settings, path=path))
         self._model = load_model(self._model_settings)
 
     def begin(self) -> None:
-        assert self._model is not None, "load comes first"
-        self._service = _Service(self, self._model, self._engine_settings, self._metrics_settings)
-        name = self._model.name
-        self._health.report(health.OK, f"target model {name} loaded, verifying on DDS topics")
+        self._service = _Service(self, self._engine(), self._metrics_settings)
+        assert self._model is not None
+        answers = "; answering questions" if self._documents is not None else ""
+        self._health.report(
+            health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}"
+        )
+
+    def _engine(self) -> Any:
+        model = self._model
+        assert model is not None, "load comes first"
+        if self._documents is None:
+            return VerifierEngine(model, self._engine_settings)
+        return self._documents.serve(
+            lambda: VerifierEngine(model, self._engine_settings), self._answer_settings
+        )
 
     def end(self) -> None:
         service, self._service = self._service, None
@@ -98,7 +126,7 @@ class VerifierNode(ManagedNode):
             )
 
     def unload(self) -> None:
-        self._model = None
+        self._model = self._documents = None
 
     def give_back(self) -> None:
         self._log_lines.close()

@@ -103,6 +103,11 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def relevance(self, text: str, documents: Sequence[Retrieved]) -> list[float]:
+        """R(d, x) of documents for another text, e.g. a question and its answer so far; of any store's documents."""
+        vectors = self._encoder.encode([text[:_ASKED], *(found.text for found in documents)])
+        return [float(cosine) / self._temperature for cosine in vectors[1:] @ vectors[0]]
+
     @property
     def fingerprint(self) -> str:
         """Two stores whose fingerprints are equal weigh documents on the same scale."""
@@ -134,6 +139,12 @@ class Store:
         """Every document, by source."""
         with self._told(), self._guard:
             return self._current().documents()
+
+    def read(self, source: str) -> Document | None:
+        """The document of that source as it was given; None where there is none."""
+        with self._told():
+            revision = self._texts.revisions().get(key_of(source))
+            return None if revision is None else self._texts.read(key_of(source), revision)
 
     def __len__(self) -> int:
         """How many chunks there are."""

@@ -1,0 +1,259 @@
+"""The robot's half of questions, and its memory: a text model, its own documents, what it has seen.
+
+configure loads the text model and opens the documents, activate answers the service ``ask`` together with the cloud
+(``rag.session``), deactivate ends an answer under way, cleanup frees the model. The cloud's half is a verifier that has
+documents: a verifier_node, or behind a bridge_node. The documents never leave this process.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+from nav_msgs.msg import Odometry
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
+
+from dsd_msgs.msg import AskStats, NavAction
+from dsd_msgs.srv import Ask
+from dsd_ros.nodes import health, qos
+from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel
+from dsd_ros.nodes.log_lines import NodeLog
+from dsd_ros.nodes.managed import ManagedNode
+from dsd_ros.nodes.models import declare_model
+from dsd_ros.nodes.parameters import declare, refuse_unknown
+from dsd_ros.nodes.polled import Polled, take
+from dsd_ros.nodes.remembering import Remembering
+from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.stamps import pose_of, seconds
+from dsd_ros.paths import documents_directory
+from dsd_ros.rag.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.rag.places import open_documents
+from dsd_ros.rag.session import AskSession
+from dsd_ros.rag.settings import AggregationSettings
+from dsd_ros.rag.store import Store
+from dsd_ros.vlm.loading import load_model
+from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.prompts import check_instruction
+from dsd_ros.wire.channel import LinkError, LinkRefused
+
+Response = Ask.Response
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Parameters of the memory node itself."""
+
+    documents: str = field(
+        default="own",
+        metadata={
+            "help": "the robot's own documents: a folder of text files (.md, .txt), one made by 'dsd documents', own: "
+            "what 'dsd documents' keeps for this user, or shipped: dsd's examples; empty: none"
+        },
+    )
+    remember: bool = field(
+        default=True,
+        metadata={
+            "help": "keep what verified replies have seen, and where, among these documents; with text files for "
+            "as long as the node runs"
+        },
+    )
+    ask_timeout_s: float = field(
+        default=30.0,
+        metadata={
+            "help": "how long an answer may take when the caller gives no limit, s",
+            "min": 0.5,
+            "max": 600.0,
+        },
+    )
+
+
+class MemoryNode(ManagedNode):
+    """See the module. ``_asking`` is held by whoever uses or changes the session."""
+
+    def __init__(self) -> None:
+        super().__init__("memory_node")
+        self._settings = declare(self, MemorySettings)
+        self._model_settings = declare_model(self, "reader")
+        self._answer_settings = declare(self, AggregationSettings, "answer.")
+        refuse_unknown(self)
+        self._log_lines = NodeLog(self)
+        self._channel = DdsChannel(self, topics=AGGREGATION)
+        self._model: VisionLanguageModel | None = None
+        self._store: Store | None = None
+        self._session: AskSession | None = None
+        self._remembering: Remembering | None = None
+        self._asking = threading.Lock()
+        self._generation = 0  # of questions: a newer one ends those before it
+        self._ears = Polled(self)
+        self._odometry = self._ears.subscribe(Odometry, "odom", qos.NEWEST_STATE)
+        if self._settings.remember:
+            self.create_subscription(
+                NavAction, "nav_action", self._on_action, qos.STATE,
+                callback_group=MutuallyExclusiveCallbackGroup(),
+            )  # fmt: skip
+        self.create_service(Ask, "ask", self._on_ask, callback_group=ReentrantCallbackGroup())
+        self.autostart()
+
+    # -- lifecycle -----------------------------------------------------------------------------
+
+    def load(self) -> None:
+        self._store = open_documents(documents_directory(self._settings.documents, "robot"))
+        self._remembering = Remembering(self._store)
+        self._model = load_model(self._model_settings)
+
+    def begin(self) -> None:
+        model, store = self._model, self._store
+        assert model is not None and store is not None, "load comes first"
+        with self._asking:
+            self._session = AskSession(
+                self._channel, model, store, self._answer_settings, relevance=store.relevance
+            )
+        documents = len(store.documents())
+        self._health.report(
+            health.OK, f"text model {model.name} loaded, {documents} documents, answering"
+        )
+
+    def interrupt(self) -> None:
+        self._generation += 1
+
+    def end(self) -> None:
+        self._generation += 1
+        session = self._session
+        if session is not None:
+            session.close()  # an answer under way ends with it
+        with self._asking:
+            self._session = None
+
+    def unload(self) -> None:
+        self._model = self._remembering = None
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def give_back(self) -> None:
+        self.unload()
+        self._channel.close()
+        self._ears.close()
+        self._log_lines.close()
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def _on_ask(self, request: Ask.Request, response: Response) -> Response:
+        try:
+            question = check_instruction(request.question)
+        except ValueError as error:
+            return _fail(response, Response.INVALID_REQUEST, str(error))
+        if not (math.isfinite(request.timeout) and 0.0 <= request.timeout <= 3600.0):
+            return _fail(
+                response,
+                Response.INVALID_REQUEST,
+                f"The time-out is {request.timeout} s; it must be 0 to 3600.",
+            )
+        deadline = time.monotonic() + (request.timeout or self._settings.ask_timeout_s)
+        self._generation += 1
+        mine = self._generation
+        while not self._asking.acquire(timeout=0.05):
+            if self._generation != mine:
+                return _fail(response, Response.CANCELED, _REPLACED)
+            if time.monotonic() > deadline:
+                return _fail(response, Response.TIMED_OUT, "An earlier answer did not end in time.")
+        try:
+            return self._answered(question, request.max_tokens, deadline, mine, response)
+        finally:
+            self._asking.release()
+
+    def _answered(
+        self, question: str, max_tokens: int, deadline: float, mine: int, response: Response
+    ) -> Response:
+        session = self._session
+        if session is None or not self.active:
+            return _fail(response, Response.FAILED, self.reason)
+        wanted = max_tokens or self._answer_settings.max_tokens
+        try:
+            session.settings = replace(self._answer_settings, max_tokens=wanted)
+            answer = session.answer(
+                question, cancelled=lambda: self._generation != mine, deadline=deadline
+            )
+        except AnswerCancelled:
+            return _fail(response, Response.CANCELED, _REPLACED)
+        except AnswerLate as error:
+            return self._lost(response, Response.TIMED_OUT, error)
+        except (AnswerRefused, LinkRefused) as error:
+            return self._lost(response, Response.REFUSED, error)
+        except LinkError as error:
+            return self._lost(response, Response.LINK_LOST, error)
+        except ValueError as error:  # of settings, prompts, contexts and stores
+            return _fail(response, Response.FAILED, str(error))
+        except RuntimeError as error:  # torch's: this answer is lost, the node is not
+            self._health.report(health.ERROR, f"the text model failed: {error}")
+            return _fail(response, Response.FAILED, f"The text model failed: {error}")
+        response.text, response.stats = answer.text, statistics(answer)
+        if not answer.finished:
+            return _fail(
+                response,
+                Response.FAILED,
+                f"The answer was not at its end after {wanted} tokens; allow more (max_tokens).",
+            )
+        response.success, response.code = True, Response.OK
+        if not answer.whole:
+            response.message = "The link was lost: the end is from the robot's documents alone."
+        self._health.report(
+            health.OK, "answering", {"last answer, s": f"{answer.statistics.seconds:.2f}"}
+        )
+        return response
+
+    def _lost(self, response: Response, code: int, error: LinkError) -> Response:
+        if self.active:
+            self._health.report(health.WARN, str(error))
+        return _fail(response, code, str(error))
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def _on_action(self, action: NavAction) -> None:
+        remembering = self._remembering
+        odometry = take(self._odometry)
+        if remembering is None or not odometry:
+            return
+        if not action.verified or action.retracing:  # only what the target itself has seen
+            return
+        try:
+            stamp = seconds(action.observation_stamp)
+            new = remembering.take(action.reasoning, pose_of(odometry[-1]), stamp)
+        except ValueError as error:
+            self.get_logger().warning(f"not remembered: {error}", throttle_duration_sec=10.0)
+            return
+        for sighting in new:
+            self.get_logger().info(f"remembered: {sighting.sentence}")
+
+
+_REPLACED = "A newer question took this one's place."
+
+
+def statistics(answer: Answer) -> AskStats:
+    """An answer's figures as a message."""
+    figures = answer.statistics
+    return AskStats(
+        tokens=len(answer.tokens),
+        seconds=float(figures.seconds),
+        first_token_seconds=float(figures.first_token_seconds),
+        documents=figures.device_documents,
+        cloud_documents=figures.cloud_documents,
+        device_accepted=sum(step.device_accepted for step in figures.steps),
+        cloud_accepted=sum(step.cloud_accepted for step in figures.steps),
+        switches=figures.switches,
+        reveals=figures.reveals,
+        attempts=figures.attempts,
+        bytes_up=figures.bytes_up,
+        bytes_down=figures.bytes_down,
+    )
+
+
+def _fail(response: Response, code: int, sentence: str) -> Response:
+    response.success, response.code, response.message = False, code, sentence[:1000]
+    return response
+
+
+def main() -> None:
+    run_main(MemoryNode, threads=5)

@@ -1,0 +1,55 @@
+"""A verifier that answers questions as well: what it takes to give one documents and a text model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.rag.places import open_documents
+from dsd_ros.rag.service import AggregationService, ServiceSettings, WithDocuments
+from dsd_ros.rag.store import Store
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+
+class _WithStore(WithDocuments):
+    """Closes the store as well."""
+
+    def __init__(self, engine: Any, service: AggregationService, store: Store) -> None:
+        super().__init__(engine, service)
+        self._store = store
+
+    def close(self, timeout: float = 1.0) -> bool:
+        done = super().close(timeout)
+        self._store.close()
+        return done
+
+
+@dataclass
+class Documents:
+    """Text model and store, loaded; ``serve`` puts them behind an engine, any number of times one after another."""
+
+    model: Any
+    folder: Path
+
+    @classmethod
+    def load(cls, folder: Path, settings: ModelSettings) -> Documents:
+        """ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
+        open_documents(folder).close()  # what is wrong with them is said now
+        return cls(load_model(settings), folder)
+
+    def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
+        """Both behind one object, which owns the store and the engine that is made."""
+        store = open_documents(self.folder)
+        try:
+            service = AggregationService(self.model, store, settings, relevance=store.relevance)
+        except BaseException:
+            store.close()
+            raise
+        try:
+            return _WithStore(make_engine(), service, store)
+        except BaseException:
+            service.close()
+            store.close()
+            raise

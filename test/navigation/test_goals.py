@@ -1,0 +1,73 @@
+"""Which instructions are asked of memory first, and what becomes of its answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsd_ros.navigation.goals import instruction_in, needs_memory
+from dsd_ros.robot.world import COLOURS, KINDS
+
+OF_THE_SPEAKER = [
+    "bring me to the chair I like",
+    "go to my chair",
+    "Take me to the ball my daughter hid!",
+    "find the box that belongs to me",
+    "walk to OUR table",
+    "where we met yesterday",
+    "find a chair of mine",
+    "show us the box that is ours",
+    "I want you to find the chair I like",
+    "I\u2019d like to go to my chair",
+    "go to what I'm looking for",
+    "go to the box between me and the door",
+]
+PLAIN = [
+    "find the silver bottle",
+    "bring me to the red chair",
+    "Show us the green ball, please.",
+    "I want to go to the red chair",
+    "I'd like to go to the red chair",
+    "I\u2019d like you to find the blue box",
+    "We need to find the blue box",
+    "get to the bus",
+    "take the iron chair",
+]
+
+
+@pytest.mark.parametrize("instruction", OF_THE_SPEAKER)
+def test_who_speaks_of_himself_needs_memory(instruction):
+    assert needs_memory(instruction, "auto")
+    assert needs_memory(instruction.lower(), "auto") and needs_memory(instruction.upper(), "auto")
+    assert needs_memory(instruction, "always") and not needs_memory(instruction, "never")
+
+
+@pytest.mark.parametrize("instruction", PLAIN)
+def test_what_names_its_thing_needs_none(instruction):
+    assert not needs_memory(instruction, "auto")
+    assert needs_memory(instruction, "always") and not needs_memory(instruction, "never")
+
+
+def test_no_instruction_of_the_simulator_needs_memory():
+    for kind in KINDS:
+        for colour in COLOURS:
+            assert not needs_memory(f"find the {colour} {kind}", "auto")
+
+
+@pytest.mark.parametrize(
+    ("answer", "instruction"),
+    [
+        ("The chair you like is the Viola. The Viola is red. Go: find the red chair", "find the red chair"),
+        ("Go: find the red chair.", "find the red chair"),
+        ("  It is red.\nGo:  find   the red chair\n", "find the red chair"),
+        ("The Viola is of a colour I do not know.", ""),
+        ("I do not know. Go: find the red chair", ""),
+        ("Go: find the red chair Go: find the blue chair", ""),
+        ("The chair you like is the Viola. Go:", ""),
+        ("The Viola stands in the kitchen.", ""),
+        ("Ergo: find the red chair", ""),
+        ("Go: " + "x" * 2001, ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_only_an_answer_that_ends_in_one_instruction_moves_the_robot(answer, instruction):
+    assert instruction_in(answer) == instruction

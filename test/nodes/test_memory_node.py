@@ -1,0 +1,286 @@
+"""The service `ask` with real nodes: over DDS, through a bridge, without documents, with the link lost."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime
+
+import pytest
+from nav_msgs.msg import Odometry
+from ros_rig import GoalClient, Rig
+from tiny_text import make_tiny_text
+
+from dsd_msgs.msg import NavAction
+from dsd_msgs.srv import Ask
+from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.nodes import qos
+from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel, VerifierTopics
+from dsd_ros.nodes.remembering import SOURCE, Remembering, sightings
+from dsd_ros.nodes.stamps import quaternion, to_stamp
+from dsd_ros.nodes.topic_order import TopicOrder
+from dsd_ros.paths import models_directory
+from dsd_ros.rag.places import open_documents
+from dsd_ros.wire import messages as wire
+
+QUESTION = "which chair do I like?"
+SEEN = "The red chair is straight ahead, 1.2 m away; nothing else is near it, the way is clear."
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A text model that says anything: what it costs and where it comes from is what counts here."""
+    return make_tiny_text(tmp_path_factory.mktemp("reader"), seed=3, kind="qwen2")
+
+
+@pytest.fixture
+def places(tmp_path):
+    """The robot's documents and the cloud's."""
+    texts = {"robot": "My chair is the Viola.", "cloud": "The Viola chair is red. It is of oak."}
+    for side, text in texts.items():
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "facts.md").write_text(text)
+    return tmp_path / "robot", tmp_path / "cloud"
+
+
+def start_memory(rig: Rig, reader, documents, **parameters):
+    return rig.start(
+        "memory_node", model__path=reader, documents=documents,
+        **{"answer__max_tokens": 12, "answer__patience_s": 2.0} | parameters,
+    )  # fmt: skip
+
+
+def start_verifier(rig: Rig, pair, reader, documents):
+    return rig.start("verifier_node", model__path=pair[0], text_model=reader, documents=documents)
+
+
+def ask(rig: Rig, question: str = QUESTION, **fields):
+    fields = {"timeout": 40.0} | fields
+    return rig.call(Ask, "ask", Ask.Request(question=question, **fields), 60.0)
+
+
+def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair, reader, places):
+    own, general = places
+    # An answer's text ends where the model ends it; a random one does not, and a cut one is no whole answer.
+    start_memory(rig, reader, own, answer__attempts=60, answer__patience_s=0.5)
+    verifier = start_verifier(rig, tiny_pair, reader, general)
+    rig.until_active("memory_node")
+    rig.until_active("verifier_node")
+    first = ask(rig, max_tokens=8)
+    assert first.stats.documents == 1 and first.stats.cloud_documents == 1, first.message
+    assert first.stats.tokens <= 8 and first.stats.bytes_up > 0 and first.stats.bytes_down > 0
+    assert first.stats.device_accepted + first.stats.cloud_accepted > 0
+    assert first.success == (first.stats.tokens < 8 or "not at its end" not in first.message)
+
+    for question, fields, code in [
+        ("", {}, Ask.Response.INVALID_REQUEST),
+        ("x" * 2001, {}, Ask.Response.INVALID_REQUEST),
+        (QUESTION, {"timeout": -1.0}, Ask.Response.INVALID_REQUEST),
+        (QUESTION, {"max_tokens": 5000}, Ask.Response.FAILED),
+    ]:
+        refused = ask(rig, question, **fields)
+        assert not refused.success and refused.code == code and refused.message
+
+    # In mid-answer: the cloud dies, another one goes on with what is decided, and not a token changes.
+    client = rig.node.create_client(Ask, "ask")
+    proposals: list[wire.Message] = []
+    from dsd_msgs.msg import Proposal
+
+    rig.node.create_subscription(Proposal, "proposal_down", proposals.append, qos.PROPOSALS)
+    rig.until(client.service_is_ready)
+    whole = ask(rig, max_tokens=300)
+    proposals.clear()
+    under_way = client.call_async(Ask.Request(question=QUESTION, timeout=80.0, max_tokens=300))
+    rig.until(lambda: len(proposals) >= 3)
+    verifier.process.send_signal(signal.SIGKILL)
+    verifier.process.wait()
+    start_verifier(rig, tiny_pair, reader, general)
+    rig.until(under_way.done)
+    again = under_way.result()
+    assert again.stats.attempts > 1 and again.text == whole.text, again.message
+    assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_a_verifier_without_documents_says_so(rig, tiny_pair, reader, places):
+    start_memory(rig, reader, places[0])
+    rig.start("verifier_node", model__path=tiny_pair[0])
+    rig.until_active("memory_node")
+    rig.until_active("verifier_node")
+    refused = ask(rig)
+    assert not refused.success and refused.code == Ask.Response.REFUSED
+    assert "without documents" in refused.message
+
+
+def test_without_a_cloud_there_is_no_answer(rig, reader):
+    memory = start_memory(rig, reader, '""', answer__attempts=2)
+    rig.until_active("memory_node")
+    lost = ask(rig)
+    assert not lost.success and lost.code == Ask.Response.LINK_LOST
+    client = rig.node.create_client(Ask, "ask")
+    client.call_async(Ask.Request(question=QUESTION))
+    memory.process.send_signal(signal.SIGINT)
+    assert memory.process.wait(5.0) == 0
+
+
+def test_what_overtakes_its_question_waits_for_it(rig):
+    arrived: list[wire.Message] = []
+    topics = VerifierTopics(rig.node, arrived.append)
+    topics.start()
+    client = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)
+    question = wire.Question(
+        9, 0, wire.PROTOCOL_VERSION, "t", 8, "why?", 2, 0.0, 0, 1, "shared", "sparse", 2, 8, 4, 0,
+        "auto", "cloud",
+    )  # fmt: skip
+    try:
+        proposals = [wire.Proposal(9, 0, place, 0, 3, 0.0, b"p") for place in range(3)]
+        for message in (*proposals, question):
+            client.send(message)
+        rig.until(lambda: len(arrived) == 4)
+        assert arrived == [question, *proposals]
+        lost = wire.Reveal(10, 0, 0, 0, [1])  # its question never comes: the service refuses it
+        client.send(lost)
+        rig.until(lambda: len(arrived) == 5)
+        assert arrived[-1] == lost
+        verdict = wire.Verdict(9, 0, 0, 3, True, False, switch=True)
+        topics.publish(wire.QuestionReply(9, 0, "", "m", "f", 8))
+        topics.publish(verdict)
+        assert isinstance(client.receive(10.0), wire.QuestionReply)
+        assert client.receive(10.0) == verdict
+        assert len(arrived) == 5  # nobody hears his own words
+    finally:
+        client.close()
+        topics.close()
+
+
+def test_an_older_attempt_waits_for_nothing():
+    out: list[wire.Message] = []
+    order = TopicOrder(out.append, wire.QuestionReply)
+    first, second = (wire.QuestionReply(5, n, "", "m", "f", 8) for n in (0, 1))
+    early = wire.Proposal(5, 1, 0, 0, 3, 0.0, b"p")
+    late = wire.Proposal(5, 0, 0, 0, 3, 0.0, b"p")
+    for message in (first, early, second, late):
+        order.arrived(message)
+    assert out == [first, second, early, late]
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "place"),
+    [
+        (SEEN, (1.5, 0.0)),
+        ("The red chair is far left, 2.0 m away; a can on the right, I turn left.", (1.95, 1.22)),
+        ("No red chair in view, only a red ball, so I look around.", None),
+        ("The red chair is straight ahead", None),
+        ("The big dog is straight ahead, 1.0 m away; the way is clear.", None),
+        ("", None),
+    ],
+)
+def test_only_what_is_said_to_be_seen_is_remembered(reasoning, place):
+    found = sightings(reasoning, Pose(0.0, 0.0, 0.0), datetime(2026, 1, 1, tzinfo=UTC))
+    if place is None:
+        assert found == []
+    else:
+        (seen,) = found
+        assert seen.thing == "the red chair"
+        assert (seen.x, seen.y) == (
+            pytest.approx(place[0], abs=0.01),
+            pytest.approx(place[1], abs=0.01),
+        )
+
+
+def test_memory_outlives_the_node(tmp_path):
+    (tmp_path / "store" / "texts").mkdir(parents=True)
+    with open_documents(tmp_path / "store") as store:
+        assert Remembering(store).take(SEEN, Pose(0.0, 0.0, 0.0), 1.0e9)
+    with open_documents(tmp_path / "store") as store:
+        remembering = Remembering(store)
+        assert [s.thing for s in remembering.memory.sightings] == ["the red chair"]
+        assert not remembering.take("No red chair in view.", Pose(0.0, 0.0, 0.0), 1.1e9)
+        found = store.retrieve("where is the red chair?", 1)
+        assert "I saw the red chair at x 1.5 m, y 0.0 m." in found[0].text
+        assert [listed.source for listed in store.documents()] == [SOURCE]
+
+
+def test_only_verified_replies_are_remembered(rig, reader):
+    start_memory(rig, reader, '""')
+    rig.until_active("memory_node")
+    odometry = rig.node.create_publisher(Odometry, "odom", qos.STATE)
+    actions = rig.node.create_publisher(NavAction, "nav_action", qos.STATE)
+    rig.until(lambda: odometry.get_subscription_count() and actions.get_subscription_count())
+    at = Odometry()
+    at.pose.pose.orientation = quaternion(0.0)
+    for colour, verified, retracing in [
+        ("green", False, False), ("blue", True, True), ("red", True, False),
+    ]:  # fmt: skip
+        odometry.publish(at)
+        action = NavAction(
+            reasoning=SEEN.replace("red", colour), verified=verified, retracing=retracing
+        )
+        action.observation_stamp = to_stamp(1.0e9)
+        actions.publish(action)
+    rig.until(lambda: any("remembered: " in line for line in rig.lines))
+    told = [line for line in rig.lines if "remembered: " in line]
+    assert len(told) == 1 and "the red chair at x 1.5 m" in told[0]
+
+
+needs_reader = pytest.mark.skipif(
+    not (models_directory() / "reader" / "config.json").is_file(), reason="no reader is shipped"
+)
+
+
+def test_a_goal_that_memory_cannot_make_plain_ends_at_once(rig):
+    client = GoalClient(rig)
+    rig.start("navigation_node", memory__when="auto", memory__timeout_s=3.0)
+    rig.until_active("navigation_node")
+    rig.until(client.ready)
+    answers = ["I do not know.", "The Viola is red. Go: find the red chair"]
+    asked: list[str] = []
+
+    def answer(request, response):
+        asked.append(request.question)
+        response.success, response.text = True, answers[0]
+        return response
+
+    told = "bring me to the chair I like"
+    _, absent = client.result(client.send(instruction=told))()
+    assert absent.outcome == RunOutcome.NOT_KNOWN and "start the memory node" in absent.message
+    rig.node.create_service(Ask, "ask", answer)
+    rig.until(lambda: not _absent(client, told))
+    _, unknown = client.result(client.send(instruction=told))()
+    assert unknown.outcome == RunOutcome.NOT_KNOWN and asked[-1] == told
+    assert unknown.answer == "I do not know." and unknown.instruction == ""
+    # What it does know is carried out; here there is no robot to do it.
+    answers.pop(0)
+    _, resolved = client.result(client.send(instruction=told))()
+    assert resolved.instruction == "find the red chair" and told in resolved.message
+    assert resolved.outcome in (RunOutcome.ODOMETRY_LOST, RunOutcome.SAFETY_STOP)
+    count = len(asked)
+    _, plain = client.result(client.send(instruction="find the red chair"))()
+    assert plain.outcome == resolved.outcome and len(asked) == count  # and others are not asked
+
+
+def _absent(client, told) -> bool:
+    return "start the memory node" in client.result(client.send(instruction=told))()[1].message
+
+
+def test_a_goal_can_be_cancelled_while_memory_is_asked(rig):
+    client = GoalClient(rig)
+    rig.start("navigation_node", memory__when="always")
+    rig.until_active("navigation_node")
+    rig.until(client.ready)
+    asked, go_on = [], []
+
+    def answer(request, response):
+        asked.append(request.question)
+        rig.until(lambda: go_on)
+        return response
+
+    rig.node.create_service(Ask, "ask", answer)
+    handle = client.send(instruction="find the red chair")
+    rig.until(lambda: asked)
+    refused = client.result(client.send(instruction="find the red chair"))()[1]
+    assert refused.outcome == RunOutcome.BAD_GOAL and "under way" in refused.message
+    finish = client.result(handle)
+    client.cancel(handle)
+    _, cancelled = finish()
+    go_on.append(True)
+    assert cancelled.outcome == RunOutcome.CANCELLED and cancelled.steps == 0

@@ -185,7 +185,7 @@ def asked(**changes) -> m.Question:
         ({"schedule": "never"}, "schedule"),
         ({"aggregator": "both"}, "aggregator"),
         ({"max_tokens": 0}, "tokens"),
-        ({"vocab_size": 0}, "vocabulary"),
+        ({"vocab_size": 1 << 19}, "vocabulary"),
         ({"answered": [999]}, "does not have"),
         ({"answered": [1] * 8}, "as long"),
     ],
@@ -213,9 +213,9 @@ def test_hostile_messages_end_their_question_and_nothing_else(cloud):
         for attempt, message in enumerate(hostile):
             begins = "cloud" if isinstance(message, m.Proposal) else "device"
             channel.send(asked(attempt=attempt, aggregator=begins, schedule=begins, window=2))
-            while not isinstance(channel.receive(5), m.QuestionReply):
+            first = m.QuestionReply if begins == "cloud" else m.Proposal
+            while not isinstance(channel.receive(5), first):
                 pass
-            time.sleep(0.1)  # it has drafted
             channel.send(replace(message, attempt=attempt))
             while not isinstance(end := channel.receive(5), m.QuestionEnd):
                 pass
@@ -223,6 +223,32 @@ def test_hostile_messages_end_their_question_and_nothing_else(cloud):
         settings = AggregationSettings(max_tokens=6)
         with LocalChannel(cloud) as other, session(other, settings) as asking:
             assert asking.answer(QUESTION).tokens == reference(settings)
+
+
+class Layered(TableModel):
+    """A pass of 20 layers that take their time."""
+
+    def forward_batch(self, feeds, on_layer=None):
+        for layer in range(20 * (on_layer is not None)):
+            time.sleep(0.001)
+            on_layer(layer, None)
+        return super().forward_batch(feeds)
+
+
+@pytest.mark.parametrize("schedule", ["device", "cloud", "random"])
+def test_a_rejection_ends_the_forward_pass_under_way(schedule):
+    device, theirs = Layered(4, 12, ends=False), Layered(4, 12, ends=False, noise=1.5)
+    settings = AggregationSettings(temperature=1.0, max_tokens=32, schedule=schedule, window=4)
+    with (
+        AggregationService(theirs, THEIRS, asking=LETTERS) as cloud,
+        LocalChannel(cloud) as channel,
+        AskSession(channel, device, OURS, settings, asking=LETTERS) as asking,
+    ):
+        answer = asking.answer(QUESTION)
+    statistics = answer.statistics
+    assert min(statistics.rejections.values()) > 0
+    assert statistics.preemptions > 0
+    assert all(0.0 < share < 1.0 for share in statistics.accepted.values())
 
 
 class Slow(TableModel):

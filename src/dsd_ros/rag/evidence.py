@@ -6,10 +6,13 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.aggregation import Head, Known, head_of
+from dsd_ros.decoding.ranges import MAX_KEPT
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.rag.settings import NUCLEUS
 from dsd_ros.wire.messages import Proposal, Question
 from dsd_ros.wire.packing import (
+    ids_bytes,
+    kept_bytes,
     pack_head,
     pack_kept,
     pack_row,
@@ -33,6 +36,18 @@ def pack_evidence(
         least = np.float16(max(float(p[token] / p.max()), 1e-7))
         ids, weights = np.insert(ids, at, token), np.insert(weights, at, least)
     return pack_kept([(ids, weights)], len(p))
+
+
+def most_bytes(question: Question, vocab_size: int) -> int:
+    """How long the evidence of one draft can be."""
+    if question.evidence == "full":
+        return 4 * vocab_size
+    if question.evidence == "sparse":
+        count = min(question.head + 1, vocab_size)
+        return len(pack_head(np.arange(0), np.zeros(0), 0.0, vocab_size)) + (
+            ids_bytes(count, vocab_size) + 4 * count
+        )
+    return 1 + kept_bytes(min(vocab_size, MAX_KEPT), vocab_size)
 
 
 def unpack_evidence(

@@ -6,7 +6,6 @@ from typing import Any
 
 from dsd_ros.rag.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES
 from dsd_ros.wire.messages import (
-    MAX_VOCABULARY,
     PROTOCOL_VERSION,
     EndCode,
     Question,
@@ -14,6 +13,7 @@ from dsd_ros.wire.messages import (
 )
 
 _MAX_TOKENS = 4096
+_PADDING = 1024  # rows of an LM head that stand for no token, and an eighth of the rows
 
 
 def refusal_of(model: Any, question: Question) -> str:
@@ -35,8 +35,11 @@ def refusal_of(model: Any, question: Question) -> str:
             return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
     if not 1 <= question.max_tokens <= _MAX_TOKENS:
         return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
-    if not 2 <= question.vocab_size <= MAX_VOCABULARY:
-        return f"a vocabulary of {question.vocab_size} tokens cannot be aggregated"
+    if abs(question.vocab_size - model.vocab_size) > _PADDING + model.vocab_size // 8:
+        return (
+            f"the robot's vocabulary has {question.vocab_size} tokens and the cloud's {model.vocab_size}; they may "
+            "differ by padding alone"
+        )
     if any(token >= model.vocab_size for token in question.answered):
         return "the answer so far holds a token that the cloud's model does not have"
     if len(question.answered) >= question.max_tokens:

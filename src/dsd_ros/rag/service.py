@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dsd_ros.rag.evidence import most_bytes
 from dsd_ros.rag.half import Agreed, Half, Profile
 from dsd_ros.rag.mixture import KeptDocuments, LocalMixture, Relevance
 from dsd_ros.rag.prompts import Asking, DocumentPrompt
@@ -36,6 +37,7 @@ Answer = Callable[[Message], object]
 QUESTION_MESSAGES = (Question, Proposal, Verdict, Reveal, QuestionEnd)
 _ENDED_REMEMBERED = 256
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
+_WAITING_BYTES = 256 << 20  # of evidence, in all
 _FAILED = "the cloud could not go on with this answer; its log says why"
 
 
@@ -109,6 +111,7 @@ class AggregationService:
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._ended: OrderedDict[tuple[Hashable, int, int], None] = OrderedDict()
         self._inbox: deque[tuple[_Answer, Message]] = deque()
+        self._waiting_bytes = 0
         self._turns: deque[_Answer] = deque()
         self._closing = False
         self._threads = [
@@ -207,25 +210,29 @@ class AggregationService:
             return None
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif answer.waiting >= _WAITING_PER_ANSWER:
+        elif (
+            answer.waiting >= _WAITING_PER_ANSWER
+            or self._waiting_bytes + _size(message) > _WAITING_BYTES
+        ):
             self._drop(answer)
             return end_of(
                 message, EndCode.OVERLOADED, "too many messages of this question are waiting"
             )
-        elif isinstance(message, Proposal) and len(message.evidence) > self._most(answer.question):
+        elif isinstance(message, Proposal) and _size(message) > most_bytes(
+            answer.question, answer.question.vocab_size
+        ):
             self._drop(answer)
             return end_of(message, EndCode.BAD_EVIDENCE, "a draft's evidence is too long")
         else:
             answer.waiting += 1
+            self._waiting_bytes += _size(message)
             self._inbox.append((answer, message))
         return None
 
-    @staticmethod
-    def _most(question: Question) -> int:
-        return 8 * question.vocab_size + 64
-
     def _drop(self, answer: _Answer) -> None:
         answer.stop()
+        self._waiting_bytes -= sum(map(_size, answer.early))
+        answer.early.clear()
         if self._answers.get(answer.key) is answer:
             del self._answers[answer.key]
             self._turns.remove(answer)
@@ -245,11 +252,12 @@ class AggregationService:
                 if self._closing:
                     return
                 answer, message = self._inbox.popleft()
+                if answer.half is None and not answer.stopped:
+                    answer.early.append(message)  # it waits until the half is there
+                    continue
                 answer.waiting -= 1
+                self._waiting_bytes -= _size(message)
                 if answer.half is None:
-                    if not answer.stopped:
-                        answer.early.append(message)
-                        answer.waiting += 1  # until the half is there
                     continue
             self._hand_over(answer, message)
 
@@ -335,9 +343,7 @@ class AggregationService:
             if answer.stopped:
                 half.stop()
             early, answer.early = answer.early, []
-            answer.waiting -= len(early)
             self._inbox.extendleft((answer, message) for message in reversed(early))
-            answer.waiting += len(early)
             self._wake.notify_all()
 
 
@@ -383,3 +389,7 @@ class WithDocuments:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _size(message: Any) -> int:
+    return len(message.evidence) if isinstance(message, Proposal) else 0

@@ -20,7 +20,7 @@ import torch
 from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import SamplingError, sample
-from dsd_ros.rag.evidence import pack_evidence, unpack_evidence
+from dsd_ros.rag.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.rag.mixture import Local
 from dsd_ros.rag.settings import SIDES, AggregationSettings
 from dsd_ros.wire.codec import WireError
@@ -92,6 +92,7 @@ class AggregationState:
         self.rejections = dict.fromkeys(SIDES, 0)
         self.reveals = 0
         self._sizes = {side: vocab_size, self.other: other_vocab_size}
+        self._most_bytes = most_bytes(question, other_vocab_size)
         self._eos = eos_token_ids
         self._switch = switch
         self._own: deque[_Draft] = deque()
@@ -178,7 +179,7 @@ class AggregationState:
             raise Contradiction(
                 f"a draft of position {proposal.position} is too far ahead of {first} decided tokens"
             )
-        if len(proposal.evidence) > 8 * self._sizes[self.other] + 64:
+        if len(proposal.evidence) > self._most_bytes:
             raise Contradiction("a draft's evidence is too long", EndCode.BAD_EVIDENCE)
         held = self._theirs.get(proposal.position)
         if held is not None and held.proposal.rejections >= proposal.rejections:

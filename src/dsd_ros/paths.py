@@ -48,6 +48,7 @@ def data_directory() -> Path:
 
 OWN, SHIPPED = "own", "shipped"
 
+
 def documents_directory(named: str, side: str) -> Path | None:
     """The folder of documents that is meant, for ``side``, "robot" or "cloud".
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dsd_ros.rag.mixture import KeptDocuments, LocalMixture, Relevance
 from dsd_ros.rag.prompts import Asking, DocumentPrompt
 from dsd_ros.rag.requests import end_of, name_of, refusal_of
 from dsd_ros.rag.retrieval import Retriever
+from dsd_ros.rag.service_settings import ServiceSettings as ServiceSettings
 from dsd_ros.rag.state import Contradiction
 from dsd_ros.wire.messages import (
     EndCode,
@@ -36,27 +38,10 @@ _log = logging.getLogger(__name__)
 Answer = Callable[[Message], object]
 QUESTION_MESSAGES = (Question, Proposal, Verdict, Reveal, QuestionEnd)
 _ENDED_REMEMBERED = 256
+_SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 256 << 20  # of evidence, in all
 _FAILED = "the cloud could not go on with this answer; its log says why"
-
-
-@dataclass(frozen=True)
-class ServiceSettings:
-    """What the cloud's half holds; ValueError for a value out of place."""
-
-    max_answers: int = field(
-        default=16, metadata={"help": "questions being answered at once", "min": 1, "max": 10_000}
-    )
-    max_documents: int = field(
-        default=8, metadata={"help": "documents used for a question, at most", "min": 1, "max": 64}
-    )
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.max_answers <= 10_000:
-            raise ValueError(f"max_answers is {self.max_answers}; use 1 to 10000")
-        if not 1 <= self.max_documents <= 64:
-            raise ValueError(f"max_documents is {self.max_documents}; use 1 to 64")
 
 
 @dataclass(eq=False)
@@ -70,6 +55,7 @@ class _Answer:
     stopped: bool = False
     waiting: int = 0  # messages in the inbox
     early: list[Message] = field(default_factory=list)  # came before the half was there
+    heard: float = field(default_factory=time.monotonic)  # the last word of its asker
 
     @property
     def key(self) -> tuple[Hashable, int]:
@@ -179,7 +165,7 @@ class AggregationService:
             return None
         if before is not None:
             self._drop(before)
-        elif len(self._answers) >= self.settings.max_answers:
+        elif len(self._answers) >= self.settings.max_answers and not self._make_room():
             sentence = (
                 f"the cloud already answers {self.settings.max_answers} questions at once; ask again later, "
                 "or raise its max_answers"
@@ -192,6 +178,14 @@ class AggregationService:
         self._answers[answer.key] = answer
         self._turns.append(answer)
         return None
+
+    def _make_room(self) -> bool:
+        """Drop the answer whose asker has been silent for longest, if that is a minute: a topic tells of no end."""
+        silent = min(self._answers.values(), key=lambda answer: answer.heard)
+        if time.monotonic() - silent.heard < _SILENT_S:
+            return False
+        self._drop(silent)
+        return True
 
     def _take(self, message: Any, peer: Hashable) -> Message | None:
         answer = self._answers.get((peer, message.ask))
@@ -208,6 +202,7 @@ class AggregationService:
             return end_of(message, EndCode.UNKNOWN, sentence)
         if answer.question.attempt > message.attempt:
             return None
+        answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
         elif (

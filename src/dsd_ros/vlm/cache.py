@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -65,6 +66,27 @@ class KeyValueCache:
         twin._layers = []
         twin._allocate(max(self.length + _FIRST_CAPACITY // 2, _FIRST_CAPACITY))
         return twin
+
+    def to_bytes(self) -> bytes:
+        """All that is held, layer by layer, in the cache's own precision: (layers, 2, heads, length, head size)."""
+        held = self._data[..., : self.length, :].contiguous().cpu()
+        return held.view(torch.uint8).numpy().tobytes()
+
+    @torch.inference_mode()
+    def fill(self, tokens: Sequence[int], data: bytes) -> None:
+        """Hold what ``to_bytes`` gave of these tokens, instead of all before; ValueError for another size."""
+        count = len(tokens)
+        shape = (*self._data.shape[:4], count, self._data.shape[5])
+        size = math.prod(shape) * self._data.element_size()
+        if len(data) != size:
+            raise ValueError(
+                f"keys and values of {count} tokens take {size} bytes in this model, not {len(data)}"
+            )
+        self.length = 0
+        self.reserve(count)
+        held = torch.frombuffer(bytearray(data), dtype=self._data.dtype).reshape(shape)
+        self._data[..., :count, :] = held.to(self._data.device)
+        self.length = count
 
     def _allocate(self, capacity: int) -> None:
         old = self._data

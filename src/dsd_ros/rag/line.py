@@ -98,8 +98,8 @@ class Line:
                 message = self._channel.receive(_POLL_S)
             except LinkTimeout:
                 continue
-            except LinkError as error:
-                self._down(error)
+            except Exception as error:  # whatever it is, who waits for the link has to hear of it
+                self._down(_link_error(error))
                 continue
             self._on_message(message)
 
@@ -107,8 +107,12 @@ class Line:
         failure: LinkError | None = None
         try:
             self._channel.reconnect()
-        except LinkError as error:
-            failure = error
+        except Exception as error:
+            failure = _link_error(error)
         with self._wake:
             self._is_up, self.failure = failure is None, failure
             self._wake.notify_all()
+
+
+def _link_error(error: Exception) -> LinkError:
+    return error if isinstance(error, LinkError) else LinkClosed(f"the link failed: {error}")

@@ -174,18 +174,22 @@ class LocalMixture:
 
     def _read(self, on_layer: Callable[..., None]) -> None:
         """Read the documents that are not kept, and put question and answer behind each."""
-        found = [self._kept.find(self.model, head) for head, _ in self._pieces]
-        unread = [i for i, sequence in enumerate(found) if sequence is None]
-        for index in unread:
-            found[index] = self.model.begin()
-            found[index].append(self._pieces[index].head)
+        sequences: list[TokenSequence] = []
+        unread: list[tuple[list[int], TokenSequence]] = []
+        for head, _ in self._pieces:
+            found = self._kept.find(self.model, head)
+            if found is None:
+                found = self.model.begin()
+                found.append(head)
+                unread.append((head, found))
+            sequences.append(found)
         if unread:
-            next_logits_together([found[index] for index in unread], on_layer)
-            for index in unread:
-                self._kept.keep(self.model, self._pieces[index].head, found[index])
-        for sequence, (_, tail) in zip(found, self._pieces, strict=True):
+            next_logits_together([sequence for _, sequence in unread], on_layer)
+            for head, sequence in unread:
+                self._kept.keep(self.model, head, sequence)
+        for sequence, (_, tail) in zip(sequences, self._pieces, strict=True):
             sequence.append(tail + self._tokens)
-        self._sequences = found
+        self._sequences = sequences
 
     def _relevances(self) -> list[float]:
         """Of each document at the last point where they were weighed; equal for equal answers."""

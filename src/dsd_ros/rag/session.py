@@ -40,6 +40,7 @@ _AGAIN = (EndCode.OVERLOADED, EndCode.UNKNOWN, EndCode.CLOSING)  # mended by ask
 class AskSession:
     """Answers questions, one at a time, over a channel that stays the caller's.
 
+    The n-th answer of a session has n as the reply's number in the noise, and so the same tokens each time.
     After any failure the session can be asked again. Use as a context, or ``close`` it: that ends an answer
     under way as well.
     """

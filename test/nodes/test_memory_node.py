@@ -112,7 +112,7 @@ def test_a_verifier_without_documents_says_so(rig, tiny_pair, reader, places):
 
 
 def test_without_a_cloud_there_is_no_answer(rig, reader):
-    memory = start_memory(rig, reader, '""', answer__attempts=2)
+    memory = start_memory(rig, reader, "", answer__attempts=2)
     rig.until_active("memory_node")
     lost = ask(rig)
     assert not lost.success and lost.code == Ask.Response.LINK_LOST
@@ -201,7 +201,7 @@ def test_memory_outlives_the_node(tmp_path):
 
 
 def test_only_verified_replies_are_remembered(rig, reader):
-    start_memory(rig, reader, '""')
+    start_memory(rig, reader, "")
     rig.until_active("memory_node")
     odometry = rig.node.create_publisher(Odometry, "odom", qos.STATE)
     actions = rig.node.create_publisher(NavAction, "nav_action", qos.STATE)

@@ -1,0 +1,101 @@
+"""`dsd ask`, with both halves in this process, and with a verifier that has documents."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from in_process import dsd
+from table_model import TableModel
+from tiny_text import make_tiny_text
+
+from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.rag.opening import Documents
+from dsd_ros.rag.service import ServiceSettings
+from dsd_ros.vlm.loading import ModelSettings
+
+QUESTION = "which chair do I like?"
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    return make_tiny_text(tmp_path_factory.mktemp("reader"), seed=3, kind="qwen2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("documents")
+    for side, text in (("own", "The chair I like is the Viola."), ("general", "The Viola is red.")):
+        (root / side).mkdir()
+        (root / side / "facts.md").write_text(text)
+    return root / "own", root / "general"
+
+
+def ask(capsys, reader, *options):
+    return dsd(
+        capsys, "ask", QUESTION, "--model", reader, "--cloud-model", reader, "--max-tokens", "9", *options
+    )  # fmt: skip
+
+
+def test_the_answer_is_printed_and_told_as_json(capsys, reader, folders, tmp_path):
+    own, general = folders
+    report = tmp_path / "answer.json"
+    here = ("--robot-documents", own, "--cloud-documents", general)
+    code, out, err = ask(capsys, reader, *here, "--json", report)
+    assert code == 0, err
+    told = json.loads(report.read_text())
+    assert out.rstrip("\n") == told["text"] and told["question"] == QUESTION
+    assert 1 <= len(told["tokens"]) <= 9 and len(told["token_seconds"]) == len(told["tokens"])
+    assert told["device_documents"] == 1 and told["cloud_documents"] == 1
+    assert told["bytes_up"] > 0 and told["bytes_down"] > 0 and told["attempts"] == 1
+    assert f"{len(told['tokens'])} tokens in" in err and err.count("\n") == 1
+
+    # The answer is the same whoever aggregates, and another without the documents.
+    code, out, _ = ask(capsys, reader, *here, "--schedule", "cloud", "--aggregator", "cloud",
+                       "--evidence", "full", "--json", "-")  # fmt: skip
+    assert code == 0 and json.loads(out)["tokens"] == told["tokens"]
+    none = ("--robot-documents", "", "--cloud-documents", "")
+    code, out, _ = ask(capsys, reader, *none, "--json", "-")
+    other = json.loads(out)
+    assert code == 0 and other["device_documents"] == other["cloud_documents"] == 0
+
+
+def test_a_verifier_with_documents_answers(capsys, reader, folders):
+    own, general = folders
+    settings = VerifierSettings(port=0)
+    documents = Documents.load(general, ModelSettings(str(reader)))
+    here = ask(capsys, reader, "--robot-documents", own, "--cloud-documents", general)
+    engine = documents.serve(
+        lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings()
+    )
+    with engine, VerifierServer(engine, settings) as server:
+        there = ask(capsys, reader, "--robot-documents", own, "--verifier", server.url)
+    assert there[:2] == here[:2] and there[0] == 0
+
+
+def test_a_verifier_without_documents_says_so(capsys, reader, folders):
+    settings = VerifierSettings(port=0)
+    with (
+        VerifierEngine(TableModel(1, ends=False), settings) as engine,
+        VerifierServer(engine, settings) as server,
+    ):
+        code, out, err = ask(
+            capsys, reader, "--robot-documents", folders[0], "--verifier", server.url
+        )
+    assert code == 3 and out == "" and "started without documents" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--robot-documents", "/does/not/exist"), "no folder of documents /does/not/exist"),
+        (("--head", "0"), "head is 0"),
+        (("--evidence", "smoke"), "use sparse, full or lossy-nucleus"),
+        (("--model", "/does/not/exist"), "no model directory"),
+    ],
+)
+def test_what_cannot_be_used_is_said_on_one_line(capsys, reader, options, sentence):
+    code, out, err = ask(capsys, reader, *options)
+    assert code == 2 and out == "" and sentence in err and err.count("\n") == 1

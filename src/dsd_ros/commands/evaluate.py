@@ -26,6 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(pair, "--target", "target")
     add_json(pair)
     pair.set_defaults(run=_evaluate_pair)
+    reader = evaluations.add_parser(
+        "reader",
+        help="accuracy of the reader, from one document and from two sides",
+        description="Measure a reader on synthetic questions that its training never drew.",
+    )
+    reader.add_argument(
+        "--questions", type=int, default=100, help="of each kind (default: %(default)s)"
+    )
+    reader.add_argument(
+        "--errands", type=int, default=500, help="with facts on two sides (default: %(default)s)"
+    )
+    add_model(reader, "--model", "reader")
+    add_json(reader)
+    reader.set_defaults(run=_evaluate_reader)
 
 
 def _evaluate_pair(args: argparse.Namespace) -> int:
@@ -43,5 +57,23 @@ def _evaluate_pair(args: argparse.Namespace) -> int:
             f"collided {row['collided']:.0%}  steps {row['steps']:.1f}"
         )
     print(f"acceptance {figures['acceptance']:.3f}, tau {figures['tokens_per_round']:.2f}")
+    write_json(args.json, figures)
+    return EXIT_DONE
+
+
+def _evaluate_reader(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.reader import evaluate_reader
+
+    folder = Path(model_path(args.model, "reader"))
+    with Progress() as bar:
+        figures = evaluate_reader(folder, args.questions, args.errands, report=bar.report)
+    for kind, found in figures["single"].items():
+        print(f"{kind:14}  right {found['trained']:6.1%}  held out {found['held_out']:6.1%}")
+    for row in figures["mixture"]:
+        weights = "even" if row["even"] else "softmax"
+        line = f"{row['documents']} documents a side, eta {row['eta']}, {weights}:  both {row['both']:.1%}"
+        for name in ("device", "cloud"):
+            line += f"  {name} alone {row[name]:.1%}" if name in row else ""
+        print(line)
     write_json(args.json, figures)
     return EXIT_DONE

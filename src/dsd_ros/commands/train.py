@@ -19,11 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Train both shipped models on scenes of the simulator; interrupted, the same command "
         "goes on where it stopped.",
     )
-    from dsd_ros.training.settings import PUBLISHED, ExitSettings, TrainSettings
+    from dsd_ros.training.settings import PUBLISHED, ExitSettings, ReaderSettings, TrainSettings
 
     add_settings(pair, TrainSettings)
     add_json(pair)
     pair.set_defaults(run=_train_pair)
+    reader = trainings.add_parser(
+        "reader",
+        help="the shipped text model that answers from a document, from nothing",
+        description="Train the shipped reader of short documents on synthetic sentences; interrupted, the "
+        "same command goes on where it stopped.",
+    )
+    add_settings(reader, ReaderSettings)
+    add_json(reader)
+    reader.set_defaults(run=_train_reader)
     exits = trainings.add_parser(
         "exits",
         help="early-exit adapters for a model, beside it",
@@ -47,6 +56,16 @@ def _train_pair(args: argparse.Namespace) -> int:
 
     with Progress() as bar:
         figures = train_pair(settings_from(args, TrainSettings), bar.report)
+    write_json(args.json, figures)
+    return EXIT_DONE
+
+
+def _train_reader(args: argparse.Namespace) -> int:
+    from dsd_ros.training.reader import train_reader
+    from dsd_ros.training.settings import ReaderSettings
+
+    with Progress() as bar:
+        figures = train_reader(settings_from(args, ReaderSettings), bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
 

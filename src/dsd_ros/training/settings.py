@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 DTYPES = ("float32", "bfloat16", "float16")  # of vlm.loading
@@ -50,6 +50,48 @@ class TrainSettings:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class ReaderSettings:
+    """Settings of the reader's training, which ends after its minutes, or after its steps if given."""
+
+    out: Path = field(default=Path("models"), metadata={"help": "folder for reader/"})
+    cache: Path = field(
+        default=Path(".cache/reader"), metadata={"help": "folder for tokenizer and checkpoint"}
+    )
+    seed: int = field(default=0, metadata={"help": "seed of everything random"})
+    minutes: float = field(default=45.0, metadata={"help": "time for the training"})
+    steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    batch: int = field(default=48, metadata={"help": "examples per step"})
+    rate: float = field(default=3e-3, metadata={"help": "learning rate"})
+    threads: int = field(default=1, metadata={"help": "CPU threads"})
+    save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
+    evaluate: bool = field(default=True, metadata={"help": "measure the reader, write its card"})
+    smoke: bool = field(default=False, metadata={"help": "a tiny run of under a minute"})
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {value}.")
+        for name in ("minutes", "rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+        if not self.save_seconds >= 0:
+            raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
+
+    def tiny(self) -> ReaderSettings:
+        """A smoke run, which takes neither the shipped reader's place nor a whole run's checkpoint."""
+        cache = self.cache / "smoke"
+        return replace(
+            self,
+            out=cache / "models" if self.out == Path("models") else self.out,
+            cache=cache,
+            steps=self.steps or 150,
+            batch=min(self.batch, 32),
+            evaluate=False,
+        )
 
 
 @dataclass(frozen=True)

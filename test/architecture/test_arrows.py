@@ -62,6 +62,8 @@ ONLY_IN = {
     "rerun": {"views"},
     "websockets": {"wire", "cloud"},
     "prometheus_client": {"cloud"},
+    "apsw": {"rag"},
+    "sqlite_vec": {"rag"},
     "torch": {
         "decoding",
         "vlm",

@@ -148,16 +148,16 @@ def _difference(estimates: Estimates) -> float:
     delays = (estimates.device_delay, estimates.cloud_delay)
     shares = (estimates.device_acceptance, estimates.cloud_acceptance)
     way = estimates.round_trip / 2.0
-    outcomes = []
+    outcomes: list[tuple[float, list[float], list[float]]] = []
     for held in product((True, False), repeat=2):
-        chance, costs = 1.0, []
+        chance, costs = 1.0, list[list[float]]()
         for side, other in ((0, 1), (1, 0)):
             chance *= shares[side] if held[side] else 1.0 - shares[side]
             own_late = not held[side] or delays[side] >= delays[other]
             own_made = delays[side] if own_late else -way
             other_made = delays[other] + (-way if held[other] else way)
             costs.append([wait(own_made, other_made, way, switch) for switch in (False, True)])
-        outcomes.append((chance, *costs))
+        outcomes.append((chance, costs[0], costs[1]))
     ahead = 0.0
     for _ in range(_ITERATIONS):
         change = sum(

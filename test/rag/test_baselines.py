@@ -12,7 +12,8 @@ from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.rag.answers import AnswerCancelled, AnswerLate, AnswerRefused
 from dsd_ros.rag.baseline_service import WANTED, BaselineService, pack_document, unpack_document
-from dsd_ros.rag.baselines import METHODS, OF_AN_ORDINARY_CLOUD, BaselineSession, open_session
+from dsd_ros.rag.baselines import BaselineSession, open_session
+from dsd_ros.rag.methods import METHODS, OF_AN_ORDINARY_CLOUD
 from dsd_ros.rag.mixture import LocalMixture
 from dsd_ros.rag.prompts import DocumentPrompt
 from dsd_ros.rag.retrieval import Retrieved

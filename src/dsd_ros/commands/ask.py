@@ -33,6 +33,7 @@ _PLACE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.rag.methods import DRAGON, METHODS
     from dsd_ros.rag.settings import AggregationSettings
 
     parser.epilog = (
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cloud-documents", metavar="PLACE", default=SHIPPED,
         help=f"general documents, where no verifier is named: {_PLACE}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--method", choices=METHODS, default=DRAGON,
+        help="how: by both sides together, by either side's documents alone, or by one of the methods that the DRAGON "
+        "paper compares itself with; drcg-text and drcg-kv let the cloud's documents travel (default: %(default)s)",
     )  # fmt: skip
     add_settings(parser, AggregationSettings)
     add_model(parser, "--model", "robot's text")
@@ -66,20 +72,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _ask(args: argparse.Namespace) -> int:
     told = _Told(streams=args.json != STDOUT and is_terminal(sys.stdout))
-    answer = _aggregated(args, told)
+    answer = _answer(args, told)
     told.end(answer.text)
     print(summary(answer), file=sys.stderr)
     write_json(args.json, as_json(args.question, answer))
     return EXIT_DONE
 
 
-def _aggregated(args: argparse.Namespace, on_token: Callable[[str, list[int]], object]) -> Answer:
-    """By speculative aggregation: the two sides draft and decide together."""
+def _answer(args: argparse.Namespace, on_token: Callable[[str, list[int]], object]) -> Answer:
+    from dsd_ros.rag.baselines import open_session
+    from dsd_ros.rag.methods import OF_AN_ORDINARY_CLOUD
     from dsd_ros.rag.places import open_documents
-    from dsd_ros.rag.session import AskSession
     from dsd_ros.rag.settings import AggregationSettings
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
+    if args.verifier and args.method not in OF_AN_ORDINARY_CLOUD:
+        raise ValueError(
+            f"--method {args.method} is for comparisons, with the cloud in this process; leave out --verifier"
+        )
     settings = settings_from(args, AggregationSettings)
     model = load_model(ModelSettings(model_path(args.model, READER)))
     with ExitStack() as stack:
@@ -88,7 +98,7 @@ def _aggregated(args: argparse.Namespace, on_token: Callable[[str, list[int]], o
             open_documents(documents_directory(args.robot_documents, "robot"))
         )
         session = stack.enter_context(
-            AskSession(channel, model, store, settings, relevance=store.relevance)
+            open_session(args.method, channel, model, store, settings, relevance=store.relevance)
         )
         return session.answer(args.question, on_token)
 
@@ -104,6 +114,8 @@ def _cloud(args: argparse.Namespace, model: Any) -> Iterator[Channel]:
         with WebsocketChannel(args.verifier, token=token, ca_file=args.ca_file or None) as channel:
             yield channel
         return
+    from dsd_ros.rag.baseline_service import BaselineService
+    from dsd_ros.rag.methods import OF_AN_ORDINARY_CLOUD
     from dsd_ros.rag.places import open_documents
     from dsd_ros.rag.service import AggregationService
     from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -112,12 +124,15 @@ def _cloud(args: argparse.Namespace, model: Any) -> Iterator[Channel]:
     folder = documents_directory(args.cloud_documents, "cloud")
     if model_path(args.cloud_model, READER) != model_path(args.model, READER):
         model = load_model(ModelSettings(model_path(args.cloud_model, READER)))
-    with (
-        open_documents(folder) as store,
-        AggregationService(model, store, relevance=store.relevance) as service,
-        LocalChannel(service) as local,
-    ):
-        yield local
+    with ExitStack() as stack:
+        store = stack.enter_context(open_documents(folder))
+        service: AggregationService | BaselineService
+        if args.method in OF_AN_ORDINARY_CLOUD:
+            service = AggregationService(model, store, relevance=store.relevance)
+        else:
+            service = BaselineService(model, store)
+        stack.enter_context(service)
+        yield stack.enter_context(LocalChannel(service))
 
 
 class _Told:
@@ -143,11 +158,15 @@ class _Told:
 def summary(answer: Answer) -> str:
     """An answer's figures on one line."""
     figures, share = answer.statistics, answer.statistics.accepted
+    held = (
+        f"drafts that held: {share['device']:.0%} and {share['cloud']:.0%}; "
+        if figures.steps
+        else ""
+    )
     line = (
         f"{len(answer.tokens)} tokens in {figures.seconds:.2f} s, the first after {figures.first_token_seconds:.2f} s; "
         f"{figures.device_documents} of the robot's documents and {figures.cloud_documents} of the cloud's; "
-        f"drafts that held: {share['device']:.0%} and {share['cloud']:.0%}; "
-        f"{figures.bytes_up / 1000:.1f} kB up, {figures.bytes_down / 1000:.1f} kB down"
+        f"{held}{figures.bytes_up / 1000:.1f} kB up, {figures.bytes_down / 1000:.1f} kB down"
     )
     if figures.attempts > 1:
         line += f"; asked {figures.attempts} times"

@@ -8,6 +8,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.commands.bench_dragon import add_dragon
 from dsd_ros.commands.bench_faults import add_faults
 from dsd_ros.commands.bench_safety import add_safety
 from dsd_ros.commands.bench_view import add_view
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_safety(benches)
     add_faults(benches)
     add_view(benches)
+    add_dragon(benches)
 
 
 def _bench_overhead(args: argparse.Namespace) -> int:

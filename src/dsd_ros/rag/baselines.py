@@ -27,10 +27,7 @@ import torch
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.rag.answers import (
-    Answer,
-    AnswerRefused,
-)
+from dsd_ros.rag.answers import Answer, AnswerRefused
 from dsd_ros.rag.baseline_run import BaselineRun
 from dsd_ros.rag.baseline_service import (
     KEYS,
@@ -44,6 +41,7 @@ from dsd_ros.rag.baseline_service import (
     together,
 )
 from dsd_ros.rag.evidence import unpack_evidence
+from dsd_ros.rag.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.rag.mixture import KeptDocuments, Local, LocalMixture, Preempted, Relevance
 from dsd_ros.rag.prompts import Asking, DocumentPrompt
 from dsd_ros.rag.retrieval import Retrieved, Retriever
@@ -52,13 +50,8 @@ from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import (
-    EndCode,
-    Proposal,
-)
+from dsd_ros.wire.messages import EndCode, Proposal
 
-DRAGON = "dragon"
-IN_STEP = "drdg-tw"
 _WANTED = {
     "device": None,
     "cloud": MIXED,
@@ -68,8 +61,6 @@ _WANTED = {
     "drcg-kv": KEYS,
     "drdg-sw": SEQUENCE,
 }
-METHODS = (DRAGON, *_WANTED, IN_STEP)
-OF_AN_ORDINARY_CLOUD = (DRAGON, IN_STEP)  # the others' cloud is a ``BaselineService``, or none
 
 
 def open_session(
@@ -83,7 +74,10 @@ def open_session(
     relevance: Relevance | None = None,
     kept: KeptDocuments | None = None,
 ) -> AskSession | BaselineSession:
-    """What answers by one of METHODS; ValueError for another. The channel must be up for all but dragon and drdg-tw."""
+    """What answers by one of ``methods.METHODS``; ValueError for another.
+
+    The channel must be up, save for dragon and drdg-tw, which dial.
+    """
     settings = settings or AggregationSettings()
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper

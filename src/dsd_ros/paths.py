@@ -46,13 +46,14 @@ def data_directory() -> Path:
     return base / PACKAGE
 
 
-OWN, SHIPPED = "own", "shipped"
+OWN, SHIPPED, MY_CHAIR = "own", "shipped", "my-chair"
 
 
 def documents_directory(named: str, side: str) -> Path | None:
     """The folder of documents that is meant, for ``side``, "robot" or "cloud".
 
-    A path, "shipped" (the examples of dsd), "own" (what `dsd documents` keeps for this user), or empty: None.
+    A path, "shipped" (the examples of dsd), "my-chair" (those of that scenario), "own" (what `dsd documents` keeps
+    for this user), or empty: None.
     """
     if not named:
         return None
@@ -60,7 +61,11 @@ def documents_directory(named: str, side: str) -> Path | None:
         folder = data_directory() / "documents"
         folder.joinpath("texts").mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
-    return config_directory() / "documents" / side if named == SHIPPED else Path(named).expanduser()
+    if named == SHIPPED:
+        return config_directory() / "documents" / side
+    if named == MY_CHAIR:
+        return config_directory() / "documents" / MY_CHAIR / side
+    return Path(named).expanduser()
 
 
 def _indexed() -> list[Path]:

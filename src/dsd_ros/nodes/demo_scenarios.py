@@ -23,7 +23,7 @@ SCENARIOS = {
         "bring me to the chair I like",
         "find the red chair",
         7,  # among a blue, a white and a silver chair
-        {"memory": "auto", "memory_documents": "shipped", "cloud_documents": "shipped"},
+        {"memory": "auto", "memory_documents": "my-chair", "cloud_documents": "my-chair"},
     ),
 }
 

@@ -20,6 +20,16 @@ class _WithStore(WithDocuments):
         super().__init__(engine, service)
         self._store = store
 
+    def held_sessions(self) -> tuple[int, int]:
+        """Of the engine: sessions whose robot's link is up, and whose is down."""
+        held: tuple[int, int] = self.engine.held_sessions()
+        return held
+
+    def queue(self) -> tuple[int, int]:
+        """Of the engine: turns that wait, and the bytes they hold."""
+        waiting: tuple[int, int] = self.engine.queue()
+        return waiting
+
     def close(self, timeout: float = 1.0) -> bool:
         done = super().close(timeout)
         self._store.close()

@@ -136,7 +136,7 @@ class AskSession:
             try:
                 self._line.up(lambda: self._check(asked))
                 self._begin(asked, ask, number)
-                self._follow(asked, self.settings.patience_s * 2.0 ** min(failures, 16))
+                self._follow(asked, self.settings.patience_s * 2.0 ** min(failures, 6))
                 whole = True
             except AnswerRefused as error:
                 if error.code not in _AGAIN:

@@ -177,7 +177,7 @@ def measure_dragon(
                 link = link_profile(trip, mbps) if variant.timed else LinkProfile()
                 key = (variant.label, trip, mbps)
                 profile = profiles.setdefault(key, Profile())
-                answer = _ask(bench, sides, question, variant, link, number, profile)
+                answer = answer_to(bench, sides, question, variant, link, number, profile)
                 runs.append(_run(bench, variant, trip, mbps, number, answer))
                 if progress is not None:
                     done = number + (index + chosen.index(variant) / len(chosen)) / len(
@@ -202,7 +202,7 @@ def _hold(bench: Bench, sides: Sequence[Side], held: bool) -> None:
         side.model.reading_s = scale * read if held else 0.0
 
 
-def _ask(
+def answer_to(
     bench: Bench,
     sides: Sequence[Side],
     question: str,

@@ -19,6 +19,7 @@ from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 from dsd_ros.vlm.transfer import pack_sequence
 
 _LIVE = 24  # sequences of the real model that are gone on with
+_TWINS_BELOW = 2.0  # logits, with a standard deviation of 1
 _LATE = 1.1  # of its time, from which on a pass counts as late
 
 
@@ -119,7 +120,8 @@ class RecordedModel:
     computes where decoding waits for memory. No token ends its answers, so that all are of one length.
     """
 
-    def __init__(self, rows: Rows, name: str) -> None:
+    def __init__(self, rows: Rows, name: str, vocab_size: int = 0) -> None:
+        """``vocab_size``: more than the model has (0: its own); each id beyond is a lesser twin of one that it has."""
         model = rows.model
         self.name = name
         self.pace: Pace | None = None
@@ -127,7 +129,7 @@ class RecordedModel:
         self.passes = 0
         self.late = 0  # passes that took longer than they were to
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.vocab_size, self.max_length = model.vocab_size, model.max_length
+        self.vocab_size, self.max_length = vocab_size or model.vocab_size, model.max_length
         self.num_layers, self.device = model.num_layers, model.device
         self.fingerprint, self.tokenizer_fingerprint = (
             model.fingerprint,
@@ -135,6 +137,10 @@ class RecordedModel:
         )
         self.tokenizer, self.template = model.tokenizer, model.template
         self._rows = rows
+        self._twins = torch.arange(self.vocab_size) % model.vocab_size
+        generator = torch.Generator().manual_seed(self.vocab_size)
+        self._less = torch.randn(self.vocab_size, generator=generator) - _TWINS_BELOW
+        self._less[: model.vocab_size] = 0.0
 
     def begin(self) -> Sequence:
         """As of ``VisionLanguageModel.begin``."""
@@ -143,7 +149,7 @@ class RecordedModel:
         return Sequence(owner, cache, 0, 0, torch.empty(0))
 
     def decode_text(self, tokens: Tokens[int]) -> str:
-        return str(self._rows.model.decode_text(tokens))
+        return str(self._rows.model.decode_text(self._twins[list(tokens)].tolist()))
 
     def forward_tokens(
         self,
@@ -166,7 +172,7 @@ class RecordedModel:
             raise ContextError(
                 f"{self.name} holds {self.max_length} tokens; ask for a shorter answer"
             )
-        logits = torch.stack([self._rows.behind(ids) for ids in whole])
+        logits = torch.stack([self._behind(ids) for ids in whole])
         nothing = torch.empty(0)
         for layer in range(self.num_layers):
             if clock is not None:
@@ -178,6 +184,11 @@ class RecordedModel:
         for feed, ids in zip(feeds, whole, strict=True):
             _ids(feed.cache)[:] = ids
         return logits
+
+    def _behind(self, ids: list[int]) -> torch.Tensor:
+        if self.vocab_size == self._rows.model.vocab_size:
+            return self._rows.behind(ids)
+        return self._rows.behind(self._twins[ids].tolist())[self._twins] + self._less
 
     def _clock(self, counts: list[int]) -> PacedPass | None:
         if self.pace is None:

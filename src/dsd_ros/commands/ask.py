@@ -97,9 +97,10 @@ def _answer(args: argparse.Namespace, on_token: Callable[[str, list[int]], objec
         store = stack.enter_context(
             open_documents(documents_directory(args.robot_documents, "robot"))
         )
-        session = stack.enter_context(
-            open_session(args.method, channel, model, store, settings, relevance=store.relevance)
+        session = open_session(
+            args.method, channel, model, store, settings, relevance=store.relevance
         )
+        stack.callback(session.close)
         return session.answer(args.question, on_token)
 
 

@@ -44,7 +44,7 @@ def measure_bytes(
     bench = Bench(questions=questions, max_tokens=max_tokens)
     passages = two_sides(encoder, read_corpus(count_tokens, PASSAGE_TOKENS).passages)
     known = Rows(model)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in vocabularies:
         sides = [
             Side(RecordedModel(known, name, size), found, KeptDocuments(), DocumentPrompt(model))

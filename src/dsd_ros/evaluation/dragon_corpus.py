@@ -58,7 +58,8 @@ def read_corpus(count_tokens: Callable[[str], int], size: int) -> Corpus:
             "this Python came without pydoc_data.topics; install its documentation"
         ) from error
     seen: set[str] = set()
-    kept, held_out = [], []
+    kept: list[str] = []
+    held_out: list[str] = []
     for number, name in enumerate(sorted(topics)):
         fresh = []
         for paragraph in re.split(r"\n\s*\n", topics[name]):

@@ -10,7 +10,7 @@ from nav_msgs.msg import Odometry
 from ros_rig import GoalClient, Rig
 from tiny_text import make_tiny_text
 
-from dsd_msgs.msg import NavAction, Proposal
+from dsd_msgs.msg import NavAction, Question
 from dsd_msgs.srv import Ask
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.run import RunOutcome
@@ -80,15 +80,16 @@ def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair
         refused = ask(rig, question, **fields)
         assert not refused.success and refused.code == code and refused.message
 
-    # In mid-answer: the cloud dies, another one goes on with what is decided, and not a token changes.
+    # The cloud dies with the question; another one answers it, and not a token changes.
     client = rig.node.create_client(Ask, "ask")
-    proposals: list[wire.Message] = []
-    rig.node.create_subscription(Proposal, "proposal_down", proposals.append, qos.PROPOSALS)
+    questions: list[Question] = []
+    rig.node.create_subscription(Question, "question", questions.append, qos.LINK)
     rig.until(client.service_is_ready)
-    whole = ask(rig, max_tokens=150)
-    proposals.clear()
-    under_way = client.call_async(Ask.Request(question=QUESTION, timeout=200.0, max_tokens=150))
-    rig.until(lambda: len(proposals) >= 3)
+    whole = ask(rig, max_tokens=60)
+    questions.clear()
+    verifier.process.send_signal(signal.SIGSTOP)
+    under_way = client.call_async(Ask.Request(question=QUESTION, timeout=200.0, max_tokens=60))
+    rig.until(lambda: questions)
     verifier.process.send_signal(signal.SIGKILL)
     verifier.process.wait()
     start_verifier(rig, tiny_pair, reader, general)

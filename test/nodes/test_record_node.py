@@ -60,9 +60,11 @@ def read(path):
         return None
 
 
-def actions_in(path) -> int:
-    bag = read(path)
-    return 0 if bag is None else bag.counts.get("/nav_action", 0)
+def written(path, actions: int, pictures: int) -> bool:
+    """Whether the bag holds more than so many of each."""
+    counts = {} if (bag := read(path)) is None else bag.counts
+    seen = counts.get("/camera/image_raw/compressed", 0)
+    return counts.get("/nav_action", 0) > actions and seen > pictures
 
 
 def steps_in(bag) -> list[int]:
@@ -107,7 +109,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
 
     recorder = rig.start("record_node", directory=tmp_path / "second", storage="sqlite3")
     rig.until(lambda: (stage.act(), (tmp_path / "second" / "metadata.yaml").exists())[1])
-    rig.until(lambda: (stage.act(), actions_in(tmp_path / "second"))[1] > 10)
+    rig.until(lambda: (stage.act(), written(tmp_path / "second", 10, 5))[1])
     recorder.process.send_signal(signal.SIGINT)
     assert recorder.process.wait(30) == 0
     second = open_bag(tmp_path / "second")

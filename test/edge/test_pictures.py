@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
@@ -82,6 +82,7 @@ STEPS = st.lists(
 
 
 @profile(max_examples=150, deadline=None)
+@example([(2, [9, 0, 6, 7, 9], "answered"), (3, [1, 4, 5, 8], "answered"), (0, [9], "answered")])
 @given(STEPS)
 def test_the_verifier_always_gets_all_pictures_and_asks_at_most_once(steps):
     pictures, kept, session = Pictures("png"), kept_pictures(), 1

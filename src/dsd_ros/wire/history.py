@@ -57,8 +57,10 @@ def read_pictures(
                 )
             known[past.digest] = picture
     image = decode_picture(observation)
-    for digest, picture in known.items():
-        kept.put(digest, picture, picture.nbytes)
+    # In the history's order, twice what stands there twice: the robot's memory must forget the same ones.
+    for past in observation.history:
+        picture = known[past.digest]
+        kept.put(past.digest, picture, picture.nbytes)
     if image is not None:
         kept.put(picture_digest(image), image, image.nbytes)
     return image, [(known[past.digest], past.action) for past in observation.history]

@@ -54,3 +54,35 @@ def test_another_target_is_not_arrived(simulator: Simulator, instruction, senten
     simulator.pose = (0.6, 0.0, 0.0)
     found = check_arrival(simulator, instruction)
     assert not found.arrived and found.distance == -1.0 and sentence in found.message
+
+
+def test_one_of_two_must_be_told_apart() -> None:
+    things = (Thing("chair", "red", 1.5, 0.8, 0.0), Thing("chair", "red", 1.5, -0.8, 0.0))
+    world = replace(
+        World.from_seed(1),
+        things=things,
+        furniture=(),
+        target_index=0,
+        which="left",
+        start=(0.0, 0.0, 0.0),
+    )
+    simulator = Simulator(world)
+    simulator.pose = (0.7, 0.8, 0.0)
+    found = check_arrival(simulator, "go to the red chair on the left")
+    assert found.arrived and "from the left red chair" in found.message
+    for instruction in ("find the right red chair", "find the red chair"):
+        found = check_arrival(simulator, instruction)
+        assert not found.arrived and "this world's target is the left red chair" in found.message
+
+
+def test_the_left_one_of_one_is_that_one(simulator: Simulator) -> None:
+    simulator.pose = (0.6, 0.0, 0.0)
+    assert check_arrival(simulator, "find the nearer red bottle").arrived
+
+
+def test_nowhere_is_the_arrival_at_what_is_absent() -> None:
+    world = replace(World.from_seed(1), target_index=None, missing="red ball")
+    simulator = Simulator(world)
+    found = check_arrival(simulator, "find the red ball")
+    assert not found.arrived and "no red ball is here" in found.message and found.distance == -1.0
+    assert simulator.distance_to_target() == float("inf") and not simulator.reached()

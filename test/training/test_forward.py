@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from dsd_ros.robot.situations import Split
 from dsd_ros.robot.world import World
 from dsd_ros.training.architecture import DRAFT, IMAGE_TOKENS, VOCABULARY, build_model
+from dsd_ros.training.batches import EOS, Example, collate
 from dsd_ros.training.forward import language_forward, patches, tower_forward
-from dsd_ros.training.language_stage import EOS, Example, collate, embed
+from dsd_ros.training.language_stage import embed
+from dsd_ros.training.phrases import phrasings
+from dsd_ros.training.questions import prompt_with_past
 from dsd_ros.training.replies import acceptance, followed, greedy_replies
-from dsd_ros.training.text import (
-    PHRASES,
-    all_instructions,
-    instruction_for,
-    prompt_ids,
-    train_tokenizer,
-)
+from dsd_ros.training.text import all_instructions, instruction_for, prompt_ids, train_tokenizer
 from dsd_ros.vlm.prompts import PromptTemplate
 
 REPLY = "The red box is a little left, 1.2 m away; the way is open. Action: forward 75 cm"
@@ -59,11 +57,13 @@ def test_patches_and_tower_equal_transformers(images: np.ndarray) -> None:
     assert torch.allclose(theirs, ours, atol=1e-5)
 
 
-def test_language_model_equals_transformers(images: np.ndarray, tokenizer) -> None:
+@pytest.mark.parametrize("past", [(), ("turn left 45 degrees",)])
+def test_language_model_equals_transformers(images: np.ndarray, tokenizer, past) -> None:
     model = build_model(DRAFT, 2).eval()
-    prompt = prompt_ids(tokenizer, "find the red box")
+    prompt = prompt_with_past(tokenizer, "find the red box", past)
     reply = [*tokenizer.encode(REPLY).ids, EOS]
-    pixels, grid = official_pixels(images[:1])
+    images = images[: 1 + len(past)]
+    pixels, grid = official_pixels(images)
     ids = torch.tensor([prompt + reply[:-1]])
     with torch.no_grad():
         theirs = model(
@@ -72,12 +72,14 @@ def test_language_model_equals_transformers(images: np.ndarray, tokenizer) -> No
             image_grid_thw=grid,
             mm_token_type_ids=(ids == model.config.image_token_id).int(),
         ).logits
-        features = tower_forward(model.model.visual, torch.from_numpy(images[:1]))
+        features = tower_forward(model.model.visual, torch.from_numpy(images))
         batch = collate([Example(0, None, reply)], [prompt])
         language = model.model.language_model
         hidden, _ = language_forward(language, *embed(language, batch, features))
         ours = model.lm_head(hidden)
     assert torch.allclose(theirs, ours, atol=1e-4)
+    said = greedy_replies(model, features, [prompt], max_tokens=4, pictures=[range(1 + len(past))])
+    assert said[0][0] == int(theirs[0, len(prompt) - 1].argmax())
 
 
 def test_cached_replies_follow_from_the_whole_sequence(images: np.ndarray, tokenizer) -> None:
@@ -108,5 +110,6 @@ def test_tokenizer_round_trip_and_prompt_of_the_chat_template(tokenizer) -> None
     assert tokenizer.encode(rendered, add_special_tokens=False).ids == prompt_ids(
         tokenizer, "find the silver bottle"
     )
-    assert len({instruction_for("red box", rng) for _ in range(500)}) > len(PHRASES)
+    asked = {instruction_for("red box", rng) for _ in range(500)}
+    assert len(asked) > 200 and len(phrasings("find", Split.TRAINING)) >= 200
     assert World.from_seed(0, instruction_for("red box", rng)).target.name == "red box"

@@ -14,7 +14,8 @@ from dsd_ros.evaluation.reader import draw_errand, load_reader, mixture_answers,
 from dsd_ros.rag.prompts import DocumentPrompt
 from dsd_ros.training.reader import (
     EOS,
-    SMOKE,
+    SIZES,
+    _drawn,
     build_reader,
     draw_rows,
     encode,
@@ -105,9 +106,17 @@ def test_losses_fall_on_the_answers_tokens(tokenizer) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith(prompt)
 
 
+@pytest.mark.slow
+def test_rows_drawn_by_processes_are_the_same(tokenizer) -> None:
+    drawn = _drawn(tokenizer, ReaderSettings(batch=8, workers=2), 5)
+    for step in range(5, 9):
+        rows = draw_rows(tokenizer, 0, step, 8)
+        assert all(torch.equal(a.ids, b.ids) for a, b in zip(next(drawn), rows, strict=True))
+
+
 def test_the_training_arithmetic_is_transformers_own(tokenizer) -> None:
-    model = build_reader(SMOKE, 3)
-    rows = draw_rows(tokenizer, 0, 0, 4, 0.5)[0]
+    model = build_reader(SIZES["tiny"], 3)
+    rows = draw_rows(tokenizer, 0, 0, 4)[0]
     loss, _ = reader_loss(model, rows)
     logits = model(input_ids=rows.ids[:, :-1]).logits
     each = torch.nn.functional.cross_entropy(
@@ -148,7 +157,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> N
 
 
 def test_a_mixture_adds_up_its_weights(tokenizer) -> None:
-    model = build_reader(SMOKE, 5).eval()
+    model = build_reader(SIZES["tiny"], 5).eval()
     rng = random.Random(15)
     errand = draw_errand(rng, 2, False)
     assert errand.answer.rpartition(" Go: ")[2].startswith("find the ")
@@ -166,6 +175,10 @@ def test_a_mixture_adds_up_its_weights(tokenizer) -> None:
 def test_bad_settings_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch must be at least 1"):
         ReaderSettings(batch=0)
+    with pytest.raises(ValueError, match="size must be one of tiny, base, large, not 'huge'"):
+        ReaderSettings(size="huge")
+    with pytest.raises(ValueError, match="device must be cpu, cuda or cuda:N"):
+        ReaderSettings(device="tpu")
     with pytest.raises(ValueError, match="minutes must be above 0"):
         ReaderSettings(minutes=0)
     with pytest.raises(ValueError, match="dsd train reader"):

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
-from dsd_ros.commands.shared import EXIT_DONE, add_json, add_model, model_path, write_json
+from dsd_ros.commands.shared import (
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    add_json,
+    add_model,
+    model_path,
+    write_json,
+)
 from dsd_ros.commands.terminal import Progress
 
 SUMMARY = "measure models on held-out scenes and in simulated runs"
+_PAIR = {
+    "situations": "", "scenes": 200, "seeds": 40, "max_steps": 25, "split": "test", "history": 0, "target": "",
+    "draft": "", "device": "cpu", "dtype": "float32",
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluations = parser.add_subparsers(required=True, metavar="WHAT")
-    pair = evaluations.add_parser(
-        "pair",
-        help="accuracy, acceptance and closed-loop success of a pair",
-        description="Measure a target and a draft on held-out scenes and in simulated runs from unseen seeds.",
+    _add_pair(
+        evaluations.add_parser(
+            "pair",
+            help="actions, truth of what is said, closed-loop success, acceptance, milliseconds",
+            description="Measure a target and a draft, or a target alone, on held-out scenes and in simulated runs, "
+            "situation by situation, against what they are to reach. Any Qwen2-VL will do.",
+        )
     )
-    pair.add_argument(
-        "--scenes", type=int, default=1000, help="held-out scenes (default: %(default)s)"
-    )
-    pair.add_argument("--seeds", type=int, default=50, help="simulated runs (default: %(default)s)")
-    add_model(pair, "--draft", "draft")
-    add_model(pair, "--target", "target")
-    add_json(pair)
-    pair.set_defaults(run=_evaluate_pair)
     reader = evaluations.add_parser(
         "reader",
         help="accuracy of the reader, from one document and from two sides",
@@ -42,23 +49,120 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reader.set_defaults(run=_evaluate_reader)
 
 
-def _evaluate_pair(args: argparse.Namespace) -> int:
-    from dsd_ros.evaluation.pair import evaluate_pair
+def _add_pair(pair: argparse.ArgumentParser) -> None:
+    pair.add_argument(
+        "--situations",
+        metavar="NAME,...",
+        default=_PAIR["situations"],
+        help="of plain, search, hidden, two, absent (default: all these) and demo, the demo's rooms",
+    )
+    pair.add_argument(
+        "--scenes",
+        type=int,
+        default=_PAIR["scenes"],
+        help="scenes of each situation (default: %(default)s)",
+    )
+    pair.add_argument(
+        "--seeds",
+        type=int,
+        default=_PAIR["seeds"],
+        help="runs of each situation (default: %(default)s)",
+    )
+    pair.add_argument(
+        "--max-steps",
+        type=int,
+        default=_PAIR["max_steps"],
+        help="actions of a run at most (default: %(default)s)",
+    )
+    pair.add_argument(
+        "--split",
+        default=_PAIR["split"],
+        help="training, validation or test, whose rooms, looks and words differ (default: %(default)s)",
+    )
+    pair.add_argument(
+        "--history",
+        type=int,
+        default=_PAIR["history"],
+        help="earlier pictures in the prompts of a run at most (default: %(default)s)",
+    )
+    add_model(pair, "--draft", "draft")
+    pair.add_argument("--no-draft", action="store_true", help="measure the target alone")
+    add_model(pair, "--target", "target")
+    pair.add_argument(
+        "--device", default="cpu", help="cpu, cuda or cuda:N, for both (default: %(default)s)"
+    )
+    pair.add_argument(
+        "--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)"
+    )
+    pair.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="ask as on the robot, one picture after the other, which models of other shapes always are",
+    )
+    pair.add_argument(
+        "--page",
+        type=Path,
+        metavar="DIR",
+        help="write pair.md with plots and a gallery of failures there (images in DIR/images)",
+    )
+    pair.add_argument(
+        "--strict", action="store_true", help="exit with 1 where what is to be reached is missed"
+    )
+    add_json(pair)
+    pair.set_defaults(run=_evaluate_pair)
 
-    target, draft = model_path(args.target, "target"), model_path(args.draft, "draft")
+
+def _evaluate_pair(args: argparse.Namespace) -> int:
+    from dsd_ros.evaluation.pair import SITUATIONS, measure
+    from dsd_ros.evaluation.pair_figures import training_of
+    from dsd_ros.evaluation.pair_text import render
+    from dsd_ros.vlm.loading import ModelSettings
+
+    if args.no_draft and args.draft:
+        raise ValueError("--draft names a model and --no-draft wants none; give one of them")
+    if args.page is not None:
+        from dsd_ros.evaluation.pair_page import check_page, write_page
+
+        check_page(args.page)
+    models = [
+        ModelSettings(model_path(given, role), device=args.device, dtype=args.dtype)
+        for given, role in ((args.target, "target"), (args.draft, "draft"))
+    ]
+    training = training_of(Path(models[0].path))
     with Progress() as bar:
-        figures = evaluate_pair(
-            Path(target), Path(draft), scenes=args.scenes, seeds=args.seeds, report=bar.report
+        evidence = measure(
+            models[0],
+            None if args.no_draft else models[1],
+            scenes=args.scenes,
+            seeds=args.seeds,
+            situations=tuple(filter(None, args.situations.split(","))) or SITUATIONS,
+            one_by_one=args.one_by_one,
+            max_steps=args.max_steps,
+            split=args.split,
+            history=args.history,
+            training=training,
+            report=bar.report,
         )
-    for name in ("target", "draft"):
-        row = figures[name]
-        print(
-            f"{name:6}  actions right {row['actions_right']:.1%}  closed loop {row['closed_loop']:.0%}  "
-            f"collided {row['collided']:.0%}  steps {row['steps']:.1f}"
-        )
-    print(f"acceptance {figures['acceptance']:.3f}, tau {figures['tokens_per_round']:.2f}")
-    write_json(args.json, figures)
-    return EXIT_DONE
+    print(render(evidence.figures))
+    write_json(args.json, evidence.figures)
+    if args.page is not None:
+        page = write_page(args.page, evidence, _as_written(args), training)
+        print(f"\n{page} tells of it")
+    missed = any(row["met"] is False for row in evidence.figures["bars"])
+    return EXIT_GOAL_MISSED if args.strict and missed else EXIT_DONE
+
+
+def _as_written(args: argparse.Namespace) -> str:
+    """The command that made a page, so that it can be made again."""
+    words = ["dsd", "evaluate", "pair"]
+    for name, usual in _PAIR.items():
+        value = getattr(args, name)
+        if value != usual:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += [
+        f"--{name.replace('_', '-')}" for name in ("no_draft", "one_by_one") if getattr(args, name)
+    ]
+    return shlex.join([*words, "--page", str(args.page)])
 
 
 def _evaluate_reader(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .simulator import Simulator
-from .world import COLOURS, KINDS, REACH, named_thing
+from .world import COLOURS, KINDS, REACH, named_goal
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,34 @@ class Arrival:
 
 
 def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
-    """As :meth:`Simulator.reached` has it, for the instruction's thing: it must be the world's target."""
-    target = simulator.world.target
+    """As :meth:`Simulator.reached` has it, for the instruction's thing: it must be the world's target.
+
+    Where the world has two of the target's name, the instruction must say which; where it has one, "the left one"
+    is that one. Nowhere is the arrival at what is not there.
+    """
+    world = simulator.world
     try:
-        kind, colour = named_thing(instruction)
+        goal = named_goal(instruction)
     except ValueError:
         colours, kinds = ", ".join(COLOURS), ", ".join(KINDS)
         return Arrival(
             False, -1.0,
             f"The instruction names no target: name a colour ({colours}) and a kind ({kinds}).",
         )  # fmt: skip
-    if (kind, colour) != (target.kind, target.colour):
+    if world.target_index is None:
+        return Arrival(
+            False,
+            -1.0,
+            f"The instruction names the {goal.name}, but no {world.missing} is here to go to.",
+        )
+    target = world.target
+    if goal.thing != target.name or (world.which and goal.which != world.which):
         return Arrival(
             False, -1.0,
-            f"The instruction names the {colour} {kind}, but this world's target is the {target.name}.",
+            f"The instruction names the {goal.name}, but this world's target is the {world.goal}.",
         )  # fmt: skip
     distance = simulator.distance_to_target()
-    where = f"The robot is {distance:.2f} m from the {target.name}"
+    where = f"The robot is {distance:.2f} m from the {world.goal}"
     if distance > REACH:
         return Arrival(False, distance, f"{where}; it must be within {REACH} m.")
     if simulator.collisions:

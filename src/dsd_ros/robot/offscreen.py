@@ -60,12 +60,14 @@ class Offscreen:
         self._model = model
 
     def use(self, model: Any) -> None:
-        """Take over another model's textures."""
+        """Take over another model's textures and how often they repeat; its floor may be no larger than the first's."""
         self._gl.make_current()
         if model is self._model:
             return
         for texture in range(model.ntex):
             self._mujoco.mjr_uploadTexture(model, self._context, texture)
+        # Copied from the model when the context is made, and used at every drawing.
+        self._context.mat_texrepeat[: 2 * model.nmat] = model.mat_texrepeat.ravel()
         self._model = model
 
     def draw(self, scene: Any, width: int, height: int) -> np.ndarray:

@@ -106,12 +106,14 @@ class Simulator:
         self._touching = True
 
     def distance_to_target(self) -> float:
-        """Metres between the robot's circle (radius 0.3 m) and the target's surface; 0 = contact."""
+        """Metres between the robot's circle (radius 0.3 m) and the target's surface; 0: contact; infinite: absent."""
+        if self.world.target_index is None:
+            return math.inf
         x, y, _ = self._pose
         return max(0.0, self.world.gap(x, y))
 
     def reached(self) -> bool:
-        """True within 0.6 m of the target's surface, standing still, without a collision."""
+        """True within 0.6 m of the target's surface, standing still, without a collision; never where it is absent."""
         still = bool(np.abs(self._velocity).max() < 0.05)
         return self.distance_to_target() <= REACH and still and self.collisions == 0
 

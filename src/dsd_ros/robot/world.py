@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from .looks import CAMERA_HEIGHT, CAMERA_PITCH, Look
+
 KINDS = ("bottle", "chair", "box", "ball", "can")
 COLOURS = ("red", "green", "blue", "yellow", "silver", "white", "black", "orange")
 
@@ -19,6 +21,14 @@ HEIGHT = {"bottle": 0.42, "chair": 0.80, "box": 0.27, "ball": 0.30, "can": 0.22}
 ROBOT_RADIUS = 0.3  # the circle that stands for the Go2 (0.70 m x 0.31 m), in metres
 REACH = 0.6  # at most this gap between robot and target counts as reached, in metres
 _CORRIDOR = ROBOT_RADIUS + 0.2  # kept free on both sides of the line from start to target
+
+# Which of several things of one name is meant, and the words for it.
+WHICH = {
+    "left": ("left", "leftmost"),
+    "right": ("right", "rightmost"),
+    "nearer": ("nearer", "nearest", "closer", "closest"),
+    "farther": ("farther", "farthest", "further", "furthest"),
+}
 
 
 @dataclass(frozen=True)
@@ -66,26 +76,52 @@ class World:
     half_y: float
     things: tuple[Thing, ...]
     furniture: tuple[Furniture, ...]
-    target_index: int
+    target_index: int | None  # None: what is asked for is not here
     start: tuple[float, float, float]
     instruction: str
+    situation: str = "plain"
+    look: Look | None = None  # None: drawn from the seed, as scene.py has it
+    which: str = ""  # of several things called like the target: left, right, nearer or farther
+    missing: str = ""  # the name of what is asked for, where it is not here
 
     @property
     def target(self) -> Thing:
+        """The thing to go to. Raises ValueError where what is asked for is not in the world."""
+        if self.target_index is None:
+            raise ValueError(f"No {self.missing} is in this world, so it has no target.")
         return self.things[self.target_index]
+
+    @property
+    def goal(self) -> str:
+        """What is asked for: "red chair", "left red chair", "nearer red chair" and so on."""
+        name = self.missing if self.target_index is None else self.target.name
+        return f"{self.which} {name}" if self.which else name
+
+    @property
+    def camera(self) -> tuple[float, float]:
+        """Height in metres and pitch in radians (downwards) of the front camera."""
+        if self.look is None:
+            return CAMERA_HEIGHT, CAMERA_PITCH
+        return self.look.camera_height, self.look.camera_pitch
 
     @classmethod
     def from_seed(cls, seed: int, instruction: str | None = None) -> World:
         """The world of a seed; an instruction makes the thing it names the target.
 
-        Raises ValueError when the instruction names no thing that this world can hold.
+        An instruction that says which of two ("the left red chair") gives a world with two of them in
+        view at the start. Raises ValueError when the instruction names no thing that this world can hold.
         """
         if seed < 0:
             raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
         rng = np.random.default_rng([seed, 20])
         kind, colour = str(rng.choice(KINDS)), str(rng.choice(COLOURS))
         if instruction is not None:
-            kind, colour = named_thing(instruction)
+            goal = named_goal(instruction)
+            kind, colour = goal.kind, goal.colour
+            if goal.which:
+                from .situations import two_of  # situations are made of worlds
+
+                return replace(two_of(seed, goal), instruction=instruction)
         for _ in range(1000):
             world = _try_layout(seed, rng, kind, colour)
             if world is not None:
@@ -94,7 +130,7 @@ class World:
 
     def gap(self, x: float, y: float, index: int | None = None) -> float:
         """Metres between the robot's circle at (x, y) and a thing's surface (the target's)."""
-        thing = self.things[self.target_index if index is None else index]
+        thing = self.target if index is None else self.things[index]
         return math.hypot(thing.x - x, thing.y - y) - thing.radius - ROBOT_RADIUS
 
     def clearance(self, x: float, y: float, ignore: int | None = None) -> float:
@@ -108,17 +144,62 @@ class World:
         return nearest - ROBOT_RADIUS
 
 
-def named_thing(instruction: str) -> tuple[str, str]:
-    """(kind, colour) of the first "colour kind" phrase in an instruction; ValueError if none."""
-    pattern = rf"\b({'|'.join(COLOURS)})\s+({'|'.join(KINDS)})\b"
-    found = re.search(pattern, instruction.lower())
-    if found is None:
+@dataclass(frozen=True)
+class Goal:
+    """What an instruction asks for; ``which`` is a key of WHICH, "" where only one is expected."""
+
+    kind: str
+    colour: str
+    which: str = ""
+
+    @property
+    def thing(self) -> str:
+        return f"{self.colour} {self.kind}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.which} {self.thing}" if self.which else self.thing
+
+
+_NAME = rf"(?P<colour>{'|'.join(COLOURS)})\s+(?P<kind>{'|'.join(KINDS)})"
+_WORD = rf"(?P<which>{'|'.join(word for words in WHICH.values() for word in words)})"
+_BETWEEN = r"(?:one|of|the|these|those|two|both|hand)"
+_BEHIND = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|standing)"
+_GOALS = (
+    # "the left red chair", "the nearest one of the two red chairs"
+    re.compile(rf"\b{_WORD}[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
+    # "the red chair on the left", "the red chair that is nearer", not "left of the box", not "right now"
+    re.compile(rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+(?:of|now)\b)"),
+    re.compile(rf"\b{_NAME}(?:e?s)?\b"),
+)
+_ONE = re.compile(rf"\bthe\s+{_WORD}(?:-hand)?\s+one\b")  # "two red chairs: go to the left one"
+
+
+def named_goal(instruction: str) -> Goal:
+    """The first goal that an instruction names, with which one of several is meant.
+
+    "find the red chair", "the left red chair", "the red chair on the left", "the nearest of the two red chairs",
+    "the red chair that is farther away". Raises ValueError where it names no colour and kind.
+    """
+    text = instruction.lower()
+    found = [match for pattern in _GOALS if (match := pattern.search(text))]
+    if not found:
         shown = instruction if len(instruction) <= 60 else instruction[:57] + "..."
         raise ValueError(
             f"The instruction {shown!r} names nothing that the simulated world can hold: name a "
             f"colour ({', '.join(COLOURS)}) followed by a kind ({', '.join(KINDS)})."
         )
-    return found.group(2), found.group(1)
+    first = min(found, key=lambda match: match.start("colour"))
+    one = _ONE.search(text)
+    said = first.groupdict().get("which") or (one["which"] if one else None)
+    which = next((name for name, words in WHICH.items() if said in words), "")
+    return Goal(first["kind"], first["colour"], which)
+
+
+def named_thing(instruction: str) -> tuple[str, str]:
+    """(kind, colour) of the first "colour kind" phrase in an instruction; ValueError if none."""
+    goal = named_goal(instruction)
+    return goal.kind, goal.colour
 
 
 def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str) -> World | None:
@@ -164,7 +245,7 @@ def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str) -> 
         return None
     furniture: list[Furniture] = []
     for _ in range(int(rng.integers(1, 4))):
-        piece = _against_wall(rng, half_x, half_y)
+        piece = against_wall(rng, half_x, half_y)
         free = all(piece.distance(t.x, t.y) > t.radius + 0.25 for t in things)
         steps = np.linspace(0.0, distance, 12)
         way = min(
@@ -199,7 +280,7 @@ def _other_names(rng: np.random.Generator, kind: str, colour: str) -> list[tuple
     return names
 
 
-def _against_wall(rng: np.random.Generator, half_x: float, half_y: float) -> Furniture:
+def against_wall(rng: np.random.Generator, half_x: float, half_y: float) -> Furniture:
     length, depth = rng.uniform(0.2, 0.5), rng.uniform(0.12, 0.22)
     height = rng.uniform(0.4, 1.1)
     side = int(rng.integers(4))

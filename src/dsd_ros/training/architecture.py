@@ -40,6 +40,18 @@ class Size:
 
 TARGET = Size(layers=6, width=192, inner=384, kv_heads=2)
 DRAFT = Size(layers=2, width=128, inner=256, kv_heads=2)
+# Target and draft by name. The draft looks through a copy of its target's tower, so these are equal.
+SIZES = {
+    "small": (
+        Size(layers=4, width=128, inner=256, kv_heads=2, tower_layers=2, tower_width=64),
+        Size(layers=1, width=96, inner=192, kv_heads=1, tower_layers=2, tower_width=64),
+    ),
+    "base": (TARGET, DRAFT),
+    "large": (
+        Size(layers=8, width=320, inner=896, kv_heads=2, tower_layers=5, tower_width=160),
+        Size(layers=3, width=192, inner=512, kv_heads=2, tower_layers=5, tower_width=160),
+    ),
+}
 
 
 def build_model(size: Size, seed: int = 0) -> Any:

@@ -18,25 +18,33 @@ def save_state(
     tensors: dict[str, torch.Tensor] = {}
     for name, module in modules.items():
         for key, value in module.state_dict().items():
-            tensors[f"{name}/{key}"] = value.detach().clone().contiguous()
+            tensors[f"{name}/{key}"] = value.detach().to("cpu", copy=True).contiguous()
     state = optimizer.state_dict()["state"]
     for index, values in state.items():
         for key, value in values.items():
-            tensors[f"optimizer/{index}/{key}"] = torch.as_tensor(value).clone().contiguous()
+            tensors[f"optimizer/{index}/{key}"] = (
+                torch.as_tensor(value, device="cpu").clone().contiguous()
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     save_file(tensors, part, metadata={"progress": json.dumps(progress)})
     os.replace(part, path)
 
 
-def load_state(
-    path: Path, modules: dict[str, Any], optimizer: torch.optim.Optimizer | None
-) -> dict[str, Any]:
-    """Read what `save_state` wrote back into modules and optimizer; returns the progress."""
+def read_progress(path: Path) -> dict[str, Any]:
+    """The progress that `save_state` wrote, without the tensors."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
         progress: dict[str, Any] = json.loads(file.metadata()["progress"])
+    return progress
+
+
+def load_state(
+    path: Path, modules: dict[str, Any], optimizer: torch.optim.Optimizer | None
+) -> dict[str, Any]:
+    """Read what `save_state` wrote back into modules and optimizer; returns the progress."""
+    progress = read_progress(path)
     tensors = load_file(path)
     for name, module in modules.items():
         prefix = f"{name}/"

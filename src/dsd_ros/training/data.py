@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from dsd_ros.robot.guide import View, full_round, split_goal
 from dsd_ros.robot.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.scene import build_mjcf
 from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import COLOURS, KINDS, World
+from dsd_ros.robot.situations import Situation, Split, names_in, world_of
+from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
 
-from .expert import View, reply
+from .expert import reply
+from .frames import MODEL_HEIGHT as MODEL_HEIGHT
+from .frames import MODEL_WIDTH as MODEL_WIDTH
+from .frames import Frame as Frame
+from .frames import Frames as Frames
+from .frames import load_frames as load_frames
+from .frames import save_shard as save_shard
 
-# Seeds below 10 000 are never trained on: the demo and closed-loop runs use those below 5000, the
-# choice between weights pictures from 5000 to 7999, and the final figures pictures from 8000 on.
+# Seeds of worlds without a split: below 10 000 none is trained on. The demo and closed-loop runs use those below
+# 5000, the choice between weights pictures from 5000 to 7999, and figures of today's pair pictures from 8000 on.
 TEST_SEEDS = range(8_000, 10_000)
 TRAIN_SEEDS = range(1_000_000, 2_000_000)
 VALIDATION_SEEDS = range(2_000_000, 2_100_000)
+# Seeds of a split's worlds; a split is part of a world's random stream, so no two share a layout.
+SPLIT_SEEDS = {
+    Split.TRAINING: TRAIN_SEEDS,
+    Split.VALIDATION: VALIDATION_SEEDS,
+    Split.TEST: range(3_000_000, 3_100_000),
+}
+# Situations of consecutive seeds: 6 plain, 3 search, 3 hidden, 5 two and 3 absent of 20.
+_MIX = tuple(
+    {
+        "p": Situation.PLAIN,
+        "s": Situation.SEARCH,
+        "h": Situation.HIDDEN,
+        "t": Situation.TWO,
+        "a": Situation.ABSENT,
+    }[c]
+    for c in "ptshptaptshptaptshpa"
+)
 
-MODEL_WIDTH, MODEL_HEIGHT = 168, 112  # the picture as the models see it
 FRAMES_PER_WORLD = 16
 _WORLDS_PER_SHARD = 40
-
-
-@dataclass
-class Frame:
-    """What one picture shows and what the expert answers for several goals."""
-
-    seed: int
-    pose: tuple[float, float, float]
-    things: list[tuple[str, str, float, float, int]]  # kind, colour, column 0..1, gap m, pixels
-    replies: list[tuple[str, str]]  # goal, reply; the first goal is the world's own or a seen one
-
-
-@dataclass
-class Frames:
-    """Pictures, uint8 (N, 112, 168, 3), with their labels."""
-
-    images: np.ndarray
-    labels: list[Frame] = field(default_factory=list)
+_APART = math.radians(6.0)  # between two of a name whose sides are asked for, at least
+_TELLING = 0.25  # metres by which one of two must be nearer to be asked for as such
 
 
 def shrink(image: np.ndarray) -> np.ndarray:
@@ -57,22 +63,64 @@ def shrink(image: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
 
 
-def label(simulator: Simulator, view: View, rng: np.random.Generator, own: str | None) -> Frame:
-    """Labels of a view: every visible thing as goal (and `own`), and some that are not in view."""
+def label(
+    simulator: Simulator,
+    view: View,
+    rng: np.random.Generator,
+    own: str | None,
+    searched: bool = False,
+) -> Frame:
+    """Labels of a view: every visible thing as goal (and `own`, the first), and some that are not in view.
+
+    Names are those of the world's split. `searched`: `own` was in none of the pictures of a full round.
+    """
+    world = view.world
     things = []
-    names = []
     for index, pixels in view.pixels.items():
-        thing = view.world.things[index]
-        offset = math.tan(view.camera_bearing(index)) * simulator.focal_length
-        column = 0.5 - offset / simulator.width
+        thing = world.things[index]
+        column = min(
+            max(view.column(index), -0.5), 1.5
+        )  # the middle of what is near may be beside the picture
         things.append((thing.kind, thing.colour, column, view.gap(index), pixels))
-        names.append(thing.name)
+    seen = [world.things[index].name for index in view.pixels]
+    names = [name for one in dict.fromkeys(seen) for name in _goals_of(view, one, rng)]
     goals = [own] if own is not None else []
     goals += [n for n in rng.permutation(names).tolist() if n != own][:5]
-    absent = [t.name for t in view.world.things if t.name not in names and t.name != own]
-    for _ in range(8):  # look-alikes of what is seen make the hardest absent goals
-        if names and rng.random() < 0.8:
-            colour, kind = str(rng.choice(names)).split()
+    goals += _not_in_view(view, seen, own, rng)
+    replies = [(goal, reply(view, goal, searched and goal == own)) for goal in goals]
+    return Frame(
+        world.seed, view.pose, things, replies, world.situation, world.camera,
+        [view.bearing(index) for index in view.pixels], searched=searched,
+    )  # fmt: skip
+
+
+def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:
+    """What can be asked for by a name in view: by "left" and so on where the world has several of it."""
+    several = [i for i, thing in enumerate(view.world.things) if thing.name == name]
+    if len(several) == 1:
+        return [name]
+    found = view.named(name)
+    if len(found) == 1:
+        return [f"{list(WHICH)[int(rng.integers(len(WHICH)))]} {name}"]
+    bearings = [view.camera_bearing(i) for i in found]
+    gaps = [view.gap(i) for i in found]
+    goals = [f"left {name}", f"right {name}"] if max(bearings) - min(bearings) > _APART else []
+    if max(gaps) - min(gaps) > _TELLING:
+        goals += [f"nearer {name}", f"farther {name}"]
+    return goals
+
+
+def _not_in_view(
+    view: View, seen: list[str], own: str | None, rng: np.random.Generator
+) -> list[str]:
+    """Two goals that a view does not show; look-alikes of what it shows are the hardest."""
+    look = view.world.look
+    known = names_in(look.split if look is not None else None)
+    taken = {*seen, own} if own is None else {*seen, split_goal(own)[1]}
+    absent = [t.name for t in view.world.things if t.name not in taken]
+    for _ in range(8):
+        if seen and rng.random() < 0.8:
+            colour, kind = str(rng.choice(seen)).split()
             if rng.random() < 0.5:
                 colour = str(rng.choice(COLOURS))
             else:
@@ -80,10 +128,12 @@ def label(simulator: Simulator, view: View, rng: np.random.Generator, own: str |
         else:
             colour, kind = str(rng.choice(COLOURS)), str(rng.choice(KINDS))
         name = f"{colour} {kind}"
-        if name not in names and name != own:
+        if name not in taken and name in known:
             absent.append(name)
-    goals += list(dict.fromkeys(rng.permutation(absent).tolist()))[:2]
-    return Frame(view.world.seed, view.pose, things, [(goal, reply(view, goal)) for goal in goals])
+    chosen = list(dict.fromkeys(rng.permutation(absent).tolist()))[:2]
+    if look is None:
+        return chosen
+    return [f"{list(WHICH)[int(rng.integers(4))]} {n}" if rng.random() < 0.2 else n for n in chosen]
 
 
 def apply_action(simulator: Simulator, text: str, rng: np.random.Generator | None = None) -> bool:
@@ -131,47 +181,76 @@ def _poses(world: World, rng: np.random.Generator, count: int) -> list[tuple[flo
     return poses
 
 
+def situation_of(seed: int) -> Situation:
+    """The situation of a seed's world where situations are mixed."""
+    return _MIX[seed % len(_MIX)]
+
+
 def world_frames(
-    seed: int, count: int = FRAMES_PER_WORLD, offscreen: Offscreen | None = None
+    seed: int,
+    count: int = FRAMES_PER_WORLD,
+    offscreen: Offscreen | None = None,
+    situation: Situation | None = None,
+    split: Split | None = None,
 ) -> tuple[list[np.ndarray], list[Frame]]:
     """Pictures and labels of one world: first scattered poses, then along the expert's way.
 
-    A third of them are on the expert's way to the world's own target, which is then the first goal;
-    at the scattered poses the first goal is any thing in view, if there is one.
+    At the scattered poses the first goal is any thing in view, if there is one; on the way it is the world's own.
+    Without a split the world is `World.from_seed` of the seed, and a third of the pictures are on the way; with
+    one, half of them, and the situation is the seed's in the mix unless it is given.
     """
-    on_way = count // 3
-    world = World.from_seed(seed)
-    rng = np.random.default_rng([seed, 22])
-    images, labels = [], []
-    own = world.target.name
+    if split is None:
+        world, on_way, rng = World.from_seed(seed), count // 3, np.random.default_rng([seed, 22])
+        see = View.of
+    else:
+        situation = situation or situation_of(seed)
+        world, on_way = world_of(seed, situation, split), count // 2
+        rng = np.random.default_rng([seed, 28, split.number, situation.number])
+        see = _by_geometry
+    images: list[np.ndarray] = []
+    labels: list[Frame] = []
     with Simulator(world, offscreen=offscreen) as simulator:
         for pose in _poses(world, rng, count - on_way):
             simulator.pose = pose
-            labels.append(label(simulator, View.of(simulator), rng, None))
+            labels.append(label(simulator, see(simulator), rng, None))
             images.append(shrink(simulator.render()))
         simulator.pose = world.start
+        actions: list[str] = []
+        seen: list[bool] = []
         while len(images) < count:
-            view = View.of(simulator)
-            labels.append(label(simulator, view, rng, own))
+            view = see(simulator)
+            seen.append(view.index_of(world.goal) is not None)
+            frame = label(simulator, view, rng, world.goal, full_round(actions, seen))
+            frame.before = actions[-1] if actions else ""
+            labels.append(frame)
             images.append(shrink(simulator.render()))
-            if not apply_action(simulator, reply(view, own), rng):
+            text = frame.replies[0][1]
+            actions.append(text.rsplit("Action: ", 1)[1])
+            if not apply_action(simulator, text, rng):
                 x, y, yaw = world.start
                 simulator.pose = (x, y, yaw + rng.uniform(-1.5, 1.5))
+                actions, seen = [], []
     return images, labels
+
+
+def _by_geometry(simulator: Simulator) -> View:
+    """As `View.of`, faster: the same pixels but for some on edges."""
+    return View.at(simulator.world, simulator.pose)
 
 
 def shared_offscreen() -> Offscreen:
     """A renderer for many worlds in turn; close it in the thread that made it."""
-    mujoco = import_mujoco()
-    return Offscreen(mujoco.MjModel.from_xml_string(build_mjcf(World.from_seed(0))))
+    # The context keeps the first model's floor: walls hide what of it is outside a smaller room.
+    hall = replace(World.from_seed(0), half_x=3.2, half_y=3.2)
+    return Offscreen(import_mujoco().MjModel.from_xml_string(build_mjcf(hall)))
 
 
-def _write_shard(path: Path, seeds: list[int], count: int) -> int:
+def _write_shard(path: Path, seeds: list[int], count: int, split: Split) -> int:
     images: list[np.ndarray] = []
     labels: list[Frame] = []
     offscreen = shared_offscreen()
     for seed in seeds:
-        some, their = world_frames(seed, count, offscreen)
+        some, their = world_frames(seed, count, offscreen, split=split)
         images += some
         labels += their
     offscreen.close()
@@ -179,27 +258,22 @@ def _write_shard(path: Path, seeds: list[int], count: int) -> int:
     return len(images)
 
 
-def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> None:
-    """Write pictures (.npy) and labels (.json) so that a kill leaves a whole shard or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part.npy")
-    np.save(part, np.stack(images))
-    os.replace(part, path.with_suffix(".npy"))
-    rows = [asdict(f) for f in labels]
-    text = path.with_suffix(".part.json")
-    text.write_text(json.dumps(rows))
-    os.replace(text, path.with_suffix(".json"))
-
-
 def generate(
     folder: Path,
-    seeds: range,
+    split: Split,
     worlds: int,
     workers: int,
     frames_per_world: int = FRAMES_PER_WORLD,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Render `worlds` worlds from the front of a seed range; shards already there are kept."""
+    """Render `worlds` worlds of a split, situations mixed; shards already there are kept.
+
+    `progress` hears of the pictures of each shard as it is done. Raises ValueError for more worlds than the
+    split has seeds.
+    """
+    seeds = SPLIT_SEEDS[split]
+    if worlds > len(seeds):
+        raise ValueError(f"The {split} split has {len(seeds)} worlds; {worlds} are too many.")
     jobs = []
     for first in range(0, worlds, _WORLDS_PER_SHARD):
         path = folder / f"shard{first // _WORLDS_PER_SHARD:05d}"
@@ -211,7 +285,9 @@ def generate(
     with ProcessPoolExecutor(
         workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
     ) as pool:  # Ctrl-C ends the workers without a traceback each
-        futures = [pool.submit(_write_shard, path, some, frames_per_world) for path, some in jobs]
+        futures = [
+            pool.submit(_write_shard, path, some, frames_per_world, split) for path, some in jobs
+        ]
         try:
             for future in as_completed(futures):
                 count = future.result()
@@ -220,27 +296,3 @@ def generate(
         except BaseException:
             pool.shutdown(cancel_futures=True)  # or it would render all that is left
             raise
-
-
-def load_frames(folder: Path, limit: int | None = None) -> Frames:
-    """All whole shards of a folder, in order; ValueError when there are none."""
-    images, labels = [], []
-    for path in sorted(folder.glob("*.json")):
-        if path.name.endswith(".part.json"):
-            continue
-        rows = json.loads(path.read_text())
-        images.append(np.load(path.with_suffix(".npy"), allow_pickle=False))
-        labels += [
-            Frame(
-                row["seed"],
-                tuple(row["pose"]),
-                [tuple(t) for t in row["things"]],
-                [tuple(r) for r in row["replies"]],
-            )
-            for row in rows
-        ]
-        if limit is not None and len(labels) >= limit:
-            break
-    if not images:
-        raise ValueError(f"No training pictures are in {folder}: generate them first.")
-    return Frames(np.concatenate(images)[:limit], labels[:limit])

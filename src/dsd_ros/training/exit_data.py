@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dsd_ros.robot.situations import Split
 from dsd_ros.vlm.errors import ImageError, ModelError
 from dsd_ros.vlm.model import VisionLanguageModel
 
 from .architecture import IMAGE_TOKENS, SPECIAL_TOKENS
 from .conversations import Conversation, ConversationError, read_conversations
-from .data import MODEL_HEIGHT, MODEL_WIDTH, TEST_SEEDS, TRAIN_SEEDS, Frames, generate, load_frames
+from .data import MODEL_HEIGHT, MODEL_WIDTH, Frames, generate, load_frames
+from .devices import moved
 from .exit_backbones import Backbone, Example, VlmBackbone
 from .forward import tower_forward
 from .replies import greedy_replies
 from .text import instruction_for
 
 _LOG = logging.getLogger(__name__)
-# Rooms that neither the pair's training nor its roll-outs have seen: replies there are as in use.
-_SCENE_SEEDS = TRAIN_SEEDS[900_000:]
 _REPLY_TOKENS = 64
 _HIDDEN_BYTES = 1 << 30
 _BLOCK = 128
@@ -126,11 +126,12 @@ def scene_examples(
             f"{backbone.directory} reads no pictures; name a file of conversations with --data"
         )
     both = []
-    jobs = (("train", _SCENE_SEEDS, worlds), ("held-out", TEST_SEEDS, -(-held_out // 16)))
-    for name, seeds, count in jobs:
+    # Of splits that neither the pair's training nor its roll-outs have seen: replies there are as in use.
+    jobs = (("train", Split.VALIDATION, worlds), ("held-out", Split.TEST, -(-held_out // 16)))
+    for name, split, count in jobs:
         report(f"rendering {count} rooms ({name})", 0.0)
-        folder = cache / f"scenes-{name}-{count}"
-        generate(folder, seeds, count, workers)
+        folder = cache / f"scenes-{split}-{count}"
+        generate(folder, split, count, workers)
         frames = load_frames(folder)
         path = cache / backbone.fingerprint / f"replies-{name}-{count}-{seed}.json"
         limit = held_out if name == "held-out" else None
@@ -148,9 +149,8 @@ def _questions(frames: Frames, seed: int, limit: int | None) -> tuple[list[str],
     asked, rows = [], []
     for row in rng.permutation(len(frames.labels))[:limit].tolist():
         frame = frames.labels[row]
-        names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
-        seen = [goal for goal, _ in frame.replies if goal in names]
-        unseen = [goal for goal, _ in frame.replies if goal not in names]
+        seen = [goal for goal, _ in frame.replies if frame.find(goal) is not None]
+        unseen = [goal for goal, _ in frame.replies if frame.find(goal) is None]
         choice = seen if seen and (not unseen or rng.random() < 0.68) else unseen
         if choice:
             asked.append(instruction_for(choice[int(rng.integers(len(choice)))], rng))
@@ -191,7 +191,7 @@ def own_replies(
     The shipped architecture answers many at once, any other one by one.
     """
     if _is_shipped_kind(model):
-        features = tower_forward(model.hf.model.visual, torch.from_numpy(images))
+        features = tower_forward(model.hf.model.visual, moved(images, model.device))
         prompts = [model.prompt_tokens(text, IMAGE_TOKENS) for text in instructions]
         return greedy_replies(model.hf, features, prompts, max_tokens=_REPLY_TOKENS)
     replies = []
@@ -209,8 +209,7 @@ def _is_shipped_kind(model: VisionLanguageModel) -> bool:
     """Whether the batched decoding of the pair's training fits: its image size, its tokens."""
     special = [model.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS]
     return (
-        model.device.type == "cpu"
-        and special == list(range(len(SPECIAL_TOKENS)))
+        special == list(range(len(SPECIAL_TOKENS)))
         and model.images.resized(MODEL_HEIGHT, MODEL_WIDTH) == (MODEL_HEIGHT, MODEL_WIDTH)
         and next(model.hf.parameters()).dtype == torch.float32
     )

@@ -28,7 +28,7 @@ from .exit_backbones import Backbone, load_backbone
 from .exit_data import Examples, HiddenStates, conversation_examples, scene_examples
 from .exit_report import write_card
 from .settings import ExitSettings
-from .vision_stage import schedule
+from .stages import schedule
 
 _LOG = logging.getLogger(__name__)
 Report = Callable[[str, float], None]

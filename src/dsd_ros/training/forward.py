@@ -23,7 +23,8 @@ def patches(images: torch.Tensor) -> torch.Tensor:
 
     In Qwen2-VL's order: the four patches of one image token stand together.
     """
-    pixels = (images.float() / 255.0 - torch.tensor(MEAN)) / torch.tensor(STD)
+    mean, std = (_constant(values, images.device) for values in (MEAN, STD))
+    pixels = (images.float() / 255.0 - mean) / std
     pixels = pixels.permute(0, 3, 1, 2).reshape(
         len(images), 3, ROWS, MERGE, PATCH, COLUMNS, MERGE, PATCH
     )
@@ -31,16 +32,22 @@ def patches(images: torch.Tensor) -> torch.Tensor:
     return pixels.reshape(len(images), GRID_HEIGHT * GRID_WIDTH, 3 * PATCH * PATCH)
 
 
+def _constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """A few numbers on a device, written there: a copy from the host would wait for a GPU."""
+    return torch.cat([torch.full((1,), value, device=device) for value in values])
+
+
 def tower_positions(tower: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of the tower's two-dimensional rotary positions, (96, head size)."""
-    rows = torch.arange(GRID_HEIGHT)[:, None].expand(-1, GRID_WIDTH)
-    columns = torch.arange(GRID_WIDTH)[None].expand(GRID_HEIGHT, -1)
+    device = tower.patch_embed.proj.weight.device
+    rows = torch.arange(GRID_HEIGHT, device=device)[:, None].expand(-1, GRID_WIDTH)
+    columns = torch.arange(GRID_WIDTH, device=device)[None].expand(GRID_HEIGHT, -1)
 
     def blocks(grid: torch.Tensor) -> torch.Tensor:
         return grid.reshape(ROWS, MERGE, COLUMNS, MERGE).permute(0, 2, 1, 3).flatten()
 
     positions = torch.stack([blocks(rows), blocks(columns)], dim=-1)
-    cos, sin = tower.rotary_pos_emb(torch.zeros(1), positions)
+    cos, sin = tower.rotary_pos_emb(torch.zeros(1, device=device), positions)
     return cos, sin
 
 
@@ -91,7 +98,7 @@ def language_forward(
     middle = embeddings
     hidden = embeddings
     count, length, _ = hidden.shape
-    causal = torch.full((length, length), -1e4, dtype=hidden.dtype).triu(1)
+    causal = torch.full((length, length), -1e4, dtype=hidden.dtype, device=hidden.device).triu(1)
     cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
     for index, layer in enumerate(language.layers):
         if index == len(language.layers) // 2:

@@ -12,20 +12,17 @@ from torch import nn
 from torch.nn import functional
 
 from .architecture import COLUMNS, IMAGE_TOKENS, ROWS
+from .batches import NOTHING, Batch
 from .data import Frame
 from .vision_stage import BINS, GAPS, SLOTS, TURNS, thing_classes
-
-NOTHING = (-100, -100, -100)  # no loss is taken, as for captions
 
 
 def goal_classes(frame: Frame, goal: str | None) -> tuple[int, int, int]:
     """Column (BINS when not in view), distance and turn classes of a goal in a picture."""
     if goal is None:
         return NOTHING
-    for thing in frame.things:
-        if f"{thing[1]} {thing[0]}" == goal:
-            return thing_classes(thing)
-    return BINS, -100, -100
+    index = frame.find(goal)
+    return (BINS, -100, -100) if index is None else thing_classes(frame, index)
 
 
 class GoalHeads(nn.Module):
@@ -37,27 +34,18 @@ class GoalHeads(nn.Module):
         self.absent = nn.Parameter(torch.zeros(1))
         self.known = nn.Linear(width, BINS + 1 + GAPS + TURNS)
 
-    def forward(
-        self,
-        middle: torch.Tensor,
-        top: torch.Tensor,
-        image_at: torch.Tensor,
-        classes: torch.Tensor,
-        telling: torch.Tensor,
-    ) -> torch.Tensor:
-        """Loss from hidden states half-way and at the top, both (N, length, width).
-
-        `classes` (N, 3) are `goal_classes`; `telling` (N, length) is True at tokens that must know.
-        """
-        place = image_at[:, None] + torch.arange(IMAGE_TOKENS)[None]
-        tokens = middle.gather(1, place[..., None].expand(-1, -1, middle.shape[-1]))
-        stacked = tokens.view(len(tokens), ROWS, COLUMNS, -1).transpose(1, 2).flatten(2)
-        marks = self.mark(stacked).flatten(1).float()
-        marks = torch.cat([marks, self.absent.expand(len(marks), 1)], dim=1)
-        loss = _cross_entropy(marks, classes[:, 0])
-        rows = torch.arange(len(top))[:, None].expand(telling.shape)[telling]
-        logits = self.known(top[telling]).float().split((BINS + 1, GAPS, TURNS), dim=-1)
-        for part, axis in zip(logits, classes[rows].unbind(-1), strict=True):
+    def forward(self, middle: torch.Tensor, top: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Loss from hidden states half-way and at the top, both (N, length, width)."""
+        count, length, width = middle.shape
+        offsets = torch.arange(IMAGE_TOKENS, device=middle.device)
+        place = (batch.image_at[:, None] + offsets[None])[..., None].expand(-1, -1, width)
+        stacked = middle.gather(1, place).view(count, ROWS, COLUMNS, width).transpose(1, 2)
+        marks = self.mark(stacked.flatten(2)).flatten(1).float()
+        marks = torch.cat([marks, self.absent.expand(count, 1)], dim=1)
+        loss = _cross_entropy(marks, batch.classes[:, 0])
+        known = self.known(top.flatten(0, 1)[batch.telling]).float()
+        wanted = batch.classes[batch.telling // length].unbind(-1)
+        for part, axis in zip(known.split((BINS + 1, GAPS, TURNS), dim=-1), wanted, strict=True):
             loss = loss + _cross_entropy(part, axis)
         return loss
 

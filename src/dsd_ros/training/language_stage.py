@@ -1,8 +1,7 @@
-"""Stage 2: teach a language model to answer from the frozen tower's image tokens."""
+"""Stage 2: teach a language model to answer from the tower's image tokens."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,219 +12,156 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .architecture import COLUMNS, IMAGE_TOKENS, ROWS, SPECIAL_TOKENS
-from .checkpoint import load_state, save_state
+from .architecture import COLUMNS, IMAGE_TOKENS, ROWS
+from .batches import EOS, IMAGE, Batch, Example, collate
 from .data import Frames
+from .devices import CPU, autocast, moved
 from .forward import language_forward, tower_forward
-from .goal_heads import NOTHING, GoalHeads, goal_classes
-from .text import instruction_for, prompt_ids
-from .vision_stage import Heads, loss_of, make_labels, schedule
+from .goal_heads import GoalHeads
+from .questions import Mixer
+from .stages import Losses, Report, Stage, run_stage
+from .vision_stage import Heads, loss_of, make_labels
 
-EOS = SPECIAL_TOKENS.index("<|im_end|>")
-IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
-CAPTION = "describe the room"
-
-
-@dataclass
-class Example:
-    """One question about a picture: the picture's row, goal (None: caption), ids of the reply."""
-
-    row: int
-    goal: str | None
-    reply: list[int]
-    classes: tuple[int, int, int] = NOTHING
-
-
-@dataclass
-class Batch:
-    """Padded token rows; `targets` is -100 where no loss is taken."""
-
-    rows: torch.Tensor  # (N,) pictures
-    ids: torch.Tensor  # (N, length)
-    image_at: torch.Tensor  # (N,) where the image tokens begin
-    targets: torch.Tensor  # (N, length): the next token
-    weights: torch.Tensor  # (N, length): what an error there costs
-    classes: torch.Tensor  # (N, 3): where the goal stands
+__all__ = ["EOS", "Batch", "Example", "Mixer", "collate"]
 
 
 @torch.inference_mode()
 def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tensor:
-    """The frozen tower's tokens of pictures: float16 (N, 24, hidden)."""
-    out = torch.empty(len(images), IMAGE_TOKENS, tower.config.hidden_size, dtype=torch.float16)
+    """The frozen tower's tokens of pictures: float16 (N, 24, hidden), where the tower is."""
+    device = tower.patch_embed.proj.weight.device
+    size = (len(images), IMAGE_TOKENS, tower.config.hidden_size)
+    out = torch.empty(size, dtype=torch.float16, device=device)
     for first in range(0, len(images), batch):
-        some = torch.from_numpy(images[first : first + batch])
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        some = moved(images[first : first + batch], device)
+        with autocast(device):
             out[first : first + batch] = tower_forward(tower, some).half()
     return out
 
 
-def caption(frame: Any) -> str:
-    """All things in a picture from left to right."""
-    parts = []
-    for kind, colour, column, gap, _ in sorted(frame.things, key=lambda t: t[2]):
-        side = "left" if column < 0.36 else "right" if column > 0.64 else "middle"
-        parts.append(f"{colour} {kind} {side} {gap:.1f} m")
-    return (", ".join(parts) or "nothing but the room") + "."
+def positions(ids: torch.Tensor) -> torch.Tensor:
+    """M-RoPE positions (3, N, length) of prompts with whole pictures of 24 image tokens in them.
 
-
-def token_weights(reply: list[int], marks: tuple[int, int, int]) -> list[float]:
-    """What errors in a reply cost: most where the goal is and in the action, least in between.
-
-    `marks` are the ids of ";", "," and " Action". The clause on the other things is the hardest to
-    get right and matters least; at full weight its noise drowns what steers the robot.
+    A picture's axes count on from the largest position before it, the text behind it from the largest in it.
     """
-    semicolon, comma, action = marks
-    if action not in reply:
-        return [1.0] * len(reply)
-    last = reply.index(action)
-    mark = semicolon if semicolon in reply else comma
-    first = reply.index(mark) if mark in reply else last
-    return [2.0 if n < first or n > last else 0.4 for n in range(len(reply))]
-
-
-def collate(
-    examples: list[Example],
-    prompts: list[list[int]],
-    marks: tuple[int, int, int] = (-1, -1, -1),
-) -> Batch:
-    """Pad prompts and replies into one batch."""
-    length = max(len(p) + len(e.reply) for e, p in zip(examples, prompts, strict=True)) - 1
-    ids = torch.zeros(len(examples), length, dtype=torch.long)
-    targets = torch.full((len(examples), length), -100, dtype=torch.long)
-    weights = torch.zeros(len(examples), length)
-    image_at = torch.zeros(len(examples), dtype=torch.long)
-    for n, (example, prompt) in enumerate(zip(examples, prompts, strict=True)):
-        whole = prompt + example.reply
-        ids[n, : len(whole) - 1] = torch.tensor(whole[:-1])
-        targets[n, len(prompt) - 1 : len(whole) - 1] = torch.tensor(example.reply)
-        weights[n, len(prompt) - 1 : len(whole) - 1] = torch.tensor(
-            token_weights(example.reply, marks)
-        )
-        image_at[n] = prompt.index(IMAGE)
-    rows = torch.tensor([e.row for e in examples])
-    classes = torch.tensor([e.classes for e in examples])
-    return Batch(rows, ids, image_at, targets, weights, classes)
-
-
-def positions(image_at: torch.Tensor, length: int) -> torch.Tensor:
-    """M-RoPE positions (3, N, length) of prompts whose image tokens begin at `image_at`."""
-    place = torch.arange(length)[None] - image_at[:, None]
-    inside = (place >= 0) & (place < IMAGE_TOKENS)
-    # Text after the image goes on from the largest position in it.
-    text = torch.where(place >= IMAGE_TOKENS, place - IMAGE_TOKENS + max(ROWS, COLUMNS), place)
-    axes = []
-    for offset in (torch.zeros_like(place), place // COLUMNS, place % COLUMNS):
-        axes.append(torch.where(inside, offset, text) + image_at[:, None])
+    is_image = ids == IMAGE
+    before = is_image.cumsum(1) - is_image.long()  # image tokens in front
+    inside = torch.where(is_image, before % IMAGE_TOKENS, 0)
+    place = torch.arange(ids.shape[1], device=ids.device)[None] - inside
+    place = place - (before // IMAGE_TOKENS) * (IMAGE_TOKENS - max(ROWS, COLUMNS))
+    axes = [place, place + inside // COLUMNS, place + inside % COLUMNS]
     return torch.stack(axes)
 
 
 def embed(language: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Embeddings with the image tokens put in, and rotary cosines and sines."""
+    """Embeddings with the image tokens put in, and rotary cosines and sines.
+
+    `features` are those of all runs of image tokens, (runs, 24, hidden).
+    """
     hidden = language.embed_tokens(batch.ids)
-    place = batch.image_at[:, None] + torch.arange(IMAGE_TOKENS)[None]
-    hidden = hidden.scatter(
-        1, place[..., None].expand(-1, -1, hidden.shape[-1]), features.to(hidden.dtype)
-    )
-    cos, sin = language.rotary_emb(hidden, positions(batch.image_at, batch.ids.shape[1]))
-    return hidden, cos[:, None], sin[:, None]
+    flat, width = hidden.flatten(0, 1), hidden.shape[-1]
+    flat = flat.index_copy(0, batch.images, features.to(hidden.dtype).reshape(-1, width))
+    cos, sin = language.rotary_emb(hidden, positions(batch.ids))
+    return flat.view(hidden.shape), cos[:, None], sin[:, None]
 
 
 def reply_loss(
-    model: Any, goals: GoalHeads, batch: Batch, features: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Weighted mean cross entropy of the reply's tokens, the goal heads' loss, and the share of tokens right."""
+    model: Any,
+    goals: GoalHeads,
+    batch: Batch,
+    features: torch.Tensor,
+    teacher: Callable[[Batch], torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weighted mean loss of the reply's tokens, the goal heads' loss, and the share of tokens right.
+
+    The loss is the cross entropy, or the divergence from the logits that `teacher` gives (W, vocabulary).
+    """  # fmt: skip
     language = model.model.language_model
     hidden, middle = language_forward(language, *embed(language, batch, features))
-    goal_loss = goals(middle, hidden, batch.image_at, batch.classes, batch.weights > 1.5)
-    wanted = batch.targets >= 0
-    logits = model.lm_head(hidden[wanted]).float()
-    targets = batch.targets[wanted]
-    right = float((logits.detach().argmax(-1) == targets).float().mean())
-    weights = batch.weights[wanted]
-    each = functional.cross_entropy(logits, targets, reduction="none")
-    return (each * weights).sum() / weights.sum(), goal_loss, right
+    goal_loss = goals(middle, hidden, batch)
+    logits = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).float()
+    right = (logits.detach().argmax(-1) == batch.targets).float().mean()
+    if teacher is None:
+        each = functional.cross_entropy(logits, batch.targets, reduction="none")
+    else:
+        wanted = teacher(batch).float().log_softmax(-1)
+        said = logits.log_softmax(-1)
+        each = functional.kl_div(said, wanted, reduction="none", log_target=True).sum(-1)
+    return (each * batch.weights).sum() / batch.weights.sum(), goal_loss, right
 
 
-class Mixer:
-    """Draws batches: mostly goals in view, some not, captions while training is young."""
-
-    def __init__(
-        self, frames: Frames, tokenizer: Any, batch: int, seed: int, per_picture: int = 1
-    ) -> None:
-        self.frames = frames
-        self.tokenizer, self.batch, self.seed = tokenizer, batch, seed
-        self.per_picture = per_picture
-        self._prompts: dict[str, list[int]] = {}
-        self.marks = tuple(self._encode(text)[0] for text in (";", ",", " Action"))
-
-    def draw(self, step: int, caption_share: float) -> Batch:
-        """The batch of a step; equal steps give equal batches."""
-        rng = np.random.default_rng([self.seed, 30, step])
-        pool: list[Example] = []
-        while len(pool) < self.batch:
-            row = int(rng.integers(len(self.frames.labels)))
-            frame = self.frames.labels[row]
-            names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
-            seen = [pair for pair in frame.replies if pair[0] in names]
-            unseen = [pair for pair in frame.replies if pair[0] not in names]
-            for _ in range(self.per_picture):
-                if rng.random() < caption_share:
-                    pool.append(Example(row, None, self._encode(caption(frame))))
-                    continue
-                choice = seen if seen and rng.random() < 0.68 else unseen
-                if choice:
-                    goal, text = choice[int(rng.integers(len(choice)))]
-                    classes = goal_classes(frame, goal)
-                    pool.append(Example(row, goal, self._encode(text), classes))
-        prompts = [self.prompt(e.goal, rng) for e in pool]
-        return collate(pool, prompts, self.marks)
-
-    def _encode(self, text: str) -> list[int]:
-        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, EOS]
-
-    def prompt(self, goal: str | None, rng: np.random.Generator) -> list[int]:
-        """Prompt ids that ask for a goal in one of many phrasings, or for a caption."""
-        text = CAPTION if goal is None else instruction_for(goal, rng)
-        if text not in self._prompts:
-            self._prompts[text] = prompt_ids(self.tokenizer, text)
-        return self._prompts[text]
+@torch.no_grad()
+def reply_logits(model: Any, batch: Batch, features: torch.Tensor) -> torch.Tensor:
+    """What a model would say of each wanted token: logits (W, vocabulary)."""
+    language = model.model.language_model
+    hidden, _ = language_forward(language, *embed(language, batch, features))
+    logits: torch.Tensor = model.lm_head(hidden.flatten(0, 1)[batch.wanted])
+    return logits
 
 
 @dataclass
 class Look:
     """How pictures become image tokens in training.
 
-    `tokens(batch, step)` gives the tokens of the batch's pictures, (N, 24, hidden), and a loss to be
-    added; `modules` (name -> module, learning-rate factor) are trained along.
+    `tokens(batch, step)` gives the tokens of the batch's runs of them, (runs, 24, hidden), and a loss to
+    be added; `modules` (name -> module, learning-rate factor) are trained along.
     """
 
     tokens: Callable[[Batch, int], tuple[torch.Tensor, torch.Tensor | float]]
     modules: dict[str, tuple[nn.Module, float]]
 
 
-def cached_look(features: Callable[[], torch.Tensor], project: nn.Linear | None = None) -> Look:
+def cached_look(features: torch.Tensor, project: nn.Linear | None = None) -> Look:
     """Image tokens of a frozen tower, mapped by `project` to another width where that is given."""
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
-        found = features()[batch.rows].float()
-        return (found if project is None else project(found)), 0.0
+        found = features[batch.pictures].float()
+        return (found if project is None else project(found))[batch.back], 0.0
 
     return Look(tokens, {} if project is None else {"project": (project, 1.0)})
 
 
-def live_look(tower: Any, heads: Heads, frames: Frames, seed: int) -> Look:
+def live_look(
+    tower: Any, heads: Heads, frames: Frames, seed: int, device: torch.device = CPU
+) -> Look:
     """A tower that learns along, kept honest by the vision stage's heads."""
-    labels = make_labels(frames)
+    labels = make_labels(frames.labels).to(device)
+    images = moved(frames.images, device)
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, back = torch.unique(batch.rows, return_inverse=True)
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        light = 0.9 + 0.2 * torch.rand(len(rows), 1, 1, 1, generator=generator)
-        images = torch.from_numpy(frames.images[rows.numpy()]).float() * light
-        found = tower_forward(tower, images.clamp(max=255.0))
-        return found[back], 0.1 * loss_of(heads(found), labels, rows)
+        light = 0.9 + 0.2 * torch.rand(len(batch.pictures), 1, 1, 1, generator=generator)
+        some = images[batch.pictures].float() * moved(light, device)
+        found = tower_forward(tower, some.clamp(max=255.0))
+        return found[batch.back], 0.1 * loss_of(heads(found), labels, batch.pictures)
 
     return Look(tokens, {"tower": (tower, 0.6), "heads": (heads, 0.6)})
+
+
+def language_stage(
+    name: str,
+    model: Any,
+    goals: GoalHeads,
+    look: Look,
+    mixer: Mixer,
+    rate: float = 2e-3,
+    captions: float = 0.0,
+    teacher: Callable[[Batch], torch.Tensor] | None = None,
+) -> Stage:
+    """A stage that trains a model's language half, its goal heads and what `look` brings.
+
+    `captions`: share of the questions in the first two fifths that ask for all that is in view.
+    """
+
+    def draw(step: int, share: float) -> Batch:
+        return mixer.draw(step, captions if share < 0.4 else 0.0)
+
+    def losses(batch: Batch, step: int) -> Losses:
+        tokens, extra = look.tokens(batch, step)
+        loss, goal_loss, right = reply_loss(model, goals, batch, tokens, teacher)
+        return Losses(loss + 0.15 * goal_loss + extra, loss.detach(), right)
+
+    modules = {"language": (model.model.language_model, 1.0), "goals": (goals, 1.0), **look.modules}
+    return Stage(name, modules, draw, losses, rate)
 
 
 def train_language(
@@ -237,66 +173,20 @@ def train_language(
     minutes: float,
     steps: int | None = None,
     rate: float = 2e-3,
-    captions: float = 0.3,
-    report: Callable[[str, float], None] | None = None,
+    captions: float = 0.0,
+    name: str = "language",
+    teacher: Callable[[Batch], torch.Tensor] | None = None,
+    device: torch.device = CPU,
+    after: str = "",
+    report: Report | None = None,
     save_seconds: float = 60.0,
-) -> dict[str, float]:
-    """Train a model's language half, its goal heads and what `look` brings; resumes from `path`.
-
-    Returns the running loss, the share of reply tokens right, and the minutes spent.
-    """
-    language = model.model.language_model
-    modules: dict[str, Any] = {"language": language, "goals": goals}
-    groups: list[dict[str, Any]] = [
-        {"params": [*language.parameters(), *goals.parameters()], "factor": 1.0}
-    ]
-    for name, (module, factor) in look.modules.items():
-        modules[name] = module
-        groups.append({"params": list(module.parameters()), "factor": factor})
-    trained = [p for group in groups for p in group["params"]]
-    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.02)
-    step, spent, loss_mean, right_mean, goal_mean = 0, 0.0, 0.0, 0.0, 0.0
-    if path.exists():
-        progress = load_state(path, modules, optimizer)
-        step, spent = progress["step"], progress["minutes"]
-        loss_mean, right_mean = progress["loss"], progress["right"]
-    saved = time.monotonic()
-
-    def save() -> None:
-        figures = {"step": step, "minutes": spent, "loss": loss_mean, "right": right_mean}
-        save_state(path, modules, optimizer, figures)
-
-    while True:
-        share = step / steps if steps is not None else spent / minutes
-        if share >= 1.0:
-            break
-        began = time.monotonic()
-        batch = mixer.draw(step, captions if share < 0.4 else 0.0)
-        for group in optimizer.param_groups:
-            group["lr"] = group["factor"] * rate * min(1.0, (step + 1) / 100) * schedule(share)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            tokens, extra = look.tokens(batch, step)
-            loss, goal_loss, right = reply_loss(model, goals, batch, tokens)
-        optimizer.zero_grad(set_to_none=True)
-        (loss + 0.15 * goal_loss + extra).backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        step += 1
-        keep = min(0.98, 1 - 1 / step)
-        loss_mean = keep * loss_mean + (1 - keep) * loss.item()
-        goal_mean = keep * goal_mean + (1 - keep) * goal_loss.item()
-        right_mean = keep * right_mean + (1 - keep) * right
-        spent += (time.monotonic() - began) / 60
-        if time.monotonic() - saved > save_seconds:
-            save()
-            saved = time.monotonic()
-        if step % 10 == 0 and report is not None:
-            report(
-                f"language step {step} loss {loss_mean:.3f} goal {goal_mean:.3f} tokens right {right_mean:.3f}",
-                share,
-            )
-    save()
-    return {"loss": loss_mean, "right": right_mean, "minutes": spent, "steps": step}
+) -> dict[str, Any]:
+    """Run `language_stage` as `run_stage` does, whose figures it returns."""
+    stage = language_stage(name, model, goals, look, mixer, rate, captions, teacher)
+    model.lm_head.to(device)
+    return run_stage(
+        stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds
+    )  # fmt: skip
 
 
 def batches(count: int, size: int) -> Iterator[range]:

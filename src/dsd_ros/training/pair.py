@@ -1,48 +1,51 @@
-"""`dsd train pair`: from nothing to the shipped target and draft, in resumable stages."""
+"""`dsd train pair`: from nothing to the shipped target and draft, in resumable stages.
+
+Every stage keeps its state in the cache and says there what it was built upon, so that a run killed at any
+point goes on where it stopped, and a stage whose forerunner has changed begins anew.
+"""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from dsd_ros.robot.world import World
-
-from .architecture import DRAFT, TARGET, build_model
-from .data import (
-    TRAIN_SEEDS,
-    VALIDATION_SEEDS,
-    Frames,
-    generate,
-    load_frames,
-    save_shard,
-)
+from .architecture import SIZES, build_model
+from .curves import PICTURE, draw_training
+from .dagger import meet
+from .data import Frames, load_frames
+from .devices import torch_device
+from .distil import answered, some_pictures, teacher
 from .goal_heads import GoalHeads
-from .language_stage import Mixer, cached_look, image_tokens, live_look, train_language
-from .replies import greedy_replies
-from .rollouts import roll_out
-from .settings import TrainSettings
-from .text import all_instructions, instruction_for, prompt_ids, train_tokenizer
+from .language_stage import Look, cached_look, image_tokens, live_look, train_language
+from .pair_data import render, trained_tokenizer
+from .pair_models import average, digest, fold, write_model
+from .questions import VARIANTS, Mixer, Questions
+from .settings import ExitSettings, TrainSettings
+from .stages import Report
 from .vision_stage import Heads, train_vision
 
-Report = Callable[[str, float], None]
-_OWN_WEIGHT = 4
+__all__ = ["TrainSettings", "smoke_settings", "train_pair", "write_model"]
+
+# Seeds of the worlds that models are rolled out in: none of them is rendered for imitation.
+DAGGER_SEEDS = range(3_000_000, 4_000_000)
+DRAFT_SEEDS = range(4_000_000, 5_000_000)
+_ROUND = 100_000  # seeds set apart for each round
+_OWN_WEIGHT = 4  # how often a picture counts that a model met itself: they are few
 
 
 def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
-    """A run of a minute or two on one core that still learns something measurable."""
+    """A run of a few minutes on one core that still learns something measurable."""
     return TrainSettings(
-        out=out, cache=cache, seed=seed, worlds=24, workers=1, threads=1, batch=32,
-        vision_steps=120, language_steps=60, joint_steps=10, draft_steps=40, dagger_rounds=0, distilled=64,
+        out=out, cache=cache, seed=seed, size="small", worlds=24, validation_worlds=4, workers=1,
+        threads=1, batch=32, live_batch=16,
+        vision_steps=120, language_steps=80, joint_steps=10, draft_steps=40, exit_steps=20,
+        dagger_rounds=1, dagger_worlds=4, draft_worlds=4, distilled=64, exit_worlds=2,
         evaluate=False, smoke=True,
     )  # fmt: skip
 
@@ -50,8 +53,9 @@ def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
 def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[str, Any]:
     """Train target and draft and write both model directories; resumes where a kill left it.
 
-    `report(line, share)` hears of every stage's progress.
-    Returns the stages' figures (and the evaluation's under "evaluation").
+    `report(line, share)` hears of every stage's progress. Returns the stages' figures (and the
+    evaluation's under "evaluation"), which are in the cache as figures.json, too. Raises ValueError for a device
+    that is not there.
     """
     if settings.smoke and settings.vision_steps is None:
         # A tiny run must not take the place of the shipped pair, nor mix with a whole run's pictures.
@@ -59,8 +63,9 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
         out = smoke / "models" if settings.out == Path("models") else settings.out
         settings = smoke_settings(out, smoke, settings.seed)
     report = report or (lambda line, share: None)
+    settings = settings.resolved()
     torch.set_num_threads(settings.threads)
-    run = _Run(settings, report)
+    run = PairTraining(settings, report)
     figures: dict[str, Any] = {"settings": _plain(settings)}
     figures["vision"] = run.vision()
     figures["target"] = run.target()
@@ -69,8 +74,16 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     run.average()
     run.write_target()
     figures["draft"] = run.draft()
+    figures["draft_own"] = run.draft_own()
     run.write_draft()
-    (settings.cache / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    try:
+        for name in ("target", "draft"):
+            draw_training(figures, settings.out / name / PICTURE, name)
+    except ModuleNotFoundError as error:  # no reason to lose the rest
+        report(str(error), 1.0)
+    if settings.exits:
+        figures["exits"] = run.exits()
+    write_json(settings.cache / "figures.json", figures)
     if settings.evaluate:
         from dsd_ros.evaluation.pair import evaluate_pair
 
@@ -81,209 +94,213 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
             write_cards=True,
             report=report,
         )
+        if settings.exits:
+            run.exits_card(figures["exits"])
     return figures
 
 
-class _Run:
-    """State shared by the stages of one run."""
+class PairTraining:
+    """State shared by the stages of one run; each stage loads what it did before a kill."""
 
     def __init__(self, settings: TrainSettings, report: Report) -> None:
         self.settings, self.report = settings, report
-        cache = settings.cache
-        per_world = 16
-        made = [0]
-
-        def count(n: int) -> None:
-            made[0] += n
-            report(f"rendered {made[0]} pictures", made[0] / (settings.worlds * per_world))
-
-        validation = 40 if not settings.smoke else 6
-        generate(cache / "train", TRAIN_SEEDS, settings.worlds, settings.workers, per_world, count)
-        generate(cache / "val", VALIDATION_SEEDS, validation, settings.workers, per_world)
-        self.frames = load_frames(cache / "train")
-        self.validation = load_frames(cache / "val")
-        self.tokenizer = self._tokenizer()
-        self.model = build_model(TARGET, settings.seed)
+        self.device = torch_device(settings.device)
+        self.frames, self.validation = render(settings, report)
+        self.tokenizer = trained_tokenizer(settings.cache, self.frames)
+        self.questions = Questions(self.tokenizer, self.frames.labels, settings.history)
+        self.pool = np.arange(len(self.frames.labels))
+        self.size, self.small_size = SIZES[settings.size]
+        self.model = build_model(self.size, settings.seed).to(self.device)
         torch.manual_seed(settings.seed + 1)
-        self.heads = Heads(TARGET.width)
-        self.goals = GoalHeads(TARGET.width)
-        self._features: torch.Tensor | None = None
+        self.heads = Heads(self.size.width)
+        self.goals = GoalHeads(self.size.width)
+        # What the first stage is built upon: another seed or size, or other pictures, begin anew.
+        self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
+        self.ends: list[Path] = []  # of the stages with the tower unfrozen
 
-    def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
+    def vision(self) -> dict[str, Any]:
+        """Teach the tower what stands where."""
+        s, path = self.settings, self.settings.cache / "vision.safetensors"
+        figures = train_vision(
+            self.model.model.visual, self.heads, self.frames, self.validation, path,
+            _minutes(s.vision_minutes), s.vision_steps, _count(s.batch), seed=s.seed,
+            device=self.device, after=self.after, report=self.report, save_seconds=s.save_seconds,
+        )  # fmt: skip
+        self.after = digest(path)
+        return figures
 
-        path = self.settings.cache / "tokenizer.json"
-        if not path.exists():
-            replies = [text for f in self.frames.labels[:20_000] for _, text in f.replies]
-            part = path.with_suffix(".part")
-            train_tokenizer(replies[::3] + all_instructions()).save(str(part))
-            os.replace(part, path)
-        return Tokenizer.from_file(str(path))
-
-    @property
-    def features(self) -> torch.Tensor:
-        """The tower's tokens of all training pictures, as the tower is now."""
-        if self._features is None:
-            self.report("computing image tokens", 0.0)
-            self._features = image_tokens(self.model.model.visual, self.frames.images)
-        return self._features
-
-    def vision(self) -> dict[str, float]:
+    def target(self) -> dict[str, Any]:
+        """Teach the language half to answer from the frozen tower's tokens."""
         s = self.settings
-        return train_vision(
-            self.model.model.visual, self.heads, self.frames, self.validation,
-            s.cache / "vision.safetensors",
-            s.vision_minutes, s.vision_steps, s.batch, seed=s.seed, report=self.report,
+        self.report("computing image tokens", 0.0)
+        features = image_tokens(self.model.model.visual, self.frames.images)
+        mixer = self._mixer(self.questions, s.seed, captions=True)
+        return self._language(
+            "target", self.model, self.goals, cached_look(features), mixer,
+            _minutes(s.language_minutes), s.language_steps, captions=0.3,
         )  # fmt: skip
 
-    def target(self) -> dict[str, float]:
-        s = self.settings
-        mixer = Mixer(self.frames, self.tokenizer, s.batch, s.seed)
-        return train_language(
-            self.model, self.goals, cached_look(lambda: self.features), mixer, s.cache / "target.safetensors",
-            s.language_minutes, s.language_steps, report=self.report,
-        )  # fmt: skip
-
-    def joint(self) -> dict[str, float]:
+    def joint(self) -> dict[str, Any]:
         """Train on with the tower unfrozen."""
         s = self.settings
-        return self._live("target-joint.safetensors", s.seed + 10, s.joint_minutes, 1.2e-3)
+        return self._live("target-joint", s.seed + 10, _minutes(s.joint_minutes), 1.2e-3)
 
-    def _live(self, name: str, seed: int, minutes: float, rate: float) -> dict[str, float]:
-        s = self.settings
-        mixer = Mixer(self.frames, self.tokenizer, s.live_batch, seed, per_picture=2)
-        look = live_look(self.model.model.visual, self.heads, self.frames, seed)
-        return train_language(
-            self.model, self.goals, look, mixer, s.cache / name, minutes, s.joint_steps, rate,
-            captions=0.0, report=self.report,
-        )  # fmt: skip
-
-    def dagger(self, round_: int) -> dict[str, float]:
+    def dagger(self, round_: int) -> dict[str, Any]:
         """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
         s = self.settings
-        folder = s.cache / f"dagger{round_}"
-        first = 500_000 + round_ * 100_000
-        block = 96
-        met: dict[str, float] = {}
-        for k in range(0, s.dagger_worlds, block):
-            path = folder / f"shard{k // block:05d}"
-            if path.with_suffix(".json").exists():
-                continue
-            seeds = TRAIN_SEEDS[first + k : first + min(k + block, s.dagger_worlds)]
-            worlds = [World.from_seed(seed) for seed in seeds]
-            result = roll_out(self.model, self.tokenizer, worlds)
-            met = {
-                "reached": float(np.mean(result.reached)),
-                "collided": float(np.mean(result.collided)),
-                "agreed": float(np.mean(result.agreed)),
-            }
-            self.report(f"roll-outs of round {round_}: {met}", k / s.dagger_worlds)
-            save_shard(path, result.images, result.labels)
+        folder = s.cache / f"dagger{round_}-{self.after}"
+        first = round_ * _ROUND
+        met = self._meet(folder, self.model, DAGGER_SEEDS[first : first + s.dagger_worlds])
         extra = load_frames(folder)
-        # The model's own pictures are few: they count several times.
+        rows = len(self.frames.labels) + np.arange(len(extra.labels))
+        self.pool = np.concatenate([self.pool, *[rows] * _OWN_WEIGHT])
         self.frames = Frames(
-            np.concatenate([self.frames.images, *[extra.images] * _OWN_WEIGHT]),
-            self.frames.labels + extra.labels * _OWN_WEIGHT,
+            np.concatenate([self.frames.images, extra.images]), self.frames.labels + extra.labels
         )
-        self._features = None
-        name = f"target-dagger{round_}.safetensors"
-        figures = self._live(name, s.seed + 20 + round_, s.dagger_minutes, 1e-3 * 0.5**round_)
-        return {**met, **figures}
+        self.questions.add(extra.labels)
+        name, rate = f"target-dagger{round_}", 1e-3 * 0.5**round_
+        figures = self._live(name, s.seed + 20 + round_, _minutes(s.dagger_minutes), rate)
+        return {"met": met, "pictures": len(extra.labels), **figures}
 
     def average(self) -> None:
-        """Average the weights at the ends of the stages with the tower unfrozen, later ones more.
-
-        After M. Wortsman et al., "Model soups", 2022: the mean of fine-tuned weights of one lineage
-        is steadier than each; here it ended going back and forth between two mistaken views.
-        """
-        names = ["target-joint.safetensors"]
-        names += [f"target-dagger{k}.safetensors" for k in range(self.settings.dagger_rounds)]
-        states = [load_file(self.settings.cache / name) for name in names]
-        weights = np.array([1.5**k for k in range(len(states))])
-        weights /= weights.sum()
-        parts = {"language/": self.model.model.language_model, "tower/": self.model.model.visual}
-        for prefix, module in parts.items():
-            mean = {
-                key[len(prefix) :]: sum(
-                    float(w) * state[key] for w, state in zip(weights, states, strict=True)
-                )
-                for key in states[0]
-                if key.startswith(prefix)
-            }
-            module.load_state_dict(mean)
+        """Average the weights at the ends of the stages with the tower unfrozen, later ones more."""
+        average(self.model, self.ends)
 
     def write_target(self) -> None:
         write_model(self.model, self.tokenizer, self.settings.out / "target")
 
-    def draft(self) -> dict[str, float]:
+    def draft(self) -> dict[str, Any]:
         """Train the draft on the target's own replies, behind a copy of its tower."""
         s = self.settings
-        frames, features = self._distilled()
-        self.small = build_model(DRAFT, s.seed + 7)
+        self.small = build_model(self.small_size, s.seed + 7).to(self.device)
         torch.manual_seed(s.seed + 8)
-        self.project = nn.Linear(TARGET.width, DRAFT.width)
-        mixer = Mixer(frames, self.tokenizer, s.batch, s.seed + 9)
-        return train_language(
-            self.small, GoalHeads(DRAFT.width), cached_look(lambda: features, self.project), mixer,
-            s.cache / "draft.safetensors",
-            s.draft_minutes, s.draft_steps, captions=0.1, report=self.report,
-        )  # fmt: skip
+        self.project = nn.Linear(self.size.width, self.small_size.width)
+        self.small_goals = GoalHeads(self.small_size.width)
+        self.shown = some_pictures(self.frames, s.distilled, s.seed)
+        folder = s.cache / f"distilled-{self.after}"
+        labels, self.features = answered(
+            self.model, self.tokenizer, self.shown, folder, s.seed, self.report
+        )
+        self.answers = Questions(self.tokenizer, labels, s.history)
+        return self._draft("draft", s.seed + 9, np.arange(len(labels)), 2e-3, 0.1)
 
-    def _distilled(self) -> tuple[Frames, torch.Tensor]:
-        """Some pictures with the target's replies to their goals; kept in the cache."""
+    def draft_own(self) -> dict[str, Any]:
+        """Let the draft act, let the target answer about what it met, train on both."""
         s = self.settings
-        path = s.cache / "distilled.json"
-        rng = np.random.default_rng([s.seed, 50])
-        rows = rng.permutation(len(self.frames.labels))[: s.distilled]
-        features = image_tokens(self.model.model.visual, self.frames.images[rows])
-        labels = [copy.copy(self.frames.labels[int(row)]) for row in rows]
-        if path.exists():
-            texts = json.loads(path.read_text())
-        else:
-            asked = [(n, goal) for n, f in enumerate(labels) for goal, _ in f.replies[:3]]
-            texts = []
-            for first in range(0, len(asked), 1024):
-                some = asked[first : first + 1024]
-                prompts = [prompt_ids(self.tokenizer, instruction_for(g, rng)) for _, g in some]
-                index = torch.tensor([n for n, _ in some])
-                ids = greedy_replies(self.model, features[index], prompts)
-                texts += [self.tokenizer.decode(i, skip_special_tokens=True) for i in ids]
-                self.report("the target answers for the draft", first / len(asked))
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(texts))
-            os.replace(part, path)
-        answers = iter(texts)
-        for frame in labels:
-            frame.replies = [(goal, next(answers)) for goal, _ in frame.replies[:3]]
-        return Frames(np.empty((len(rows), 0)), labels), features
+        if s.draft_worlds == 0:
+            return {}
+        self._fold()
+        folder = s.cache / f"draft-met-{self.after}"
+        met = self._meet(folder, self.small, DRAFT_SEEDS[: s.draft_worlds])
+        extra = load_frames(folder)
+        labels, features = answered(
+            self.model, self.tokenizer, extra, s.cache / f"distilled-own-{self.after}",
+            s.seed + 1, self.report,
+        )  # fmt: skip
+        rows = len(self.answers.labels) + np.arange(len(labels))
+        pool = np.concatenate([np.arange(rows[0]), *[rows] * _OWN_WEIGHT])
+        self.answers.add(labels)
+        self.features = torch.cat([self.features, features])
+        figures = self._draft("draft-own", s.seed + 11, pool, 1e-3, 0.0)
+        return {"met": met, "pictures": len(labels), **figures}
 
     def write_draft(self) -> None:
-        """Fold the projection into the merger's last layer, so that the draft has its own tower."""
-        big, small = self.model.model.visual, self.small.model.visual
-        state = big.state_dict()
-        last, weight, bias = big.merger.mlp[2], self.project.weight, self.project.bias
-        with torch.no_grad():
-            state["merger.mlp.2.weight"] = weight @ last.weight
-            state["merger.mlp.2.bias"] = weight @ last.bias + bias
-        small.load_state_dict(state)
+        self._fold()
         write_model(self.small, self.tokenizer, self.settings.out / "draft")
 
+    def exits(self) -> dict[str, Any]:
+        """Train the target's early exits, as `dsd train exits` does."""
+        from .exits import train_exits
 
-def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write a model directory (float16 weights) next to the old one, then swap them."""
-    from .text import write_processor_files
+        s = self.settings
+        report = train_exits(
+            ExitSettings(
+                model=str(s.out / "target"), minutes=None if s.exit_steps else s.exit_minutes,
+                steps=s.exit_steps, seed=s.seed, cache=s.cache / "exits", worlds=s.exit_worlds,
+                held_out=24 if s.smoke else 400, threads=s.threads, workers=s.workers, device=s.device,
+            ),
+            self.report,
+        )  # fmt: skip
+        return report
 
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    write_processor_files(part, tokenizer)
-    copy.deepcopy(model).half().save_pretrained(part)
-    write_processor_files(part, tokenizer)  # save_pretrained writes its own generation settings
-    card = folder / "README.md"
-    if card.exists():
-        shutil.copy(card, part / "README.md")
-    shutil.rmtree(folder, ignore_errors=True)
-    (part / "model.safetensors").chmod(0o644)
-    part.rename(folder)
+    def exits_card(self, figures: dict[str, Any]) -> None:
+        """Put the exits' section back into a card that was written anew."""
+        from .exit_report import write_card
+
+        write_card(self.settings.out / "target" / "README.md", figures)
+
+    def _mixer(self, questions: Questions, seed: int, captions: bool = False, **rest: Any) -> Mixer:
+        s = self.settings
+        rest.setdefault("batch", s.batch)
+        variants = 32 if s.smoke else VARIANTS
+        return Mixer(
+            questions, seed=seed, captions=captions, variants=variants, history=s.history, **rest
+        )
+
+    def _live(self, name: str, seed: int, minutes: float, rate: float) -> dict[str, Any]:
+        s = self.settings
+        mixer = self._mixer(
+            self.questions, seed, batch=s.live_batch, per_picture=1 if s.history else 2, pool=self.pool
+        )  # fmt: skip
+        tower = self.model.model.visual
+        look = live_look(tower, self.heads, self.frames, seed, self.device)
+        figures = self._language(
+            name, self.model, self.goals, look, mixer, minutes, s.joint_steps, rate=rate
+        )
+        self.ends.append(s.cache / f"{name}.safetensors")
+        return figures
+
+    def _draft(
+        self, name: str, seed: int, pool: np.ndarray, rate: float, captions: float
+    ) -> dict[str, Any]:
+        s = self.settings
+        mixer = self._mixer(self.answers, seed, captions=captions > 0, pool=pool)
+        # Replies were given without earlier pictures: with some, only the probabilities are the target's.
+        soft = s.soft_targets or s.history > 0
+        return self._language(
+            name, self.small, self.small_goals, cached_look(self.features, self.project), mixer,
+            _minutes(s.draft_minutes) / (2 if s.draft_worlds else 1), s.draft_steps, rate=rate,
+            captions=captions, teacher=teacher(self.model, self.features) if soft else None,
+        )  # fmt: skip
+
+    def _language(
+        self, name: str, model: Any, goals: GoalHeads, look: Look, mixer: Mixer, minutes: float,
+        steps: int | None, **rest: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        path = self.settings.cache / f"{name}.safetensors"
+        figures = train_language(
+            model, goals, look, mixer, path, minutes, steps, name=name, device=self.device,
+            after=self.after, report=self.report, save_seconds=self.settings.save_seconds, **rest,
+        )  # fmt: skip
+        self.after = digest(path)
+        return figures
+
+    def _meet(self, folder: Path, model: Any, seeds: range) -> dict[str, Any]:
+        s = self.settings
+        size = self.size if model is self.model else self.small_size
+        return meet(
+            folder, model, size, self.tokenizer, seeds, s.workers, s.history, self.report
+        )  # fmt: skip
+
+    def _fold(self) -> None:
+        fold(self.small, self.model.model.visual, self.project)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a kill leaves the old file or the new one."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(part, path)
+
+
+def _minutes(value: float | None) -> float:
+    assert value is not None, "settings are resolved"
+    return value
+
+
+def _count(value: int | None) -> int:
+    assert value is not None, "settings are resolved"
+    return value
 
 
 def _plain(settings: TrainSettings) -> dict[str, Any]:

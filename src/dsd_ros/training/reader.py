@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
 
-from .checkpoint import load_state, save_state
+from .checkpoint import load_state, read_progress, save_state
+from .devices import autocast, torch_device
 from .forward import language_forward
 from .reader_corpus import Example, draw_example, examples
 from .settings import ReaderSettings
@@ -29,10 +32,10 @@ VOCABULARY = 1024
 CONTEXT = 512
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 EOS = SPECIAL_TOKENS.index("<|im_end|>")
-# Until which share of the run, distractors at most, how often a document may lack what is asked against
-# the rest of the run, and what an error in the prompt's own tokens costs: copying is found sooner where
+# Until which example, distractors at most, how often a document may lack what is asked against the
+# later lessons, and what an error in the prompt's own tokens costs: copying is found sooner where
 # there is little else, and in the prompt's repeated names, too.
-_LESSONS = ((0.08, 0, 0.3, 0.05), (0.18, 1, 0.6, 0.05), (1.0, 4, 1.0, 0.0))
+_LESSONS = ((10_000, 0, 0.3, 0.05), (22_000, 1, 0.6, 0.05), (math.inf, 4, 1.0, 0.0))
 _GROUPS = 2  # of rows of like length in a step, so that little is padding
 
 
@@ -47,8 +50,11 @@ class ReaderSize:
     kv_heads: int
 
 
-READER = ReaderSize(layers=5, width=160, inner=448, heads=5, kv_heads=5)
-SMOKE = ReaderSize(layers=3, width=96, inner=256, heads=4, kv_heads=2)
+SIZES = {
+    "tiny": ReaderSize(layers=3, width=96, inner=256, heads=4, kv_heads=2),
+    "base": ReaderSize(layers=5, width=160, inner=448, heads=5, kv_heads=5),
+    "large": ReaderSize(layers=8, width=320, inner=896, heads=10, kv_heads=10),
+}
 
 
 @dataclass
@@ -57,6 +63,9 @@ class Rows:
 
     ids: torch.Tensor
     weights: torch.Tensor
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(self.ids.to(device), self.weights.to(device))
 
 
 def train_reader_tokenizer(texts: Sequence[str]) -> Any:
@@ -135,10 +144,10 @@ def collate(rows: Sequence[tuple[list[int], list[float]]]) -> Rows:
     return Rows(ids, weights[:, 1:])
 
 
-def draw_rows(tokenizer: Any, seed: int, step: int, batch: int, share: float) -> list[Rows]:
-    """The rows of a step in groups of like length; equal steps and shares give equal rows."""
+def draw_rows(tokenizer: Any, seed: int, step: int, batch: int) -> list[Rows]:
+    """The rows of a step in groups of like length; equal steps give equal rows."""
     rng = random.Random(f"{seed} {step}")
-    _, crowd, doubt, reading = next(lesson for lesson in _LESSONS if share < lesson[0])
+    _, crowd, doubt, reading = next(lesson for lesson in _LESSONS if step * batch < lesson[0])
     rows = []
     for _ in range(batch):
         example = draw_example(rng, crowd=crowd, doubt=doubt)
@@ -149,12 +158,42 @@ def draw_rows(tokenizer: Any, seed: int, step: int, batch: int, share: float) ->
     return [collate(rows[first : first + size]) for first in range(0, batch, size)]
 
 
+class _Steps(Dataset[list[Rows]]):
+    """The rows of every step, for `DataLoader`, whose processes get the tokenizer as text."""
+
+    def __init__(self, tokenizer: Any, seed: int, batch: int) -> None:
+        self._text, self._seed, self._batch = tokenizer.to_str(), seed, batch
+        self._tokenizer: Any = None
+
+    def __getitem__(self, step: int) -> list[Rows]:
+        if self._tokenizer is None:
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_str(self._text)
+        return draw_rows(self._tokenizer, self._seed, step, self._batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_tokenizer": None}
+
+
+def _drawn(tokenizer: Any, s: ReaderSettings, first: int) -> Iterator[list[Rows]]:
+    """The rows of the steps from ``first`` on; with workers drawn ahead, for a GPU does not wait for Python."""
+    steps: Any = itertools.count(first)
+    return iter(
+        DataLoader(
+            _Steps(tokenizer, s.seed, s.batch), batch_size=None, sampler=steps,
+            num_workers=s.workers, multiprocessing_context="spawn" if s.workers else None,
+        )
+    )  # fmt: skip
+
+
 def reader_loss(model: Any, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the weighted cross entropies, nats, and (facts right, facts) among tokens of full weight."""
     embeddings = model.model.embed_tokens(rows.ids[:, :-1])
-    if torch.is_autocast_enabled("cpu"):  # once for all layers: casts cost more than products here
-        embeddings = embeddings.to(torch.get_autocast_dtype("cpu"))
-    positions = torch.arange(embeddings.shape[1])[None]
+    kind = embeddings.device.type
+    if torch.is_autocast_enabled(kind):  # once for all layers: casts cost more than products here
+        embeddings = embeddings.to(torch.get_autocast_dtype(kind))
+    positions = torch.arange(embeddings.shape[1], device=embeddings.device)[None]
     cos, sin = model.model.rotary_emb(embeddings, positions)
     hidden, _ = language_forward(model.model, embeddings, cos[:, None], sin[:, None])
     kept = rows.weights > 0
@@ -180,12 +219,11 @@ def train_reader(settings: ReaderSettings, report: Report | None = None) -> dict
     if settings.smoke:
         settings = settings.tiny()
     torch.set_num_threads(settings.threads)
-    size = SMOKE if settings.smoke else READER
     settings.cache.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(settings)
-    model = build_reader(size, settings.seed)
+    model = build_reader(SIZES[settings.size], settings.seed)
     figures = _train(model, tokenizer, settings, report)
-    figures["batch"] = settings.batch
+    figures["batch"], figures["size"] = settings.batch, settings.size
     figures["parameters"] = sum(p.numel() for p in model.parameters())
     write_reader(model, tokenizer, settings.out / "reader")
     if settings.evaluate:
@@ -214,33 +252,43 @@ def _tokenizer(settings: ReaderSettings) -> Any:
 
 
 def _train(model: Any, tokenizer: Any, s: ReaderSettings, report: Report) -> dict[str, Any]:
-    """Train the weights in place, saving to the cache now and then."""
+    """Train the weights in place, saving to the cache now and then; a checkpoint of another size begins anew."""
     path = s.cache / "reader.safetensors"
+    device = torch_device(s.device)
+    model.to(device)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     others = [p for p in model.parameters() if p.ndim != 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=s.rate, betas=(0.9, 0.98))
     step, spent, loss_mean, right_mean = 0, 0.0, 0.0, 0.0
-    if path.exists():
+    after = f"{s.seed}-{s.size}"
+    if path.exists() and read_progress(path).get("after") == after:
         progress = load_state(path, {"model": model}, optimizer)
         step, spent = progress["step"], progress["minutes"]
         loss_mean, right_mean = progress["loss"], progress["right"]
     saved = time.monotonic()
 
     def state() -> dict[str, Any]:
-        return {"step": step, "minutes": spent, "loss": loss_mean, "right": right_mean}
+        return {
+            "step": step,
+            "minutes": spent,
+            "loss": loss_mean,
+            "right": right_mean,
+            "after": after,
+        }
 
+    drawn = _drawn(tokenizer, s, step)
     model.train()
     while (share := step / s.steps if s.steps is not None else spent / s.minutes) < 1.0:
         began = time.monotonic()
-        groups_of_rows = draw_rows(tokenizer, s.seed, step, s.batch, share)
+        groups_of_rows = [rows.to(device) for rows in next(drawn)]
         for group in optimizer.param_groups:
             group["lr"] = s.rate * min(1.0, (step + 1) / 100) * rate_at(share)
         optimizer.zero_grad(set_to_none=True)
         weight = float(sum(rows.weights.sum() for rows in groups_of_rows))
-        loss, counts = 0.0, torch.zeros(2)
+        loss, counts = 0.0, torch.zeros(2, device=device)
         for rows in groups_of_rows:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with autocast(device):
                 part, right = reader_loss(model, rows)
             (part / weight).backward()
             loss += part.item() / weight
@@ -258,7 +306,7 @@ def _train(model: Any, tokenizer: Any, s: ReaderSettings, report: Report) -> dic
         if step % 10 == 0:
             report(f"reader step {step} loss {loss_mean:.3f} facts right {right_mean:.3f}", share)
     save_state(path, {"model": model}, optimizer, state())
-    model.eval()
+    model.to("cpu").eval()
     return state()
 
 

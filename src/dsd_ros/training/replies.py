@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from .architecture import IMAGE_TOKENS
+from .batches import EOS, IMAGE, Batch, Ragged, assemble
 from .forward import attend, norm, rotate
-from .language_stage import EOS, Batch, Example, batches, collate, embed, positions
+from .language_stage import batches, embed, positions
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -19,7 +23,9 @@ def forward_cached(
 ) -> torch.Tensor:
     """As `language_forward`, behind keys and values that `past` holds and is extended by."""
     count, length, _ = hidden.shape
-    causal = torch.full((length, length), -1e4).triu(1) if length > 1 else None
+    causal = None
+    if length > 1:
+        causal = torch.full((length, length), -1e4, device=hidden.device).triu(1)
     for index, layer in enumerate(language.layers):
         attention = layer.self_attn
         normed = norm(layer.input_layernorm, hidden)
@@ -48,8 +54,13 @@ def greedy_replies(
     project: nn.Linear | None = None,
     max_tokens: int = 64,
     size: int = 128,
+    pictures: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
-    """The greedy reply (ids with the end token) to each prompt about its image tokens."""
+    """The greedy reply (ids with the end token) to each prompt about its image tokens.
+
+    `features` (N, 24, hidden) on the model's device; `pictures`: which of them a prompt shows, oldest
+    first (the one of its own number by default).
+    """
     replies: list[list[int]] = [[] for _ in prompts]
     by_length: dict[int, list[int]] = defaultdict(list)
     for n, prompt in enumerate(prompts):
@@ -57,35 +68,48 @@ def greedy_replies(
     for members in by_length.values():
         for span in batches(len(members), size):
             some = members[span.start : span.stop]
-            tokens = features[some].float()
-            if project is not None:
-                tokens = project(tokens)
-            for n, reply in zip(
-                some, _decode(model, tokens, prompts, some, max_tokens), strict=True
-            ):
+            batch = _rows([prompts[n] for n in some], [[EOS]] * len(some), features.device)
+            tokens = _features(features, some, pictures, project)
+            for n, reply in zip(some, _decode(model, tokens, batch, max_tokens), strict=True):
                 replies[n] = reply
     return replies
 
 
-def _decode(
-    model: Any, tokens: torch.Tensor, prompts: list[list[int]], some: list[int], limit: int
-) -> list[list[int]]:
+def _rows(prompts: list[list[int]], replies: list[list[int]], device: torch.device) -> Batch:
+    """A batch whose pictures are chosen elsewhere."""
+    asked, said = Ragged(prompts), Ragged(replies)
+    runs = np.zeros(max(int((asked.flat == IMAGE).sum()) // IMAGE_TOKENS, 1), np.int64)
+    classes = np.zeros((len(prompts), 3), np.int64)
+    batch = assemble((asked.flat, asked.lengths), (said.flat, said.lengths), runs, classes)
+    return batch.to(device)
+
+
+def _features(
+    features: torch.Tensor,
+    some: list[int],
+    pictures: Sequence[Sequence[int]] | None,
+    project: nn.Linear | None,
+) -> torch.Tensor:
+    rows = some if pictures is None else [row for n in some for row in pictures[n]]
+    tokens = features[torch.tensor(rows, device=features.device)].float()
+    return tokens if project is None else project(tokens)
+
+
+def _decode(model: Any, tokens: torch.Tensor, batch: Batch, limit: int) -> list[list[int]]:
     language = model.model.language_model
-    empty = [Example(0, None, [EOS])] * len(some)
-    batch: Batch = collate(empty, [prompts[n] for n in some])
     hidden, cos, sin = embed(language, batch, tokens)
     past: Past = []
     last = forward_cached(language, hidden, cos, sin, past)[:, -1]
-    start = batch.ids.shape[1]
+    place = positions(batch.ids)[..., -1:]
     out: list[torch.Tensor] = []
-    done = torch.zeros(len(some), dtype=torch.bool)
-    for step in range(limit):
+    done = torch.zeros(len(batch.ids), dtype=torch.bool, device=tokens.device)
+    for _ in range(limit):
         chosen = model.lm_head(last).argmax(-1)
         out.append(chosen)
         done |= chosen == EOS
         if bool(done.all()):
             break
-        place = positions(batch.image_at, start + step + 1)[..., -1:]
+        place = place + 1
         cos, sin = language.rotary_emb(hidden, place)
         new = language.embed_tokens(chosen)[:, None]
         last = forward_cached(language, new, cos[:, None], sin[:, None], past)[:, -1]
@@ -101,22 +125,21 @@ def followed(
     replies: list[list[int]],
     project: nn.Linear | None = None,
     size: int = 128,
+    pictures: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
-    """What a model would have said at each place of given replies (teacher forced, greedy)."""
+    """What a model would have said at each place of given replies (teacher forced, greedy).
+
+    `features` and `pictures` as of `greedy_replies`.
+    """
     language = model.model.language_model
     said: list[list[int]] = []
     for span in batches(len(prompts), size):
         some = list(span)
-        examples = [Example(0, None, replies[n]) for n in some]
-        batch = collate(examples, [prompts[n] for n in some])
-        tokens = features[some].float()
-        if project is not None:
-            tokens = project(tokens)
+        batch = _rows([prompts[n] for n in some], [replies[n] for n in some], features.device)
+        tokens = _features(features, some, pictures, project)
         hidden = forward_cached(language, *embed(language, batch, tokens), [])
-        best = model.lm_head(hidden).argmax(-1)
-        for row, n in enumerate(some):
-            first = len(prompts[n]) - 1
-            said.append(best[row, first : first + len(replies[n])].tolist())
+        best = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).argmax(-1).cpu()
+        said += [part.tolist() for part in best.split([len(replies[n]) for n in some])]
     return said
 
 

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+READER_SIZES = ("tiny", "base", "large")  # of training.reader
 DTYPES = ("float32", "bfloat16", "float16")  # of vlm.loading
+PAIR_SIZES = ("small", "base", "large")  # of architecture.SIZES
+MAX_HISTORY = 8  # of wire.messages
+
+
+# What a setting left open is by the kind of device: a GPU is idle at batches that fill a core.
+PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "batch": 64, "live_batch": 40, "vision_minutes": 120.0, "language_minutes": 40.0,
+        "joint_minutes": 120.0, "dagger_minutes": 40.0, "draft_minutes": 15.0, "exit_minutes": 10.0,
+    },
+    "cuda": {
+        "batch": 512, "live_batch": 320, "vision_minutes": 5.0, "language_minutes": 3.0,
+        "joint_minutes": 5.0, "dagger_minutes": 2.0, "draft_minutes": 1.0, "exit_minutes": 1.0,
+    },
+}  # fmt: skip
+
+
+def _open(name: str, text: str) -> Any:
+    """A setting whose default hangs on the device."""
+    cpu, cuda = (PAIR_DEFAULTS[kind][name] for kind in ("cpu", "cuda"))
+    return field(default=None, metadata={"help": f"{text} (none: {cpu:g}; on a GPU {cuda:g})"})
+
+
+def _steps(stage: str) -> Any:
+    return field(default=None, metadata={"help": f"{stage}: steps instead of minutes"})
+
+
+def _check_device(name: str) -> None:
+    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
+        raise ValueError(f"device must be cpu, cuda or cuda:N, not {name!r}.")
 
 
 @dataclass(frozen=True)
@@ -17,39 +50,78 @@ class TrainSettings:
         default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"}
     )
     seed: int = field(default=0, metadata={"help": "seed of everything random"})
+    size: str = field(
+        default="base", metadata={"help": "size of both models", "choices": PAIR_SIZES}
+    )
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
+    history: int = field(
+        default=0, metadata={"help": "earlier pictures in a prompt at most, 0 to 8"}
+    )
     worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
-    workers: int = field(default=2, metadata={"help": "processes that render"})
-    threads: int = field(default=2, metadata={"help": "threads of the training itself"})
-    batch: int = field(default=64, metadata={"help": "pictures per step"})
-    live_batch: int = field(default=40, metadata={"help": "questions per step, tower unfrozen"})
-    vision_minutes: float = field(default=55.0, metadata={"help": "time for the vision tower"})
-    language_minutes: float = field(default=15.0, metadata={"help": "time for the target"})
-    joint_minutes: float = field(default=26.0, metadata={"help": "time for tower and target"})
-    dagger_rounds: int = field(default=1, metadata={"help": "rounds on the model's own roll-outs"})
+    validation_worlds: int = field(
+        default=40, metadata={"help": "worlds to render for the figures of the vision tower"}
+    )
+    workers: int = field(
+        default=2, metadata={"help": "processes that render, and that roll models out"}
+    )
+    threads: int = field(default=2, metadata={"help": "CPU threads of the training itself"})
+    batch: int | None = _open("batch", "questions or pictures per step")
+    live_batch: int | None = _open("live_batch", "questions per step, tower unfrozen")
+    vision_minutes: float | None = _open("vision_minutes", "time for the vision tower")
+    language_minutes: float | None = _open("language_minutes", "time for the target")
+    joint_minutes: float | None = _open("joint_minutes", "time for tower and target")
+    dagger_rounds: int = field(default=3, metadata={"help": "rounds on the model's own roll-outs"})
     dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
-    dagger_minutes: float = field(default=9.0, metadata={"help": "training time per round"})
-    draft_minutes: float = field(default=2.0, metadata={"help": "time for the draft"})
-    distilled: int = field(default=4000, metadata={"help": "target's replies the draft learns"})
-    vision_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    language_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    joint_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    draft_steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
+    dagger_minutes: float | None = _open("dagger_minutes", "training time per round")
+    draft_minutes: float | None = _open("draft_minutes", "time for the draft, both halves")
+    draft_worlds: int = field(
+        default=480, metadata={"help": "worlds the draft is rolled out in between its halves"}
+    )
+    distilled: int = field(
+        default=12000, metadata={"help": "pictures that the target answers about"}
+    )
+    soft_targets: bool = field(
+        default=False,
+        metadata={"help": "the draft learns the target's probabilities (always with a history)"},
+    )
+    exit_minutes: float | None = _open("exit_minutes", "time for the target's early exits")
+    exit_worlds: int = field(default=200, metadata={"help": "rooms that the exits learn from"})
+    exits: bool = field(default=True, metadata={"help": "train the target's early exits last"})
+    vision_steps: int | None = _steps("vision tower")
+    language_steps: int | None = _steps("target")
+    joint_steps: int | None = _steps("tower and target, and each round")
+    draft_steps: int | None = _steps("each half of the draft")
+    exit_steps: int | None = _steps("early exits")
+    save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
     evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
     smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
 
     def __post_init__(self) -> None:
-        for name in ("worlds", "workers", "threads", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {getattr(self, name)}.")
-        for name in (
-            "vision_minutes",
-            "language_minutes",
-            "joint_minutes",
-            "dagger_minutes",
-            "draft_minutes",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+        for name in ("worlds", "validation_worlds", "workers", "threads", "batch", "live_batch", "dagger_worlds",
+                     "distilled", "exit_worlds", "vision_steps", "language_steps", "joint_steps",
+                     "draft_steps", "exit_steps"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, but it is {value}.")
+        for name in PAIR_DEFAULTS["cpu"]:
+            value = getattr(self, name)
+            if name.endswith("_minutes") and value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be above 0, but it is {value}.")
+        for name in ("seed", "dagger_rounds", "draft_worlds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}.")
+        if not self.save_seconds >= 0:
+            raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
+        if not 0 <= self.history <= MAX_HISTORY:
+            raise ValueError(f"history must be 0 to {MAX_HISTORY}, but it is {self.history}.")
+        if self.size not in PAIR_SIZES:
+            raise ValueError(f"size must be one of {', '.join(PAIR_SIZES)}, not {self.size!r}.")
+        _check_device(self.device)
+
+    def resolved(self) -> TrainSettings:
+        """With what was left open filled in for the device."""
+        defaults = PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"]
+        return replace(self, **{n: v for n, v in defaults.items() if getattr(self, n) is None})
 
 
 @dataclass(frozen=True)
@@ -65,7 +137,14 @@ class ReaderSettings:
     steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
     batch: int = field(default=48, metadata={"help": "examples per step"})
     rate: float = field(default=3e-3, metadata={"help": "learning rate"})
+    size: str = field(
+        default="base", metadata={"help": "how large a model", "choices": READER_SIZES}
+    )
+    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
     threads: int = field(default=1, metadata={"help": "CPU threads"})
+    workers: int = field(
+        default=0, metadata={"help": "processes that draw questions; 0: the training's own"}
+    )
     save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
     evaluate: bool = field(default=True, metadata={"help": "measure the reader, write its card"})
     smoke: bool = field(default=False, metadata={"help": "a tiny run of under a minute"})
@@ -78,6 +157,11 @@ class ReaderSettings:
         for name in ("minutes", "rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
+        if self.workers < 0:
+            raise ValueError(f"workers must not be negative, but it is {self.workers}.")
+        if self.size not in READER_SIZES:
+            raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
+        _check_device(self.device)
         if not self.save_seconds >= 0:
             raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
 
@@ -88,6 +172,7 @@ class ReaderSettings:
             self,
             out=cache / "models" if self.out == Path("models") else self.out,
             cache=cache,
+            size="tiny",
             steps=self.steps or 150,
             batch=min(self.batch, 32),
             evaluate=False,

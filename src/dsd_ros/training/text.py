@@ -1,4 +1,4 @@
-"""Instructions in many words, and the small tokenizer that both shipped models share."""
+"""The small tokenizer that both shipped models share, and the files beside their weights."""
 
 from __future__ import annotations
 
@@ -7,80 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dsd_ros.robot.world import COLOURS, KINDS
-
 from .architecture import IMAGE_TOKENS, SPECIAL_TOKENS, VOCABULARY
-
-PHRASES = (
-    "find the {}",
-    "find me the {}",
-    "find a {}",
-    "go to the {}",
-    "go find the {}",
-    "walk to the {}",
-    "walk over to the {}",
-    "walk up to the {}",
-    "move to the {}",
-    "move towards the {}",
-    "head to the {}",
-    "head for the {}",
-    "head over to the {}",
-    "look for the {}",
-    "search for the {}",
-    "seek the {}",
-    "locate the {}",
-    "approach the {}",
-    "reach the {}",
-    "get to the {}",
-    "navigate to the {}",
-    "run to the {}",
-    "come to the {}",
-    "bring yourself to the {}",
-    "stop at the {}",
-    "stop in front of the {}",
-    "stand by the {}",
-    "stand next to the {}",
-    "where is the {}",
-    "show me the {}",
-    "take me to the {}",
-    "lead me to the {}",
-    "I want the {}",
-    "I need the {}",
-    "the {}",
-    "your goal is the {}",
-    "the goal is the {}",
-    "drive to the {}",
-    "step up to the {}",
-    "spot the {} and go there",
-    "find the {} and stop there",
-    "look around and find the {}",
-    "look around for the {}",
-    "there is a {} here, find it",
-    "go to the {} and wait",
-)
-_OPENINGS = ("please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, ")
-
-
-def instruction_for(goal: str, rng: np.random.Generator) -> str:
-    """One of the ways to ask for a goal called "colour kind"; plain "find the" most often."""
-    phrase = PHRASES[0] if rng.random() < 0.25 else PHRASES[int(rng.integers(len(PHRASES)))]
-    opening = str(rng.choice(_OPENINGS)) if rng.random() < 0.15 else ""
-    ending = str(rng.choice(("", ".", "!", ", please"))) if rng.random() < 0.15 else ""
-    text = opening + phrase.format(goal) + ending
-    return text[0].upper() + text[1:] if rng.random() < 0.15 else text
-
-
-def all_instructions() -> list[str]:
-    """Every phrase with every goal, for the tokenizer's training."""
-    goals = [f"{colour} {kind}" for colour in COLOURS for kind in KINDS]
-    return [
-        f"{opening}{phrase}".format(goal)
-        for opening in ("", *_OPENINGS)
-        for phrase in PHRASES
-        for goal in goals[:: 1 if not opening else 13]
-    ]
+from .phrases import all_instructions as all_instructions
+from .phrases import instruction_for as instruction_for
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:

@@ -9,8 +9,7 @@ compared with all the columns' vectors and must pick the right one, or "not here
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_FOVY
 from dsd_ros.robot.world import COLOURS, KINDS, RADIUS, ROBOT_RADIUS
 
 from .architecture import COLUMNS, ROWS
-from .checkpoint import load_state, save_state
-from .data import MODEL_HEIGHT, MODEL_WIDTH, Frames
+from .data import MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
+from .devices import CPU, moved
 from .forward import tower_forward
+from .stages import Losses, Report, Stage, run_stage
 
 SLOTS = 4  # columns of an image token
 BINS = COLUMNS * SLOTS
@@ -44,7 +44,11 @@ class Labels:
     colour: torch.Tensor
     gap: torch.Tensor
     turn: torch.Tensor
-    place: torch.Tensor  # (N, 40): the column of each named thing, BINS when it is not in view
+    place: torch.Tensor  # (N, 40): a named thing's column, BINS: not in view, -1: there are several
+
+    def to(self, device: torch.device) -> Labels:
+        """The same on a device."""
+        return Labels(*(value.to(device) for value in vars(self).values()))
 
 
 class Heads(nn.Module):
@@ -82,20 +86,20 @@ class Heads(nn.Module):
         }
 
 
-def make_labels(frames: Frames) -> Labels:
+def make_labels(labels: Sequence[Frame]) -> Labels:
     """Column labels of pictures."""
-    count = len(frames.labels)
+    count = len(labels)
     kind = np.zeros((count, BINS), np.int64)
     colour = np.zeros((count, BINS), np.int64)
     gap = np.full((count, BINS), -1, np.int64)
     turn = np.full((count, BINS), -1, np.int64)
     place = np.full((count, len(_NAMES)), BINS, np.int64)
     pixels_at = np.zeros((count, BINS), np.int64)
-    for n, frame in enumerate(frames.labels):
-        for thing in frame.things:
-            what, hue, pixels = thing[0], thing[1], thing[4]
-            b, far, facing = thing_classes(thing)
-            place[n, _NAMES.index((what, hue))] = b
+    for n, frame in enumerate(labels):
+        for index, (what, hue, _, _, pixels) in enumerate(frame.things):
+            b, far, facing = thing_classes(frame, index)
+            name = _NAMES.index((what, hue))
+            place[n, name] = b if place[n, name] == BINS else -1
             if pixels <= pixels_at[n, b]:
                 continue
             pixels_at[n, b] = pixels
@@ -106,12 +110,18 @@ def make_labels(frames: Frames) -> Labels:
     return Labels(*(torch.from_numpy(a) for a in (kind, colour, gap, turn, place)))
 
 
-def thing_classes(thing: tuple[str, str, float, float, int]) -> tuple[int, int, int]:
+def thing_classes(frame: Frame, index: int) -> tuple[int, int, int]:
     """Column, distance class and turn class of a labelled thing."""
-    kind, _, column, distance, _ = thing
-    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
-    angle = math.atan((0.5 - column) * MODEL_WIDTH / focal)
-    turn = _turn_class(angle, distance + RADIUS[kind] + ROBOT_RADIUS)
+    kind, _, column, distance, _ = frame.things[index]
+    if frame.bearings:
+        turn = _turn_class(frame.bearings[index])
+    else:
+        focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
+        angle = math.atan((0.5 - column) * MODEL_WIDTH / focal)
+        away = distance + RADIUS[kind] + ROBOT_RADIUS
+        # Law of sines from the camera's bearing to the base's.
+        aside = CAMERA_AHEAD * math.sin(angle) / away
+        turn = _turn_class(angle - math.asin(min(max(aside, -1.0), 1.0)))
     return min(max(int(column * BINS), 0), BINS - 1), gap_class(distance), turn
 
 
@@ -122,11 +132,9 @@ def gap_class(metres: float) -> int:
     return min(10 + int((metres - 1.0) / 0.25), GAPS - 1)
 
 
-def _turn_class(angle: float, distance: float) -> int:
-    """Turn class 0..6 (right 45 ... left 45) for a camera bearing and a distance from the base."""
-    # Law of sines from the camera's bearing to the base's.
-    base = angle - math.asin(min(max(CAMERA_AHEAD * math.sin(angle) / distance, -1.0), 1.0))
-    degrees = math.degrees(base)
+def _turn_class(bearing: float) -> int:
+    """Turn class 0..6 (right 45 ... left 45) for a bearing from the base."""
+    degrees = math.degrees(bearing)
     edges = (-37.5, -22.5, -10.0, 10.0, 22.5, 37.5)
     return sum(degrees > edge for edge in edges)
 
@@ -134,49 +142,110 @@ def _turn_class(angle: float, distance: float) -> int:
 def loss_of(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) -> torch.Tensor:
     """Sum of the heads' losses for the labels of some rows."""
     kind, colour = labels.kind[rows], labels.colour[rows]
-    weight_kind = torch.ones(len(KINDS) + 1)
-    weight_kind[0] = 0.15  # most columns are empty
-    weight_colour = torch.ones(len(COLOURS) + 1)
-    weight_colour[0] = 0.15
-    total = functional.cross_entropy(out["kind"].float().flatten(0, 1), kind.flatten(), weight_kind)
-    total = total + functional.cross_entropy(
-        out["colour"].float().flatten(0, 1), colour.flatten(), weight_colour
-    )
+    total: Any = 0.0
+    for name, wanted in (("kind", kind), ("colour", colour)):
+        logits = out[name].float().flatten(0, 1)
+        weight = torch.ones(logits.shape[1], device=logits.device)
+        weight[0] = 0.15  # most columns are empty
+        total = total + functional.cross_entropy(logits, wanted.flatten(), weight)
     for name in ("gap", "turn"):
         target = getattr(labels, name)[rows].flatten()
-        total = total + 0.5 * functional.cross_entropy(
-            out[name].float().flatten(0, 1), target, ignore_index=-1
-        )
+        logits = out[name].float().flatten(0, 1)
+        each = functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
+        total = total + 0.5 * each / (target >= 0).sum().clamp(min=1)
     place = labels.place[rows].flatten()
-    each = functional.cross_entropy(out["place"].float().flatten(0, 1), place, reduction="none")
-    here = place < BINS
-    return total + each[here].sum() / here.sum().clamp(min=1) + each[~here].mean()
+    each = functional.cross_entropy(
+        out["place"].float().flatten(0, 1), place, ignore_index=-1, reduction="none"
+    )
+    # Sums under masks, not choices by masks: those would wait for a GPU.
+    here, away = (place >= 0) & (place < BINS), place == BINS
+    return total + _mean(each, here) + _mean(each, away)
+
+
+def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean where a mask is True, 0 where it nowhere is."""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def share_right(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) -> torch.Tensor:
+    """Share of the named things in view that are found within a column."""
+    place, guess = labels.place[rows], out["place"].argmax(-1)
+    here = (place >= 0) & (place < BINS)
+    return _mean(((guess - place).abs() <= 1).float(), here)
 
 
 def mirrored(labels: Labels) -> Labels:
     """The labels of the pictures' mirror images."""
     turn = torch.where(labels.turn >= 0, TURNS - 1 - labels.turn, labels.turn).flip(1)
-    place = torch.where(labels.place < BINS, BINS - 1 - labels.place, labels.place)
+    here = (labels.place >= 0) & (labels.place < BINS)
+    place = torch.where(here, BINS - 1 - labels.place, labels.place)
     return Labels(labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, place)
 
 
 @torch.inference_mode()
-def measure(tower: Any, heads: Heads, frames: Frames, labels: Labels) -> dict[str, float]:
+def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dict[str, float]:
     """Shares right on pictures: the place within one column, absence, turn of what is there."""
     near = there = quiet = away = turned = things = 0
-    for first in range(0, len(frames.images), 128):
-        rows = torch.arange(first, min(first + 128, len(frames.images)))
-        out = heads(tower_forward(tower, torch.from_numpy(frames.images[first : first + 128])))
+    device = labels.place.device
+    for first in range(0, len(images), 128):
+        some = moved(images[first : first + 128], device)
+        rows = slice(first, first + 128)
+        out = heads(tower_forward(tower, some))
         place, guess = labels.place[rows], out["place"].argmax(-1)
-        here = place < BINS
+        here = (place >= 0) & (place < BINS)
         near += int(((guess - place).abs() <= 1)[here & (guess < BINS)].sum())
         there += int(here.sum())
-        quiet += int((guess == BINS)[~here].sum())
-        away += int((~here).sum())
+        quiet += int((guess == BINS)[place == BINS].sum())
+        away += int((place == BINS).sum())
         turn = labels.turn[rows]
         turned += int((out["turn"].argmax(-1) == turn)[turn >= 0].sum())
         things += int((turn >= 0).sum())
     return {"place": near / there, "absent": quiet / away, "turn": turned / things}
+
+
+@dataclass
+class _Draw:
+    """Which pictures a step sees, mirrored or not, and how bright."""
+
+    rows: torch.Tensor
+    light: torch.Tensor
+    flip: bool
+
+    def to(self, device: torch.device) -> _Draw:
+        return _Draw(moved(self.rows, device), moved(self.light, device), self.flip)
+
+
+def vision_stage(
+    tower: Any,
+    heads: Heads,
+    frames: Frames,
+    batch: int = 64,
+    rate: float = 1.5e-3,
+    seed: int = 0,
+    device: torch.device = CPU,
+) -> Stage:
+    """A stage that trains a tower and its heads on pictures that are kept on the device."""
+    labels = make_labels(frames.labels).to(device)
+    both = (labels, mirrored(labels))
+    images = moved(frames.images, device)
+
+    def draw(step: int, share: float) -> _Draw:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        rows = torch.randint(len(frames.images), (batch,), generator=generator)
+        flip = bool(torch.rand(1, generator=generator) < 0.5)
+        light = 0.9 + 0.2 * torch.rand(batch, 1, 1, 1, generator=generator)
+        return _Draw(rows, light, flip)
+
+    def losses(drawn: _Draw, step: int) -> Losses:
+        some = images[drawn.rows]
+        some = some.flip(2) if drawn.flip else some
+        out = heads(tower_forward(tower, (some.float() * drawn.light).clamp(max=255.0)))
+        wanted = both[int(drawn.flip)]
+        loss = loss_of(out, wanted, drawn.rows)
+        return Losses(loss, loss.detach(), share_right(out, wanted, drawn.rows))
+
+    return Stage("vision", {"tower": (tower, 1.0), "heads": (heads, 1.0)}, draw, losses, rate, 200)
 
 
 def train_vision(
@@ -190,70 +259,15 @@ def train_vision(
     batch: int = 64,
     rate: float = 1.5e-3,
     seed: int = 0,
-    report: Callable[[str, float], None] | None = None,
+    device: torch.device = CPU,
+    after: str = "",
+    report: Report | None = None,
     save_seconds: float = 60.0,
-) -> dict[str, float]:
-    """Train a tower and its heads in place for some minutes (or exactly `steps`); resumes from `path`.
-
-    Returns the validation figures of `measure` and the minutes spent.
-    """
-    labels, held_out = make_labels(frames), make_labels(validation)
-    both = (labels, mirrored(labels))
-    optimizer = torch.optim.AdamW(
-        [*tower.parameters(), *heads.parameters()], lr=rate, betas=(0.9, 0.98), weight_decay=0.02
-    )
-    modules = {"tower": tower, "heads": heads}
-    step, spent, running = 0, 0.0, 0.0
-    figures: dict[str, float] = {}
-    if path.exists():
-        progress = load_state(path, modules, optimizer)
-        step, spent, figures = progress["step"], progress["minutes"], progress["figures"]
-        running = progress.get("loss", 0.0)
-    saved = time.monotonic()
-    while True:
-        share = step / steps if steps is not None else spent / minutes
-        if share >= 1.0:
-            break
-        began = time.monotonic()
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        rows = torch.randint(len(frames.images), (batch,), generator=generator)
-        flip = bool(torch.rand(1, generator=generator) < 0.5)
-        images = torch.from_numpy(frames.images[rows.numpy()])
-        if flip:
-            images = images.flip(2)
-        light = 0.9 + 0.2 * torch.rand(batch, 1, 1, 1, generator=generator)
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 200) * schedule(share)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            tokens = tower_forward(tower, (images.float() * light).clamp(max=255.0))
-            out = heads(tokens)
-        loss = loss_of(out, both[int(flip)], rows)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_([*tower.parameters(), *heads.parameters()], 1.0)
-        optimizer.step()
-        step += 1
-        running = loss.item() if step == 1 else 0.98 * running + 0.02 * loss.item()
-        spent += (time.monotonic() - began) / 60
-        if time.monotonic() - saved > save_seconds:
-            figures = measure(tower, heads, validation, held_out)
-            if report is not None:
-                report(f"vision step {step} loss {running:.3f} " + _short(figures), share)
-            progress = {"step": step, "minutes": spent, "figures": figures, "loss": running}
-            save_state(path, modules, optimizer, progress)
-            saved = time.monotonic()
-        if step % 20 == 0 and report is not None:
-            report(f"vision step {step} loss {running:.3f}", share)
-    figures = measure(tower, heads, validation, held_out)
-    progress = {"step": step, "minutes": spent, "figures": figures, "loss": running}
-    save_state(path, modules, optimizer, progress)
-    return {**figures, "minutes": spent, "steps": step}
-
-
-def schedule(share: float) -> float:
-    """Learning-rate factor over the share of training done: flat, then down to nearly nothing."""
-    return 1.0 if share < 0.3 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (share - 0.3) / 0.7))
-
-
-def _short(figures: dict[str, float]) -> str:
-    return " ".join(f"{name} {value:.3f}" for name, value in figures.items())
+) -> dict[str, Any]:
+    """Run `vision_stage` as `run_stage` does; returns its figures, and the validation's of `measure`."""
+    stage = vision_stage(tower, heads, frames, batch, rate, seed, device)
+    figures = run_stage(
+        stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds
+    )  # fmt: skip
+    held_out = make_labels(validation.labels).to(device)
+    return {**figures, **measure(tower, heads, validation.images, held_out)}

@@ -1,0 +1,277 @@
+"""Where a robot that knows what is truly there would go: one action for one picture, no memory.
+
+training/expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import sight
+from .scene import CAMERA_AHEAD
+from .simulator import Simulator
+from .world import REACH, ROBOT_RADIUS, World
+
+STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface: near enough
+MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
+AHEAD = math.radians(10.0)
+LITTLE = math.radians(22.5)
+MUCH = math.radians(37.5)
+SEARCH_TURNS = 7  # of 45 degrees: with the picture before the first, a full round
+_MARGIN = 0.04  # metres kept from obstacles beside the way
+_LOOK_AHEAD = 1.2  # metres that must be free, for otherwise the robot goes round
+_FREE = 0.9  # metres that must be free beside the goal's bearing to go there
+_SPARE = 0.08  # metres more beside a detour: turns come to it within 7.5 degrees
+# Degrees beside the goal's bearing. The small ones keep the goal in the picture (81.8 degrees wide), so that the
+# next picture leads on; with the others it is looked for again.
+_DETOURS = (15, 30, 45, 75)
+_NOISE = 0.05  # of an action's amount, standard deviation
+_WALK_STEP = 0.05  # metres between places where a walk is checked for contact
+
+
+@dataclass(frozen=True)
+class View:
+    """What the front camera shows from a pose: pixels per visible thing's index."""
+
+    world: World
+    pose: tuple[float, float, float]
+    pixels: dict[int, int]
+
+    @classmethod
+    def of(cls, simulator: Simulator) -> View:
+        """What a simulator's camera shows now, from a rendered picture."""
+        return cls(simulator.world, simulator.pose, _seen(simulator.visible_pixels()))
+
+    @classmethod
+    def at(cls, world: World, pose: tuple[float, float, float], name: str = "") -> View:
+        """What the camera would show from a pose, by geometry; with a name, only of what is called so."""
+        if not name:
+            return cls(world, pose, _seen(sight.visible_pixels(world, pose)))
+        called = [i for i, thing in enumerate(world.things) if thing.name == name]
+        return cls(world, pose, _seen({i: sight.pixels_of(world, pose, i) for i in called}))
+
+    def bearing(self, index: int) -> float:
+        """Bearing of a thing's centre from the base's centre, radians, positive to the left."""
+        x, y, yaw = self.pose
+        thing = self.world.things[index]
+        return math.remainder(math.atan2(thing.y - y, thing.x - x) - yaw, 2 * math.pi)
+
+    def camera_bearing(self, index: int) -> float:
+        """The same from the front camera."""
+        x, y, yaw = self.pose
+        thing = self.world.things[index]
+        dx = thing.x - x - CAMERA_AHEAD * math.cos(yaw)
+        dy = thing.y - y - CAMERA_AHEAD * math.sin(yaw)
+        return math.remainder(math.atan2(dy, dx) - yaw, 2 * math.pi)
+
+    def column(self, index: int) -> float:
+        """Where a thing's middle stands in the picture's width, 0 (left edge) to 1, as the camera is pitched."""
+        return sight.column_of(self.world, self.pose, index)
+
+    def gap(self, index: int) -> float:
+        """Metres between the robot's circle and the thing's surface."""
+        return self.world.gap(self.pose[0], self.pose[1], index)
+
+    def named(self, name: str) -> list[int]:
+        """Indices of the visible things called "colour kind"."""
+        return [i for i in self.pixels if self.world.things[i].name == name]
+
+    def index_of(self, goal: str) -> int | None:
+        """Index of the visible thing that a goal means, None when it is not seen.
+
+        "left red chair" is the leftmost red chair in view, "nearer red chair" the nearest; the only one in view
+        is each of them.
+        """
+        which, name = split_goal(goal)
+        found = self.named(name)
+        if not found:
+            return None
+        if which in ("left", "right"):
+            return (max if which == "left" else min)(found, key=self.camera_bearing)
+        return (max if which == "farther" else min)(found, key=self.gap)
+
+
+def _seen(pixels: dict[int, int]) -> dict[int, int]:
+    return {i: n for i, n in pixels.items() if n >= MIN_PIXELS}
+
+
+def split_goal(goal: str) -> tuple[str, str]:
+    """("left", "red chair") of "left red chair", ("", "red chair") of "red chair"."""
+    words = goal.split(" ")
+    return ("", goal) if len(words) == 2 else (words[0], " ".join(words[1:]))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now: verb ("forward", "turn left", "turn right" or "stop"), its amount in cm or degrees, and why."""
+
+    verb: str
+    amount: int = 0
+    index: int | None = None  # of the goal in view
+    obstacle: str = ""  # what is gone round, or blocks
+    side: str = ""  # the side of the obstacle on which it is gone round; "" where it blocks
+    free: float = 0.0  # metres that are free ahead
+
+    @property
+    def action(self) -> str:
+        """As the reply grammar has it."""
+        unit = {"forward": " cm", "stop": ""}.get(self.verb, " degrees")
+        return f"{self.verb} {self.amount}{unit}" if unit else self.verb
+
+
+def decide(view: View, goal: str, searched: bool = False) -> Decision:
+    """The action for a goal such as "red chair" or "nearer red chair".
+
+    :param searched: the goal was in none of the pictures of a full round, this one included.
+    """
+    index = view.index_of(goal)
+    if index is None:
+        return Decision("stop") if searched else Decision("turn left", 45)
+    bearing, gap = view.bearing(index), view.gap(index)
+    if gap <= STOP_GAP:
+        return Decision("stop", 0, index)
+    heading, obstacle, side = _round_obstacles(view, index, bearing, gap)
+    if abs(heading) > AHEAD:
+        size = abs(heading)
+        degrees = 15 if size <= LITTLE else 30 if size <= MUCH else 45
+        turn = "turn left" if heading > 0 else "turn right"
+        return Decision(turn, degrees, index, obstacle, side)
+    free, what, _ = free_way(view, 0.0, index)
+    step = 75 if gap >= 0.95 else 50 if gap >= 0.70 else 25
+    while step > 25 and free < step / 100 + 0.05:
+        step -= 25
+    if free < 0.27:
+        left, right = free_way(view, 0.7, index)[0], free_way(view, -0.7, index)[0]
+        return Decision("turn left" if left > right else "turn right", 30, index, what)
+    return Decision("forward", step, index, obstacle, side, free)
+
+
+def free_way(
+    view: View, heading: float, ignore: int | None, spare: float = 0.0
+) -> tuple[float, str, float]:
+    """Metres the robot can go along a heading (relative, radians), what then ends the way, and how far
+    to the left of the way that one's middle is (metres; 0 for a wall); `spare` metres more are kept beside it."""
+    x, y, yaw = view.pose
+    c, s = math.cos(yaw + heading), math.sin(yaw + heading)
+    width = ROBOT_RADIUS + _MARGIN + spare
+    best, what, aside = 4.0, "the wall", 0.0
+    for position, direction, half in ((x, c, view.world.half_x), (y, s, view.world.half_y)):
+        if abs(direction) > 1e-6:
+            edge = math.copysign(half - ROBOT_RADIUS, direction)
+            best = min(best, max((edge - position) / direction, 0.0))
+    circles = [
+        (t.x, t.y, t.radius, f"the {t.name}")
+        for i, t in enumerate(view.world.things)
+        if i != ignore
+    ]
+    for f in view.world.furniture:  # a cabinet as a row of circles
+        half, depth = max(f.half_x, f.half_y), min(f.half_x, f.half_y)
+        for k in (-1.0, -0.5, 0.0, 0.5, 1.0):
+            along = k * max(half - depth, 0.0)
+            cx, cy = (f.x + along, f.y) if f.half_x >= f.half_y else (f.x, f.y + along)
+            circles.append((cx, cy, depth * 1.1, "a cabinet"))
+    for cx, cy, radius, name in circles:
+        along = (cx - x) * c + (cy - y) * s
+        across = (cy - y) * c - (cx - x) * s
+        touch = radius + width
+        if along > 0 and abs(across) < touch:
+            distance = along - math.sqrt(touch**2 - across**2)
+            if distance < best:
+                best, what, aside = max(distance, 0.0), name, across
+    return best, what, aside
+
+
+def _round_obstacles(view: View, index: int, bearing: float, gap: float) -> tuple[float, str, str]:
+    """Heading (relative, radians) with a free way, what is gone round for it, and on which side.
+
+    Few and coarse choices, so that a picture tells which one it is: as little beside the goal as will do, and
+    rather on the side on which the obstacle's middle is not.
+    """
+    free, what, aside = free_way(view, bearing, index)
+    if free >= min(gap, _LOOK_AHEAD):
+        return bearing, "", ""
+    first = -1 if aside > 0 else 1
+    for degrees in _DETOURS:
+        for side in (first, -first):
+            heading = bearing + side * math.radians(degrees)
+            if free_way(view, heading, index, _SPARE)[0] >= min(gap, _FREE):
+                return heading, what, "left" if side > 0 else "right"
+    return bearing, "", ""
+
+
+def full_round(actions: Sequence[str], seen: Sequence[bool]) -> bool:
+    """Whether a goal was looked for all round: the last turns come to 315 degrees or more, and no picture had it.
+
+    :param actions: what was done, oldest first, as the reply grammar has it ("turn left 45 degrees").
+    :param seen: whether the goal was in the picture before each of them, and in the one after the last.
+    """
+    degrees = 0
+    if seen[-1]:
+        return False
+    for action, had in zip(reversed(actions), reversed(seen[:-1]), strict=True):
+        words = action.split()
+        if words[0] != "turn" or had:
+            return False
+        degrees += int(words[2]) * (1 if words[1] == "left" else -1)
+        if abs(degrees) >= 45 * SEARCH_TURNS:
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A run from a world's start by the guide's decisions, carried out exactly."""
+
+    reached: bool  # stopped by itself, near enough to the target, and touched nothing
+    collided: bool
+    actions: tuple[str, ...]
+    path: tuple[tuple[float, float], ...]  # metres; the start first, a place per action
+    views: tuple[View, ...]  # what was seen of the goal's name before each action
+
+    @property
+    def length(self) -> float:
+        """Metres gone."""
+        return sum(math.dist(a, b) for a, b in zip(self.path, self.path[1:], strict=False))
+
+
+def walk(world: World, max_steps: int = 25, rng: np.random.Generator | None = None) -> Walk:
+    """The guide's own run in a world, by geometry alone: no renderer; with a generator, as noisy as a real robot.
+
+    Where the goal is absent, reached means stopped after a full round.
+    """
+    x, y, yaw = world.start
+    actions: list[str] = []
+    views: list[View] = []
+    seen: list[bool] = []
+    path = [(x, y)]
+    stopped = collided = False
+    while len(actions) < max_steps and not stopped and not collided:
+        view = View.at(world, (x, y, yaw), split_goal(world.goal)[1])
+        views.append(view)
+        seen.append(view.index_of(world.goal) is not None)
+        decision = decide(view, world.goal, full_round(actions, seen))
+        actions.append(decision.action)
+        done = decision.amount * (
+            1.0 + (_NOISE * rng.standard_normal() if rng is not None else 0.0)
+        )
+        if decision.verb == "stop":
+            stopped = True
+        elif decision.verb == "forward":
+            steps = math.ceil(done / 100 / _WALK_STEP)
+            step = done / 100 / steps
+            for _ in range(steps):
+                x, y = x + step * math.cos(yaw), y + step * math.sin(yaw)
+                collided = collided or world.clearance(x, y) < 0.0
+        else:
+            turn = math.radians(done)
+            turn = turn if decision.verb == "turn left" else -turn
+            yaw = math.remainder(yaw + turn, 2 * math.pi)
+        path.append((x, y))
+    near = world.target_index is None or world.gap(x, y) <= REACH
+    return Walk(
+        stopped and near and not collided, collided, tuple(actions), tuple(path), tuple(views)
+    )

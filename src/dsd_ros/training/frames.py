@@ -1,0 +1,118 @@
+"""Pictures with their labels, and the shards that hold them on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsd_ros.robot.guide import split_goal
+from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
+
+MODEL_WIDTH, MODEL_HEIGHT = 168, 112  # the picture as the models see it
+SHARD_VERSION = 2
+
+
+@dataclass
+class Frame:
+    """What one picture shows and what the expert answers for several goals."""
+
+    seed: int
+    pose: tuple[float, float, float]
+    things: list[tuple[str, str, float, float, int]]  # kind, colour, column 0..1, gap m, pixels
+    replies: list[tuple[str, str]]  # goal, reply; the first goal is the world's own or a seen one
+    situation: str = "plain"
+    camera: tuple[float, float] = (CAMERA_HEIGHT, CAMERA_PITCH)  # metres, radians downwards
+    bearings: list[float] = field(
+        default_factory=list
+    )  # of the things from the base's centre, radians
+    before: str = ""  # the action that led here from the row before; "": that one is another run's
+    searched: bool = (
+        False  # the first reply knows of a full round without its goal, which one picture cannot
+    )
+
+    def find(self, goal: str) -> int | None:
+        """Index in ``things`` of what a goal such as "red chair" or "left red chair" means; None: not in view."""
+        which, name = split_goal(goal)
+        found = [
+            i for i, (kind, colour, *_) in enumerate(self.things) if f"{colour} {kind}" == name
+        ]
+        if not found:
+            return None
+        axis = 2 if which in ("left", "right") else 3  # column or gap
+        best = max if which in ("right", "farther") else min
+        return best(found, key=lambda i: self.things[i][axis])
+
+
+@dataclass
+class Frames:
+    """Pictures, uint8 (N, 112, 168, 3), with their labels."""
+
+    images: np.ndarray
+    labels: list[Frame] = field(default_factory=list)
+
+
+def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> None:
+    """Write pictures (.npy) and labels (.json) so that a kill leaves a whole shard or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Under a name of its own: a worker that outlived a killed run may be writing the same shard.
+    part = path.with_suffix(f".{os.getpid()}.part.npy")
+    np.save(part, np.stack(images))
+    os.replace(part, path.with_suffix(".npy"))
+    text = path.with_suffix(f".{os.getpid()}.part.json")
+    whole = {"version": SHARD_VERSION, "frames": [asdict(f) for f in labels]}
+    text.write_text(json.dumps(whole))
+    os.replace(text, path.with_suffix(".json"))
+
+
+def load_frames(folder: Path, limit: int | None = None) -> Frames:
+    """All whole shards of a folder, in order. Raises ValueError when there are none, or one is old or damaged."""
+    images: list[np.ndarray] = []
+    labels: list[Frame] = []
+    for path in sorted(folder.glob("*.json")):
+        if path.name.endswith(".part.json"):
+            continue
+        some, their = _load_shard(path)
+        images.append(some)
+        labels += their
+        if limit is not None and len(labels) >= limit:
+            break
+    if not images:
+        raise ValueError(f"No training pictures are in {folder}: generate them first.")
+    return Frames(np.concatenate(images)[:limit], labels[:limit])
+
+
+def _load_shard(path: Path) -> tuple[np.ndarray, list[Frame]]:
+    remedy = "delete it and its .npy, and they are made anew"
+    try:
+        whole = json.loads(path.read_text())
+        version = whole["version"] if isinstance(whole, dict) else 1
+        rows = whole["frames"] if version == SHARD_VERSION else []
+        frames = [_frame(row) for row in rows]
+        images = np.load(path.with_suffix(".npy"), allow_pickle=False)
+    except (OSError, KeyError, TypeError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"The pictures of {path} are damaged ({type(error).__name__}: {error}): {remedy}."
+        ) from error
+    if version != SHARD_VERSION:
+        raise ValueError(
+            f"The pictures of {path} are of version {version}, and this release reads {SHARD_VERSION}: {remedy}."
+        )
+    shape = (len(frames), MODEL_HEIGHT, MODEL_WIDTH, 3)
+    if images.shape != shape or images.dtype != np.uint8:
+        raise ValueError(
+            f"The pictures of {path} are damaged (an array of {images.shape} for {len(frames)} labels): {remedy}."
+        )
+    return images, frames
+
+
+def _frame(row: dict[str, Any]) -> Frame:
+    pairs = {
+        "things": [tuple(t) for t in row["things"]],
+        "replies": [tuple(r) for r in row["replies"]],
+    }
+    return Frame(**{**row, **pairs, "pose": tuple(row["pose"]), "camera": tuple(row["camera"])})

@@ -1,0 +1,44 @@
+"""The pictures and the tokenizer of the pair's training, made once and kept in its cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.robot.situations import Split
+
+from .data import Frames, generate, load_frames
+from .settings import TrainSettings
+from .stages import Report
+from .text import all_instructions, train_tokenizer
+
+_PER_WORLD = 16
+
+
+def render(settings: TrainSettings, report: Report) -> tuple[Frames, Frames]:
+    """Training and validation pictures; those already in the cache are kept."""
+    cache, made = settings.cache, [0]
+
+    def count(n: int) -> None:
+        made[0] += n
+        report(f"rendered {made[0]} pictures", made[0] / (settings.worlds * _PER_WORLD))
+
+    generate(cache / "train", Split.TRAINING, settings.worlds, settings.workers, _PER_WORLD, count)
+    generate(
+        cache / "val", Split.VALIDATION, settings.validation_worlds, settings.workers, _PER_WORLD
+    )
+    return load_frames(cache / "train"), load_frames(cache / "val")
+
+
+def trained_tokenizer(cache: Path, frames: Frames) -> Any:
+    """The tokenizer of both models, trained on the expert's replies and all instructions."""
+    from tokenizers import Tokenizer
+
+    path = cache / "tokenizer.json"
+    if not path.exists():
+        replies = [text for f in frames.labels[:20_000] for _, text in f.replies]
+        part = path.with_suffix(".part")
+        train_tokenizer(replies[::3] + all_instructions()).save(str(part))
+        os.replace(part, path)
+    return Tokenizer.from_file(str(path))

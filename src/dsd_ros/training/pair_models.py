@@ -1,0 +1,70 @@
+"""What is done to whole models in the pair's training: averaged, folded together, written."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+KEPT = ("README.md", "training.png")  # of a model directory, when its weights are written anew
+
+
+def digest(path: Path) -> str:
+    """Name of a checkpoint's content, for what is built upon it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def average(model: Any, paths: Sequence[Path]) -> None:
+    """Give a model the mean of checkpoints' weights, later ones weighing more (1, 1.5, 2.25, ...).
+
+    After M. Wortsman et al., "Model soups", 2022: the mean of fine-tuned weights of one lineage
+    is steadier than each; here it ended going back and forth between two mistaken views.
+    """
+    states = [load_file(path) for path in paths]
+    weights = torch.tensor([1.5**k for k in range(len(states))], dtype=torch.float64, device="cpu")
+    weights /= weights.sum()
+    parts = {"language/": model.model.language_model, "tower/": model.model.visual}
+    for prefix, module in parts.items():
+        mean = {
+            key[len(prefix) :]: sum(
+                float(w) * state[key] for w, state in zip(weights, states, strict=True)
+            )
+            for key in states[0]
+            if key.startswith(prefix)
+        }
+        module.load_state_dict(mean)
+
+
+def fold(small: Any, tower: Any, project: nn.Linear) -> None:
+    """Give a draft its own tower: the target's, whose last layer then projects to the draft's width."""
+    state = tower.state_dict()
+    last = tower.merger.mlp[2]
+    with torch.no_grad():
+        state["merger.mlp.2.weight"] = project.weight @ last.weight
+        state["merger.mlp.2.bias"] = project.weight @ last.bias + project.bias
+    small.model.visual.load_state_dict(state)
+
+
+def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model directory (float16 weights) next to the old one, then swap them."""
+    from .text import write_processor_files
+
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    write_processor_files(part, tokenizer)
+    copy.deepcopy(model).half().cpu().save_pretrained(part)
+    write_processor_files(part, tokenizer)  # save_pretrained writes its own generation settings
+    for name in KEPT:
+        if (folder / name).exists():
+            shutil.copy(folder / name, part / name)
+    shutil.rmtree(folder, ignore_errors=True)
+    (part / "model.safetensors").chmod(0o644)
+    part.rename(folder)

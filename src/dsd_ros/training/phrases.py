@@ -1,0 +1,178 @@
+"""Instructions in many words: the ways to ask for a goal, with templates and words held out of training.
+
+A template is a request and a way to name the thing: "walk over to" and "the {} on the left". No template of one
+split is in another, and each split has words that the others never say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from dsd_ros.robot.guide import split_goal
+from dsd_ros.robot.situations import Split
+from dsd_ros.robot.world import WHICH, World
+
+FIND = "find"
+INTENTS = (FIND, *WHICH)  # "find" asks for the only one, the others for one of two
+_PLAIN = "find the {}"  # how most people ask
+
+
+@dataclass(frozen=True)
+class Wording:
+    """What a split's templates are put together from. "{}" is the thing's name, "{s}" its plural."""
+
+    requests: tuple[str, ...]  # before the thing, may be followed by a tail
+    wishes: tuple[str, ...]  # before the thing, with nothing behind it
+    tails: tuple[str, ...]
+    whole: tuple[str, ...]  # templates of their own
+    names: dict[str, tuple[str, ...]]  # by intent
+    openings: tuple[str, ...]
+    endings: tuple[str, ...]
+
+
+def _sides(*templates: str) -> dict[str, tuple[str, ...]]:
+    return {side: tuple(t.replace("SIDE", side) for t in templates) for side in ("left", "right")}
+
+
+WORDINGS: dict[Split, Wording] = {
+    Split.TRAINING: Wording(
+        requests=(
+            "find", "go to", "go find", "go and find", "go over to", "go up to", "walk to", "walk over to",
+            "walk up to", "walk towards", "move to", "move over to", "move towards", "head to", "head for",
+            "head over to", "look for", "look around for", "search for", "search the room for", "approach",
+            "reach", "get to", "get close to", "navigate to", "run to", "run over to", "come to", "drive to",
+            "drive up to", "step up to", "bring yourself to", "try to find", "try to reach", "turn to",
+        ),
+        wishes=(
+            "find me", "stop at", "stop in front of", "stand by", "stand next to", "wait at", "show me",
+            "take me to", "lead me to", "I want", "I need", "your goal is", "the goal is", "where is",
+            "can you see", "do you see",
+        ),
+        tails=("", " and stop there", " and wait there", " in this room", " for me", " and stay"),
+        whole=("{}", "the {}", "there is a {} here, find it", "a {}, find it"),
+        names={
+            FIND: ("the {}", "a {}"),
+            **_sides(
+                "the SIDE {}", "the SIDE-hand {}", "the {} on the SIDE", "the {} on your SIDE",
+                "the {} that is on the SIDE", "the SIDE one of the two {s}",
+            ),
+            "nearer": (
+                "the nearer {}", "the nearest {}", "the closer {}", "the {} that is nearer",
+                "the {} nearest to you", "the nearer one of the two {s}",
+            ),
+            "farther": (
+                "the farther {}", "the farthest {}", "the further {}", "the {} that is farther away",
+                "the {} farthest from you", "the farther one of the two {s}",
+            ),
+        },
+        openings=("please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, "),
+        endings=(".", "!", ", please"),
+    ),
+    Split.VALIDATION: Wording(
+        requests=(
+            "seek", "travel to", "trot to", "trot over to", "hunt for", "visit", "hurry to", "hurry over to",
+            "steer to", "steer towards", "take yourself to", "set out for", "march to", "march over to",
+            "sniff out", "return to",
+        ),
+        wishes=("fetch me to", "I would like", "my wish is", "halt at"),
+        tails=("", " and halt there", " without delay", " and pause there"),
+        whole=("somewhere is a {}, seek it", "the {} is your destination"),
+        names={
+            FIND: ("the {}", "some {}", "that {}"),
+            **_sides("the {} to the SIDE", "the {} which stands to the SIDE", "the SIDE of the two {s}"),
+            "nearer": ("the {} which is closer", "the closer of the two {s}", "the {} lying nearer"),
+            "farther": ("the {} which is further off", "the further of the two {s}", "the {} lying farther off"),
+        },
+        openings=("hey, ", "would you ", "quickly "),
+        endings=(" soon", ", thanks"),
+    ),
+    Split.TEST: Wording(
+        requests=(
+            "locate", "proceed to", "make your way to", "track down", "discover", "wander over to",
+            "advance to", "advance towards", "rush to", "press on to", "aim for", "stroll to", "dash to",
+            "dash over to", "scout for", "continue to",
+        ),
+        wishes=("guide me to", "I am after", "my target would be", "park beside"),
+        tails=("", " and remain beside it", " at once", " and rest there"),
+        whole=("somebody left a {} around, locate it", "what I am after would be a {}"),
+        names={
+            FIND: ("the {}", "any {}", "our {}"),
+            **_sides("the SIDEmost {}", "the {} being SIDEmost", "the SIDEmost one of those {s}"),
+            "nearer": ("the closest {}", "the {} closest to us", "the closest one of those {s}"),
+            "farther": ("the furthest {}", "the {} furthest from us", "the furthest one of those {s}"),
+        },
+        openings=("kindly ", "dog, ", "okay, "),
+        endings=(" right now", ", will you"),
+    ),
+}  # fmt: skip
+
+
+@cache
+def phrasings(intent: str, split: Split) -> tuple[str, ...]:
+    """A split's templates for an intent of INTENTS; "{}" is where "red chair" goes, "{s}" where "red chairs" does.
+
+    Raises ValueError for what is no intent.
+    """
+    if intent not in INTENTS:
+        raise ValueError(f"'{intent}' is no intent; choose from {', '.join(INTENTS)}.")
+    words = WORDINGS[split]
+    made = [*words.whole] if intent == FIND else []
+    for name in words.names[intent]:
+        # The sides' longer names need no tails to come to hundreds.
+        tails = words.tails if intent == FIND or split is not Split.TRAINING else ("",)
+        made += [f"{request} {name}{tail}" for request in words.requests for tail in tails]
+        made += [f"{wish} {name}" for wish in words.wishes]
+    return tuple(dict.fromkeys(made))
+
+
+def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TRAINING) -> str:
+    """One of a split's ways to ask for a goal such as "red chair" or "left red chair".
+
+    In training plain "find the" is the most frequent.
+    """
+    which, name = split_goal(goal)
+    if split is Split.TRAINING and rng.random() < 0.25:
+        text = _PLAIN.format(goal)
+    else:
+        templates = phrasings(which or FIND, split)
+        text = fill(templates[int(rng.integers(len(templates)))], name)
+    words = WORDINGS[split]
+    if rng.random() < 0.15:
+        text = words.openings[int(rng.integers(len(words.openings)))] + text
+    if rng.random() < 0.15:
+        text += words.endings[int(rng.integers(len(words.endings)))]
+    return text[0].upper() + text[1:] if rng.random() < 0.15 else text
+
+
+def instructed(world: World) -> World:
+    """A world of a split with its goal asked for in one of the split's ways, drawn from its seed."""
+    if world.look is None:
+        return world
+    split = world.look.split
+    rng = np.random.default_rng([world.seed, 27, split.number])
+    return replace(world, instruction=instruction_for(world.goal, rng, split))
+
+
+def fill(template: str, name: str) -> str:
+    """A template with a name such as "red box" put in."""
+    plural = name + ("es" if name.endswith("x") else "s")
+    text = template.format(name, s=plural)
+    return text.replace(f"a {name}", f"an {name}") if name[0] == "o" else text
+
+
+def all_instructions() -> list[str]:
+    """Training's templates with training's names, for the tokenizer's training."""
+    from dsd_ros.robot.situations import target_names
+
+    names = target_names(Split.TRAINING)
+    words = WORDINGS[Split.TRAINING]
+    texts = [_PLAIN.format(name) for name in names]
+    for number, intent in enumerate(INTENTS):
+        for k, template in enumerate(phrasings(intent, Split.TRAINING)):
+            texts += [fill(template, name) for name in names[(k + number) % 5 :: 5]]
+    texts += [f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in names]
+    texts += [f"{_PLAIN.format(name)}{ending}" for ending in words.endings for name in names[::3]]
+    return texts

@@ -1,0 +1,174 @@
+"""Pictures of situations and splits: what their labels say, and what a shard holds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dsd_ros.navigation.actions import parse_reply
+from dsd_ros.robot.offscreen import Offscreen
+from dsd_ros.robot.simulator import Simulator
+from dsd_ros.robot.situations import HELD_OUT, Situation, Split, names_in, world_of
+from dsd_ros.robot.world import World
+from dsd_ros.training.data import (
+    SPLIT_SEEDS,
+    Frame,
+    generate,
+    load_frames,
+    save_shard,
+    shared_offscreen,
+    situation_of,
+    world_frames,
+)
+from dsd_ros.training.frames import SHARD_VERSION
+
+COUNT = 10
+
+
+@pytest.fixture(scope="module")
+def offscreen():
+    made = shared_offscreen()
+    yield made
+    made.close()
+
+
+def frames_of(situation: Situation, split: Split, offscreen: Offscreen) -> list[Frame]:
+    return world_frames(2, COUNT, offscreen, situation, split)[1]
+
+
+@pytest.mark.parametrize("situation", Situation)
+def test_labels_of_a_situation(situation: Situation, offscreen: Offscreen) -> None:
+    for split in (Split.TRAINING, Split.TEST):
+        frames = frames_of(situation, split, offscreen)
+        known = set(names_in(split))
+        for frame in frames:
+            assert frame.situation == situation.value
+            assert len(frame.bearings) == len(frame.things)
+            assert all(-0.5 <= thing[2] <= 1.5 for thing in frame.things)
+            assert {f"{colour} {kind}" for kind, colour, *_ in frame.things} <= known
+            for goal, text in frame.replies:
+                assert " ".join(goal.split()[-2:]) in known
+                assert goal in parse_reply(text).reasoning
+                assert text.startswith("No ") == (frame.find(goal) is None), (goal, text)
+        way = frames[COUNT - COUNT // 2 :]
+        assert way[0].before == ""
+        for earlier, later in zip(way, way[1:], strict=False):
+            action = earlier.replies[0][1].rsplit("Action: ", 1)[1]
+            assert later.before == ("" if action == "stop" else action)
+
+
+def test_a_search_for_what_is_absent_ends_by_saying_so(offscreen: Offscreen) -> None:
+    _, frames = world_frames(2, 2 * 8, offscreen, Situation.ABSENT, Split.VALIDATION)
+    way = frames[8:]
+    assert [frame.searched for frame in way] == [False] * 7 + [True]
+    goal, last = way[-1].replies[0]
+    assert last == f"No {goal} anywhere here, so I stop. Action: stop"
+    assert all(frame.replies[0][1].endswith("turn left 45 degrees") for frame in way[:-1])
+
+
+def test_frames_find_what_is_meant_by_place() -> None:
+    things = [
+        ("chair", "red", 0.8, 1.0, 500),
+        ("chair", "red", 0.2, 2.0, 300),
+        ("ball", "red", 0.5, 0.5, 90),
+    ]
+    frame = Frame(0, (0.0, 0.0, 0.0), things, [])
+    meant = {
+        "left red chair": 1,
+        "right red chair": 0,
+        "nearer red chair": 0,
+        "farther red chair": 1,
+    }
+    meant |= {"red ball": 2, "left red ball": 2}
+    assert {goal: frame.find(goal) for goal in meant} == meant
+    assert frame.find("blue ball") is None and frame.find("left blue ball") is None
+
+
+def test_training_never_speaks_of_held_out_names(offscreen: Offscreen) -> None:
+    held = {name for names in HELD_OUT.values() for name in names}
+    for situation in (Situation.PLAIN, Situation.TWO):
+        for frame in frames_of(situation, Split.TRAINING, offscreen):
+            for goal, text in frame.replies:
+                assert not any(name in f"{goal} {text}" for name in held)
+
+
+def test_equal_arguments_give_equal_pictures_and_labels(offscreen: Offscreen) -> None:
+    first = world_frames(7, 4, offscreen, Situation.HIDDEN, Split.TRAINING)
+    second = world_frames(7, 4, offscreen, Situation.HIDDEN, Split.TRAINING)
+    assert first[1] == second[1]
+    assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+    assert first[1] != world_frames(7, 4, offscreen, Situation.HIDDEN, Split.TEST)[1]
+
+
+def test_a_shared_renderer_draws_what_a_worlds_own_draws(offscreen: Offscreen) -> None:
+    for world in (World.from_seed(7), world_of(3, Situation.PLAIN, Split.VALIDATION)):
+        with Simulator(world, offscreen=offscreen) as shared, Simulator(world) as own:
+            drawn, true = shared.render(), own.render()
+        differ = (np.abs(drawn.astype(int) - true) > 2).any(axis=-1)
+        assert differ.mean() < 1e-3
+
+
+def test_consecutive_seeds_mix_all_situations() -> None:
+    counts = Counter(situation_of(seed) for seed in range(1_000_000, 1_000_020))
+    assert set(counts) == set(Situation) and min(counts.values()) >= 3
+    ranges = list(SPLIT_SEEDS.values())
+    assert all(a.stop <= b.start or b.stop <= a.start for a in ranges for b in ranges if a != b)
+
+
+def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
+    generate(tmp_path, Split.VALIDATION, 1, workers=1, frames_per_world=4)
+    images, labels = world_frames(SPLIT_SEEDS[Split.VALIDATION][0], 4, split=Split.VALIDATION)
+    loaded = load_frames(tmp_path)
+    assert loaded.labels == labels and np.array_equal(loaded.images, np.stack(images))
+    with pytest.raises(
+        ValueError, match="The validation split has 100000 worlds; 100001 are too many"
+    ):
+        generate(tmp_path, Split.VALIDATION, 100_001, workers=1)
+
+
+def broken(folder: Path, what: str) -> None:
+    path = folder / "shard00000"
+    frame = Frame(0, (0.0, 0.0, 0.0), [], [("red ball", "No red ball. Action: stop")])
+    save_shard(path, [np.zeros((112, 168, 3), np.uint8)] * 2, [frame] * 2)
+    labels, pictures = path.with_suffix(".json"), path.with_suffix(".npy")
+    if what == "old":
+        labels.write_text("[]")
+    elif what == "newer":
+        labels.write_text(json.dumps({"version": 9, "frames": []}))
+    elif what == "cut labels":
+        labels.write_text(labels.read_text()[:60])
+    elif what == "cut pictures":
+        pictures.write_bytes(pictures.read_bytes()[:300])
+    elif what == "no pictures":
+        pictures.unlink()
+    elif what == "empty pictures":
+        pictures.write_bytes(b"")
+    elif what == "fewer pictures":
+        np.save(pictures, np.zeros((1, 112, 168, 3), np.uint8))
+    elif what == "unknown field":
+        labels.write_text(json.dumps({"version": SHARD_VERSION, "frames": [{"seed": 1}]}))
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("old", "are of version 1"),
+        ("newer", "are of version 9"),
+        ("cut labels", "are damaged"),
+        ("cut pictures", "are damaged"),
+        ("no pictures", "are damaged"),
+        ("empty pictures", "are damaged"),
+        ("fewer pictures", "are damaged"),
+        ("unknown field", "are damaged"),
+    ],
+)
+def test_a_damaged_or_old_shard_says_so_and_what_to_do(
+    tmp_path: Path, what: str, sentence: str
+) -> None:
+    broken(tmp_path, what)
+    with pytest.raises(ValueError, match=f"shard00000.json {sentence}.*delete it and its .npy"):
+        load_frames(tmp_path)

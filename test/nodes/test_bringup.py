@@ -93,7 +93,18 @@ def test_views_are_started_where_they_are_wanted():
         s for s in bringup.plan("demo", {"view": "true"}) if s.entry.executable == "view_node"
     )
     assert view.entry.optional  # who looks on must not stop the robot
-    assert view.parameters == {"bind": "127.0.0.1", "open_browser": "false"}
+    assert view.parameters == {"bind": "127.0.0.1", "open_browser": "false", "visual": "false"}
+
+
+@pytest.mark.parametrize("switch", ["visual", "rviz"])
+def test_both_views_share_a_process(switch):
+    starts = bringup.plan("robot", {"view": "true", switch: "true"})
+    assert [s.entry for s in starts if s.guests] == [bringup.VIEW]
+    view = next(s for s in starts if s.entry is bringup.VIEW)
+    assert view.guests == (bringup.VISUAL,) and view.parameters["visual"] == "true"
+    assert bringup.VISUAL not in [s.entry for s in starts]
+    alone = next(s for s in bringup.plan("robot", {switch: "true"}) if s.entry is bringup.VISUAL)
+    assert alone.guests == ()
 
 
 def test_rviz_follows_the_robots_namespace():

@@ -8,7 +8,14 @@ import statistics
 
 import pytest
 
-from dsd_ros.nodes.view_bench import median_difference
+from dsd_ros.nodes.view_bench import _data_url, median_difference
+
+
+def test_the_data_is_received_from_where_the_page_has_it():
+    page = "http://127.0.0.1:9090/?url=rerun%2Bhttp%3A%2F%2F127.0.0.1%3A9876%2Fproxy"
+    line = f"[INFO] [1795325637.377] [view_node]: web view at {page}"
+    assert _data_url(line) == "rerun+http://127.0.0.1:9876/proxy"
+    assert _data_url("[INFO] [1795325637.377] [visual_node]: nobody looks") == ""
 
 
 def test_a_reply_that_was_held_up_once_changes_nothing():

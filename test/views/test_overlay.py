@@ -17,6 +17,8 @@ from dsd_ros.views.typeset import (
     CALM,
     OWN,
     REJECTED,
+    blank,
+    fill,
     line_height,
     shortened,
     sprite,
@@ -57,6 +59,24 @@ def test_a_frame_keeps_the_picture_between_the_bars():
     assert share(frame[:27], CALM) > 0.1 and share(frame[:27], ALARM) == 0.0
     for colour in (ACCEPTED, REJECTED, OWN, AHEAD):
         assert share(frame[320:], colour) > 0.0005
+
+
+@pytest.mark.parametrize("width", [0, 1, 511, 512, 1920])
+def test_paint_covers_all_and_nothing_else(width):
+    canvas = np.zeros((4, width + 2, 3), np.uint8)
+    fill(canvas[1:3, 1:-1], (1, 2, 3))
+    assert (canvas[1:3, 1:-1] == (1, 2, 3)).all()
+    assert canvas.sum() == 2 * width * 6
+    assert np.array_equal(blank(2, width, (1, 2, 3)), canvas[1:3, 1:-1])
+
+
+def test_a_frame_is_drawn_where_it_is_wanted():
+    painter = OverlayPainter(400, bgr=True)
+    canvas = np.empty(painter.shape(picture()), np.uint8)
+    drawn = painter.frame(picture(), sample_overlay(), canvas=canvas)
+    assert np.shares_memory(drawn, canvas) and drawn.shape == canvas.shape
+    plain = OverlayPainter(400).frame(picture(), sample_overlay())
+    assert np.array_equal(plain[..., ::-1], drawn)
 
 
 def test_trouble_is_seen_from_afar():

@@ -17,6 +17,7 @@ from views_sample import sample_overlay, sample_reply, share
 from dsd_ros.views import web
 from dsd_ros.views.figures import Decoded, Figures
 from dsd_ros.views.overlay import OverlayPainter
+from dsd_ros.views.pictures import Pictures
 from dsd_ros.views.state import Step
 from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.typeset import ACCEPTED, OWN, PAPER
@@ -74,6 +75,41 @@ def test_the_server_listens_on_its_address_alone_and_ends_with_its_owner():
     assert not server.alive()
 
 
+def test_connections_are_counted_as_the_kernel_tells_them(tmp_path):
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+    rows = ["0100007F:2694 00000000:0000 0A", "0100007F:2694 0100007F:D2F0 01"]  # listens; is open
+    rows += [
+        "0100007F:D2F0 0100007F:2694 01",
+        "0100007F:2694 0100007F:D2F2 06",
+    ]  # other end; closed
+    (tmp_path / "tcp").write_text(
+        head + "".join(f"   0: {row} 00000000:0 00:0 0\n" for row in rows)
+    )
+    tables = (str(tmp_path / "tcp"), str(tmp_path / "tcp6"))
+    assert web._connections(0x2694, tables) == 1
+    assert web._connections(0x2695, tables) == 0
+    assert web._connections(0x2694, (str(tmp_path / "none"),)) is None
+
+
+@needs_rerun
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who is connected")
+def test_the_server_knows_whether_somebody_looks():
+    def until(watched: bool) -> None:
+        deadline = time.monotonic() + 30.0
+        while server.watched() != watched:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
+        address = ("127.0.0.1", server.data_port)
+        until(False)
+        with socket.create_connection(address):  # as its owner's
+            until(False)
+            with socket.create_connection(address):
+                until(True)
+            until(False)
+
+
 @needs_rerun
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
 def test_a_killed_owner_leaves_no_server_behind():
@@ -106,11 +142,14 @@ def test_pictures_are_sent_as_rerun_sends_them():
     import rerun
 
     data = bytes(range(7))
-    ours = web._Blob(rerun.EncodedImage.descriptor_blob(), data)
-    theirs = rerun.EncodedImage(contents=data, media_type="image/jpeg").as_component_batches()[0]
-    assert ours.component_descriptor() == theirs.component_descriptor()
-    assert ours.as_arrow_array() == theirs.as_arrow_array()
-    assert ours.as_arrow_array().type == theirs.as_arrow_array().type
+    ours = Pictures(None)
+    theirs = rerun.EncodedImage.columns(blob=[data])
+    (blob,) = list(theirs)
+    assert ours.blobs(np.frombuffer(data, np.uint8)) == blob.as_arrow_array()
+    assert ours.blobs(np.frombuffer(data, np.uint8)).type == blob.as_arrow_array().type
+    when = rerun.TimeColumn("time", duration=[1.25])
+    assert ours.times(1.25) == when.as_arrow_array()
+    assert ours.times(1.25).type == when.as_arrow_array().type
 
 
 @pytest.fixture
@@ -125,7 +164,6 @@ def served():
         figures.add_reply(
             Decoded("fsd", "dds", 38, 8, 4.75, 0.21, 0.16, 0.02, 0.004, 0.2, 17_100, 900)
         )
-        view.tick()
         view.world(
             [
                 web.Thing(2.0, 0.5, 0.5, GOAL, "goal"),
@@ -137,7 +175,6 @@ def served():
         def send() -> None:
             nonlocal number
             number += 1
-            view.tick()
             view.picture(painter.frame(picture, sample_overlay(), panel=False))
             view.board(draw_board(sample_reply()))
             view.figures(figures, True)
@@ -179,6 +216,7 @@ def test_a_browser_shows_all_four_views(served, name, width, height):
             assert time.monotonic() < deadline, (
                 f"not to be seen: {[k for k, v in found.items() if not v]}"
             )
+        assert server.watched()
     assert shot.shape[:2] == ((844 * 2, 390 * 2) if name == "phone" else (800, 1280))
     # Each of the four has a part of the page of its own: the picture's columns and rows do not fill it.
     rows, columns = np.nonzero(np.abs(shot.astype(int) - SKY).max(axis=-1) <= 20)

@@ -37,7 +37,9 @@ VERIFIER = NodeEntry("verifier_node", "verifier.yaml", ("transport", "dds"), res
 BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), respawn=True)
 
 RECORD = NodeEntry("record_node", "record.yaml", ("record", "*"), optional=True)
-VISUAL = NodeEntry("visual_node", "visual.yaml", ("visual", "true"), optional=True)
+VISUAL = NodeEntry(
+    "visual_node", "visual.yaml", ("visual", "true"), optional=True, guest_of="view_node"
+)
 VIEW = NodeEntry("view_node", "view.yaml", ("view", "true"), optional=True)
 
 RVIZ = Program("rviz2", "rviz2", (), ("rviz", "true"), optional=True)
@@ -53,7 +55,7 @@ _RECORD = Argument(
 )
 _SWITCH = ("false", "true")
 _VIEWS = (
-    Argument("visual", "false", "publish what RViz shows", choices=_SWITCH),
+    Argument("visual", "false", "publish what RViz shows", ("view_node.visual",), _SWITCH),
     Argument("rviz", "false", "open RViz here, and publish what it shows", choices=_SWITCH),
     Argument("view", "false", "serve the web view", choices=_SWITCH),
     Argument(
@@ -282,10 +284,18 @@ def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
     system = SYSTEMS[name]
     values = values_of(system, overrides)
     environment = environment_of(system, values)
+    wanted = [entry for entry in system.nodes if entry.wanted(values)]
+    hosts = {entry.executable for entry in wanted}
     return [
-        NodeStart(entry, parameters_of(system, entry, values), values["namespace"], environment)
-        for entry in system.nodes
-        if entry.wanted(values)
+        NodeStart(
+            entry,
+            parameters_of(system, entry, values),
+            values["namespace"],
+            environment,
+            tuple(guest for guest in wanted if guest.guest_of == entry.executable),
+        )
+        for entry in wanted
+        if entry.guest_of not in hosts
     ]
 
 

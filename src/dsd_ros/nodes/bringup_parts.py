@@ -29,7 +29,8 @@ class NodeEntry:
     """One node: its executable's name (also the module's and the node's) and its parameter file.
 
     ``respawn``: a crash of it may be recovered, so it is started again (see respawn.py). ``optional``: its end ends
-    nothing. The end of any other node is the end of all.
+    nothing. The end of any other node is the end of all. ``guest_of``: where that node is started, too, this one
+    runs in its process, which reads both parameter files.
     """
 
     executable: str
@@ -39,6 +40,7 @@ class NodeEntry:
     )
     respawn: bool = False
     optional: bool = False
+    guest_of: str = ""
 
     def wanted(self, values: dict[str, str]) -> bool:
         if self.only_with is None:
@@ -90,3 +92,4 @@ class NodeStart:
     parameters: dict[str, str] = field(default_factory=dict)
     namespace: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    guests: tuple[NodeEntry, ...] = ()  # that run in its process

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
@@ -11,11 +13,18 @@ def companion(owner: Node, suffix: str) -> Node:
     name = f"{owner.get_name()}_{suffix}"
     return Node(
         name,
-        context=owner.context,
-        namespace=owner.get_namespace(),
-        # A rename of the owner is meant for the owner alone; other remappings hold here, too.
-        cli_args=["--ros-args", "-r", f"__node:={name}"],
+        **named(name, owner),
         enable_rosout=False,
         start_parameter_services=False,
         parameter_overrides=[Parameter("start_type_description_service", value=False)],
     )
+
+
+def named(name: str, beside: Node) -> dict[str, Any]:
+    """Arguments of a Node that is to have this name in the process and namespace of another."""
+    return {
+        "context": beside.context,
+        "namespace": beside.get_namespace(),
+        # A rename of the other is meant for that alone; other remappings hold here, too.
+        "cli_args": ["--ros-args", "-r", f"__node:={name}"],
+    }

@@ -87,7 +87,11 @@ def _node(system: System, start: NodeStart) -> Node:
         executable=name,
         name=name,
         namespace=start.namespace,
-        parameters=[str(start.entry.parameter_file), parameters],
+        parameters=[
+            str(start.entry.parameter_file),
+            *(str(guest.parameter_file) for guest in start.guests),
+            parameters,
+        ],
         remappings=[(topic, topic[1:]) for topic in PER_ROBOT] if start.namespace else [],
         additional_env=start.environment,
         output="screen",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rclpy.node import Node
+from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
@@ -20,6 +21,7 @@ from dsd_ros.views.figures import Decoded, Figures
 from dsd_ros.views.state import Overlay, Pose, Reply, Round, Step, Walk
 
 LINK_NODES = ("draft_node", "bridge_node")
+_LINK_NAMES = tuple(name.encode() for name in LINK_NODES)
 _SLOW_EVERY = 3  # polls from one look at what changes seldom to the next
 _DEAF_S = 3.0  # a camera silent for so long is subscribed to anew
 _PHRASES = {
@@ -77,8 +79,9 @@ class Live:
         for safety in take(self._safety):
             causes = tuple(safety.sentences)
             self.overlay = replace(self.overlay, causes=causes, stopped=safety.stopped)
-        for health in take(self._health):
-            self._on_health(health)
+        for sent in take_raw(self._health):
+            if any(name in sent for name in _LINK_NAMES):  # most of them are others'
+                self._on_health(deserialize_message(sent, DiagnosticArray))
 
     def picture(self) -> Picture | None:
         """The newest picture since the last call, if any. Listens to the camera from the first call on."""

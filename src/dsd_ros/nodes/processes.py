@@ -126,7 +126,8 @@ class ProcessGroup:
         name = start.entry.executable
         path = self._merged_file(start) if start.parameters else start.entry.parameter_file
         command = [sys.executable, "-m", "dsd_ros.nodes.entry", name, "--ros-args"]
-        command += ["--params-file", str(path)]
+        for file in (path, *(guest.parameter_file for guest in start.guests)):
+            command += ["--params-file", str(file)]
         if start.namespace:
             name = f"{start.namespace.strip('/')}/{name}"
             command += ["-r", f"__ns:=/{start.namespace.strip('/')}"]

@@ -53,12 +53,14 @@ def run_node(
     args: Sequence[str] | None = None,
     threads: int = 1,
     events: bool = False,
+    wake_s: float = 0.1,
 ) -> int:
     """Build a node, spin it until a signal or its own failure, close it. Returns the exit code.
 
     :param threads: above 1, callbacks in different groups run side by side.
     :param events: one thread, woken by events instead of by asking every entity, where rclpy has that: a third
         of the processor time, so that a busy machine delays the node less.
+    :param wake_s: longest time from a signal or a failure to the node's end, s; to look for them costs time, too.
     """
     stop = threading.Event()
     starting = True
@@ -85,10 +87,11 @@ def run_node(
         print(f"{_program()}: {error}", file=sys.stderr, flush=True)
         return _leave(None, EXIT_BAD_START)
     executor = _executor(threads, events)
-    executor.add_node(node)
+    for each in (node, *getattr(node, "guests", ())):
+        executor.add_node(each)
     while not stop.is_set() and node.failure is None:  # type: ignore[attr-defined]
         try:
-            executor.spin_once(timeout_sec=0.1)
+            executor.spin_once(timeout_sec=wake_s)
         except (
             RCLError
         ) as error:  # e.g. a lifecycle transition that the node's state does not allow
@@ -113,9 +116,11 @@ def _executor(threads: int, events: bool) -> Executor:
     return SingleThreadedExecutor() if threads == 1 else MultiThreadedExecutor(num_threads=threads)
 
 
-def main(make: Callable[[], Node], threads: int = 1, events: bool = False) -> None:
+def main(
+    make: Callable[[], Node], threads: int = 1, events: bool = False, wake_s: float = 0.1
+) -> None:
     """Entry point of a node's executable: never returns."""
-    code = run_node(make, threads=threads, events=events)
+    code = run_node(make, threads=threads, events=events, wake_s=wake_s)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of the middleware and of the models are daemons in all but name; waiting for them can
@@ -135,7 +140,8 @@ def _close(node: Node, executor: Executor) -> None:
 
 def _leave(node: Node | None, code: int) -> int:
     if node is not None:
-        node.destroy_node()
+        for each in (*getattr(node, "guests", ()), node):
+            each.destroy_node()
     if rclpy.ok():
         rclpy.shutdown()
     return code

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import statistics
+import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
@@ -19,15 +25,18 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_msgs.srv import Decode
 from dsd_ros.nodes import qos
-from dsd_ros.nodes.bringup import NodeEntry, NodeStart, plan
+from dsd_ros.nodes.bringup import plan
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.standalone import SpinningNode
+from dsd_ros.views.web import program
 
 RATE = 15.0  # pictures per second that the figures are for
 CORE_LIMIT, REPLY_LIMIT = 5.0, 3.0  # percent
 _READY_S = 120.0
+_VIEWS = ("visual_node", "view_node")
 _NEEDED = ("simulator_node", "draft_node", "verifier_node")
 _SETTLE_S = 0.2
+_RECEIVER_S = 5.0  # until a receiver has what was kept for it
 _PAUSE_S = 0.7  # between two replies: a robot moves in between
 
 Progress = Callable[[str], None]
@@ -40,6 +49,7 @@ class ViewBenchError(RuntimeError):
 def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
     """Decode two replies per pair, one beside running views and one with the views held, in turns ABBA.
 
+    Nobody has the web view's page open meanwhile; as many replies follow while it is received like by a browser.
     CPU time is that of the views' processes while they ran, scaled to a picture rate of :data:`RATE`; a core is
     never fully there for a loaded machine, but CPU time is counted all the same. The two replies of a pair follow
     each other within two seconds, so that both meet the same machine: what counts is the median of their differences.
@@ -48,19 +58,35 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
     """
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-    with ProcessGroup(lambda *_: None) as group:
+    lines: list[str] = []
+    with ProcessGroup(lambda _, line: lines.append(line)) as group:
         for start in plan("demo", {"mode": mode}):
             if start.entry.executable in _NEEDED:
                 group.start_node(start)
-        views = [
-            group.start_node(NodeStart(NodeEntry("visual_node", "visual.yaml"))),
-            group.start_node(
-                NodeStart(NodeEntry("view_node", "view.yaml"), {"web_port": "0", "data_port": "0"})
-            ),
-        ]
+        views = start_views(group)
         with _Client() as client:
             client.wait(_READY_S)
-            return _measure(client, views, pairs, progress)
+            report = _measure(client, views, pairs, progress)
+            with receiver(next(url for line in lines if (url := _data_url(line)))):
+                time.sleep(_RECEIVER_S)
+                progress("the same with the page open")
+                cpu, frames = _used(client, views, pairs)
+    report["core_percent_watched"] = round(100.0 * cpu * RATE / max(1, frames), 2)
+    return report
+
+
+def start_views(group: ProcessGroup) -> list[Child]:
+    """The processes of both views."""
+    starts = [
+        start
+        for start in plan("demo", {"visual": "true", "view": "true"})
+        if start.entry.executable in _VIEWS
+    ]
+    ports = {"web_port": "0", "data_port": "0"}
+    return [
+        group.start_node(replace(start, parameters={**start.parameters, **ports}))
+        for start in starts
+    ]
 
 
 def _measure(
@@ -111,6 +137,54 @@ def _measure(
     }
 
 
+def _used(client: _Client, views: Sequence[Child], replies: int) -> tuple[float, int]:
+    """CPU time of the views (s) and overlaid pictures during so many replies, the views never held."""
+    before, frames = sum(cpu_seconds(child.pid) for child in views), client.frames
+    for _ in range(replies):
+        client.decode()
+        time.sleep(_PAUSE_S)
+    return sum(cpu_seconds(child.pid) for child in views) - before, client.frames - frames
+
+
+@contextmanager
+def receiver(data_url: str) -> Iterator[Path]:
+    """A program that receives all that a browser with the page open would, into the file that this yields."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "received.rrd"
+        command = [
+            program(),
+            data_url,
+            "--save",
+            str(file),
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            "auto",
+        ]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RERUN_ANALYTICS": "0"},
+        )
+        try:
+            yield file
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _data_url(line: str) -> str:
+    """Where to receive the data, if a line of the web view's names its page."""
+    found = re.search(r"http://\S+\?url=(\S+)", line)
+    return unquote(found[1]) if found else ""
+
+
 def render(report: dict[str, Any]) -> str:
     """The report as text."""
     lines = [
@@ -119,6 +193,7 @@ def render(report: dict[str, Any]) -> str:
     lines.append(
         f"{'together':12} {report['core_percent_together']:6.2f} % at {report['rate']:.0f} pictures a second"
     )
+    lines.append(f"{'page open':12} {report['core_percent_watched']:6.2f} % with a receiver")
     lines.append(
         f"seconds per reply: {report['seconds_per_reply_with']:.3f} with, "
         f"{report['seconds_per_reply_without']:.3f} without views "

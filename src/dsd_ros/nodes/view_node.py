@@ -1,7 +1,12 @@
-"""The live web view: gathers what the topics say and serves it to browsers. It publishes nothing but its health."""
+"""The live web view: gathers what the topics say and serves it to browsers. It publishes nothing but its health.
+
+With ``visual`` it has the visualization node for a guest: one process receives, gathers and draws for both. What fails
+of one of them does not end the other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -14,16 +19,19 @@ from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.images import ImageError, to_bgr
-from dsd_ros.nodes.live import Live
+from dsd_ros.nodes.images import ImageError
 from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Paced, Polled, spare_the_machine, take
+from dsd_ros.nodes.polled import Beat, Paced, Polled, spare_the_machine, take
 from dsd_ros.nodes.running import main as run_main
-from dsd_ros.views.overlay import PAUSE_S, OverlayPainter
+from dsd_ros.nodes.sight import Sight
+from dsd_ros.nodes.visual_node import VisualNode
 from dsd_ros.views.timeline import draw_board
-from dsd_ros.views.web import Thing, WebServer, WebView, is_local
+from dsd_ros.views.web import Thing, ViewError, WebServer, WebView, is_local
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.4, 0.2, 1.0, 0.5  # least time between two of a kind
+_UNSEEN_S = 1.0  # the same while nobody has the page open
+_UNSEEN_RATE = 2.0  # pictures per second meanwhile, at most
+_SERVER_S = 1.0  # between two looks after the server and at who has the page open
 _WIDTH = 336  # of the robot's view, pixels: a phone's, and the simulated camera's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
@@ -54,6 +62,10 @@ class ViewSettings:
     open_browser: bool = field(
         default=False, metadata={"help": "open the page in this machine's browser"}
     )
+    visual: bool = field(
+        default=False,
+        metadata={"help": "be visual_node, too: what RViz shows costs least in the same process"},
+    )
 
 
 class ViewNode(Node):
@@ -64,61 +76,108 @@ class ViewNode(Node):
         self.failure: str | None = None
         settings = declare(self, ViewSettings)
         refuse_unknown(self)
-        self._server = WebServer(
-            settings.bind, settings.web_port, settings.data_port, settings.memory_mb
-        )
+        self.visual = VisualNode(self) if settings.visual else None
+        self._health = health.Health(self)
+        self._web: _Web | None = None
         try:
-            self._view = WebView(self._server.data_url)
-        except Exception:
-            self._server.close()
-            raise
-        self._live = Live(self)
+            self._web = _Web(settings)
+        except ViewError as error:
+            if self.visual is None:
+                raise
+            self._health.report(health.ERROR, str(error))
+        else:
+            self._show_address(settings)
+        self._sight = Sight(self)
         self._ears = Polled(self)
         self._world = self._ears.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
-        self._painter = OverlayPainter(_WIDTH, bgr=True, pause=PAUSE_S)
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)
         self._seen: dict[str, object] = {}
-        self._health = health.Health(self)
-        page = self._server.page()
-        self._health.report(health.OK, f"web view at {page}", {"page": page})
-        if not is_local(settings.bind):
-            name = self._server.page(socket.gethostname())
-            self.get_logger().warning(f"anybody on the network can look on, at {name}")
-        if settings.open_browser and has_desktop():
-            webbrowser.open(page)
-        self._period = 1.0 / settings.rate
+        self._number = 0  # of the picture shown last
+        self._beat, self._seldom = Beat(settings.rate), Beat(min(settings.rate, _UNSEEN_RATE))
+        self._looked = float("-inf")  # at the server
+        self._watched = True
+        rates = [settings.rate] + ([self.visual.rate] if self.visual is not None else [])
+        self._period = 1.0 / max(rates)
         self._pace = Paced(self, self._tick)
         self._pace.start()
+
+    @property
+    def guests(self) -> list[Node]:
+        """Other nodes of this process."""
+        return [] if self.visual is None else [self.visual]
 
     def close(self) -> None:
         self._pace.close()
         self._ears.close()
-        self._live.close()
-        self._view.close()  # in front of its server
-        self._server.close()
+        self._sight.close()
+        if self._web is not None:
+            self._web.close()
+
+    def _show_address(self, settings: ViewSettings) -> None:
+        assert self._web is not None
+        page = self._web.server.page()
+        self._health.report(health.OK, f"web view at {page}", {"page": page})
+        if not is_local(settings.bind):
+            name = self._web.server.page(socket.gethostname())
+            self.get_logger().warning(f"anybody on the network can look on, at {name}")
+        if settings.open_browser and has_desktop():
+            webbrowser.open(page)
 
     def _tick(self) -> float:
-        """Send what is new; s until the next time."""
-        if not self._server.alive():
-            self.failure = "The web view's server has ended."
-            return 1.0
-        live, view = self._live, self._view
-        live.poll()
-        view.tick()
-        picture = live.picture()
-        if picture is not None:
-            try:
-                view.picture(self._painter.frame(to_bgr(picture), live.overlay, panel=False))
-            except ImageError as error:
-                self._health.report(health.WARN, str(error))
-        for markers in take(self._world):
-            view.world(things_of(markers))
-        self._send_changes(time.monotonic())
+        """Show what is new; s until the next time."""
+        now = time.monotonic()
+        if self._web is not None and now - self._looked >= _SERVER_S:
+            self._looked = now
+            self._look_after(self._web)
+        beat = self._beat if self._watched else self._seldom
+        due = self._web is not None and beat.due(now)
+        if self.visual is not None:
+            self.visual.look_around(now)
+        try:
+            self._sight.look(due or (self.visual is not None and self.visual.pictures_wanted))
+        except ImageError as error:
+            self._health.report(health.WARN, str(error))
+        if self.visual is not None and self.visual.wanted:
+            self.visual.show(self._sight, now)  # first, since its picture is the larger one
+        if self._web is not None:
+            self._send(self._web, due, now)
         return self._period
 
-    def _send_changes(self, now: float) -> None:
+    def _look_after(self, web: _Web) -> None:
+        """See that the server lives, and whether somebody has the page open."""
+        if not web.server.alive():
+            self._part_from(web)
+            return
+        self._watched = web.server.watched()
+        for markers in take(self._world):
+            web.view.world(things_of(markers))
+
+    def _send(self, web: _Web, due: bool, now: float) -> None:
+        """What is new, to the server; a picture only when one is ``due``."""
+        try:
+            if due and self._sight.number != self._number:
+                self._number = self._sight.number
+                web.view.picture(self._sight.frame(_WIDTH, panel=False))
+            self._send_changes(web.view, now)
+        except RuntimeError:  # rerun's
+            if web.server.alive():
+                raise
+            self._part_from(web)
+
+    def _part_from(self, web: _Web) -> None:
+        """The server has ended; a guest goes on without it."""
+        sentence = "The web view's server has ended."
+        if self.visual is None:
+            self.failure = sentence
+        else:
+            self._health.report(health.ERROR, sentence)
+        self._web = None
+        with contextlib.suppress(RuntimeError):  # there is nobody left to send the rest to
+            web.close()
+
+    def _send_changes(self, view: WebView, now: float) -> None:
         """What has changed, each at its own pace."""
-        live, view = self._live, self._view
+        live = self._sight.live
         if self._changed("board", live.rounds, now, _BOARD_S):
             view.board(draw_board(live.overlay.reply))
         if self._changed("figures", (live.replies, live.figures.steps), now, _FIGURES_S):
@@ -133,7 +192,7 @@ class ViewNode(Node):
             view.intention(live.steps[-1])
 
     def _moved(self) -> bool:
-        before, now = self._seen.get("map"), self._live.pose
+        before, now = self._seen.get("map"), self._sight.live.pose
         if not isinstance(before, tuple) or now is None:
             return True
         turned = abs(math.remainder(now[2] - before[2], 2 * math.pi))
@@ -143,8 +202,29 @@ class ViewNode(Node):
         """Whether it is time to send something again, and something new."""
         if now < self._due[what] or (what in self._seen and self._seen[what] == value):
             return False
+        pause = pause if self._watched else max(pause, _UNSEEN_S)
         self._due[what], self._seen[what] = now + pause, value
         return True
+
+
+class _Web:
+    """The server, and what is sent to it."""
+
+    def __init__(self, settings: ViewSettings) -> None:
+        self.server = WebServer(
+            settings.bind, settings.web_port, settings.data_port, settings.memory_mb
+        )
+        try:
+            self.view = WebView(self.server.data_url)
+        except Exception:
+            self.server.close()
+            raise
+
+    def close(self) -> None:
+        try:
+            self.view.close()  # in front of its server
+        finally:
+            self.server.close()
 
 
 def has_desktop() -> bool:
@@ -175,4 +255,4 @@ def things_of(message: MarkerArray) -> list[Thing]:
 
 def main() -> None:
     spare_the_machine()  # and what the server's process takes of it
-    run_main(ViewNode, events=True)
+    run_main(ViewNode, events=True, wake_s=0.3)

@@ -1,7 +1,8 @@
 """What RViz shows: the overlaid picture, paths, markers, the robot's description and its fixed transforms.
 
 While nobody subscribes to its topics the node listens to nothing and draws nothing; it looks every half second
-whether somebody does. What happened before that is not shown: the path walked begins when somebody looks.
+whether somebody does. What happened before that is not shown: the path walked begins when somebody looks. Beside the
+web view it is a guest in that node's process, which listens and draws for both.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes import visual_messages as shapes
-from dsd_ros.nodes.cdr import picture_out
-from dsd_ros.nodes.images import ImageError, to_bgr
+from dsd_ros.nodes.companion import named
+from dsd_ros.nodes.images import ImageError
 from dsd_ros.nodes.live import Live
 from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Paced, spare_the_machine
+from dsd_ros.nodes.polled import Beat, Paced, spare_the_machine
 from dsd_ros.nodes.running import main as run_main
+from dsd_ros.nodes.sight import Sight
 from dsd_ros.paths import config_directory
-from dsd_ros.views.overlay import PAUSE_S, OverlayPainter
 from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between two looks for subscribers
@@ -64,33 +65,42 @@ class VisualSettings:
 
 
 class VisualNode(Node):
-    """See the module."""
+    """See the module.
 
-    def __init__(self) -> None:
-        super().__init__("visual_node")
+    :param host: the node whose process this one is a guest of; it calls :meth:`show`, and nothing here looks by itself.
+    """
+
+    def __init__(self, host: Node | None = None) -> None:
+        super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
         self.failure: str | None = None
         self._settings = settings = declare(self, VisualSettings)
-        refuse_unknown(self)
+        refuse_unknown(self, host)
         self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
         self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
         self._publish_description()
-        self._painter = OverlayPainter(settings.overlay_width, bgr=True, pause=PAUSE_S)
-        self._live: Live | None = None
+        self.rate = settings.rate
+        self._beat = Beat(settings.rate)
+        self._sight: Sight | None = None  # of its own
         self._looked = self._present = self._wanted = float("-inf")
-        self._image_wanted = False
+        self.wanted = False  # by somebody who looks
+        self.pictures_wanted = False
+        self._number = 0  # of the picture shown last
         self._shown = (-1, -1, -1)  # poses, steps and run that paths and markers were published for
         self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "nobody looks")
-        self._pace = Paced(self, self._work)
-        self._pace.start()
+        self._pace: Paced | None = None
+        if host is None:
+            self._pace = Paced(self, self._work)
+            self._pace.start()
 
     def close(self) -> None:
-        self._pace.close()
-        if self._live is not None:
-            self._live.close()
+        if self._pace is not None:
+            self._pace.close()
+        if self._sight is not None:
+            self._sight.close()
 
     def _publish_description(self) -> None:
         settings = self._settings
@@ -110,49 +120,48 @@ class VisualNode(Node):
     def _work(self) -> float:
         """Look whether somebody looks, and draw if so; s until the next time."""
         now = time.monotonic()
-        if now - self._looked >= _LOOK_S:
-            self._looked = now
-            self._look(now)
-        if self._live is None:
+        self.look_around(now)
+        if not self.wanted:
+            if self._sight is not None:
+                self._sight.close()
+                self._sight = None
             return _LOOK_S
-        self._draw(self._live, now)
-        return 1.0 / self._settings.rate
-
-    def _look(self, now: float) -> None:
-        """Begin or end listening as subscribers come and go."""
-        publishers = (self._image, self._walked, self._intended, self._markers)
-        self._image_wanted = self._image.get_subscription_count() > 0
-        if self._image_wanted or any(p.get_subscription_count() for p in publishers):
-            self._wanted = now
-            if self._live is None:
-                self._live = Live(self)
-                self._shown = (-1, -1, -1)
-                self._health.report(health.OK, "somebody looks")
-        elif self._live is not None and now - self._wanted > _IDLE_S:
-            self._live.close()
-            self._live = None
-            self._health.report(health.OK, "nobody looks")
-
-    def _draw(self, live: Live, now: float) -> None:
-        live.poll()
-        if self._image_wanted:
-            self._publish_image(live)
-        else:
-            live.rest_camera()
-        if now - self._present >= _PRESENT_S:
-            self._present = now
-            self._publish_motion(live)
-
-    def _publish_image(self, live: Live) -> None:
-        picture = live.picture()
-        if picture is None:
-            return
+        if self._sight is None:
+            self._sight = Sight(self)
         try:
-            drawn = self._painter.frame(to_bgr(picture), live.overlay)
+            self._sight.look(self.pictures_wanted)
         except ImageError as error:
             self._health.report(health.WARN, str(error))
+        self.show(self._sight, now)
+        return 1.0 / self.rate
+
+    def look_around(self, now: float) -> None:
+        """See every half second whether somebody looks."""
+        if now - self._looked < _LOOK_S:
             return
-        self._image.publish(picture_out(picture.header, drawn))
+        self._looked = now
+        publishers = (self._image, self._walked, self._intended, self._markers)
+        self.pictures_wanted = self._image.get_subscription_count() > 0
+        if self.pictures_wanted or any(p.get_subscription_count() for p in publishers):
+            self._wanted = now
+            if not self.wanted:
+                self.wanted = True
+                self._shown = (-1, -1, -1)
+                self._health.report(health.OK, "somebody looks")
+        elif self.wanted and now - self._wanted > _IDLE_S:
+            self.wanted = False
+            self._health.report(health.OK, "nobody looks")
+
+    def show(self, sight: Sight, now: float) -> None:
+        """Publish what is new."""
+        if self.pictures_wanted and sight.number != self._number and self._beat.due(now):
+            self._number = sight.number
+            # As `publish` does, which takes nothing but bytes: a copy of the picture.
+            with self._image.handle:
+                self._image.handle.publish_raw(sight.message(self._settings.overlay_width))
+        if now - self._present >= _PRESENT_S:
+            self._present = now
+            self._publish_motion(sight.live)
 
     def _publish_motion(self, live: Live) -> None:
         """Paths and markers: what lasts when it changed, what fades each time."""
@@ -182,4 +191,4 @@ class VisualNode(Node):
 
 def main() -> None:
     spare_the_machine()
-    run_main(VisualNode, events=True)
+    run_main(VisualNode, events=True, wake_s=0.3)

@@ -12,7 +12,7 @@ from dsd_ros.views.state import Pose
 
 
 def world_markers(world: World, header: Header) -> MarkerArray:
-    """A simulated world: namespaces "walls", "furniture", "things" and "goal"; ids count from 0 in each."""
+    """A simulated world: namespaces "walls", "furniture", "things" and, where it is there, "goal"; ids from 0."""
     markers = []
     hx, hy = world.half_x, world.half_y
     sides = (
@@ -38,10 +38,12 @@ def world_markers(world: World, header: Header) -> MarkerArray:
         marker.color = ColorRGBA(r=red, g=green, b=blue, a=1.0)
         marker.text = thing.name
         markers.append(marker)
+    if world.target_index is None:
+        return MarkerArray(markers=markers)
     target = world.target
     ring = _solid(header, "goal", 0, Marker.CYLINDER, (target.x, target.y, 0.0), (0.9, 0.9, 0.02))
     ring.color = ColorRGBA(r=0.38, g=0.83, b=0.50, a=0.4)
-    ring.text = target.name
+    ring.text = world.goal
     markers.append(ring)
     return MarkerArray(markers=markers)
 

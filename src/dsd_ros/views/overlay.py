@@ -21,6 +21,8 @@ from dsd_ros.views.typeset import (
     PAPER,
     REJECTED,
     Colour,
+    blank,
+    fill,
     line_height,
     put,
     shortened,
@@ -48,23 +50,34 @@ class OverlayPainter:
     def __init__(self, width: int = WIDTH, bgr: bool = False, pause: float = 0.0) -> None:
         self._width, self._pause = width, pause
         self._written = float("-inf")
-        self._order = slice(None, None, -1 if bgr else 1)
+        self._bgr = bgr
         self._shown: Overlay | None = None
         self._with_panel = True
-        self._top = self._bottom = _blank(1, width)
-        self._panel = _blank(PANEL_HEIGHT, width)
+        self._top = self._bottom = blank(1, width)
+        self._panel = blank(PANEL_HEIGHT, width)
         self.drawn = 0  # times that something was written anew
 
-    def frame(self, image: np.ndarray, overlay: Overlay, panel: bool = True) -> np.ndarray:
+    def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
+        """Of :meth:`frame`."""
+        height = max(1, round(image.shape[0] * self._width / image.shape[1]))
+        return height + (PANEL_HEIGHT if panel else 0), self._width, 3
+
+    def frame(
+        self,
+        image: np.ndarray,
+        overlay: Overlay,
+        panel: bool = True,
+        canvas: np.ndarray | None = None,
+    ) -> np.ndarray:
         """A picture (uint8 (H, W, 3)) at the painter's width, written on.
 
-        With ``panel``, tokens and figures stand under it.
+        With ``panel``, tokens and figures stand under it. ``canvas``: to draw on, of :meth:`shape`; else a new one.
         """
         self._write(overlay, panel)
-        width = self._width
-        height = max(1, round(image.shape[0] * width / image.shape[1]))
-        below = PANEL_HEIGHT if panel else 0
-        canvas = np.empty((height + below, width, 3), np.uint8)
+        rows, width, _ = shape = self.shape(image, panel)
+        height = rows - PANEL_HEIGHT if panel else rows
+        if canvas is None:
+            canvas = np.empty(shape, np.uint8)
         cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
         put(canvas[:height], 0, 0, self._top)
         put(canvas[:height], 0, max(0, height - self._bottom.shape[0]), self._bottom)
@@ -82,16 +95,18 @@ class OverlayPainter:
         self._written = now
         self._shown, self._with_panel = overlay, with_panel
         self.drawn += 1
-        order = self._order
-        self._top = np.ascontiguousarray(_top_bar(overlay, self._width)[..., order])
-        self._bottom = np.ascontiguousarray(_bottom_bar(overlay, self._width)[..., order])
+        self._top = self._ordered(_top_bar(overlay, self._width))
+        self._bottom = self._ordered(_bottom_bar(overlay, self._width))
         if self._with_panel:
-            self._panel = np.ascontiguousarray(panel(overlay, self._width)[..., order])
+            self._panel = self._ordered(panel(overlay, self._width))
+
+    def _ordered(self, drawn: np.ndarray) -> np.ndarray:
+        return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR) if self._bgr else drawn
 
 
 def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
     """Tokens of the reply, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
-    canvas = _blank(PANEL_HEIGHT, width)
+    canvas = blank(PANEL_HEIGHT, width)
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
     draw_tokens(canvas[: legend_y - 2], overlay.reply, _SIZE)
     draw_legend(canvas, _MARGIN, legend_y)
@@ -126,7 +141,7 @@ def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
         for shown, ahead in line:
             end = put(canvas, x, y, shown)
             if ahead:
-                canvas[y + step - 4 : y + step - 2, x : min(end, right) - 1] = AHEAD
+                fill(canvas[y + step - 4 : y + step - 2, x : max(x, min(end, right) - 1)], AHEAD)
             x = end
 
 
@@ -146,7 +161,7 @@ def draw_legend(canvas: np.ndarray, x: int, y: int) -> None:
     for text, colour in (("accepted", ACCEPTED), ("rejected", REJECTED), ("target's own", OWN)):
         x = write(canvas, x, y, text, _SMALL, colour, PAPER) + 10
     end = write(canvas, x, y, "drafted ahead", _SMALL, FAINT, PAPER)
-    canvas[y + line_height(_SMALL) - 2 : y + line_height(_SMALL), x : end - 4] = AHEAD
+    fill(canvas[y + line_height(_SMALL) - 2 : y + line_height(_SMALL), x : end - 4], AHEAD)
 
 
 def _shown(piece: str) -> str:
@@ -156,12 +171,12 @@ def _shown(piece: str) -> str:
 def _top_bar(overlay: Overlay, width: int) -> np.ndarray:
     """Instruction on the left, link on the right."""
     height = line_height(_SIZE) + 8
-    bar = _blank(height, width, BAR)
+    bar = blank(height, width, BAR)
     paper = {None: BAR, True: CALM, False: ALARM}[overlay.link_ok]
     label = shortened(overlay.link or "no word of the link", _SMALL, 2 * width // 5)
     link = sprite(label, _SMALL, INK, paper)
     left = width - link.shape[1] - 2 * _MARGIN
-    bar[:, left:] = paper
+    fill(bar[:, left:], paper)
     put(bar, left + _MARGIN, 6, link)
     text = overlay.reply.instruction[:_MAX_INSTRUCTION] or "no instruction yet"
     write(bar, _MARGIN, 4, shortened(text, _SIZE, left - 2 * _MARGIN), _SIZE, INK, BAR)
@@ -185,15 +200,10 @@ def _bottom_bar(overlay: Overlay, width: int) -> np.ndarray:
         note = "" if overlay.verified else "  (not verified)"
         rows.append((f"> {doing}{note}", ACCEPTED if overlay.verified else AHEAD, BAR))
     step = line_height(_SMALL) + 3
-    bar = _blank(max(1, len(rows) * step), width, BAR)
+    bar = blank(max(1, len(rows) * step), width, BAR)
     for number, (text, ink, paper) in enumerate(rows):
         y = number * step
-        bar[y : y + step] = paper
+        if paper != BAR:
+            fill(bar[y : y + step], paper)
         write(bar, _MARGIN, y + 1, shortened(text, _SMALL, inside), _SMALL, ink, paper)
     return bar
-
-
-def _blank(height: int, width: int, paper: Colour = PAPER) -> np.ndarray:
-    canvas = np.empty((height, width, 3), np.uint8)
-    canvas[:] = paper
-    return canvas

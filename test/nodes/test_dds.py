@@ -83,7 +83,7 @@ def test_sampled_replies_have_the_targets_distribution(rig, channel, tiny_pair, 
     image = picture(1000)
     expected = pairs_of(target, image, settings)
     rig.start("verifier_node", model__path=tiny_pair[0])
-    draws = 600
+    draws = 300
     with EdgeSession(channel, draft, settings, LinkSettings(attempts=30)) as session:
         seen = Counter(tuple(session.decode(image, INSTRUCTION).tokens) for _ in range(draws))
     assert set(seen) <= set(expected)

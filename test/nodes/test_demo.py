@@ -150,8 +150,8 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
     ("transport", "mode", "arguments"),
     [
         ("dds", "dsd", {}),
-        ("websocket", "ar", {}),
-        ("dds", "fsd", {}),
+        pytest.param("websocket", "ar", {}, marks=pytest.mark.slow),
+        pytest.param("dds", "fsd", {}, marks=pytest.mark.slow),
         ("websocket", "fsd", {"look_ahead": "0.4"}),
     ],
     ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd-ahead"],

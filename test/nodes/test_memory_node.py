@@ -10,7 +10,7 @@ from nav_msgs.msg import Odometry
 from ros_rig import GoalClient, Rig
 from tiny_text import make_tiny_text
 
-from dsd_msgs.msg import NavAction, Question
+from dsd_msgs.msg import NavAction, Question, Verdict
 from dsd_msgs.srv import Ask
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.run import RunOutcome
@@ -61,7 +61,11 @@ def ask(rig: Rig, question: str = QUESTION, **fields):
 def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair, reader, places):
     own, general = places
     # An answer's text ends where the model ends it; a random one does not, and a cut one is no whole answer.
-    start_memory(rig, reader, own, answer__attempts=100, answer__patience_s=1.0)
+    # In step, each token takes a round trip, so that there is a midst to lose the cloud in.
+    start_memory(
+        rig, reader, own, answer__attempts=100, answer__patience_s=1.0, answer__window=1,
+        answer__schedule="random",
+    )  # fmt: skip
     verifier = start_verifier(rig, tiny_pair, reader, general)
     rig.until_active("memory_node")
     rig.until_active("verifier_node")
@@ -80,24 +84,80 @@ def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair
         refused = ask(rig, question, **fields)
         assert not refused.success and refused.code == code and refused.message
 
-    # The cloud dies with the question; another one answers it, and not a token changes.
-    client = rig.node.create_client(Ask, "ask")
-    questions: list[Question] = []
-    rig.node.create_subscription(Question, "question", questions.append, qos.LINK)
-    rig.until(client.service_is_ready)
+    lost = LostInMidAnswer(rig, verifier.process)
     whole = ask(rig, max_tokens=60)
-    questions.clear()
-    verifier.process.send_signal(signal.SIGSTOP)
-    under_way = client.call_async(Ask.Request(question=QUESTION, timeout=200.0, max_tokens=60))
-    rig.until(lambda: questions)
-    verifier.process.send_signal(signal.SIGKILL)
+    # The cloud falls silent in mid-answer and comes back with what it had to say: not a token changes.
+    silent = lost.ask(lambda: None)
+    verifier.process.send_signal(signal.SIGCONT)
+    assert silent().text == whole.text
+    # It dies in mid-answer; another one goes on with what was decided.
+    dead = lost.ask(verifier.process.kill)
     verifier.process.wait()
     start_verifier(rig, tiny_pair, reader, general)
-    rig.until(under_way.done, 200.0)
-    again = under_way.result()
-    assert again.stats.attempts > 1 and again.text == whole.text, again.message
+    answer = dead()
+    assert answer.text == whole.text and answer.stats.tokens == whole.stats.tokens
     assert not any("started again" in line for line in rig.lines)
     assert not any("Traceback" in line for line in rig.lines)
+
+
+class LostInMidAnswer:
+    """Stops the verifier's process once some tokens of an answer are decided."""
+
+    def __init__(self, rig: Rig, process) -> None:
+        self._rig, self._process = rig, process
+        self._client = rig.node.create_client(Ask, "ask")
+        self._armed = False
+        self._asks: dict[int, list[int]] = {}  # of each answer: with how many tokens it was asked for
+        self._done_with: set[int] = set()
+        rig.node.create_subscription(Question, "question", self._on_question, qos.LINK)
+        for topic in ("verdict_up", "verdict_down"):
+            rig.node.create_subscription(Verdict, topic, self._on_verdict, qos.PROPOSALS)
+        rig.until(self._client.service_is_ready)
+        rig.until(lambda: rig.node.count_publishers("verdict_up"))
+
+    def _on_question(self, question: Question) -> None:
+        self._asks.setdefault(question.ask, []).append(len(question.answered))
+
+    def _new(self) -> list[int]:
+        """With how many tokens the answer under way was asked for, each time; empty before it was."""
+        return next((told for ask, told in self._asks.items() if ask not in self._done_with), [])
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        # Verdicts of the answer before may still come while this one is asked for.
+        known = verdict.ask in self._asks and verdict.ask not in self._done_with
+        if self._armed and known and verdict.position >= 3:
+            self._armed = False
+            self._process.send_signal(signal.SIGSTOP)
+
+    def ask(self, then):
+        """Ask, lose the verifier in mid-answer and do ``then``; what is returned waits for the answer.
+
+        Where the answer was whole before the verifier stopped, it is asked again.
+        """
+        self._rig.until(lambda: self._asks, what="the question of the answer before")
+        for _ in range(20):
+            self._done_with = set(self._asks)
+            self._armed = True
+            request = Ask.Request(question=QUESTION, timeout=200.0, max_tokens=60)
+            future = self._client.call_async(request)
+            self._rig.until(lambda f=future: not self._armed or f.done(), 200.0)
+            # Of the question asked again, with what was decided, it is known that it was in the midst.
+            self._rig.until(lambda f=future: f.done() or len(self._new()) >= 2)
+            if not future.done() and self._new()[-1] >= 3:
+                break
+            self._process.send_signal(signal.SIGCONT)
+            self._rig.until(future.done, 200.0)
+        else:
+            raise AssertionError("no answer was lost in its midst")
+        then()
+
+        def result():
+            self._rig.until(future.done, 200.0)
+            answer = future.result()
+            assert answer.stats.attempts > 1 and answer.stats.cloud_documents == 1, answer.message
+            return answer
+
+        return result
 
 
 def test_a_verifier_without_documents_says_so(rig, tiny_pair, reader, places):

@@ -55,6 +55,39 @@ def test_the_round_trip_is_latency_and_bytes_over_rate():
     assert link.round_trip(50_000) == pytest.approx(0.6)
 
 
+def test_where_all_messages_are_long_a_round_trip_is_what_they_take():
+    link = LinkEstimate()
+    for _ in range(20):
+        link.observe(200_000, 0.5)
+    assert link.round_trip(200_000) == pytest.approx(0.5)
+    link.observe(100, 0.1)  # a short one tells them apart
+    assert link.round_trip() == pytest.approx(0.1)
+    for _ in range(20):
+        link.observe(200_000, 0.5)
+    assert link.round_trip(200_000) == pytest.approx(0.5)
+    assert link.round_trip(100_000) == pytest.approx(0.3, rel=1e-3)
+
+
+def test_a_side_that_nobody_measured_is_learnt_from_what_was_observed():
+    found, measured = DecodeDelay(), DecodeDelay.fit([1, 2], [0.05, 0.05])
+    for start in (100, 400):
+        for t in range(start, start + 20):
+            for delay in (found, measured):
+                delay.observe(t, 0.03 + 1e-4 * t)
+        before = found.at(1000)
+        for delay in (found, measured):
+            delay.learn()
+        if start == 100:  # of nearly one length: no line
+            assert found.k_c == 0.0 and found.at(1000) == before
+    assert found.k_c == pytest.approx(0.03) and found.at(1000) == pytest.approx(0.13)
+    assert measured.k_c == pytest.approx(0.05)  # as the paper says, the intercept stays
+    falling = DecodeDelay()
+    for t in range(50, 80):
+        falling.observe(t, 1.0 / t)
+    falling.learn()
+    assert falling.k_c == 0.0  # a line that falls is none of decoding
+
+
 def test_the_latency_is_the_mean_of_a_quick_and_a_slow_average():
     link = LinkEstimate(quick=0.5, slow=0.1)
     link.observe_round_trip(1.0)

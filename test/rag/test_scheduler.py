@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dsd_ros.rag.scheduler import Estimates, Scheduler, delta_z, latency, wait
+from dsd_ros.rag.scheduler import Estimates, Scheduler, delta_z, latency, wait, won_back
 
 
 def brute_force(c_device, c_cloud, rtt, a_device, a_cloud) -> float:
@@ -84,6 +84,32 @@ def test_without_a_link_to_cross_nobody_switches():
     for held in product((True, False), repeat=2):
         for current in ("device", "cloud"):
             assert Scheduler("auto").side(guess, current, *held) == current
+
+
+def test_what_is_won_back_of_a_wait_are_the_drafts_that_hold():
+    for count, share in ((1, 0.9), (4, 0.5), (7, 0.99)):
+        useful = sum(share**k for k in range(1, count + 1))
+        assert won_back(count * 0.1, 0.1, share) == pytest.approx(0.1 * useful)
+    assert (
+        won_back(0.3, 0.1, 1.0) == pytest.approx(0.3) == pytest.approx(won_back(0.3, 0.1, 1 - 1e-9))
+    )
+    assert won_back(0.3, 0.1, 0.0) == won_back(-1.0, 0.1, 0.9) == won_back(0.3, 0.0, 0.9) == 0.0
+
+
+def test_a_wait_during_which_the_slower_side_drafts_on_is_no_reason_to_switch():
+    estimates = Estimates(0.1, 0.02, 0.32, 0.9, 0.9)
+    # The cloud's draft was rejected; the device makes three of its own until the next one is there.
+    assert Scheduler("auto").side(estimates, "device", True, False, own_ahead=0) == "device"
+
+
+def test_the_first_side_is_what_was_learnt_before():
+    nothing = Estimates(0.0, 0.0, 0.0, 0.5, 0.5)
+    cloud = Estimates(0.1, 0.1, 0.5, 0.9, 0.5)
+    for policy in ("auto", "delta-z"):
+        assert Scheduler(policy).begins(nothing) == "device"
+        assert Scheduler(policy).begins(cloud) == "cloud"
+    assert Scheduler("cloud").begins(nothing) == "cloud"
+    assert Scheduler("random").begins(cloud) == Scheduler("device").begins(cloud) == "device"
 
 
 def test_wrong_settings_are_refused():

@@ -6,15 +6,12 @@ import threading
 import time
 
 import pytest
-from asking import Letters, Shelf
+from asking import Letters, Shelf, in_one_thread
 from lossy_channel import LossyChannel
 from msgspec.structs import replace
 from table_model import TableModel
 
-from dsd_ros.decoding.aggregation import mixture
-from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.rag.answers import AnswerCancelled, AnswerLate, AnswerRefused
-from dsd_ros.rag.mixture import LocalMixture
 from dsd_ros.rag.service import AggregationService, ServiceSettings
 from dsd_ros.rag.session import AskSession
 from dsd_ros.rag.settings import AggregationSettings
@@ -32,22 +29,9 @@ QUESTION = "where to?"
 
 
 def reference(settings: AggregationSettings, reply: int = 1, question: str = QUESTION) -> list[int]:
-    """Both mixtures, token by token in one thread."""
-    sides = [
-        LocalMixture(model, LETTERS, question, shelf.documents[: settings.documents], settings.temperature)
-        for model, shelf in ((DEVICE, OURS), (CLOUD, THEIRS))
-    ]  # fmt: skip
-    tokens: list[int] = []
-    while len(tokens) < settings.max_tokens and not (tokens and tokens[-1] in DEVICE.eos_token_ids):
-        for side in sides:
-            side.follow(tokens)
-        device, cloud = (side.next() for side in sides)
-        p = mixture(device.p, cloud.p, device.log_weight, cloud.log_weight)
-        if settings.greedy:
-            tokens.append(int(p.argmax()))
-        else:
-            tokens.append(choose(p, gumbel(settings.seed, reply, len(tokens), len(p))))
-    return tokens
+    return in_one_thread(
+        (DEVICE, LETTERS, OURS), (CLOUD, LETTERS, THEIRS), settings, question, reply
+    )
 
 
 def service(**changes) -> AggregationService:
@@ -125,6 +109,58 @@ def test_over_a_slow_link(cloud):
         assert asking.profile.link.latency > 0.01
 
 
+@pytest.mark.parametrize("schedule", ["device", "cloud"])
+def test_the_links_rate_is_learnt_from_messages_at_either_side(schedule):
+    """Both rows of 1500 float32 over 400 kbit/s: 120 ms each."""
+    tables = [TableModel(4, 12, ends=False, noise=noise, padding=1488) for noise in (0.0, 0.8)]
+    settings = AggregationSettings(
+        evidence="full", max_tokens=8, window=1, schedule=schedule, aggregator=schedule
+    )
+    rate = 400_000.0
+    with (
+        AggregationService(tables[1], THEIRS, asking=LETTERS) as cloud,
+        EmulatedChannel(LocalChannel(cloud), LinkProfile(0.01, 0.01, 0.0, rate, rate)) as channel,
+        AskSession(channel, tables[0], OURS, settings, asking=LETTERS) as asked,
+    ):
+        asked.answer(QUESTION)
+        (theirs,) = cloud._profiles.values()
+        for profile in (asked.profile, theirs):
+            trip = profile.estimates(8).round_trip
+            assert trip >= 0.02 + 8 * 6000 / rate * 0.95
+            assert trip < 3 * (0.02 + 8 * 6000 / rate)  # a busy machine's time is in it
+            assert profile.proposal_bytes == pytest.approx(6042)
+        assert 0.02 <= asked.profile.link.latency < 0.1  # from the question and its reply
+
+
+def test_who_begins_is_what_the_answers_before_speak_for(cloud):
+    settings = AggregationSettings(max_tokens=4, aggregator="auto")
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "device"
+        for accepted in [(1.0, 0.0)] * 40:
+            for side, share in zip(("device", "cloud"), accepted, strict=True):
+                asking.profile.acceptance[side].observe(share)
+        asking.profile.link.observe_round_trip(30.0)
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "cloud"
+        asking.settings = AggregationSettings(max_tokens=4)
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "device"
+
+
+def test_relevances_of_another_scale_are_refused_unless_none_are_used():
+    class Named(Shelf):
+        fingerprint = "cosine of another model"
+
+    shelf = Named(("the Viola is red", 0.6))
+    with AggregationService(CLOUD, shelf, asking=LETTERS) as cloud, LocalChannel(cloud) as channel:
+        with session(channel, AggregationSettings()) as asking:
+            with pytest.raises(AnswerRefused, match="same embedding model") as told:
+                asking.answer(QUESTION)
+            assert "unnamed" in str(told.value) and "cosine of another model" in str(told.value)
+            asking.settings = AggregationSettings(documents=0, max_tokens=4)
+            assert len(asking.answer(QUESTION).tokens) == 4
+        with AskSession(channel, DEVICE, shelf, asking=LETTERS) as asking:
+            assert asking.answer(QUESTION).statistics.cloud_documents == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_over_a_link_that_loses_doubles_reorders_and_breaks(cloud, seed):
     settings = AggregationSettings(
@@ -187,6 +223,7 @@ def asked(**changes) -> m.Question:
         ({"randomness": "dice"}, "randomness"),
         ({"schedule": "never"}, "schedule"),
         ({"aggregator": "both"}, "aggregator"),
+        ({"relevance_fingerprint": "of another model"}, "same embedding model"),
         ({"max_tokens": 0}, "tokens"),
         ({"vocab_size": 1 << 19}, "vocabulary"),
         ({"answered": [999]}, "does not have"),

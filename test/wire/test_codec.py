@@ -74,11 +74,13 @@ MESSAGES = st.one_of(
         randomness=short, evidence=short, head=st.integers(1, 4096), max_tokens=u16,
         window=st.integers(1, 64), reweight_every=u16, schedule=short, aggregator=short,
         eos_token_ids=st.lists(ids, max_size=16), answered=st.lists(ids, max_size=300),
+        relevance_fingerprint=short,
     ),
     st.builds(
         m.QuestionReply,
         ask=session, attempt=u16, error=st.text(max_size=1024), model_name=short,
         model_fingerprint=short, vocab_size=u32, eos_token_ids=st.lists(ids, max_size=16), documents=u16,
+        held=u32,
     ),
     st.builds(
         m.Proposal,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-import math
 from dataclasses import dataclass, field
+
+from dsd_ros.decoding.bounds import check_bounds
 
 
 class VerifierSettingsError(ValueError):
@@ -45,6 +46,7 @@ class EngineSettings:
             "help": "seconds until an unused session is dropped",
             "min": 0.1,
             "max": 86_400.0,
+            "range": "0.1 to 86400 seconds",
         },
     )
     exit_share: float = field(
@@ -53,18 +55,12 @@ class EngineSettings:
             "help": "share of a CPU's pass that early exits may take; 0: no exits",
             "min": 0.0,
             "max": 1.0,
+            "range": "0 (no exits) to 1",
         },
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_sessions <= 100_000:
-            raise VerifierSettingsError(f"max_sessions is {self.max_sessions}; use 1 to 100000")
-        if not (math.isfinite(self.session_expiry_s) and 0.1 <= self.session_expiry_s <= 86_400):
-            raise VerifierSettingsError(
-                f"session_expiry_s is {self.session_expiry_s}; use 0.1 to 86400 seconds"
-            )
-        if not 0.0 <= self.exit_share <= 1.0:
-            raise VerifierSettingsError(f"exit_share is {self.exit_share}; use 0 (no exits) to 1")
+        check_bounds(self, VerifierSettingsError)
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,12 @@ class MetricsSettings:
 
     metrics_port: int = field(
         default=0,
-        metadata={"help": "port of the Prometheus metrics; 0: none", "min": 0, "max": 65535},
+        metadata={
+            "help": "port of the Prometheus metrics; 0: none",
+            "min": 0,
+            "max": 65535,
+            "range": "0 (no metrics) to 65535",
+        },
     )
     metrics_host: str = field(
         default="127.0.0.1", metadata={"help": "address of the Prometheus metrics"}
@@ -84,10 +85,7 @@ class MetricsSettings:
             raise VerifierSettingsError(
                 "metrics_host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
             )
-        if not 0 <= self.metrics_port <= 65535:
-            raise VerifierSettingsError(
-                f"metrics_port is {self.metrics_port}; use 0 (no metrics) to 65535"
-            )
+        check_bounds(self, VerifierSettingsError)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,12 @@ class VerifierSettings(MetricsSettings, EngineSettings):
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(
         default=8765,
-        metadata={"help": "port to listen on; 0: any free one", "min": 0, "max": 65535},
+        metadata={
+            "help": "port to listen on; 0: any free one",
+            "min": 0,
+            "max": 65535,
+            "range": "0 (any free one) to 65535",
+        },
     )
     token_file: str = field(
         default="",
@@ -128,14 +131,11 @@ class VerifierSettings(MetricsSettings, EngineSettings):
     key: str = field(default="", metadata={"help": "TLS private key, PEM"})
 
     def __post_init__(self) -> None:
-        EngineSettings.__post_init__(self)
-        MetricsSettings.__post_init__(self)
+        MetricsSettings.__post_init__(self)  # and with it every bound
         if not self.host:
             raise VerifierSettingsError(
                 "host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
             )
-        if not 0 <= self.port <= 65535:
-            raise VerifierSettingsError(f"port is {self.port}; use 0 (any free one) to 65535")
         if bool(self.certificate) != bool(self.key):
             raise VerifierSettingsError(
                 "TLS needs both a certificate and a key; give both or neither"

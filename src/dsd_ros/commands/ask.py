@@ -81,8 +81,9 @@ def _ask(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, on_token: Callable[[str, list[int]], object]) -> Answer:
     from dsd_ros.rag.baselines import open_session
+    from dsd_ros.rag.measuring import kept_delay
     from dsd_ros.rag.methods import OF_AN_ORDINARY_CLOUD
-    from dsd_ros.rag.places import open_documents
+    from dsd_ros.rag.places import measured_in, open_documents
     from dsd_ros.rag.settings import AggregationSettings
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -94,12 +95,12 @@ def _answer(args: argparse.Namespace, on_token: Callable[[str, list[int]], objec
     model = load_model(ModelSettings(model_path(args.model, READER)))
     with ExitStack() as stack:
         channel = stack.enter_context(_cloud(args, model))
-        store = stack.enter_context(
-            open_documents(documents_directory(args.robot_documents, "robot"))
-        )
+        folder = documents_directory(args.robot_documents, "robot")
+        store = stack.enter_context(open_documents(folder))
         session = open_session(
-            args.method, channel, model, store, settings, relevance=store.relevance
-        )
+            args.method, channel, model, store, settings, relevance=store.relevance,
+            delay=kept_delay(model, settings.documents, measured_in(folder)),
+        )  # fmt: skip
         stack.callback(session.close)
         return session.answer(args.question, on_token)
 

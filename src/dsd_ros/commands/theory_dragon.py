@@ -99,6 +99,14 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go through delays and acceptances instead of those given; takes minutes",
     )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first answer's acceptances (default: 0)"
+    )
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="let each answer begin without what those before it have told",
+    )
     _end(parser, _scheduling, "the seconds by extra latency (Figure 8)")
 
 
@@ -187,7 +195,7 @@ def _scheduling(args: argparse.Namespace) -> int:
 
     extras = [ms / 1e3 for ms in args.extra_ms]
     if args.grid:
-        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3)
+        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3, args.seed, args.anew)
         for policy in ("auto", "delta_z"):
             worst, mean, best = (
                 f"{100 * (report[f'{policy}_over_best_side_{kind}'] - 1):+.1f} %"
@@ -203,7 +211,9 @@ def _scheduling(args: argparse.Namespace) -> int:
         write_json(args.json, report)
         return EXIT_DONE
     setting, answers, link = _given(args)
-    found = compare(setting, extras, args.sequences, answers=answers, link=link)
+    found = compare(
+        setting, extras, args.sequences, answers=answers, link=link, seed=args.seed, anew=args.anew
+    )
     count = args.sequences if answers is None else len(answers)
     print(f"{_described(args)}; mean seconds of {count} answers of {args.tokens} tokens\n")
     names = (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)
@@ -219,7 +229,16 @@ def _scheduling(args: argparse.Namespace) -> int:
         draw_scheduling(args.plot, found, f"{_described(args)}; {count} answers of {args.tokens}")
         print(f"\n{args.plot} shows the seconds by extra latency")
     rows = [asdict(one) | {"auto_over_best_side": one.over_static} for one in found]
-    write_json(args.json, {**asdict(setting), "sequences": count, "rows": rows})
+    write_json(
+        args.json,
+        {
+            **asdict(setting),
+            "sequences": count,
+            "seed": args.seed,
+            "each_anew": args.anew,
+            "rows": rows,
+        },
+    )
     return EXIT_DONE
 
 

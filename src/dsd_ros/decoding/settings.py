@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
+from dsd_ros.decoding.bounds import check_bounds
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, Shape, mode
 from dsd_ros.decoding.ranges import (
     FLOATS,
@@ -162,19 +163,7 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         mode(self.mode)
-        for item in fields(self):
-            value, low, high = (
-                getattr(self, item.name),
-                item.metadata.get("min"),
-                item.metadata.get("max"),
-            )
-            if low is not None and high is not None and not low <= value <= high:
-                raise SettingsError(f"{item.name} is {value}; use {low} to {high}")
-            choices = item.metadata.get("choices", (value,))
-            if value not in choices:
-                raise SettingsError(
-                    f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
-                )
+        check_bounds(self, SettingsError)
         if self.draft_length == PRESET_LENGTH:
             object.__setattr__(self, "draft_length", self.preset.draft_length)
         # Validated on being made.

@@ -102,6 +102,29 @@ class Run:
     events: list[Event] = field(repr=False)
 
 
+@dataclass
+class Learnt:
+    """What answers have told of delays, link and acceptances, for those behind them, as ``rag.half.Profile``."""
+
+    delays: tuple[DecodeDelay, DecodeDelay] = field(
+        default_factory=lambda: (DecodeDelay(), DecodeDelay())
+    )
+    link: LinkEstimate = field(default_factory=LinkEstimate)
+    shares: tuple[Acceptance, Acceptance] = field(
+        default_factory=lambda: (Acceptance(), Acceptance())
+    )
+
+    def estimates(self, length: int) -> Estimates:
+        """At a context of so many tokens."""
+        return Estimates(
+            self.delays[0].at(length),
+            self.delays[1].at(length),
+            self.link.round_trip(),
+            self.shares[0].value,
+            self.shares[1].value,
+        )
+
+
 class _Side:
     """What one side knows."""
 
@@ -122,6 +145,7 @@ class _Simulation:
         scheduler: Scheduler,
         window: int,
         first: int,
+        learnt: Learnt,
     ) -> None:
         self.accepted, self.delays, self.link = accepted, delays, link
         self.scheduler, self.window, self.aggregator = scheduler, window, first
@@ -130,8 +154,9 @@ class _Simulation:
         self.pending: list[tuple[float, int, Callable[[float], None]]] = []
         self.scheduled = 0
         self.last_arrival = [0.0, 0.0]
-        self.profile = [DecodeDelay(weight=0.2), DecodeDelay(weight=0.2)]
-        self.round_trip, self.shares = LinkEstimate(), (Acceptance(), Acceptance())
+        self.learnt = learnt
+        for one in learnt.delays:
+            one.learn()
         self.switches = 0
         self.delivered = self.seconds = 0.0
 
@@ -169,7 +194,7 @@ class _Simulation:
                 return  # a rejection has interrupted it
             own.working = None
             own.made += 1
-            self.profile[side].observe(position + 1, delay)
+            self.learnt.delays[side].observe(position + 1, delay)
             event = self._note(Event(then, "drafted", SIDES[side], position, cause, now))
             self._send(
                 1 - side,
@@ -194,7 +219,7 @@ class _Simulation:
         self.sides[side].arrived.add((position, rejections))
         event = self._note(Event(now, "draft arrives", SIDES[side], position, cause, sent))
         # Both ways are alike here; a real side measures the round trip by echoed clocks.
-        self.round_trip.observe_round_trip(2.0 * (now - sent))
+        self.learnt.link.observe_round_trip(2.0 * (now - sent))
         self._aggregate(side, now, event)
 
     def _aggregate(self, side: int, now: float, cause: int) -> None:
@@ -207,9 +232,9 @@ class _Simulation:
         ):
             position = own.position
             held = (bool(self.accepted[position, 0]), bool(self.accepted[position, 1]))
-            for share, one in zip(self.shares, held, strict=True):
+            for share, one in zip(self.learnt.shares, held, strict=True):
                 share.observe(one)
-            guess = self._estimates(position + 2)
+            guess = self.learnt.estimates(position + 2)
             waiting = 0
             while (position + 1 + waiting, own.rejections[other]) in own.arrived:
                 waiting += 1
@@ -251,15 +276,6 @@ class _Simulation:
             )
             self._apply(side, position, now, event)
 
-    def _estimates(self, length: int) -> Estimates:
-        return Estimates(
-            self.profile[0].at(length),
-            self.profile[1].at(length),
-            self.round_trip.round_trip(),
-            self.shares[0].value,
-            self.shares[1].value,
-        )
-
     def _verdict_arrives(
         self, side: int, position: int, switch: bool, now: float, cause: int, sent: float
     ) -> None:
@@ -295,12 +311,14 @@ def simulate(
     first: str = "device",
     seed: int = 0,
     hysteresis: float | None = None,
+    learnt: Learnt | None = None,
 ) -> Run:
     """One answer whose drafts are accepted as given, (tokens, 2): those of the device and of the cloud.
 
     ``device``, ``cloud``: seconds of a decoding step, by position or all alike. ``strategy``: a policy of
     ``rag.scheduler``. ``window``: drafts ahead of the last verdict that is known; 1 is token-wise synchronisation.
-    Deciding a token takes no time, and what is sent is small: a transfer is half a round trip.
+    Deciding a token takes no time, and what is sent is small: a transfer is half a round trip. ``learnt``: from the
+    answers before, and by this one; with some, the side that begins is the one that it speaks for, not ``first``.
     """
     rows = np.asarray(accepted, bool)
     if rows.ndim != 2 or rows.shape[1] != 2 or not len(rows):
@@ -321,8 +339,12 @@ def simulate(
         if hysteresis is None
         else Scheduler(strategy, hysteresis, seed)
     )
+    if learnt is None:
+        learnt = Learnt()
+    elif learnt.link.latency > 0.0:  # it has seen an answer
+        first = scheduler.begins(learnt.estimates(1))
     return _Simulation(
-        rows, (delays[0], delays[1]), link, scheduler, window, SIDES.index(first)
+        rows, (delays[0], delays[1]), link, scheduler, window, SIDES.index(first), learnt
     ).run()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dsd_ros.evaluation.dragon_simulator import (
+    Learnt,
     Link,
     sample_acceptances,
     sequence_wise,
@@ -87,21 +88,26 @@ def compare(
     *,
     answers: Sequence[np.ndarray] | None = None,
     link: Link | None = None,
+    seed: int = 0,
+    anew: bool = False,
 ) -> list[Comparison]:
     """Every strategy over the same answers, ``sequences`` sampled ones or those given, at each extra latency.
 
     ``link`` stands for the bare round trip and has its own jitter. Each answer begins in another phase of the jitter.
+    What an answer tells is known to the next, as to a session's, unless each is to begin ``anew``. ``seed``: that of
+    the first of the answers sampled.
     """
     check_shares(device=setting.acceptances[0], cloud=setting.acceptances[1])
     check_positive(tokens=setting.tokens, sequences=sequences)
     if answers is None:
         answers = [
             sample_acceptances(setting.tokens, *setting.acceptances, n, stretch=setting.stretch)
-            for n in range(sequences)
+            for n in range(seed, seed + sequences)
         ]
     found = []
     for extra in extras:
         totals: dict[str, list[float]] = {}
+        learnt = {strategy: None if anew else Learnt() for strategy in STRATEGIES}
         for number, rows in enumerate(answers):
             added = steady_link(0.0 if link else setting.base, extra, phase=float(number))
 
@@ -110,7 +116,13 @@ def compare(
 
             for strategy in STRATEGIES:
                 run = simulate(
-                    rows, setting.device, setting.cloud, trip, strategy=strategy, seed=number
+                    rows,
+                    setting.device,
+                    setting.cloud,
+                    trip,
+                    strategy=strategy,
+                    seed=number,
+                    learnt=learnt[strategy],
                 )
                 totals.setdefault(strategy, []).append(run.delivered)
             in_step = simulate(
@@ -128,12 +140,21 @@ DELAYS = ((0.1, 0.02), (0.1, 0.05), (0.1, 0.1), (0.05, 0.1))  # of device and cl
 RATES = ((0.9, 0.9), (0.8, 0.6), (0.6, 0.8), (0.95, 0.5), (0.5, 0.95))
 
 
-def grid(extras: Sequence[float], sequences: int, tokens: int = 100, base: float = 0.02) -> dict:
+def grid(
+    extras: Sequence[float],
+    sequences: int,
+    tokens: int = 100,
+    base: float = 0.02,
+    seed: int = 0,
+    anew: bool = False,
+) -> dict:
     """``compare`` over delays and acceptances; a report for a file, worst cell first."""
     cells = []
     for delays in DELAYS:
         for rates in RATES:
-            for one in compare(Setting(*delays, base, rates, tokens), extras, sequences):
+            for one in compare(
+                Setting(*delays, base, rates, tokens), extras, sequences, seed=seed, anew=anew
+            ):
                 cells.append(
                     {
                         "device_seconds": delays[0],
@@ -152,6 +173,8 @@ def grid(extras: Sequence[float], sequences: int, tokens: int = 100, base: float
         "tokens": tokens,
         "sequences": sequences,
         "base_seconds": base,
+        "seed": seed,
+        "each_anew": anew,
         **{
             f"{name}_{kind}": float(of([cell[name] for cell in cells]))
             for name in ("auto_over_best_side", "auto_over_random", "delta_z_over_best_side")

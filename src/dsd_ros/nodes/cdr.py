@@ -43,6 +43,24 @@ class Picture:
     data: memoryview
 
 
+class PictureOut:
+    """A serialised Image, bgr8, whose pixels are drawn in place. Its memory serves again and again."""
+
+    def __init__(self) -> None:
+        self.sent = bytearray()  # to publish
+
+    def canvas(self, header: bytes, height: int, width: int) -> np.ndarray:
+        """Where to draw: uint8 (height, width, 3), valid until the next call; ``header`` as :class:`Picture` has it."""
+        shape, count = (height, width, 3), 3 * height * width
+        head = _LITTLE_ENDIAN + header + bytes(-len(header) % 4)
+        head += struct.pack("<3I", height, width, 5) + b"bgr8\x00" + b"\x00"  # not big-endian
+        head += bytes(-(len(head) - _START) % 4) + struct.pack("<2I", 3 * width, count)
+        if len(self.sent) != len(head) + count:
+            self.sent = bytearray(len(head) + count)
+        self.sent[: len(head)] = head
+        return np.frombuffer(self.sent, np.uint8, count, len(head)).reshape(shape)
+
+
 def picture_in(sent: bytes) -> Picture:
     """A serialised Image. The pixels are not copied."""
     if sent[:_START] != _LITTLE_ENDIAN:
@@ -61,15 +79,6 @@ def picture_in(sent: bytes) -> Picture:
     step, count = struct.unpack_from("<2I", sent, at := _aligned(end + 1, 4))  # behind is_bigendian
     pixels = memoryview(sent)[at + 8 : at + 8 + count]
     return Picture(sent[_START:header_end], height, width, encoding, step, pixels)
-
-
-def picture_out(header: bytes, bgr: np.ndarray) -> bytes:
-    """A serialised Image, bgr8, of contiguous uint8 (height, width, 3); ``header`` as :class:`Picture` has it."""
-    height, width = bgr.shape[:2]
-    head = _LITTLE_ENDIAN + header + bytes(-len(header) % 4)
-    head += struct.pack("<3I", height, width, 5) + b"bgr8\x00" + b"\x00"  # not big-endian
-    head += bytes(-(len(head) - _START) % 4) + struct.pack("<2I", 3 * width, bgr.nbytes)
-    return b"".join((head, memoryview(bgr).cast("B")))
 
 
 def pose_in(sent: bytes) -> tuple[Pose, str]:

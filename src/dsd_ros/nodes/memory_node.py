@@ -17,6 +17,7 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallb
 
 from dsd_msgs.msg import AskStats, NavAction
 from dsd_msgs.srv import Ask
+from dsd_ros.navigation.controller import Pose
 from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.nodes.log_lines import NodeLog
@@ -29,7 +30,9 @@ from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.stamps import pose_of, seconds
 from dsd_ros.paths import documents_directory
 from dsd_ros.rag.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
-from dsd_ros.rag.places import open_documents
+from dsd_ros.rag.measuring import delay_of
+from dsd_ros.rag.places import measured_in, open_documents
+from dsd_ros.rag.profiler import DecodeDelay
 from dsd_ros.rag.session import AskSession
 from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.rag.store import Store
@@ -82,7 +85,9 @@ class MemoryNode(ManagedNode):
         self._channel = DdsChannel(self, topics=AGGREGATION)
         self._model: VisionLanguageModel | None = None
         self._store: Store | None = None
+        self._delay: DecodeDelay | None = None
         self._session: AskSession | None = None
+        self._pose: Pose | None = None  # the newest that odometry told
         self._remembering: Remembering | None = None
         self._asking = threading.Lock()
         self._generation = 0  # of questions: a newer one ends those before it
@@ -99,17 +104,20 @@ class MemoryNode(ManagedNode):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        self._store = open_documents(documents_directory(self._settings.documents, "robot"))
+        folder = documents_directory(self._settings.documents, "robot")
+        self._store = open_documents(folder)
         self._remembering = Remembering(self._store)
         self._model = load_model(self._model_settings)
+        self._delay = delay_of(self._model, self._answer_settings.documents, measured_in(folder))
 
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
         with self._asking:
             self._session = AskSession(
-                self._channel, model, store, self._answer_settings, relevance=store.relevance
-            )
+                self._channel, model, store, self._answer_settings, relevance=store.relevance,
+                delay=self._delay,
+            )  # fmt: skip
         documents = len(store.documents())
         self._health.report(
             health.OK, f"text model {model.name} loaded, {documents} documents, answering"
@@ -213,14 +221,15 @@ class MemoryNode(ManagedNode):
 
     def _on_action(self, action: NavAction) -> None:
         remembering = self._remembering
-        odometry = take(self._odometry)
-        if remembering is None or not odometry:
+        if odometry := take(self._odometry):  # none is new where two actions come at once
+            self._pose = pose_of(odometry[-1])
+        if remembering is None or self._pose is None:
             return
         if not action.verified or action.retracing:  # only what the target itself has seen
             return
         try:
             stamp = seconds(action.observation_stamp)
-            new = remembering.take(action.reasoning, pose_of(odometry[-1]), stamp)
+            new = remembering.take(action.reasoning, self._pose, stamp)
         except ValueError as error:
             self.get_logger().warning(f"not remembered: {error}", throttle_duration_sec=10.0)
             return

@@ -117,16 +117,18 @@ def _declare_one(node: Node, spec: ParameterSpec) -> Any:
     return value
 
 
-def refuse_unknown(node: Node) -> None:
+def refuse_unknown(node: Node, host: Node | None = None) -> None:
     """Refuse parameters that were given and never declared: rclpy would silently drop a typing
     error.
 
-    Call it after the last :func:`declare`.
+    Call it after the last :func:`declare`. ``host``: whose process the node is in; launch gives what is meant for that
+    one to every node of it.
 
     :raises ParameterError: naming them.
     """
     given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
-    unknown = sorted(name for name in given if not _known(node, name))
+    own = [each for each in (node, host) if each is not None]
+    unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
     if unknown:
         raise ParameterError(
             f"The node '{node.get_name()}' has no parameter {', '.join(map(repr, unknown))}; "

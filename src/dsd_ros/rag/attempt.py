@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dsd_ros.rag.answers import AnswerRefused
-from dsd_ros.rag.half import Agreed, Half, Profile
+from dsd_ros.rag.half import MAX_MEASURED_US, Agreed, Half, Profile
 from dsd_ros.rag.mixture import LocalMixture, Preempted
 from dsd_ros.rag.requests import end_of
 from dsd_ros.rag.state import Contradiction
@@ -54,7 +54,7 @@ class Attempt:
         self._early: list[Message] = []
         self._read = False  # the documents, ahead of the cloud's reply
         self._stopped = False
-        self._heard = time.monotonic()
+        self._asked = self._heard = time.monotonic()
 
     @property
     def ended(self) -> bool:
@@ -141,6 +141,9 @@ class Attempt:
             sentence = reply.error or f"the cloud's vocabulary has {reply.vocab_size} tokens"
             self._fail(AnswerRefused(sentence, "question"))
             return
+        trip = time.monotonic() - self._asked - reply.held / 1e6
+        if reply.held and 0.0 <= trip <= MAX_MEASURED_US / 1e6:  # 0: it was not measured
+            self._profile.link.observe_round_trip(trip)
         self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
         self.documents = reply.documents
         agreed = Agreed(self._model.vocab_size, reply.vocab_size, self.eos)

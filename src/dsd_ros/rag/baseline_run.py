@@ -20,7 +20,7 @@ from dsd_ros.rag.answers import (
 )
 from dsd_ros.rag.baseline_service import unpack_document
 from dsd_ros.rag.mixture import LocalMixture
-from dsd_ros.rag.retrieval import Retrieved
+from dsd_ros.rag.retrieval import Retrieved, scale_of
 from dsd_ros.vlm.transfer import unpack_sequence
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.messages import (
@@ -65,7 +65,7 @@ class BaselineRun:
             model.vocab_size, self.text, settings.documents, float(settings.temperature),
             settings.seed, session.replies, settings.randomness, settings.evidence, settings.head,
             settings.max_tokens, settings.window, 0, "device", "device",
-            sorted(model.eos_token_ids)[:16],
+            sorted(model.eos_token_ids)[:16], [], scale_of(session.retriever),
         )  # fmt: skip
         self.eos = frozenset(model.eos_token_ids)
         self.vocab_size = 0

@@ -23,7 +23,7 @@ from dsd_ros.rag.evidence import pack_evidence
 from dsd_ros.rag.mixture import KeptDocuments, Local, LocalMixture
 from dsd_ros.rag.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.rag.requests import end_of, name_of, refusal_of
-from dsd_ros.rag.retrieval import Retrieved, Retriever
+from dsd_ros.rag.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.vlm.transfer import pack_sequence
 from dsd_ros.wire.messages import (
     MAX_EVIDENCE_BYTES,
@@ -216,7 +216,8 @@ class BaselineService:
 
     def _serve(self, asked: _Asked) -> None:
         question, model = asked.question, self.model
-        error = refusal_of(model, replace(question, schedule="device"))
+        scale = scale_of(self._retriever)
+        error = refusal_of(model, replace(question, schedule="device"), scale)
         if not error and question.schedule not in WANTED:
             error = (
                 f"this cloud is for comparisons and knows no schedule {question.schedule!r}; "

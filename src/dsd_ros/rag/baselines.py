@@ -28,6 +28,7 @@ from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.rag.answers import Answer, AnswerRefused
+from dsd_ros.rag.asker import Asker
 from dsd_ros.rag.baseline_run import BaselineRun
 from dsd_ros.rag.baseline_service import (
     KEYS,
@@ -43,7 +44,8 @@ from dsd_ros.rag.baseline_service import (
 from dsd_ros.rag.evidence import unpack_evidence
 from dsd_ros.rag.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.rag.mixture import KeptDocuments, Local, LocalMixture, Preempted, Relevance
-from dsd_ros.rag.prompts import Asking, DocumentPrompt
+from dsd_ros.rag.profiler import DecodeDelay
+from dsd_ros.rag.prompts import Asking
 from dsd_ros.rag.retrieval import Retrieved, Retriever
 from dsd_ros.rag.session import AskSession, OnToken
 from dsd_ros.rag.settings import AggregationSettings
@@ -73,6 +75,7 @@ def open_session(
     asking: Asking | None = None,
     relevance: Relevance | None = None,
     kept: KeptDocuments | None = None,
+    delay: DecodeDelay | None = None,
 ) -> AskSession | BaselineSession:
     """What answers by one of ``methods.METHODS``; ValueError for another.
 
@@ -83,12 +86,19 @@ def open_session(
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
             settings = replace(settings, window=1, schedule="device", aggregator="device")
         return AskSession(
-            channel, model, retriever, settings, asking=asking, relevance=relevance, kept=kept
+            channel,
+            model,
+            retriever,
+            settings,
+            asking=asking,
+            relevance=relevance,
+            kept=kept,
+            delay=delay,
         )
     return BaselineSession(method, channel, model, retriever, settings, asking=asking, kept=kept)
 
 
-class BaselineSession:
+class BaselineSession(Asker):
     """Answers questions by one of the methods that want no aggregation token by token.
 
     A lost link is not mended: what is compared is measured, not relied on. Of the settings those of the link's
@@ -108,25 +118,13 @@ class BaselineSession:
     ) -> None:
         if method not in _WANTED:
             raise ValueError(f"there is no method {method!r}; use one of {', '.join(_WANTED)}")
+        super().__init__(model, retriever, settings, asking, kept)
         self.method = method
-        self.settings = settings or AggregationSettings()
-        self.model = model
         self.channel = channel
-        self.retriever = retriever
-        self.asking: Asking = asking or DocumentPrompt(model)
-        self.kept = kept if kept is not None else KeptDocuments()
-        self.replies = 0
         self.closing = False
 
     def close(self) -> None:
-        """End an answer under way. The channel is the caller's."""
         self.closing = True
-
-    def __enter__(self) -> BaselineSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def answer(
         self,

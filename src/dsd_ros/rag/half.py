@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,11 @@ from dsd_ros.rag.state import AggregationState, Step
 from dsd_ros.wire.messages import Message, Proposal, Question, Verdict
 
 _WRAP = 1 << 32
-_LONGEST_US = 600_000_000  # what is measured beyond is no measurement
+MAX_MEASURED_US = 600_000_000  # what is measured beyond is no measurement
+_SENT_REMEMBERED = 256
+_PROPOSAL_BYTES = 42  # beside its evidence
+_VERDICT_BYTES = 33
+_NEW_SIZE = 0.2  # weight of a new proposal's size
 
 
 @dataclass
@@ -33,11 +38,32 @@ class Profile:
         default_factory=lambda: {side: Acceptance() for side in SIDES}
     )
     link: LinkEstimate = field(default_factory=LinkEstimate)
+    proposal_bytes: float = 0.0  # a moving average
+
+    @classmethod
+    def of(cls, side: str, delay: DecodeDelay | None = None) -> Profile:
+        """One that knows how long the own ``side`` takes, where that was measured beforehand."""
+        profile = cls()
+        if delay is not None:
+            profile.delays[side] = copy.deepcopy(delay)
+        return profile
+
+    def learn(self) -> None:
+        """Between answers: what the traffic tells of sides that were not measured beforehand."""
+        for delay in self.delays.values():
+            delay.learn()
+
+    def carried(self, size: int) -> None:
+        """A proposal of so many bytes, of either side."""
+        self.proposal_bytes += (
+            _NEW_SIZE * (size - self.proposal_bytes) if self.proposal_bytes else size
+        )
 
     def estimates(self, context: int) -> Estimates:
-        """At so many tokens of context."""
+        """At so many tokens of context; a round trip is that of a proposal and a verdict."""
         return Estimates(
-            self.delays["device"].at(context), self.delays["cloud"].at(context), self.link.round_trip(),
+            self.delays["device"].at(context), self.delays["cloud"].at(context),
+            self.link.round_trip(round(self.proposal_bytes) + _VERDICT_BYTES),
             self.acceptance["device"].value, self.acceptance["cloud"].value,
         )  # fmt: skip
 
@@ -82,6 +108,8 @@ class Half:
         self._sending = threading.Lock()
         self._out: deque[Message] = deque()
         self._heard: tuple[int, float] | None = None  # the other's clock, and when it came
+        self._sent: OrderedDict[int, int] = OrderedDict()  # bytes of what was sent, by this clock
+        profile.learn()
         self._state = AggregationState(
             question, side, agreed.vocab_size, agreed.other_vocab_size, agreed.eos_token_ids,
             self._switch,
@@ -165,7 +193,7 @@ class Half:
                 self.question.answered
             ):  # the first one reads the question as well
                 self.profile.delays[side].observe(self.mixture.context, seconds)
-            self._state.drafted(local, min(round(1e6 * seconds), _LONGEST_US))
+            self._state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
             self._note()
         self._flush()
         return True
@@ -173,21 +201,24 @@ class Half:
     # ------------------------------------------------------------------ under self._lock
 
     def _switch(self, side: str, decision: Decision) -> bool:
-        estimates = self.profile.estimates(self.mixture.context)
-        return (
-            self._scheduler.side(estimates, side, decision.device_accepted, decision.cloud_accepted)
-            != side
-        )
+        chosen = self._scheduler.side(
+            self.profile.estimates(self.mixture.context), side, decision.device_accepted,
+            decision.cloud_accepted, *self._state.ahead,
+        )  # fmt: skip
+        return chosen != side
 
     def _measure(self, message: Proposal | Verdict, now: float) -> None:
         other = self._state.other
         if message.decode_us and message.position > len(self.question.answered):
-            seconds = min(message.decode_us, _LONGEST_US) / 1e6
+            seconds = min(message.decode_us, MAX_MEASURED_US) / 1e6
             self.profile.delays[other].observe(self.mixture.context, seconds)
         if message.echo:
             trip = (_stamp(now) - message.echo - message.held) % _WRAP
-            if trip <= _LONGEST_US:
-                self.profile.link.observe_round_trip(trip / 1e6)
+            if trip <= MAX_MEASURED_US:
+                count = self._sent.get(message.echo, 0) + _size(message)
+                self.profile.link.observe(count, trip / 1e6)
+        if isinstance(message, Proposal):
+            self.profile.carried(_size(message))
         self._heard = message.sent, now
 
     def _note(self) -> None:
@@ -217,7 +248,20 @@ class Half:
         if self._heard is not None:
             echo = self._heard[0]
             held = min(round(1e6 * (now - self._heard[1])), _WRAP - 1)
-        return replace(message, sent=_stamp(now), echo=echo, held=held)
+        stamp = _stamp(now)
+        self._sent[stamp] = _size(message)
+        if len(self._sent) > _SENT_REMEMBERED:
+            self._sent.popitem(last=False)
+        if isinstance(message, Proposal):
+            self.profile.carried(_size(message))
+        return replace(message, sent=stamp, echo=echo, held=held)
+
+
+def _size(message: Proposal | Verdict) -> int:
+    """Bytes of a message on its way, near enough."""
+    if isinstance(message, Proposal):
+        return _PROPOSAL_BYTES + len(message.evidence)
+    return _VERDICT_BYTES
 
 
 def _stamp(now: float) -> int:

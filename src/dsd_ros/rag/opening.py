@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.rag.places import open_documents
+from dsd_ros.rag.measuring import delay_of
+from dsd_ros.rag.places import measured_in, open_documents
+from dsd_ros.rag.profiler import DecodeDelay
 from dsd_ros.rag.service import AggregationService, ServiceSettings, WithDocuments
+from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.rag.store import Store
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -38,22 +41,28 @@ class _WithStore(WithDocuments):
 
 @dataclass
 class Documents:
-    """Text model and store, loaded; ``serve`` puts them behind an engine, any number of times one after another."""
+    """Text model, its pace and a store, loaded; ``serve`` puts them behind any number of engines, one after another."""
 
     model: Any
     folder: Path
+    delay: DecodeDelay | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: ModelSettings) -> Documents:
         """ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
         open_documents(folder).close()  # what is wrong with them is said now
-        return cls(load_model(settings), folder)
+        model = load_model(settings)
+        return cls(
+            model, folder, delay_of(model, AggregationSettings().documents, measured_in(folder))
+        )
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
         """Both behind one object, which owns the store and the engine that is made."""
         store = open_documents(self.folder)
         try:
-            service = AggregationService(self.model, store, settings, relevance=store.relevance)
+            service = AggregationService(
+                self.model, store, settings, relevance=store.relevance, delay=self.delay
+            )
         except BaseException:
             store.close()
             raise

@@ -54,6 +54,11 @@ def open_documents(folder: Path | None, encoder: Encoder | None = None) -> Store
     return TemporaryStore(encoder, files)
 
 
+def measured_in(folder: Path | None) -> Path | None:
+    """Where what was measured of a model is kept: beside a store's documents; text files have nothing put beside."""
+    return folder if folder is not None and is_store(folder) else None
+
+
 def is_store(folder: Path) -> bool:
     """Whether `dsd documents` made it."""
     return (folder / "texts").is_dir()

@@ -7,9 +7,13 @@ section 5.2. Where it asks ping, sockperf and iperf3, the reply's own messages a
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 _LEAST_BYTES = 4096  # a message below this tells of the link's latency, not of its rate
+_STEPS = 256  # the newest ones, of which a line is fitted
+_LEAST_STEPS = 16
+_LEAST_SPREAD = 1.25  # the longest context of these over the shortest
 
 
 class ProfilerError(ValueError):
@@ -24,7 +28,8 @@ def _check(name: str, value: float) -> None:
 class DecodeDelay:
     """Seconds of one decoding step by the context's length t: k_a t / k_b + k_c.
 
-    The intercept k_c comes from ``fit`` (0 without it) and stays; the slope follows what is observed.
+    The intercept k_c comes from ``fit`` and stays; the slope follows what is observed. Of a side that nobody has
+    measured beforehand ``learn`` takes the intercept from what was observed (0 until then).
     """
 
     def __init__(
@@ -32,6 +37,7 @@ class DecodeDelay:
     ) -> None:
         """``weight``: zeta, 0..1, of a new observation."""
         self.k_a, self.k_b, self.k_c, self.weight = k_a, k_b, k_c, weight
+        self._observed: deque[tuple[int, float]] | None = deque(maxlen=_STEPS)
 
     @classmethod
     def fit(
@@ -49,7 +55,9 @@ class DecodeDelay:
         k_c = mean_c - above / sum((t - mean_t) ** 2 for t in lengths) * mean_t
         # With this intercept the line's slope is that of least squares through it: k_a / k_b.
         k_a = sum((c - k_c) * t for t, c in zip(lengths, seconds, strict=True)) / count
-        return cls(k_a, sum(t * t for t in lengths) / count, k_c, weight)
+        found = cls(k_a, sum(t * t for t in lengths) / count, k_c, weight)
+        found._observed = None
+        return found
 
     def observe(self, t: int, seconds: float) -> None:
         """A step at a length ``t`` of 1 or more took so long."""
@@ -59,6 +67,20 @@ class DecodeDelay:
         zeta = self.weight if self.k_b > 0.0 else 1.0
         self.k_a = (1.0 - zeta) * self.k_a + zeta * (seconds - self.k_c) * t
         self.k_b = (1.0 - zeta) * self.k_b + zeta * t * t
+        if self._observed is not None:
+            self._observed.append((t, seconds))
+
+    def learn(self) -> None:
+        """Fit the line to the newest steps observed, if their lengths differ enough and it rises from 0 or more."""
+        steps = self._observed or ()
+        if len(steps) < _LEAST_STEPS:
+            return
+        lengths, seconds = zip(*steps, strict=True)
+        if max(lengths) < _LEAST_SPREAD * min(lengths):
+            return
+        found = DecodeDelay.fit(lengths, seconds, self.weight)
+        if found.k_a >= 0.0 and found.k_c >= 0.0:
+            self.k_a, self.k_b, self.k_c = found.k_a, found.k_b, found.k_c
 
     def at(self, t: int) -> float:
         """Seconds of a step at length ``t``, 0 or more; 0 while nothing is known."""
@@ -73,7 +95,15 @@ class LinkEstimate:
         """``quick``, ``slow``: weights, 0..1, of a new observation."""
         self._weights = (quick, slow)
         self._averages: list[float] = []
+        self._whole: float | None = None  # of round trips with many bytes, while no other was seen
         self._seconds_per_byte: float | None = None
+
+    def observe(self, count: int, seconds: float) -> None:
+        """A round trip that carried ``count`` bytes, both ways together, took so long: many bytes tell of the rate."""
+        if count < _LEAST_BYTES:
+            self.observe_round_trip(seconds)
+        else:
+            self.observe_transfer(count, seconds)
 
     def observe_round_trip(self, seconds: float) -> None:
         """A small message and its answer took so long on the way, both together."""
@@ -86,11 +116,16 @@ class LinkEstimate:
     def observe_transfer(self, count: int, seconds: float) -> None:
         """A round trip that carried ``count`` bytes, both ways together, took so long.
 
-        It tells of the rate by what it took beyond the latency; too few bytes tell nothing.
+        It tells of the rate by what it took beyond the latency, and while no latency is known is taken for one
+        itself: where all messages are as long, that is what they take. Too few bytes tell nothing.
         """
         _check("a transfer's bytes", count)
         _check("a transfer's time", seconds)
-        if count < _LEAST_BYTES or not self._averages:
+        if count < _LEAST_BYTES:
+            return
+        if not self._averages:
+            before = seconds if self._whole is None else self._whole
+            self._whole = before + self._weights[0] * (seconds - before)
             return
         found = max(0.0, seconds - self.latency) / count
         if self._seconds_per_byte is None:
@@ -100,6 +135,8 @@ class LinkEstimate:
     @property
     def latency(self) -> float:
         """Seconds of a round trip without its bytes; 0 while nothing is known."""
+        if not self._averages:
+            return self._whole or 0.0
         return sum(self._averages) / 2.0
 
     def round_trip(self, count: int = 0) -> float:

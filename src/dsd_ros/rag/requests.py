@@ -16,8 +16,11 @@ _MAX_TOKENS = 4096
 _PADDING = 1024  # rows of an LM head that stand for no token, and an eighth of the rows
 
 
-def refusal_of(model: Any, question: Question) -> str:
-    """Why a question cannot be answered with ``model``, "" if it can; one sentence."""
+def refusal_of(model: Any, question: Question, scale: str = "") -> str:
+    """Why a question cannot be answered with ``model``, "" if it can; one sentence.
+
+    ``scale``: of this side's relevances (``retrieval.scale_of``).
+    """
     if question.protocol_version != PROTOCOL_VERSION:
         return (
             f"the robot speaks protocol version {question.protocol_version} and the cloud {PROTOCOL_VERSION}; "
@@ -27,6 +30,12 @@ def refusal_of(model: Any, question: Question) -> str:
         return (
             f"the robot's tokenizer ({question.tokenizer_fingerprint or 'none'}) is not that of the cloud's "
             f"{model.name} ({model.tokenizer_fingerprint}); use models that share one"
+        )
+    if question.documents and question.relevance_fingerprint != scale:
+        return (
+            f"the robot's relevances are of another scale ({question.relevance_fingerprint or 'unnamed'}) than the "
+            f"cloud's ({scale or 'unnamed'}), so that documents cannot be weighed against each other; use the same "
+            "embedding model and release on both sides"
         )
     for name, choices in (
         ("randomness", RANDOMNESS), ("evidence", EVIDENCE), ("schedule", SCHEDULES), ("aggregator", SIDES),

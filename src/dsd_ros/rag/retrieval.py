@@ -25,3 +25,11 @@ class Retriever(Protocol):
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
         """Up to ``count`` documents, the most relevant first."""
         ...
+
+
+def scale_of(retriever: Retriever) -> str:
+    """What a retriever calls the scale of its relevances (``store.Store.fingerprint``); "" where it has no name.
+
+    Relevances of one scale may be compared, whoever found them.
+    """
+    return str(getattr(retriever, "fingerprint", ""))

@@ -64,6 +64,20 @@ def wait(own_made: float, other_made: float, way: float, switch: bool) -> float:
     return max(own_made, other_made + way)
 
 
+def won_back(waited: float, delay: float, acceptance: float) -> float:
+    """Seconds of a wait that the tokens behind it win back: the slower side drafts on meanwhile.
+
+    The wait goes ``waited`` seconds beyond its next draft. Of the drafts it makes in them, ``delay`` seconds each,
+    the k-th is of use if it and those before it hold, of both sides: delay (a + ... + a^m), m = waited / delay, a the
+    product of both acceptances.
+    """
+    if waited <= 0.0 or delay <= 0.0:
+        return 0.0
+    if acceptance >= 1.0:
+        return waited
+    return delay * acceptance * (1.0 - acceptance ** (waited / delay)) / (1.0 - acceptance)
+
+
 class Scheduler:
     """Chooses the side that aggregates behind each verdict; one for a reply, on whichever side that is."""
 
@@ -75,6 +89,15 @@ class Scheduler:
             raise ValueError(f"hysteresis is {hysteresis}; give a share from 0 to 1")
         self.policy, self.hysteresis = policy, hysteresis
         self._random = random.Random(seed)
+
+    def begins(self, estimates: Estimates) -> str:
+        """The side that should aggregate the first token: by what was learnt before; the device where nothing was."""
+        if self.policy in SIDES:
+            return self.policy
+        if self.policy == "random":
+            return DEVICE
+        slower = max(estimates.device_delay, estimates.cloud_delay)
+        return CLOUD if _long_run(estimates, DEVICE) > self.hysteresis * slower else DEVICE
 
     def side(
         self,
@@ -132,11 +155,23 @@ def _gain(
     else:
         other_made = other - way  # the last one has just arrived
     later = _difference(estimates)
+    made = (own_made, other_made) if side == 0 else (other_made, own_made)
     return (
-        wait(own_made, other_made, way, False)
-        - wait(own_made, other_made, way, True)
+        _cost(estimates, side, made, False)
+        - _cost(estimates, side, made, True)
         + (later if side == 0 else -later)
     )
+
+
+def _cost(estimates: Estimates, side: int, made: tuple[float, float], switch: bool) -> float:
+    """A wait without what is won back of it; ``made``: in how many seconds the next drafts of both are."""
+    slower = int(estimates.cloud_delay > estimates.device_delay)
+    delay = max(estimates.device_delay, estimates.cloud_delay)
+    acceptance = estimates.device_acceptance * estimates.cloud_acceptance
+    way = estimates.round_trip / 2.0
+    waited = wait(made[side], made[1 - side], way, switch)
+    there = made[slower] + (way if (side == slower) == switch else 0.0)  # where it is decided
+    return waited - won_back(waited - max(0.0, there), delay, acceptance)
 
 
 def _difference(estimates: Estimates) -> float:
@@ -156,7 +191,8 @@ def _difference(estimates: Estimates) -> float:
             own_late = not held[side] or delays[side] >= delays[other]
             own_made = delays[side] if own_late else -way
             other_made = delays[other] + (-way if held[other] else way)
-            costs.append([wait(own_made, other_made, way, switch) for switch in (False, True)])
+            made = (own_made, other_made) if side == 0 else (other_made, own_made)
+            costs.append([_cost(estimates, side, made, switch) for switch in (False, True)])
         outcomes.append((chance, costs[0], costs[1]))
     ahead = 0.0
     for _ in range(_ITERATIONS):

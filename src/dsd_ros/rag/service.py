@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsd_ros.rag.evidence import most_bytes
-from dsd_ros.rag.half import Agreed, Half, Profile
+from dsd_ros.rag.half import MAX_MEASURED_US, Agreed, Half, Profile
 from dsd_ros.rag.mixture import KeptDocuments, LocalMixture, Relevance
+from dsd_ros.rag.profiler import DecodeDelay
 from dsd_ros.rag.prompts import Asking, DocumentPrompt
 from dsd_ros.rag.requests import end_of, name_of, refusal_of
-from dsd_ros.rag.retrieval import Retriever
+from dsd_ros.rag.retrieval import Retriever, scale_of
 from dsd_ros.rag.service_settings import ServiceSettings as ServiceSettings
 from dsd_ros.rag.state import Contradiction
 from dsd_ros.wire.messages import (
@@ -55,6 +56,7 @@ class _Answer:
     stopped: bool = False
     waiting: int = 0  # messages in the inbox
     early: list[Message] = field(default_factory=list)  # came before the half was there
+    came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # the last word of its asker
 
     @property
@@ -83,14 +85,17 @@ class AggregationService:
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
+        delay: DecodeDelay | None = None,
     ) -> None:
         """``asking``: how the model is asked, where its own template does not say it. ``relevance``: of documents
-        to question and answer so far, for devices that want them weighed anew."""
+        to question and answer so far, for devices that want them weighed anew. ``delay``: of the model's decoding
+        steps, measured beforehand (``measuring``)."""
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
         self._asking: Asking = asking or DocumentPrompt(model)
         self._relevance = relevance
+        self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
         self._wake = threading.Condition()  # guards all below
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
@@ -171,7 +176,7 @@ class AggregationService:
                 "or raise its max_answers"
             )
             return end_of(question, EndCode.OVERLOADED, sentence)
-        error = refusal_of(self.model, question)
+        error = refusal_of(self.model, question, scale_of(self._retriever))
         if error:
             return QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0)
         answer = _Answer(question, reply, peer)
@@ -325,9 +330,11 @@ class AggregationService:
         with self._wake:
             if answer.stopped:
                 return
-            profile = self._profiles.setdefault(answer.peer, Profile())
+            profile = self._profiles.get(answer.peer) or Profile.of("cloud", self._delay)
+            self._profiles[answer.peer] = profile
+        held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         answer.reply(
-            QuestionReply(question.ask, question.attempt, "", *name_of(self.model), len(documents))
+            QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held)
         )
         half = Half(
             question, "cloud", Agreed(model.vocab_size, question.vocab_size, ends), mixture,

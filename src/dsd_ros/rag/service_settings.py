@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dsd_ros.decoding.bounds import check_bounds
+
 
 @dataclass(frozen=True)
 class ServiceSettings:
@@ -17,7 +19,4 @@ class ServiceSettings:
     )
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_answers <= 10_000:
-            raise ValueError(f"max_answers is {self.max_answers}; use 1 to 10000")
-        if not 1 <= self.max_documents <= 64:
-            raise ValueError(f"max_documents is {self.max_documents}; use 1 to 64")
+        check_bounds(self, ValueError)

@@ -19,13 +19,16 @@ from dsd_ros.rag.answers import (
     AnswerRefused,
     AnswerStatistics,
 )
+from dsd_ros.rag.asker import Asker
 from dsd_ros.rag.attempt import Attempt
 from dsd_ros.rag.half import Profile
 from dsd_ros.rag.line import Line
 from dsd_ros.rag.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
-from dsd_ros.rag.prompts import Asking, DocumentPrompt
+from dsd_ros.rag.profiler import DecodeDelay
+from dsd_ros.rag.prompts import Asking
 from dsd_ros.rag.requests import end_of
-from dsd_ros.rag.retrieval import Retriever
+from dsd_ros.rag.retrieval import Retriever, scale_of
+from dsd_ros.rag.scheduler import SIDES, Scheduler
 from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.rag.state import Step, own_choice
 from dsd_ros.vlm.prompts import check_instruction
@@ -37,7 +40,7 @@ _POLL_S = 0.05  # how soon a cancellation is noticed
 _AGAIN = (EndCode.OVERLOADED, EndCode.UNKNOWN, EndCode.CLOSING)  # mended by asking again
 
 
-class AskSession:
+class AskSession(Asker):
     """Answers questions, one at a time, over a channel that stays the caller's.
 
     The n-th answer of a session has n as the reply's number in the noise, and so the same tokens each time.
@@ -55,17 +58,13 @@ class AskSession:
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
+        delay: DecodeDelay | None = None,
     ) -> None:
-        """``model``: of ``vlm.loading.load_model``, with the cloud's tokenizer. ``asking`` and ``relevance`` as of
-        ``service.AggregationService``."""
-        self.settings = settings or AggregationSettings()
-        self.profile = Profile()
-        self.model = model
-        self._retriever = retriever
-        self._asking: Asking = asking or DocumentPrompt(model)
+        """``model``: of ``vlm.loading.load_model``, with the cloud's tokenizer. ``asking``, ``relevance`` and
+        ``delay`` as of ``service.AggregationService``."""
+        super().__init__(model, retriever, settings, asking, kept)
+        self.profile = Profile.of("device", delay)
         self._relevance = relevance
-        self._kept = kept if kept is not None else KeptDocuments()
-        self._replies = 0
         self._wake = threading.Condition()
         self._attempt: Attempt | None = None
         self._drafting = False  # the worker is in the mixture
@@ -91,12 +90,12 @@ class AskSession:
         """
         with self._answering:
             question = check_instruction(question)
-            self._replies += 1
+            self.replies += 1
             began = time.monotonic()
             count = self.settings.documents
-            documents = self._retriever.retrieve(question, count) if count else []
+            documents = self.retriever.retrieve(question, count) if count else []
             mixture = LocalMixture(
-                self.model, self._asking, question, documents, self.settings.temperature, self._kept,
+                self.model, self.asking, question, documents, self.settings.temperature, self.kept,
                 self.settings.reweight_every, self._relevance,
             )  # fmt: skip
             mixture.reserve(self.settings.max_tokens)
@@ -116,12 +115,6 @@ class AskSession:
         self._line.close()
         if threading.current_thread() is not self._worker:
             self._worker.join()
-
-    def __enter__(self) -> AskSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ------------------------------------------------------------------ the caller's thread
 
@@ -168,10 +161,10 @@ class AskSession:
         settings, model = self.settings, self.model
         message = Question(
             ask, number, PROTOCOL_VERSION, model.tokenizer_fingerprint, model.vocab_size, asked.question,
-            settings.documents, float(settings.temperature), settings.seed, self._replies,
+            settings.documents, float(settings.temperature), settings.seed, self.replies,
             settings.randomness, settings.evidence, settings.head, settings.max_tokens, settings.window,
-            settings.reweight_every, settings.schedule, settings.aggregator,
-            sorted(model.eos_token_ids)[:16], list(asked.tokens),
+            settings.reweight_every, settings.schedule, self._beginner(asked.mixture),
+            sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
         )  # fmt: skip
         attempt = Attempt(message, model, asked.mixture, self._line.send, self.profile, self._wake)
         with self._wake:
@@ -180,6 +173,15 @@ class AskSession:
             self._attempt = attempt
             self._wake.notify_all()
         self._line.send(message)
+
+    def _beginner(self, mixture: LocalMixture) -> str:
+        """The side that aggregates the first token."""
+        settings = self.settings
+        if settings.aggregator in SIDES:
+            return settings.aggregator
+        self.profile.learn()
+        estimates = self.profile.estimates(mixture.context)
+        return Scheduler(settings.schedule, seed=settings.seed).begins(estimates)
 
     def _follow(self, asked: _Asked, patience: float) -> None:
         """Wait until the answer is whole; LinkError where it does not come."""
@@ -244,7 +246,7 @@ class AskSession:
             except Preempted:
                 self._check(asked)
                 raise LinkClosed("the session was closed") from None
-            token = own_choice(settings, self._replies, local.p, len(asked.tokens))
+            token = own_choice(settings, self.replies, local.p, len(asked.tokens))
             asked.tokens.append(token)
             asked.times.append(time.monotonic())
             if asked.on_token is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+
+from dsd_ros.decoding.bounds import check_bounds
 
 RANDOMNESS = ("shared", "independent")
 EVIDENCE = ("sparse", "full", "lossy-nucleus")
-SCHEDULES = ("auto", "device", "cloud", "random")
+SCHEDULES = ("auto", "delta-z", "device", "cloud", "random")
 SIDES = ("device", "cloud")
+BEGINNERS = ("auto", *SIDES)
 ON_LOSS = ("fail", "alone")
 NUCLEUS = 0.8  # mass of what evidence "lossy-nucleus" keeps, as the paper's code does
 
@@ -73,10 +76,17 @@ class AggregationSettings:
     )
     schedule: str = field(
         default="auto",
-        metadata={"help": "which side aggregates; auto: by what it costs", "choices": SCHEDULES},
+        metadata={
+            "help": "which side aggregates; auto: by what it costs; delta-z: by the DRAGON paper's rule",
+            "choices": SCHEDULES,
+        },
     )
     aggregator: str = field(
-        default="device", metadata={"help": "the side that begins to aggregate", "choices": SIDES}
+        default="device",  # the first token comes a round trip earlier
+        metadata={
+            "help": "the side that begins to aggregate; auto: by what the answers before have told",
+            "choices": BEGINNERS,
+        },
     )
     patience_s: float = field(
         default=5.0,
@@ -103,19 +113,7 @@ class AggregationSettings:
     )
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value, low, high = (
-                getattr(self, item.name),
-                item.metadata.get("min"),
-                item.metadata.get("max"),
-            )
-            if low is not None and high is not None and not low <= value <= high:
-                raise AggregationSettingsError(f"{item.name} is {value}; use {low} to {high}")
-            choices = item.metadata.get("choices", (value,))
-            if value not in choices:
-                raise AggregationSettingsError(
-                    f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}"
-                )
+        check_bounds(self, AggregationSettingsError)
 
     @property
     def greedy(self) -> bool:

@@ -143,6 +143,16 @@ class AggregationState:
         """How many drafts of each side wait."""
         return {self.side: len(self._own), self.other: len(self._theirs)}
 
+    @property
+    def ahead(self) -> tuple[int, int]:
+        """How many drafts wait here in a row behind the next position: this side's, and the other's."""
+        theirs, first = 0, len(self.tokens) + 1
+        while (held := self._theirs.get(first + theirs)) is not None:
+            if held.proposal.rejections != self.rejections[self.other]:
+                break
+            theirs += 1
+        return max(0, len(self._own) - 1), theirs
+
     def take(self) -> list[Message]:
         """The messages to be sent, in their order; they are forgotten here."""
         out, self._out = self._out, []

@@ -60,8 +60,9 @@ class Question(Fields, frozen=True, tag=8):
     or "independent"; ``evidence``: "sparse", "full" or "lossy-nucleus", with ``head`` tokens in a sparse one.
     ``window``: how many tokens each side may draft ahead of what is decided. ``reweight_every``: after
     how many tokens a side weighs its documents anew (0: never). ``aggregator``, "device" or "cloud",
-    begins; ``schedule`` ("auto", "device", "cloud" or "random") says how it changes. ``answered`` are the
-    tokens that hold already. A token of either side's ``eos_token_ids`` ends the answer.
+    begins; ``schedule`` ("auto", "delta-z", "device", "cloud" or "random") says how it changes. ``answered`` are
+    the tokens that hold already. A token of either side's ``eos_token_ids`` ends the answer.
+    ``relevance_fingerprint`` names what makes the device's relevances: those of two sides meet in one softmax.
     """
 
     ask: AskId
@@ -84,12 +85,14 @@ class Question(Fields, frozen=True, tag=8):
     aggregator: ShortText
     eos_token_ids: EndIds = []
     answered: Verified = []
+    relevance_fingerprint: ShortText = ""
 
 
 class QuestionReply(Fields, frozen=True, tag=9):
     """Cloud -> device: the question is being answered (``error`` empty), or why it is not.
 
-    ``documents`` is how many documents were found.
+    ``documents`` is how many documents were found, ``held`` for how many microseconds the Question was, which
+    leaves its sender the link's share of what the reply took.
     """
 
     ask: AskId
@@ -100,6 +103,7 @@ class QuestionReply(Fields, frozen=True, tag=9):
     vocab_size: UInt32
     eos_token_ids: EndIds = []
     documents: UInt16 = 0
+    held: UInt32 = 0
 
 
 class Proposal(Fields, frozen=True, tag=10):

@@ -1,3 +1,3 @@
 """The protocol's version, without what its messages import."""
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6

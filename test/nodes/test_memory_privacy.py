@@ -1,0 +1,101 @@
+"""No text of the robot's documents is in what its memory node publishes: every topic's samples, as they travel."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from leak_watch import OTHERS, OWN, QUESTION, WORDS, Watch
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from ros_rig import Rig
+from tiny_text import make_tiny_text
+
+from dsd_msgs.srv import Ask
+from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
+
+NODE = "memory_node"
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    return make_tiny_text(tmp_path_factory.mktemp("reader"), seed=9, kind="qwen2")
+
+
+def message_type(name: str) -> type:
+    """Of "package/msg/Name"."""
+    package, _, kind = name.split("/")
+    return getattr(importlib.import_module(f"{package}.msg"), kind)
+
+
+class TopicTap:
+    """Hands the CDR samples of every topic that some nodes publish to a watch."""
+
+    def __init__(self, rig: Rig, watch: Watch, *nodes: str) -> None:
+        self.counts: dict[str, int] = {}
+        for node in nodes:
+            for topic, types in rig.node.get_publisher_names_and_types_by_node(node, "/"):
+                if topic in self.counts:
+                    continue
+                self.counts[topic] = 0
+                offers = rig.node.get_publishers_info_by_topic(topic)
+                reliable = all(
+                    offer.qos_profile.reliability == ReliabilityPolicy.RELIABLE for offer in offers
+                )
+                profile = QoSProfile(depth=2000)
+                if not reliable:
+                    profile.reliability = ReliabilityPolicy.BEST_EFFORT
+                rig.node.create_subscription(
+                    message_type(types[0]), topic, self._taker(topic, watch), profile, raw=True
+                )
+
+    def _taker(self, topic: str, watch: Watch):
+        def take(sample: bytes) -> None:
+            self.counts[topic] += 1
+            watch.take(sample)
+
+        return take
+
+
+def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(
+    rig, tiny_pair, reader, tmp_path
+):
+    for side, texts in (("robot", OWN), ("cloud", OTHERS)):
+        (tmp_path / side).mkdir()
+        for number, text in enumerate(texts):
+            (tmp_path / side / f"{number}.md").write_text(f"{text}.\n")
+    model = load_model(ModelSettings(str(reader)))
+    rig.start(
+        NODE, model__path=reader, documents=tmp_path / "robot", answer__max_tokens=6,
+        answer__evidence="full", answer__temperature=1.0, answer__schedule="random",
+    )  # fmt: skip
+    rig.start(
+        "verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud"
+    )
+    rig.until_active(NODE)
+    rig.until_active("verifier_node")
+    watch = Watch(model, OWN)
+    tap = TopicTap(rig, watch, NODE, f"{NODE}_link")
+    assert {f"/{topic}" for topic in AGGREGATION.up.values()} < set(tap.counts)
+    for topic in tap.counts:
+        rig.until(lambda topic=topic: rig.node.count_publishers(topic))
+    answer = rig.call(Ask, "ask", Ask.Request(question=QUESTION, timeout=40.0), 60.0)
+    assert answer.stats.documents == len(OWN) and answer.stats.cloud_documents == len(OTHERS)
+    assert answer.stats.tokens == 6
+    rig.until(lambda: tap.counts["/question"] and tap.counts["/proposal_up"])
+    rig.until(lambda: QUESTION.encode() in watch.seen)
+    assert watch.leaks() == []
+
+    # What is planted on these very topics is found.
+    channel = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)
+    rig.at_end(channel.close)
+    before = tap.counts["/question"]
+    channel.send(
+        Question(
+            9, 0, PROTOCOL_VERSION, "t", 8, " ".join(OWN[1].split()[2 : 2 + WORDS]), 2, 0.0, 0, 1,
+            "shared", "sparse", 2, 8, 4, 0, "auto", "device",
+        )
+    )  # fmt: skip
+    rig.until(lambda: tap.counts["/question"] > before)
+    assert watch.leaks()

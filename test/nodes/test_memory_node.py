@@ -107,7 +107,9 @@ class LostInMidAnswer:
         self._rig, self._process = rig, process
         self._client = rig.node.create_client(Ask, "ask")
         self._armed = False
-        self._asks: dict[int, list[int]] = {}  # of each answer: with how many tokens it was asked for
+        self._asks: dict[
+            int, list[int]
+        ] = {}  # of each answer: with how many tokens it was asked for
         self._done_with: set[int] = set()
         rig.node.create_subscription(Question, "question", self._on_question, qos.LINK)
         for topic in ("verdict_up", "verdict_down"):

@@ -24,7 +24,7 @@ from .distil import answered, some_pictures, teacher
 from .goal_heads import GoalHeads
 from .language_stage import Look, cached_look, image_tokens, live_look, train_language
 from .pair_data import render, trained_tokenizer
-from .pair_models import average, digest, fold, write_model
+from .pair_models import average, digest, fold, load_start, unfold, write_model
 from .questions import VARIANTS, Mixer, Questions
 from .settings import ExitSettings, TrainSettings
 from .stages import Report
@@ -106,7 +106,7 @@ class PairTraining:
         self.settings, self.report = settings, report
         self.device = torch_device(settings.device)
         self.frames, self.validation = render(settings, report)
-        self.tokenizer = trained_tokenizer(settings.cache, self.frames)
+        self.tokenizer = trained_tokenizer(settings.cache, self.frames, settings.start)
         self.questions = Questions(self.tokenizer, self.frames.labels, settings.history)
         self.pool = np.arange(len(self.frames.labels))
         self.size, self.small_size = SIZES[settings.size]
@@ -116,6 +116,13 @@ class PairTraining:
         self.goals = GoalHeads(self.size.width)
         # What the first stage is built upon: another seed or size, or other pictures, begin anew.
         self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
+        if settings.start is not None:
+            self.small = build_model(self.small_size)
+            starts = {"target": self.model, "draft": self.small}
+            self.after += "".join(
+                f"-{load_start(m, settings.start / n)}" for n, m in starts.items()
+            )
+            self.project = unfold(self.small, self.model.model.visual)
         self.ends: list[Path] = []  # of the stages with the tower unfrozen
 
     def vision(self) -> dict[str, Any]:
@@ -172,9 +179,11 @@ class PairTraining:
     def draft(self) -> dict[str, Any]:
         """Train the draft on the target's own replies, behind a copy of its tower."""
         s = self.settings
-        self.small = build_model(self.small_size, s.seed + 7).to(self.device)
-        torch.manual_seed(s.seed + 8)
-        self.project = nn.Linear(self.size.width, self.small_size.width)
+        if s.start is None:
+            self.small = build_model(self.small_size, s.seed + 7)
+            torch.manual_seed(s.seed + 8)
+            self.project = nn.Linear(self.size.width, self.small_size.width)
+        self.small.to(self.device)
         self.small_goals = GoalHeads(self.small_size.width)
         self.shown = some_pictures(self.frames, s.distilled, s.seed)
         folder = s.cache / f"distilled-{self.after}"

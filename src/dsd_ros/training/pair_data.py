@@ -31,10 +31,12 @@ def render(settings: TrainSettings, report: Report) -> tuple[Frames, Frames]:
     return load_frames(cache / "train"), load_frames(cache / "val")
 
 
-def trained_tokenizer(cache: Path, frames: Frames) -> Any:
-    """The tokenizer of both models, trained on the expert's replies and all instructions."""
+def trained_tokenizer(cache: Path, frames: Frames, start: Path | None = None) -> Any:
+    """The tokenizer of both models: the pair's in ``start``, or trained on replies and all instructions."""
     from tokenizers import Tokenizer
 
+    if start is not None:
+        return Tokenizer.from_file(str(start / "target" / "tokenizer.json"))
     path = cache / "tokenizer.json"
     if not path.exists():
         replies = [text for f in frames.labels[:20_000] for _, text in f.replies]

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from dsd_ros.vlm.loading import quiet_transformers
+
 KEPT = ("README.md", "training.png")  # of a model directory, when its weights are written anew
 
 
@@ -20,6 +22,23 @@ def digest(path: Path) -> str:
     """Name of a checkpoint's content, for what is built upon it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def load_start(model: Any, folder: Path) -> str:
+    """Give a model the weights of a model directory, and return their digest.
+
+    Raises ValueError where there are none, or those of a model of another size.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"There is no {path} to go on from; name the folder of a trained pair.")
+    with quiet_transformers():
+        other = type(model).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    try:
+        model.load_state_dict(other.state_dict())
+    except RuntimeError as error:
+        raise ValueError(f"The model in {folder} is of another size; say which.") from error
+    return digest(path)
 
 
 def average(model: Any, paths: Sequence[Path]) -> None:
@@ -53,6 +72,16 @@ def fold(small: Any, tower: Any, project: nn.Linear) -> None:
     small.model.visual.load_state_dict(state)
 
 
+def unfold(small: Any, tower: Any) -> nn.Linear:
+    """The projection that `fold` gave a draft, found again by its tower and the target's of that time."""
+    last, own = tower.merger.mlp[2], small.model.visual.merger.mlp[2]
+    project = nn.Linear(last.out_features, own.out_features)
+    with torch.no_grad():
+        project.weight.copy_(own.weight @ torch.linalg.pinv(last.weight))
+        project.bias.copy_(own.bias - project.weight @ last.bias)
+    return project
+
+
 def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model directory (float16 weights) next to the old one, then swap them."""
     from .text import write_processor_files
@@ -60,7 +89,8 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     write_processor_files(part, tokenizer)
-    copy.deepcopy(model).half().cpu().save_pretrained(part)
+    with quiet_transformers():
+        copy.deepcopy(model).half().cpu().save_pretrained(part)
     write_processor_files(part, tokenizer)  # save_pretrained writes its own generation settings
     for name in KEPT:
         if (folder / name).exists():

@@ -49,6 +49,10 @@ class TrainSettings:
     cache: Path = field(
         default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"}
     )
+    start: Path | None = field(
+        default=None,
+        metadata={"help": "folder with a target/ and draft/ to go on from (none: from nothing)"},
+    )
     seed: int = field(default=0, metadata={"help": "seed of everything random"})
     size: str = field(
         default="base", metadata={"help": "size of both models", "choices": PAIR_SIZES}

@@ -142,7 +142,7 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
         raise ModelError(f"{path} is expanded as it is read; use quantization none or int8 with it")
     found = read_gguf(path)
     tokenizer = Tokenizer.from_str(found.tokenizer)
-    with _quiet_transformers():
+    with quiet_transformers():
         loaded: Any = LlamaForCausalLM.from_pretrained(
             None,
             config=found.config,
@@ -239,7 +239,7 @@ def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     if settings.quantization == "4bit":
         options |= _four_bit_options(settings)
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             loaded: Any = getattr(transformers, _CLASSES[kind]).from_pretrained(
                 str(directory),
                 use_safetensors=True,
@@ -353,7 +353,7 @@ def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> f
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars and load reports on a robot's console; what matters is raised."""
     from transformers.utils import logging
 

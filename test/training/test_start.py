@@ -1,0 +1,43 @@
+"""A training that goes on from a trained pair has its weights, and keeps what it can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from training.killed_run import tiny
+
+from dsd_ros.paths import models_directory
+from dsd_ros.training.architecture import DRAFT, SIZES, TARGET, build_model
+from dsd_ros.training.pair import train_pair
+from dsd_ros.training.pair_models import fold, load_start, unfold
+
+SHIPPED = models_directory()
+
+
+def test_the_pairs_weights_are_taken_and_the_drafts_projection_is_found_again() -> None:
+    target, draft = build_model(TARGET), build_model(DRAFT)
+    assert load_start(target, SHIPPED / "target") != load_start(draft, SHIPPED / "draft")
+    before = {key: value.clone() for key, value in draft.model.visual.state_dict().items()}
+    fold(draft, target.model.visual, unfold(draft, target.model.visual))
+    after = draft.model.visual.state_dict()
+    assert all(torch.allclose(before[key], after[key], atol=1e-3) for key in before)
+
+
+def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no .*model.safetensors to go on from"):
+        load_start(build_model(DRAFT), tmp_path)
+    with pytest.raises(ValueError, match="of another size"):
+        load_start(build_model(SIZES["small"][0]), SHIPPED / "target")
+
+
+def test_a_run_begins_where_the_pair_is(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    steps = {"vision_steps": 1, "language_steps": 1, "joint_steps": 1, "draft_steps": 1}
+    steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16}
+    figures = train_pair(tiny(tmp_path, start=SHIPPED, **steps))
+    # A step from nothing has none right of the expert's tokens, and a draft no more than a quarter.
+    assert min(figures[stage]["right"] for stage in ("target", "joint", "draft")) > 0.6
+    shipped = (SHIPPED / "target" / "tokenizer.json").read_text()
+    assert (tmp_path / "out" / "target" / "tokenizer.json").read_text() == shipped

@@ -123,7 +123,9 @@ def start(tiny_pair, ros_domain):
         run.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_whole_system(start, number):
     run = start()
     lines = []

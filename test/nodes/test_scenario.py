@@ -45,10 +45,8 @@ def test_it_is_found_over_a_websocket(ros_domain, tmp_path):
     check_found(*run(tmp_path, "--transport", "websocket"))
 
 
-@pytest.mark.parametrize(
-    "missing",
-    ["cloud_documents:=", pytest.param("memory_documents:=", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["cloud_documents:=", "memory_documents:="])
 def test_without_either_half_it_is_not_known(ros_domain, tmp_path, missing):
     code, report, output = run(tmp_path, missing)
     assert code == 1, output

@@ -39,5 +39,6 @@ def test_a_run_begins_where_the_pair_is(tmp_path: Path) -> None:
     figures = train_pair(tiny(tmp_path, start=SHIPPED, **steps))
     # A step from nothing has none right of the expert's tokens, and a draft no more than a quarter.
     assert min(figures[stage]["right"] for stage in ("target", "joint", "draft")) > 0.6
+    assert set(figures["start"]) == {"target", "draft"}
     shipped = (SHIPPED / "target" / "tokenizer.json").read_text()
     assert (tmp_path / "out" / "target" / "tokenizer.json").read_text() == shipped

@@ -130,10 +130,16 @@ def _training_lines(training: dict[str, Any] | None) -> list[str]:
         return []
     settings = training.get("settings", {})
     device = settings.get("device", "cpu")
+    start = training.get("start", {}).get("target")
+    before = (
+        f" It went on from an earlier pair (target {start}), whose training comes on top."
+        if start
+        else ""
+    )
     where = f"a {platform.machine()} CPU with {settings.get('threads', 1)} threads"
     return [
         *table(("stage", "steps", "minutes"), rows),
         "",
-        f"Measured on {where if device == 'cpu' else device}. {training.get('note', '')}".rstrip(),
+        f"Measured on {where if device == 'cpu' else device}.{before} {training.get('note', '')}".rstrip(),
         "",
     ]

@@ -160,7 +160,7 @@ def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
         _bar("target: image prefill", _ms(target, "prefill"), at_most=60.0, unit=" ms"),
     ]
     minutes = [stage["minutes"] for _, stage in stages_of(training) if "minutes" in stage]
-    if training is not None and minutes:
+    if training is not None and minutes and "start" not in training:  # or they are not all
         cpu = training.get("settings", {}).get("device", "cpu") == "cpu"
         name, limit = ("CPU", 720.0) if cpu else ("GPU", 30.0)
         rows.append(

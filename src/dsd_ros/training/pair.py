@@ -67,6 +67,8 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     torch.set_num_threads(settings.threads)
     run = PairTraining(settings, report)
     figures: dict[str, Any] = {"settings": _plain(settings)}
+    if run.start:
+        figures["start"] = run.start
     figures["vision"] = run.vision()
     figures["target"] = run.target()
     figures["joint"] = run.joint()
@@ -116,12 +118,12 @@ class PairTraining:
         self.goals = GoalHeads(self.size.width)
         # What the first stage is built upon: another seed or size, or other pictures, begin anew.
         self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
+        self.start: dict[str, str] = {}  # digests of the models gone on from
         if settings.start is not None:
             self.small = build_model(self.small_size)
-            starts = {"target": self.model, "draft": self.small}
-            self.after += "".join(
-                f"-{load_start(m, settings.start / n)}" for n, m in starts.items()
-            )
+            for name, model in (("target", self.model), ("draft", self.small)):
+                self.start[name] = load_start(model, settings.start / name)
+            self.after = "-".join([self.after, *self.start.values()])
             self.project = unfold(self.small, self.model.model.visual)
         self.ends: list[Path] = []  # of the stages with the tower unfrozen
 

@@ -31,7 +31,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("level", ["info", "debug"])
+@pytest.mark.parametrize("level", [pytest.param("info", marks=pytest.mark.slow), "debug"])
 def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
     token, port = tmp_path / "token", free_port()
     token.write_text(SECRET)

@@ -37,7 +37,8 @@ def test_every_draft_length_in_process(target, draft, picture, gamma):
     assert accepted > 0
 
 
-def test_a_hundred_pictures_through_a_websocket(target, target_directory, draft, picture, serving):
+@pytest.mark.parametrize("pictures", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_pictures_through_a_websocket(target, target_directory, draft, picture, serving, pictures):
     rejected = accepted = 0
     with (
         serving(str(target_directory)) as url,
@@ -46,7 +47,7 @@ def test_a_hundred_pictures_through_a_websocket(target, target_directory, draft,
         EdgeSession(first, draft, DecodeSettings(mode="ar", max_tokens=20)) as ar,
         EdgeSession(second, draft, DecodeSettings(mode="dsd", max_tokens=20)) as dsd,
     ):
-        for seed in range(100):
+        for seed in range(pictures):
             image, instruction = picture(seed), INSTRUCTIONS[seed % 3]
             one, other = ar.decode(image, instruction), dsd.decode(image, instruction)
             assert one.tokens == other.tokens
@@ -57,7 +58,7 @@ def test_a_hundred_pictures_through_a_websocket(target, target_directory, draft,
             accepted += sum(other.accepted)
             rejected += sum(r.drafted - r.accepted for r in other.records)
     # Both cases of the rule were met.
-    assert accepted > 100 and rejected > 100
+    assert accepted > pictures and rejected > pictures
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 13])

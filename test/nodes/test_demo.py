@@ -182,6 +182,7 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
     assert "REACHED" in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
     odometry = OdometryRig(rig)
     actions = []

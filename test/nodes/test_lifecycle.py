@@ -156,6 +156,7 @@ def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
 SHARED = {"/diagnostics", "/rosout", "/parameter_events"}
 
 
+@pytest.mark.slow
 def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     everybody = ("draft_node", "verifier_node", "supervisor_node", "navigation_node")
     one = Nodes(rig, tiny_pair, *everybody, namespace="go2_1")

@@ -30,7 +30,7 @@ class SystemRig:
         rig.node.create_subscription(DiagnosticArray, "/diagnostics", self._on_diagnostics, 10)
         rig.start("simulator_node")
         rig.start("supervisor_node")
-        rig.start("navigation_node", run__decode_timeout_s=10.0)
+        rig.start("navigation_node", run__decode_timeout_s=5.0)
         self.verifier = self.start_verifier()
         self.draft = self.start_draft()
         rig.until_active()

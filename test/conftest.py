@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports torch; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log without a home
+
+# No example has to be quick: machines are busy.
+settings.register_profile("dsd", deadline=None)
+settings.load_profile("dsd")
 
 DOMAINS = range(1, 101)  # every one of these has its ports below the ephemeral range
 

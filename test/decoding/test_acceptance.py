@@ -84,7 +84,7 @@ def test_two_tokens_jointly_by_integrating_the_draws(q_size, p_size):
 
 
 @given(st.integers(0, 1 << 30), st.integers(0, 6), st.integers(-3, 3))
-@profile(max_examples=150, deadline=None)
+@profile(max_examples=150)
 def test_any_draft_yields_a_token_the_target_can_say(seed, gamma, difference):
     size = 6
     p = rows(seed, gamma + 1, size, zeros=True)
@@ -115,7 +115,7 @@ def test_equal_distributions_always_accept_and_leave_no_residual():
 
 
 @given(st.lists(st.integers(0, 4), max_size=6), st.integers(0, 1 << 30))
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_greedy_is_the_limit_of_the_rule(draft, seed):
     logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 1, (len(draft) + 1, 5)))
     p = transform(logits, SamplingSettings())

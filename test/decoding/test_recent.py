@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dsd_ros.decoding.recent import Recent
 
 
-@profile(max_examples=60, deadline=None)
+@profile(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50), st.booleans())))
 def test_recent_is_bounded_and_drops_the_oldest(steps):
     recent: Recent[int, int] = Recent(4, 80)

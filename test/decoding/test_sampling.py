@@ -56,7 +56,7 @@ def test_top_p_over_a_large_and_flat_vocabulary():
     st.integers(0, 40),
     st.floats(0.01, 1.0),
 )
-@profile(max_examples=60, deadline=None)
+@profile(max_examples=60)
 def test_rows_are_distributions_and_do_not_depend_on_their_batch(seed, temperature, top_k, top_p):
     logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 4, (3, 30)).astype(np.float32))
     chosen = SamplingSettings(temperature, top_k, top_p)

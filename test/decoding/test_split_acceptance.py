@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as profile
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from sequence_rules import verify_split
@@ -43,7 +42,6 @@ def test_rounding_leaves_nothing_above_1():
 
 
 @given(st.integers(0, 1 << 30), st.integers(2, 9), st.integers(-3, 3), st.booleans())
-@profile(deadline=None)
 def test_what_is_emitted_is_the_target(seed, size, difference, rough):
     p, q = row(seed, size), row(seed + 1, max(2, size + difference))
     with pytest.MonkeyPatch.context() as patch:

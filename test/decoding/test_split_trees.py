@@ -102,7 +102,7 @@ def distributions(seed: int, *shape: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 5), st.integers(-2, 2))
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
     p = distributions(seed, gamma + 1, 6)
     q = distributions(seed + 1, gamma, 6 + difference)

@@ -66,7 +66,7 @@ def test_a_tree_by_hand():
 
 
 @given(token_trees())
-@profile(max_examples=40, deadline=None)
+@profile(max_examples=40)
 def test_bytes_and_back(tree):
     parents = tree.parents_bytes()
     assert len(parents) == len(tree)
@@ -79,7 +79,7 @@ def test_bytes_and_back(tree):
 
 
 @given(st.integers(0, 70), st.binary(max_size=70))
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_any_bytes_are_a_tree_or_refused(count, parents):
     tokens = list(range(count))
     try:
@@ -90,7 +90,7 @@ def test_any_bytes_are_a_tree_or_refused(count, parents):
 
 
 @given(token_trees())
-@profile(max_examples=40, deadline=None)
+@profile(max_examples=40)
 def test_mask_paths_and_depths_agree(tree):
     mask = ancestor_mask(tree.parents)
     assert mask.shape == (len(tree), len(tree)) and mask.dtype == np.bool_
@@ -320,7 +320,7 @@ def test_with_duplicates_the_accepted_child_is_walked():
 
 
 @given(st.integers(0, 1 << 30), st.integers(0, 5), st.integers(-2, 2))
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
     p = distributions(seed, gamma + 1, 6)
     q = distributions(seed + 1, gamma, 6 + difference)
@@ -348,7 +348,7 @@ def _pair(verdict: Verdict) -> tuple[int, int]:
 
 
 @given(st.integers(0, 1 << 30), token_trees(most=12), st.integers(-2, 2))
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_any_tree_yields_a_path_the_target_can_say(seed, shape, difference):
     size = 6
     q = distributions(seed, len(shape.inner), size + difference)

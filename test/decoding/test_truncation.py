@@ -17,7 +17,7 @@ def distribution(seed: int, size: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 1 << 20), st.integers(1, 60), st.integers(1, 80))
-@profile(deadline=None, max_examples=100)
+@profile(max_examples=100)
 def test_the_likeliest_tokens_are_kept_in_proportion(seed, size, k):
     q = distribution(seed, size)
     ids, weights = truncate(q, k)

@@ -119,7 +119,7 @@ def test_a_sequence_is_drafted_token_by_token(temperature):
 
 
 @given(st.integers(0, 2), st.integers(2, 9), st.integers(0, 14), st.sampled_from(list(SHAPES)))
-@profile(deadline=None, max_examples=60)
+@profile(max_examples=60)
 def test_no_draft_passes_the_longest_reply_or_its_end(end, longest, accepted, shape):
     chosen = drafting(shape, max_tokens=longest)
     ends = frozenset({first(chosen).draft.tokens[end % len(first(chosen).draft.tokens)]})

@@ -26,7 +26,7 @@ def logits(seed: int, rows: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 999), st.integers(1, 5))
-@profile(deadline=None, max_examples=40)
+@profile(max_examples=40)
 def test_greedy_guesses_are_ranked_by_the_product_of_probabilities(seed, gamma):
     guesser = Guesser(SamplingSettings(), 0)
     rows = logits(seed, gamma + 1)
@@ -136,7 +136,7 @@ TREE = TokenTree((3, 5, 1, 2, 6, 4), (-1, -1, 0, 0, 1, 3))  # of depth 3, with l
 
 
 @given(st.integers(0, 999))
-@profile(deadline=None, max_examples=20)
+@profile(max_examples=20)
 def test_guesses_of_a_tree_are_all_that_may_follow_and_rank_by_the_paths_probabilities(seed):
     guesser = Guesser(SamplingSettings(), 0)
     rows = dict(zip(range(-1, 6), logits(seed, 7), strict=True))

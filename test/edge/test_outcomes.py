@@ -33,7 +33,7 @@ named = st.tuples(st.integers(0, 4), st.integers(0, 10), st.floats(0.01, 1.0))
 
 
 @given(st.lists(named, max_size=40), st.sampled_from(["priority", "fifo", "random"]))
-@profile(deadline=None, max_examples=60)
+@profile(max_examples=60)
 def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
     queue = outcomes(policy)
     for accepted, token, score in items:
@@ -58,7 +58,7 @@ def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
     st.sampled_from(["priority", "fifo", "random"]),
     st.integers(0, 99),
 )
-@profile(deadline=None, max_examples=60)
+@profile(max_examples=60)
 def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budget, policy, seed):
     queue = Outcomes(drafted(), policy, budget, random.Random(seed), False)
     for accepted, token, score in items:
@@ -73,7 +73,7 @@ def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budg
 
 
 @given(st.lists(st.one_of(named.map(lambda n: ("guess", n)), named.map(lambda n: ("exit", n)))))
-@profile(deadline=None, max_examples=80)
+@profile(max_examples=80)
 def test_exits_rerank_guesses_and_nothing_begun_is_dropped(news):
     queue = outcomes()
     scores: dict[tuple[int, int], float] = {}
@@ -141,7 +141,7 @@ def test_nothing_is_drafted_behind_the_end_of_a_reply():
 
 
 @given(st.integers(0, 4), st.integers(0, 10), st.integers(0, 4), st.integers(0, 10))
-@profile(deadline=None, max_examples=60)
+@profile(max_examples=60)
 def test_forks_leave_the_round_and_each_other_as_they_are(one, token, other, another):
     of = drafted(eos=())
     tokens, fed = list(of.draft.sequence.tokens), list(of.draft.sequence._cache.ids)

@@ -81,7 +81,7 @@ STEPS = st.lists(
 )
 
 
-@profile(max_examples=150, deadline=None)
+@profile(max_examples=150)
 @example([(2, [9, 0, 6, 7, 9], "answered"), (3, [1, 4, 5, 8], "answered"), (0, [9], "answered")])
 @given(STEPS)
 def test_the_verifier_always_gets_all_pictures_and_asks_at_most_once(steps):

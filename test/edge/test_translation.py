@@ -60,7 +60,7 @@ def test_a_transcript_says_what_the_whole_says(kind):
             assert text.startswith(transcript.text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.sampled_from(["english", "bytes", "metaspace"]), TEXTS)
 def test_any_text_survives_token_by_token(kind, text):
     vocabulary = VOCABULARIES[kind]
@@ -159,7 +159,7 @@ def test_nothing_to_say_and_a_full_context():
     assert not able and VOCABULARIES["german"].encode(ENGLISH)[: len(tokens) - 1] == tokens[:-1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(PAIRS),
     TEXTS,
@@ -180,7 +180,7 @@ def test_nothing_that_a_target_says_upsets_it(pair, text, rounds):
     assert reply.sequence.tokens == reply._own.tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from([("english", "german"), ("bytes", "english"), ("english", "metaspace")]),
     TEXTS,

@@ -103,7 +103,7 @@ def whole(tmp_path_factory):
     return (folder / "bag_0.mcap").read_bytes(), sent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(share=st.floats(0.0, 1.0))
 def test_a_cut_file_is_read_up_to_the_cut_or_refused(whole, tmp_path_factory, share):
     content, sent = whole
@@ -119,7 +119,7 @@ def test_a_cut_file_is_read_up_to_the_cut_or_refused(whole, tmp_path_factory, sh
     assert bag.notes or found == sent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(at=st.integers(0, 10_000), junk=st.binary(min_size=1, max_size=40))
 def test_damage_is_never_more_than_an_error(whole, tmp_path_factory, at, junk):
     content, sent = whole

@@ -97,7 +97,7 @@ def undisturbed(mode: str) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["ar", "dsd", "fsd"])
-@profile(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@profile(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(
     events=st.dictionaries(
         st.integers(0, 90), st.sampled_from(["cut", "restart", "restart and cut", "double"]), max_size=8

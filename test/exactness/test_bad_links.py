@@ -56,7 +56,7 @@ def undisturbed():
     delayed=st.floats(0, 0.2),
     cut=st.floats(0, 0.04),
 )
-@profile(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@profile(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_any_misfortune_leaves_the_reply_as_it_is(
     undisturbed, seed, mode, temperature, loss, doubled, delayed, cut
 ):

@@ -183,7 +183,7 @@ def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(
 
 
 @given(seed=st.integers(0, 1 << 30), temperature=st.sampled_from([0.0, 1.0]))
-@profile(max_examples=12, deadline=None)
+@profile(max_examples=12)
 def test_whatever_is_sent_ahead_doubled_or_late(engine, drafter, undisturbed, seed, temperature):
     chance = random.Random(seed)
     sent: list[tuple] = []

@@ -313,7 +313,7 @@ def undisturbed():
     delayed=st.floats(0, 0.2),
     cut=st.floats(0, 0.04),
 )
-@profile(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@profile(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_any_misfortune_leaves_the_reply_as_it_is(
     undisturbed, seed, depth, loss, doubled, delayed, cut
 ):

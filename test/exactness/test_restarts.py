@@ -107,7 +107,7 @@ def test_each_round_may_meet_another_verifier(name, where):
     name=st.sampled_from(list(DECODES)),
     events=st.dictionaries(st.integers(0, 60), st.sampled_from(EVENTS), max_size=8),
 )
-@profile(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@profile(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_restarts_cuts_and_doubles_at_any_message_leave_the_reply_as_it_is(name, events):
     channel = RestartingChannel(TARGET, lambda boundary, message: events.get(boundary, ""))
     assert decoded(channel, name) == undisturbed(name)

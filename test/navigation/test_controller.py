@@ -60,7 +60,7 @@ def drive(action: Action, rig: Rig, dt: float = 0.02, settings: MotionSettings =
     return controller, commands
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(all_actions()),
     st.floats(-math.pi, math.pi),

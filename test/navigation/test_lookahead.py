@@ -119,7 +119,7 @@ def test_without_look_ahead_nothing_is_asked_of_a_robot_that_moves():
     lag=st.floats(0.0, 0.7),
     delay=st.floats(0.02, 1.0),
 )
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=40)
 def test_errors_do_not_add_up_over_a_run(actions, look_ahead, lag, delay):
     settings = replace(AHEAD, look_ahead_s=look_ahead, max_reversals=40, max_repeats=20)
     bench = Bench(settings, lag=lag)

@@ -160,7 +160,5 @@ class Chaos(RuleBasedStateMachine):
             assert in_a_row <= (allowed if self.settings.fallback == "draft_only" else 0)
 
 
-Chaos.TestCase.settings = hypothesis_settings(
-    max_examples=30, stateful_step_count=25, deadline=None
-)
+Chaos.TestCase.settings = hypothesis_settings(max_examples=30, stateful_step_count=25)
 TestChaos = Chaos.TestCase

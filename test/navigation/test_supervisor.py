@@ -511,6 +511,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = hypothesis_settings(
-    max_examples=40, stateful_step_count=30, deadline=None
-)
+TestAnySequence.settings = hypothesis_settings(max_examples=40, stateful_step_count=30)

@@ -236,7 +236,7 @@ def test_a_cancel_ends_the_way_back_at_once():
     noise=st.floats(0.0, 0.004),
     seed=st.integers(0, 1000),
 )
-@hypothesis_settings(max_examples=12, deadline=None)
+@hypothesis_settings(max_examples=12)
 def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(
     actions, lag, noise, seed
 ):

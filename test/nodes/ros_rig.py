@@ -25,7 +25,7 @@ from dsd_ros.nodes.images import from_rgb
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
 
-PATIENCE_S = 90.0  # for a process to get ready on a busy machine
+PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 
 
 class Rig:

@@ -80,7 +80,7 @@ MESSAGES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(MESSAGES)
 def test_every_message_survives_the_way_there_and_back(message):
     there = to_ros(message)

@@ -6,7 +6,7 @@ import array
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sensor_msgs.msg import Image
 
@@ -38,7 +38,6 @@ def encode(rgb: np.ndarray, encoding: str, padding: int, bigendian: int = 0) -> 
     )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(ENCODINGS),
     st.integers(1, 9),

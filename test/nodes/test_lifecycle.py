@@ -114,8 +114,9 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
             rig.until(lambda: Decode.Response.OK in codes)  # noqa: B023
             assert nodes.change(name, *DOWN)
             count = len(codes)
-            rig.until(lambda: len(codes) > count + 1)  # noqa: B023
-            assert codes[-1] in LOST
+            # Behind the decode that was under way; on a busy machine an answer may be late.
+            rig.until(lambda: any(code in LOST for code in codes[count + 1 :]))  # noqa: B023
+            assert Decode.Response.OK not in codes[count + 1 :]
             assert nodes.change(name, *UP)
         finally:
             stop.set()

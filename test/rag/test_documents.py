@@ -55,7 +55,7 @@ def test_a_chunk_is_named_by_its_text_alone():
     assert one.key == two.key == key_of("The door is shut.") and one.heading != two.heading
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(alphabet="ab c.\n#-!é ", max_size=300), st.integers(2, 9), st.integers(0, 8))
 def test_no_chunk_is_too_long_and_no_word_is_lost(text, size, overlap):
     overlap = min(overlap, size - 1)

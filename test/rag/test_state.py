@@ -37,7 +37,7 @@ SWITCHES = {
     tables=st.integers(0, 50),
     ends=st.booleans(),
 )
-@profile(max_examples=60, deadline=None)
+@profile(max_examples=60)
 def test_whatever_the_order_the_tokens_are_those_of_the_synchronous_mixture(
     order, temperature, evidence, window, head, aggregator, switch, ordered, tables, ends
 ):
@@ -52,7 +52,7 @@ def test_whatever_the_order_the_tokens_are_those_of_the_synchronous_mixture(
 
 
 @given(order=st.randoms(use_true_random=False), tables=st.integers(0, 20), said=st.integers(0, 7))
-@profile(max_examples=20, deadline=None)
+@profile(max_examples=20)
 def test_an_answer_goes_on_behind_tokens_that_hold(order, tables, said):
     models = Tables(tables)
     whole = synchronous(models, question(seed=tables))
@@ -61,7 +61,7 @@ def test_an_answer_goes_on_behind_tokens_that_hold(order, tables, said):
 
 
 @given(order=st.randoms(use_true_random=False), cut=st.integers(0, 60), tables=st.integers(0, 20))
-@profile(max_examples=20, deadline=None)
+@profile(max_examples=20)
 def test_an_answer_cut_anywhere_goes_on_as_it_would_have(order, cut, tables):
     models, asked = Tables(tables), question(seed=tables)
     first = Sides(asked, models, switch=SWITCHES["at rejections"])

@@ -164,9 +164,7 @@ STEP = st.one_of(
 )
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, min_size=3, max_size=14))
 def test_any_mixture_with_single_use(model, picture, steps):
     prompts = [(picture(1), INSTRUCTION), (None, "stop"), (picture(2), "go"), (None, INSTRUCTION)]

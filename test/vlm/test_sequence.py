@@ -242,9 +242,7 @@ operations = st.lists(
 )
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=operations, with_image=st.booleans())
 def test_any_history_equals_a_fresh_sequence(model, picture, operations, with_image):
     image = picture(4) if with_image else None

@@ -385,9 +385,7 @@ STEP = st.one_of(
 )  # fmt: skip
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEP, min_size=3, max_size=10), with_image=st.booleans())
 def test_any_history_equals_a_fresh_sequence(model, picture, steps, with_image):
     image = picture(4) if with_image else None

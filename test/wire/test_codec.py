@@ -103,13 +103,13 @@ MESSAGES = st.one_of(
 
 
 @given(MESSAGES)
-@profile(max_examples=400, deadline=None)
+@profile(max_examples=400)
 def test_messages_survive(message):
     assert decode(encode(message)) == message
 
 
 @given(st.binary(max_size=200))
-@profile(max_examples=500, deadline=None)
+@profile(max_examples=500)
 def test_arbitrary_bytes_raise_nothing_but_wire_errors(data):
     try:
         decode(data)
@@ -118,7 +118,7 @@ def test_arbitrary_bytes_raise_nothing_but_wire_errors(data):
 
 
 @given(MESSAGES, st.data())
-@profile(max_examples=400, deadline=None)
+@profile(max_examples=400)
 def test_damaged_messages_raise_nothing_but_wire_errors(message, data):
     damaged = bytearray(encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -141,7 +141,7 @@ json_like = st.recursive(
 
 
 @given(st.integers(-2, 15), st.lists(json_like, max_size=12))
-@profile(max_examples=400, deadline=None)
+@profile(max_examples=400)
 def test_other_message_pack_raises_nothing_but_wire_errors(tag, rest):
     try:
         message = decode(msgspec.msgpack.encode([tag, *rest]))

@@ -134,7 +134,7 @@ ACTIONS = st.lists(st.one_of(OUTCOMES, st.builds(refusal, st.text(max_size=3)), 
 
 
 @given(ACTIONS, st.sampled_from(["priority", "fifo"]))
-@profile(max_examples=200, deadline=None)
+@profile(max_examples=200)
 def test_whatever_comes_it_keeps_its_promises(actions, policy):
     """None stands for a fetch."""
     box = Outbox(policy)

@@ -42,7 +42,6 @@ def vocabulary_and_ids(draw) -> tuple[int, np.ndarray]:
 
 
 @given(vocabulary_and_ids())
-@profile(deadline=None)
 def test_ids_survive_in_as_few_bits_as_they_take(chosen):
     size, ids = chosen
     data = pack_ids(ids, size)
@@ -140,7 +139,6 @@ values = st.floats(0, 1, width=32)
 
 
 @given(vocabulary_and_ids(), st.data())
-@profile(deadline=None)
 def test_a_head_survives_bit_by_bit_whatever_the_vocabulary(chosen, data):
     size, ids = chosen
     found = data.draw(st.lists(values, min_size=len(ids), max_size=len(ids)))

@@ -91,7 +91,7 @@ def test_what_is_no_such_picture_is_refused(height, width, encoding, data):
 
 
 @given(st.data())
-@profile(max_examples=100, deadline=None)
+@profile(max_examples=100)
 def test_damaged_pictures_raise_nothing_but_wire_errors(data):
     image = np.random.default_rng(1).integers(0, 256, (9, 9, 3), np.uint8)
     damaged = bytearray(encode_picture(image))

@@ -26,6 +26,17 @@ from dsd_ros.views.typeset import (
 )
 
 
+def test_a_canvas_drawn_on_again_shows_what_is_new():
+    painter, image = OverlayPainter(336), picture()
+    canvas = np.empty(painter.shape(image), np.uint8)
+    first, later = sample_overlay(), replace(sample_overlay(), tau=9.75, action="stop")
+    for shown, lit in ((first, image), (first, image // 2), (later, image // 2), (first, image)):
+        painter.frame(lit, shown, True, canvas)
+        assert np.array_equal(canvas, OverlayPainter(336).frame(lit, shown))
+    other = painter.frame(image, first, True, np.empty_like(canvas))
+    assert np.array_equal(other, canvas)
+
+
 def test_every_token_is_shown_with_its_fate():
     run = token_run(sample_reply())
     fates = {

@@ -48,17 +48,24 @@ class PictureOut:
 
     def __init__(self) -> None:
         self.sent = bytearray()  # to publish
+        self._head = b""
+        self._pixels = np.empty((0, 0, 3), np.uint8)
 
     def canvas(self, header: bytes, height: int, width: int) -> np.ndarray:
-        """Where to draw: uint8 (height, width, 3), valid until the next call; ``header`` as :class:`Picture` has it."""
+        """Where to draw: uint8 (height, width, 3); ``header`` as :class:`Picture` has it.
+
+        The same array as before, with what was drawn on it, unless the size has changed.
+        """
         shape, count = (height, width, 3), 3 * height * width
         head = _LITTLE_ENDIAN + header + bytes(-len(header) % 4)
         head += struct.pack("<3I", height, width, 5) + b"bgr8\x00" + b"\x00"  # not big-endian
         head += bytes(-(len(head) - _START) % 4) + struct.pack("<2I", 3 * width, count)
-        if len(self.sent) != len(head) + count:
+        if len(self._head) != len(head) or self._pixels.shape != shape:
             self.sent = bytearray(len(head) + count)
+            pixels = np.frombuffer(self.sent, np.uint8, count, len(head))
+            self._head, self._pixels = head, pixels.reshape(shape)
         self.sent[: len(head)] = head
-        return np.frombuffer(self.sent, np.uint8, count, len(head)).reshape(shape)
+        return self._pixels
 
 
 def picture_in(sent: bytes) -> Picture:

@@ -247,7 +247,8 @@ class _Client:
         self._ros = SpinningNode("view_bench")
         node = self._ros.node
         self.frames = 0
-        node.create_subscription(Image, "visual/image", self._on_frame, qos.NEWEST_STATE, raw=True)
+        # Every one of them counts, also those that come while this process waits for the processor.
+        node.create_subscription(Image, "visual/image", self._on_frame, qos.STATE, raw=True)
         node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
         self._decode = node.create_client(Decode, "decode")
         self._state = node.create_client(GetState, "draft_node/get_state")

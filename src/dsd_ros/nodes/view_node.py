@@ -28,7 +28,7 @@ from dsd_ros.nodes.visual_node import VisualNode
 from dsd_ros.views.timeline import draw_board
 from dsd_ros.views.web import Thing, ViewError, WebServer, WebView, is_local
 
-_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.4, 0.2, 1.0, 0.5  # least time between two of a kind
+_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two of a kind
 _UNSEEN_S = 1.0  # the same while nobody has the page open
 _UNSEEN_RATE = 2.0  # pictures per second meanwhile, at most
 _SERVER_S = 1.0  # between two looks after the server and at who has the page open
@@ -53,7 +53,7 @@ class ViewSettings:
         metadata={"help": "port of the data; a free one if it is taken", "min": 0, "max": 65535},
     )
     rate: float = field(
-        default=15.0, metadata={"help": "pictures per second, at most", "min": 0.5, "max": 30.0}
+        default=10.0, metadata={"help": "pictures per second, at most", "min": 0.5, "max": 30.0}
     )
     memory_mb: int = field(
         default=128,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import replace
 
@@ -55,6 +56,7 @@ class OverlayPainter:
         self._with_panel = True
         self._top = self._bottom = blank(1, width)
         self._panel = blank(PANEL_HEIGHT, width)
+        self._canvas: np.ndarray | None = None  # that has the panel on it
         self.drawn = 0  # times that something was written anew
 
     def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
@@ -71,7 +73,8 @@ class OverlayPainter:
     ) -> np.ndarray:
         """A picture (uint8 (H, W, 3)) at the painter's width, written on.
 
-        With ``panel``, tokens and figures stand under it. ``canvas``: to draw on, of :meth:`shape`; else a new one.
+        With ``panel``, tokens and figures stand under it. ``canvas``: to draw on, of :meth:`shape`; else a new one. Of
+        the same canvas as last time, nothing else may have drawn on the panel.
         """
         self._write(overlay, panel)
         rows, width, _ = shape = self.shape(image, panel)
@@ -81,8 +84,9 @@ class OverlayPainter:
         cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
         put(canvas[:height], 0, 0, self._top)
         put(canvas[:height], 0, max(0, height - self._bottom.shape[0]), self._bottom)
-        if panel:
+        if panel and canvas is not self._canvas:
             canvas[height:] = self._panel
+            self._canvas = canvas
         return canvas
 
     def _write(self, overlay: Overlay, with_panel: bool) -> None:
@@ -99,6 +103,7 @@ class OverlayPainter:
         self._bottom = self._ordered(_bottom_bar(overlay, self._width))
         if self._with_panel:
             self._panel = self._ordered(panel(overlay, self._width))
+            self._canvas = None
 
     def _ordered(self, drawn: np.ndarray) -> np.ndarray:
         return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR) if self._bgr else drawn
@@ -106,10 +111,9 @@ class OverlayPainter:
 
 def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
     """Tokens of the reply, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
-    canvas = blank(PANEL_HEIGHT, width)
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
+    canvas = with_legend(PANEL_HEIGHT, width, legend_y).copy()
     draw_tokens(canvas[: legend_y - 2], overlay.reply, _SIZE)
-    draw_legend(canvas, _MARGIN, legend_y)
     figures = (
         f"{overlay.mode or '-'}   tau {overlay.tau:.2f}   {overlay.seconds:.2f} s a reply   "
         f"picture {overlay.age:.2f} s old"
@@ -138,11 +142,18 @@ def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
     room = max(1, canvas.shape[0] // step)
     for number, line in enumerate(lines[-room:]):
         x, y = _MARGIN, 4 + number * step
-        for shown, ahead in line:
-            end = put(canvas, x, y, shown)
-            if ahead:
-                fill(canvas[y + step - 4 : y + step - 2, x : max(x, min(end, right) - 1)], AHEAD)
-            x = end
+        begin = -1  # of the line under neighbours drafted ahead: one for each would take longer
+        for shown, ahead in [*line, (None, False)]:
+            if ahead and begin < 0:
+                begin = x
+            elif not ahead and begin >= 0:
+                fill(
+                    canvas[y + step - 4 : y + step - 2, begin : max(begin, min(x, right) - 1)],
+                    AHEAD,
+                )
+                begin = -1
+            if shown is not None:
+                x = put(canvas, x, y, shown)
 
 
 def token_run(reply: Reply) -> list[tuple[str, Colour, bool, bool]]:
@@ -154,6 +165,15 @@ def token_run(reply: Reply) -> list[tuple[str, Colour, bool, bool]]:
         run += [(_shown(t), REJECTED, True, ahead) for t in round_.rejected]
         run += [(_shown(t), OWN, False, False) for t in round_.gained[round_.accepted :]]
     return [token for token in run if token[0]]
+
+
+@functools.lru_cache(maxsize=8)
+def with_legend(height: int, width: int, y: int) -> np.ndarray:
+    """An empty canvas but for the legend at ``y``, read-only: uint8 (height, width, 3), RGB."""
+    canvas = blank(height, width)
+    draw_legend(canvas, _MARGIN, y)
+    canvas.setflags(write=False)
+    return canvas
 
 
 def draw_legend(canvas: np.ndarray, x: int, y: int) -> None:

@@ -6,11 +6,12 @@ the clocks of two machines are never compared.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
-from dsd_ros.views.overlay import WIDTH, draw_legend, draw_tokens
+from dsd_ros.views.overlay import WIDTH, draw_tokens, with_legend
 from dsd_ros.views.state import Reply
 from dsd_ros.views.typeset import (
     ACCEPTED,
@@ -126,15 +127,10 @@ def _one_way(wait: float, verify: float) -> float:
 
 def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
     """The swim-lane: uint8 (height, width, 3), RGB."""
-    height = len(LANES) * _LANE + _AXIS
-    canvas = blank(height, width)
+    canvas = _lanes(width).copy()
+    height = canvas.shape[0]
     spans = spans_of(reply)
     whole = max((span.end for span in spans), default=0.0)
-    for number, lane in enumerate(LANES):
-        top = number * _LANE
-        if number % 2 == 0:
-            fill(canvas[top : top + _LANE], BAR)
-        write(canvas, 4, top + 3, lane, _SIZE, FAINT, BAR if number % 2 == 0 else PAPER)
     if whole <= 0.0:
         write(canvas, _LEFT, height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
         return canvas
@@ -160,12 +156,24 @@ def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
     return canvas
 
 
+@functools.lru_cache(maxsize=4)
+def _lanes(width: int) -> np.ndarray:
+    """The swim-lane with nothing in it, read-only."""
+    canvas = blank(len(LANES) * _LANE + _AXIS, width)
+    for number, lane in enumerate(LANES):
+        top = number * _LANE
+        if number % 2 == 0:
+            fill(canvas[top : top + _LANE], BAR)
+        write(canvas, 4, top + 3, lane, _SIZE, FAINT, BAR if number % 2 == 0 else PAPER)
+    canvas.setflags(write=False)
+    return canvas
+
+
 def draw_board(reply: Reply, width: int = WIDTH) -> np.ndarray:
     """Tokens over the swim-lane: uint8 (height, width, 3), RGB."""
     legend = line_height(12) + 6
-    head = blank(TOKENS_HEIGHT + legend, width)
+    head = with_legend(TOKENS_HEIGHT + legend, width, TOKENS_HEIGHT).copy()
     draw_tokens(head[:TOKENS_HEIGHT], reply, 14)
-    draw_legend(head, 6, TOKENS_HEIGHT)
     return np.concatenate([head, draw_timeline(reply, width)])
 
 

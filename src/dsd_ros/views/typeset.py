@@ -70,11 +70,14 @@ def line_height(size: int) -> int:
 
 def put(canvas: np.ndarray, x: int, y: int, drawn: np.ndarray) -> int:
     """Copy a drawing onto a canvas with its upper left corner at (x, y), cut where it ends; x behind it."""
-    height = min(drawn.shape[0], canvas.shape[0] - y)
-    width = min(drawn.shape[1], canvas.shape[1] - x)
-    if height > 0 and width > 0 and x >= 0 and y >= 0:
-        canvas[y : y + height, x : x + width] = drawn[:height, :width]
-    return x + drawn.shape[1]
+    high, wide, _ = drawn.shape
+    height, width = canvas.shape[0] - y, canvas.shape[1] - x
+    if height >= high and width >= wide:
+        if x >= 0 and y >= 0:
+            canvas[y : y + high, x : x + wide] = drawn
+    elif height > 0 and width > 0 and x >= 0 and y >= 0:
+        canvas[y : y + high, x : x + wide] = drawn[:height, :width]
+    return x + wide
 
 
 def write(

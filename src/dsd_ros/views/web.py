@@ -6,6 +6,7 @@ bounded; the oldest goes first.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import ipaddress
@@ -64,7 +65,10 @@ class WebServer:
         if not is_local(bind):
             # The page comes from another name of this machine than the server expects.
             command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
-        self._watched, self._files, self._counted = True, -1, 0.0
+        self._files: frozenset[str] = frozenset()
+        self._sockets: frozenset[str] = frozenset()
+        self._connections: int | None = None
+        self._counted = float("-inf")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -102,15 +106,16 @@ class WebServer:
         """Whether somebody has the page open: the data goes to others than the one who sends it. True if unknown."""
         now = time.monotonic()
         try:
-            files = len(os.listdir(f"/proc/{self.pid}/fd"))
+            files = frozenset(os.listdir(f"/proc/{self.pid}/fd"))
         except OSError:
-            files = -1
-        # The kernel takes milliseconds over its table of connections: it is asked when something was opened or closed.
+            files = frozenset()
         if files != self._files or now - self._counted > _COUNT_S:
-            self._files, self._counted = files, now
-            connections = _connections(self.data_port)
-            self._watched = connections is None or connections > 1
-        return self._watched
+            # The kernel takes milliseconds over its table of connections: it is asked when one was opened or closed.
+            self._files, sockets = files, _sockets(self.pid)
+            if sockets != self._sockets or now - self._counted > _COUNT_S:
+                self._sockets, self._counted = sockets, now
+                self._connections = _connections(self.data_port)
+        return self._connections is None or self._connections > 1
 
     def close(self) -> None:
         self._process.terminate()
@@ -337,6 +342,17 @@ def _free_ports(bind: str, *wanted: int) -> list[int]:
         for listener in sockets:
             listener.close()
     return ports
+
+
+def _sockets(pid: int) -> frozenset[str]:
+    """The sockets that a process has open; it may open other files several times a second."""
+    folder = f"/proc/{pid}/fd"
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(f"{folder}/{name}"))
+    return frozenset(link for link in found if link.startswith("socket:"))
 
 
 def _connections(port: int, tables: Sequence[str] = _TCP_TABLES) -> int | None:

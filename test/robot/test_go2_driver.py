@@ -183,8 +183,8 @@ def test_a_frozen_robot_gets_no_motion_and_may_move_again_after_its_stop_is_ackn
         driver.stop(0.2)
     assert wait_until(robot.still, 1.5)  # the firmware holds the last Move for a second
     robot.standin.fault = StandinFault.NONE
-    assert wait_until(lambda: not driver.moving, 2.0) and wait_until(
-        lambda: not driver.fault(), 1.0
+    assert wait_until(lambda: not driver.moving, 10.0) and wait_until(
+        lambda: not driver.fault(), 10.0
     )
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
     assert not robot.still()
@@ -215,7 +215,8 @@ def test_a_rejecting_robot_is_quoted(make):
         driver.stop(0.3)
     assert refused.value.fault.cause is Cause.STOP_UNCONFIRMED
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
-    assert driver.fault().cause in (Cause.REJECTED, Cause.STOP_UNCONFIRMED)
+    known = (Cause.REJECTED, Cause.STOP_UNCONFIRMED)
+    assert wait_until(lambda: driver.fault().cause in known, 10.0)
     assert robot.still()
 
 
@@ -225,7 +226,8 @@ def test_a_slow_robot_confirms_late_and_does_not_move_on_meanwhile(make):
     robot.standin.fault = StandinFault.SLOW
     with pytest.raises(DriverError):
         driver.stop(0.3)
-    assert driver.moving and driver.fault().cause is Cause.STOP_UNCONFIRMED
+    assert driver.moving
+    assert wait_until(lambda: driver.fault().cause is Cause.STOP_UNCONFIRMED, 10.0)
     count = len(robot.asked(SportApi.MOVE))
     assert wait_until(lambda: not driver.moving, 3.0)  # what was sent is acknowledged at last
     assert len(robot.asked(SportApi.MOVE)) == count

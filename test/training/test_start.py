@@ -10,7 +10,7 @@ from training.killed_run import tiny
 
 from dsd_ros.paths import models_directory
 from dsd_ros.training.architecture import DRAFT, SIZES, TARGET, build_model
-from dsd_ros.training.pair import train_pair
+from dsd_ros.training.pair import TrainSettings, train_pair
 from dsd_ros.training.pair_models import fold, load_start, unfold
 
 SHIPPED = models_directory()
@@ -30,6 +30,9 @@ def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
         load_start(build_model(DRAFT), tmp_path)
     with pytest.raises(ValueError, match="of another size"):
         load_start(build_model(SIZES["small"][0]), SHIPPED / "target")
+    with pytest.raises(ValueError, match="leave out start, or smoke"):
+        train_pair(TrainSettings(smoke=True, start=SHIPPED, cache=tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_begins_where_the_pair_is(tmp_path: Path) -> None:

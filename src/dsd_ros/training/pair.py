@@ -58,6 +58,8 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
     that is not there.
     """
     if settings.smoke and settings.vision_steps is None:
+        if settings.start is not None:
+            raise ValueError("A smoke run begins from nothing; leave out start, or smoke.")
         # A tiny run must not take the place of the shipped pair, nor mix with a whole run's pictures.
         smoke = settings.cache / "smoke"
         out = smoke / "models" if settings.out == Path("models") else settings.out

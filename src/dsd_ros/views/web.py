@@ -65,7 +65,6 @@ class WebServer:
         if not is_local(bind):
             # The page comes from another name of this machine than the server expects.
             command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
-        self._files: frozenset[str] = frozenset()
         self._sockets: frozenset[str] = frozenset()
         self._connections: int | None = None
         self._counted = float("-inf")
@@ -105,16 +104,11 @@ class WebServer:
     def watched(self) -> bool:
         """Whether somebody has the page open: the data goes to others than the one who sends it. True if unknown."""
         now = time.monotonic()
-        try:
-            files = frozenset(os.listdir(f"/proc/{self.pid}/fd"))
-        except OSError:
-            files = frozenset()
-        if files != self._files or now - self._counted > _COUNT_S:
-            # The kernel takes milliseconds over its table of connections: it is asked when one was opened or closed.
-            self._files, sockets = files, _sockets(self.pid)
-            if sockets != self._sockets or now - self._counted > _COUNT_S:
-                self._sockets, self._counted = sockets, now
-                self._connections = _connections(self.data_port)
+        # The kernel takes milliseconds over its table of connections: it is asked when one was opened or closed.
+        sockets = _sockets(self.pid)
+        if sockets != self._sockets or now - self._counted > _COUNT_S:
+            self._sockets, self._counted = sockets, now
+            self._connections = _connections(self.data_port)
         return self._connections is None or self._connections > 1
 
     def close(self) -> None:

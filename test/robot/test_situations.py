@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dsd_ros.robot.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.scene import build_mjcf
 from dsd_ros.robot.sight import column_of, visible_pixels
 from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.situations import HELD_OUT, Situation, names_in, target_names, world_of
+from dsd_ros.robot.situations import NAMES, Situation, may_meet, split_of_pair, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, REACH, WHICH, Goal, World, named_goal
 
 SEEDS = range(4)
@@ -53,23 +54,31 @@ def test_a_seed_a_situation_and_a_split_give_one_world() -> None:
         world_of(-1, Situation.PLAIN, Split.TEST)
 
 
-def test_splits_share_no_targets_and_training_shows_nothing_held_out() -> None:
-    targets = [set(target_names(split)) for split in Split]
-    assert sum(map(len, targets)) == len(set().union(*targets)) == len(KINDS) * len(COLOURS)
-    # No kind and no colour is new to anybody; every kind and, in the test, every colour is asked for.
-    for part, known in ((0, COLOURS), (1, KINDS)):
-        assert {name.split()[part] for name in target_names(Split.TRAINING)} == set(known)
-        assert {name.split()[part] for name in target_names(Split.TEST)} == set(known)
-    held = {name for names in HELD_OUT.values() for name in names}
+def test_each_split_pairs_look_alikes_that_training_never_shows_together() -> None:
+    assert len(set(NAMES)) == len(KINDS) * len(COLOURS)
+    for name in NAMES:
+        pairs = Counter(split_of_pair(name, other) for other in NAMES if other != name)
+        assert pairs[None] == (len(KINDS) - 1) * (len(COLOURS) - 1)
+        assert all(pairs[split] for split in Split) and pairs[Split.TRAINING] >= 5, name
+    assert all(split_of_pair(a, b) is split_of_pair(b, a) for a, b in combinations(NAMES, 2))
+    assert split_of_pair("red box", "red box") is split_of_pair("red box", "blue can") is None
     for world in every():
         assert world.look is not None
-        split = world.look.split
-        shown = {thing.name for thing in world.things}
-        assert shown <= set(names_in(split))
-        assert not (split is Split.TRAINING and shown & held)
-        name = named_goal(world.goal).thing
-        assert name in target_names(split)
-        assert named_goal(world.instruction).name == world.goal
+        split, goal = world.look.split, named_goal(world.goal)
+        assert goal.thing in NAMES and named_goal(world.instruction).name == world.goal
+        # What is asked for counts as shown, also where it is absent.
+        shown = {thing.name for thing in world.things} | {goal.thing}
+        meet = [split_of_pair(a, b) for a, b in combinations(sorted(shown), 2)]
+        assert set(meet) <= {None, Split.TRAINING, split}
+        assert split in {split_of_pair(goal.thing, name) for name in shown}
+
+
+def test_what_may_meet_in_a_room_depends_on_its_split() -> None:
+    for a, b in combinations(NAMES, 2):
+        owner = split_of_pair(a, b)
+        assert may_meet(None, a, b)
+        for split in Split:
+            assert may_meet(split, a, b) == (owner in (None, Split.TRAINING, split))
 
 
 def test_splits_share_no_looks() -> None:

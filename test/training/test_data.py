@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dsd_ros.navigation.actions import parse_reply
+from dsd_ros.robot.guide import View
 from dsd_ros.robot.offscreen import Offscreen
 from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.situations import HELD_OUT, Situation, Split, names_in, world_of
-from dsd_ros.robot.world import World
+from dsd_ros.robot.situations import NAMES, Situation, Split, may_meet, world_of
+from dsd_ros.robot.world import ROBOT_RADIUS, Thing, World
 from dsd_ros.training.data import (
+    FREE_WAYS,
     SPLIT_SEEDS,
     Frame,
+    free_ways,
     generate,
     load_frames,
     save_shard,
@@ -44,14 +48,13 @@ def frames_of(situation: Situation, split: Split, offscreen: Offscreen) -> list[
 def test_labels_of_a_situation(situation: Situation, offscreen: Offscreen) -> None:
     for split in (Split.TRAINING, Split.TEST):
         frames = frames_of(situation, split, offscreen)
-        known = set(names_in(split))
         for frame in frames:
             assert frame.situation == situation.value
             assert len(frame.bearings) == len(frame.things)
             assert all(-0.5 <= thing[2] <= 1.5 for thing in frame.things)
-            assert {f"{colour} {kind}" for kind, colour, *_ in frame.things} <= known
+            assert len(frame.free) == FREE_WAYS and all(0.0 <= way <= 4.0 for way in frame.free)
             for goal, text in frame.replies:
-                assert " ".join(goal.split()[-2:]) in known
+                assert " ".join(goal.split()[-2:]) in NAMES
                 assert goal in parse_reply(text).reasoning
                 assert text.startswith("No ") == (frame.find(goal) is None), (goal, text)
         way = frames[COUNT - COUNT // 2 :]
@@ -88,12 +91,27 @@ def test_frames_find_what_is_meant_by_place() -> None:
     assert frame.find("blue ball") is None and frame.find("left blue ball") is None
 
 
-def test_training_never_speaks_of_held_out_names(offscreen: Offscreen) -> None:
-    held = {name for names in HELD_OUT.values() for name in names}
+def test_no_goal_is_asked_for_beside_a_look_alike_of_another_split(offscreen: Offscreen) -> None:
+    asked = 0
     for situation in (Situation.PLAIN, Situation.TWO):
-        for frame in frames_of(situation, Split.TRAINING, offscreen):
-            for goal, text in frame.replies:
-                assert not any(name in f"{goal} {text}" for name in held)
+        for split in Split:
+            present = {t.name for t in world_of(2, situation, split).things}
+            for frame in frames_of(situation, split, offscreen):
+                for goal, text in frame.replies:
+                    name = " ".join(goal.split()[-2:])
+                    assert all(may_meet(split, name, one) for one in present), (goal, text)
+                    asked += name not in present
+    assert asked > 20
+
+
+def test_free_ways_end_at_what_stands_in_them() -> None:
+    ball = Thing("ball", "red", 1.5, 0.0, 0.0)
+    room = replace(World.from_seed(0), half_x=3.0, half_y=3.0, things=(ball,), furniture=())
+    ways = free_ways(View.at(room, (0.0, 0.0, 0.0)))
+    middle = FREE_WAYS // 2
+    # To the ball's middle less both radii and the margin; beside it to the wall.
+    assert ways[middle] == pytest.approx(1.5 - 0.15 - ROBOT_RADIUS - 0.04, abs=0.03)
+    assert ways == ways[::-1] and min(ways) == ways[middle] and ways[0] > 2.5
 
 
 def test_equal_arguments_give_equal_pictures_and_labels(offscreen: Offscreen) -> None:

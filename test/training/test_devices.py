@@ -21,7 +21,7 @@ from torch.utils._device import _device_constructors
 
 from dsd_ros import training
 from dsd_ros.training.architecture import IMAGE_TOKENS, SIZES, build_model
-from dsd_ros.training.data import Frame, Frames
+from dsd_ros.training.data import FREE_WAYS, Frame, Frames
 from dsd_ros.training.devices import CPU, Feeder, torch_device
 from dsd_ros.training.distil import teacher
 from dsd_ros.training.goal_heads import GoalHeads
@@ -71,7 +71,10 @@ class Watched(TorchFunctionMode):
 def frames() -> Frames:
     things = [("chair", "red", 0.3, 1.0, 400), ("box", "blue", 0.7, 2.0, 300)]
     said = "The red chair is left; fine, the way is open. Action: forward 75 cm"
-    labels = [Frame(n, (0.0, 0.0, 0.0), things, [("red chair", said)]) for n in range(6)]
+    labels = [
+        Frame(n, (0.0, 0.0, 0.0), things, [("red chair", said)], free=[1.0] * FREE_WAYS)
+        for n in range(6)
+    ]
     return Frames(np.zeros((6, 112, 168, 3), np.uint8), labels)
 
 

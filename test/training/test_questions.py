@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dsd_ros.training.architecture import IMAGE_TOKENS
-from dsd_ros.training.batches import EOS, IMAGE, Ragged
+from dsd_ros.training.batches import EOS, IMAGE, Ragged, token_weights
 from dsd_ros.training.data import Frame
 from dsd_ros.training.questions import ACTIONS, CAPTION, Mixer, Prompts, Questions, prompt_with_past
 from dsd_ros.training.text import all_instructions, instruction_for, prompt_ids, train_tokenizer
@@ -94,9 +94,36 @@ def test_a_batch_asks_what_the_expert_answers_and_marks_where(tokenizer) -> None
         first = int(batch.image_at[n])
         assert (batch.ids[n, first : first + IMAGE_TOKENS] == IMAGE).all()
     assert 3 < captions < 30
-    # Tokens of the action cost more than those of the clause in between, and goal heads read them.
-    assert sorted({round(weight, 3) for weight in batch.weights.tolist()}) == [0.4, 1.0, 2.0]
+    # Tokens of goal, plan and action cost more than those of the clause in between, and goal heads read them.
+    assert sorted({round(weight, 3) for weight in batch.weights.tolist()}) == [0.4, 1.0, 2.0, 3.0]
     assert set(batch.telling.tolist()) <= set(batch.wanted.tolist())
+
+
+@pytest.mark.parametrize(
+    ("reply", "cheap"),
+    [
+        (
+            "The red box is on the left, 1.4 m away; with the blue can left of it and level, the blue can is in the "
+            "way, so I go round its right. Action: turn right 30 degrees",
+            "; with the blue can left of it and level,",
+        ),
+        ("The red box is far left, 1.4 m away; nothing else is near it, I turn left. Action: turn left 45 degrees",
+         "; nothing else is near it,"),
+        ("No red box in view, only a red can on the left, so I look around. Action: turn left 45 degrees",
+         ", only a red can on the left, so I look around. Action"),
+    ],
+)  # fmt: skip
+def test_the_plan_costs_most_and_what_else_is_there_least(tokenizer, reply, cheap) -> None:
+    ids = tokenizer.encode(reply, add_special_tokens=False).ids
+    marks = tuple(tokenizer.encode(m, add_special_tokens=False).ids[0] for m in (";", ",", " Action"))
+    weights = token_weights(np.array([ids]), np.ones((1, len(ids)), bool), marks)
+    groups = {
+        weight: tokenizer.decode([i for i, w in zip(ids, weights, strict=True) if w == weight])
+        for weight in np.unique(weights)
+    }
+    before, behind = reply.split(cheap)
+    least, goal, plan = (groups[weight].strip() for weight in sorted(groups))
+    assert (goal, least, plan) == (before, cheap.strip(), behind.strip())
 
 
 def test_a_history_shows_earlier_pictures_oldest_first_and_lets_a_search_end(tokenizer) -> None:

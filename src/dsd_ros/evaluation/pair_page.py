@@ -128,7 +128,7 @@ def _beginning(figures: Figures, command: str) -> list[str]:
         f"of {sizes}, on {figures['machine']}.",
         f"{figures['scenes']} scenes and {seeds} runs (seeds {first} and up) of each situation, "
         f"of the {figures['split']} split",
-        f"(each has rooms, looks and targets of its own); greedy decoding, {how}; at most "
+        f"(each has rooms, looks, phrasings and pairs of look-alikes of its own); greedy decoding, {how}; at most "
         f"{figures['max_steps']} actions a run.",
         "In brackets 95 % confidence intervals: Wilson's of shares, the bootstrap's of ratios. The same command",
         "measures any other Qwen2-VL with `--target DIR --draft DIR`, or one alone with `--no-draft`.",

@@ -1,6 +1,6 @@
 """Worlds of a situation and a split: what training, validation and test are made of. Pure numpy.
 
-Each split has layouts, looks and target names (colour and kind) of its own. Every layout is one that the guide
+Each split has layouts, looks and combinations of look-alikes of its own. Every layout is one that the guide
 (guide.py) solves from what the front camera shows, one picture at a time.
 """
 
@@ -29,16 +29,10 @@ from .world import (
     against_wall,
 )  # fmt: skip
 
-__all__ = ["HELD_OUT", "Situation", "Split", "names_in", "target_names", "two_of", "world_of"]
+__all__ = ["NAMES", "Situation", "Split", "may_meet", "split_of_pair", "two_of", "world_of"]
 
-# Names that training never shows or speaks of: each split's targets are its own.
-HELD_OUT: dict[Split, tuple[str, ...]] = {
-    Split.VALIDATION: ("red ball", "blue can", "silver chair", "orange box", "black bottle"),
-    Split.TEST: (
-        "red can", "green chair", "blue bottle", "yellow ball", "silver box", "white chair",
-        "black can", "orange ball",
-    ),
-}  # fmt: skip
+NAMES = tuple(f"{colour} {kind}" for colour in COLOURS for kind in KINDS)
+_PARTS = 5  # one in five pairs of look-alikes is validation's, one the test's
 
 _TRIES = 4000  # layouts of a seed before it is given up
 _EASY = 150  # pixels that a target in view shows at least
@@ -76,22 +70,24 @@ _NOISY = {
 
 
 @cache
-def target_names(split: Split) -> tuple[str, ...]:
-    """What a split's worlds ask for, "colour kind"; no two splits have one in common."""
-    if split is not Split.TRAINING:
-        return HELD_OUT[split]
-    held = {name for names in HELD_OUT.values() for name in names}
-    every = (f"{colour} {kind}" for colour in COLOURS for kind in KINDS)
-    return tuple(name for name in every if name not in held)
+def split_of_pair(one: str, other: str) -> Split | None:
+    """The split that two look-alikes (of one kind or one colour) are kept for; None of other things.
+
+    Validation and test show look-alikes together that training never does, as "red can" and "red ball".
+    """
+    (colour, kind), (colour2, kind2) = one.split(), other.split()
+    if (colour == colour2) == (kind == kind2):
+        return None
+    if kind == kind2:
+        number = COLOURS.index(colour) + COLOURS.index(colour2) + KINDS.index(kind)
+    else:
+        number = KINDS.index(kind) + KINDS.index(kind2) + COLOURS.index(colour)
+    return {0: Split.VALIDATION, 1: Split.TEST}.get(number % _PARTS, Split.TRAINING)
 
 
-@cache
-def names_in(split: Split | None) -> tuple[str, ...]:
-    """What may stand in a split's worlds: its own targets and training's; everything for None."""
-    if split is None:
-        return tuple(f"{colour} {kind}" for colour in COLOURS for kind in KINDS)
-    own = target_names(split)
-    return own if split is Split.TRAINING else (*target_names(Split.TRAINING), *own)
+def may_meet(split: Split | None, one: str, other: str) -> bool:
+    """Whether two things may stand in one room of a split (None: of none), or one be asked for beside the other."""
+    return split is None or split_of_pair(one, other) in (None, Split.TRAINING, split)
 
 
 def world_of(seed: int, situation: Situation, split: Split) -> World:
@@ -103,7 +99,7 @@ def world_of(seed: int, situation: Situation, split: Split) -> World:
         raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
     situation, split = Situation(situation), Split(split)
     rng = np.random.default_rng([seed, 26, split.number, situation.number])
-    name = _one(rng, target_names(split))
+    name = _one(rng, NAMES)
     which = _one(rng, tuple(WHICH)) if situation is Situation.TWO else ""
     return _found(seed, rng, situation, name, which, split)
 
@@ -128,7 +124,7 @@ def _found(
     split: Split | None,
 ) -> World:
     for _ in range(_TRIES):
-        room = _Room(rng, situation, name, names_in(split))
+        room = _Room(rng, situation, name, split)
         layout = room.layout(which)
         if layout is None:
             continue
@@ -143,9 +139,9 @@ class _Room:
     """A room being furnished for a situation."""
 
     def __init__(
-        self, rng: np.random.Generator, situation: Situation, name: str, names: tuple[str, ...]
+        self, rng: np.random.Generator, situation: Situation, name: str, split: Split | None
     ) -> None:
-        self.rng, self.situation, self.name, self.names = rng, situation, name, names
+        self.rng, self.situation, self.name, self.split = rng, situation, name, split
         self.half_x, self.half_y = (float(half) for half in rng.uniform(2.0, 3.0, size=2))
         self.x = float(rng.uniform(-self.half_x + 0.6, self.half_x - 0.6))
         self.y = float(rng.uniform(-self.half_y + 0.6, self.half_y - 0.6))
@@ -171,16 +167,16 @@ class _Room:
             return None
         if self.situation is Situation.HIDDEN and not self._put_before(target):
             return None
-        alike = [n for n in self.names if n != self.name and n.endswith(f" {kind}")]
-        alike_by_colour = [n for n in self.names if n != self.name and n.startswith(f"{colour} ")]
-        for some in (alike, alike_by_colour):
-            other = _one(self.rng, some)
+        for shared in (kind, colour):
+            other = _one(self.rng, self._look_alikes(shared))
             if self.rng.random() < 0.8:
                 self._put_in_view(other, 0.9, 3.4)
             else:
                 self._put_anywhere(other)
+        if self._lacks_its_pair():
+            return None
         for _ in range(int(self.rng.integers(1, 5))):
-            other = _one(self.rng, self.names)
+            other = _one(self.rng, self._welcome())
             if other != self.name and all(t.name != other for t in self.things):
                 self._put_anywhere(other)
         if len(self.things) < 3:
@@ -202,6 +198,22 @@ class _Room:
             which=which,
             missing="" if here else self.name,
         )
+
+    def _welcome(self) -> list[str]:
+        """Names that may stand here, by the split."""
+        here = (self.name, *(thing.name for thing in self.things))
+        return [name for name in NAMES if all(may_meet(self.split, name, one) for one in here)]
+
+    def _look_alikes(self, shared: str) -> list[str]:
+        """Of them those that share the goal's kind or colour: pairs of this split's own, where there are any."""
+        alike = [n for n in self._welcome() if n != self.name and shared in n.split()]
+        own = [n for n in alike if split_of_pair(self.name, n) is self.split]
+        return own or alike
+
+    def _lacks_its_pair(self) -> bool:
+        """Whether no look-alike here is one that only this split shows beside the goal."""
+        pairs = {split_of_pair(self.name, thing.name) for thing in self.things}
+        return self.split is not None and self.split not in pairs
 
     def _at(self, distance: float, direction: float) -> tuple[float, float]:
         return (
@@ -246,8 +258,8 @@ class _Room:
 
     def _put_before(self, target: Thing) -> bool:
         """Stand something that covers a part of the target as seen from the start."""
-        kinds = [n for n in self.names if n != self.name and not n.endswith((" bottle", " can"))]
-        name = _one(self.rng, kinds)
+        large = [n for n in self._welcome() if not n.endswith((" bottle", " can"))]
+        name = _one(self.rng, [n for n in large if n != self.name])
         radius = RADIUS[name.split()[1]]
         for _ in range(10):
             share = float(self.rng.uniform(0.45, 0.85))

@@ -110,19 +110,22 @@ def assemble(
 def token_weights(
     ids: np.ndarray, inside: np.ndarray, marks: tuple[int, int, int] = (-1, -1, -1)
 ) -> np.ndarray:
-    """What errors in replies cost, flat over `inside`: most where the goal is and in the action.
+    """What errors in replies cost, flat over `inside`: most where the goal is, in the plan and in the action.
 
     `ids` and `inside` (True at a reply's tokens) are (N, length); `marks` are the ids of ";", "," and
-    " Action". The clause on the other things, between the first mark and the action, is the hardest to
-    get right and matters least; at full weight its noise drowns what steers the robot.
+    " Action". The clause on the other things, from the first mark to the next comma (without ";": to the action),
+    is the hardest to get right and matters least; at full weight its noise drowns what steers the robot. The plan
+    behind it ("the box is in the way, so I go round its right") settles the action.
     """
     semicolon, comma, action = ((ids == mark) & inside for mark in marks)
     told, marked = action.any(1), semicolon.any(1)
     last = action.argmax(1)
     first = np.where(marked, semicolon.argmax(1), np.where(comma.any(1), comma.argmax(1), last))
     place = np.arange(ids.shape[1])[None]
-    outside = (place < first[:, None]) | (place > last[:, None])
-    weights = np.where(outside, 2.0, 0.4).astype(np.float32)
+    plan = comma & (place > first[:, None]) & marked[:, None]
+    end = np.where(plan.any(1), plan.argmax(1), last)
+    weights = np.where(place < first[:, None], 2.0, 0.4).astype(np.float32)
+    weights[place > end[:, None]] = 3.0
     weights[~told] = 1.0
     found: np.ndarray = weights[inside]
     return found

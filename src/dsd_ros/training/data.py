@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dsd_ros.robot.guide import View, full_round, split_goal
+from dsd_ros.robot.guide import View, free_way, full_round, split_goal
 from dsd_ros.robot.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.scene import build_mjcf
+from dsd_ros.robot.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.situations import Situation, Split, names_in, world_of
+from dsd_ros.robot.situations import Situation, Split, may_meet, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
 
 from .expert import reply
+from .frames import FREE_WAYS as FREE_WAYS
 from .frames import MODEL_HEIGHT as MODEL_HEIGHT
 from .frames import MODEL_WIDTH as MODEL_WIDTH
 from .frames import Frame as Frame
@@ -39,7 +40,7 @@ SPLIT_SEEDS = {
     Split.VALIDATION: VALIDATION_SEEDS,
     Split.TEST: range(3_000_000, 3_100_000),
 }
-# Situations of consecutive seeds: 6 plain, 3 search, 3 hidden, 5 two and 3 absent of 20.
+# Situations of consecutive seeds: 4 plain, 3 search, 6 hidden, 4 two and 3 absent of 20. Ways round things differ most.
 _MIX = tuple(
     {
         "p": Situation.PLAIN,
@@ -48,7 +49,7 @@ _MIX = tuple(
         "t": Situation.TWO,
         "a": Situation.ABSENT,
     }[c]
-    for c in "ptshptaptshptaptshpa"
+    for c in "phshtaptshhtapthshpa"
 )
 
 FRAMES_PER_WORLD = 16
@@ -72,7 +73,8 @@ def label(
 ) -> Frame:
     """Labels of a view: every visible thing as goal (and `own`, the first), and some that are not in view.
 
-    Names are those of the world's split. `searched`: `own` was in none of the pictures of a full round.
+    No goal is asked for beside a look-alike that the world's split keeps from it. `searched`: `own` was in none of
+    the pictures of a full round.
     """
     world = view.world
     things = []
@@ -90,8 +92,16 @@ def label(
     replies = [(goal, reply(view, goal, searched and goal == own)) for goal in goals]
     return Frame(
         world.seed, view.pose, things, replies, world.situation, world.camera,
-        [view.bearing(index) for index in view.pixels], searched=searched,
+        [view.bearing(index) for index in view.pixels], searched=searched, free=free_ways(view),
     )  # fmt: skip
+
+
+def free_ways(view: View) -> list[float]:
+    """Metres that the robot could go towards each of FREE_WAYS parts of the picture's width, from the left edge on."""
+    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
+    places = ((part + 0.5) / FREE_WAYS for part in range(FREE_WAYS))
+    headings = (math.atan((0.5 - place) * MODEL_WIDTH / focal) for place in places)
+    return [round(free_way(view, heading, None)[0], 2) for heading in headings]
 
 
 def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:
@@ -114,8 +124,8 @@ def _not_in_view(
     view: View, seen: list[str], own: str | None, rng: np.random.Generator
 ) -> list[str]:
     """Two goals that a view does not show; look-alikes of what it shows are the hardest."""
-    look = view.world.look
-    known = names_in(look.split if look is not None else None)
+    look, present = view.world.look, {thing.name for thing in view.world.things}
+    split = None if look is None else look.split
     taken = {*seen, own} if own is None else {*seen, split_goal(own)[1]}
     absent = [t.name for t in view.world.things if t.name not in taken]
     for _ in range(8):
@@ -128,7 +138,7 @@ def _not_in_view(
         else:
             colour, kind = str(rng.choice(COLOURS)), str(rng.choice(KINDS))
         name = f"{colour} {kind}"
-        if name not in taken and name in known:
+        if name not in taken and all(may_meet(split, name, one) for one in present):
             absent.append(name)
     chosen = list(dict.fromkeys(rng.permutation(absent).tolist()))[:2]
     if look is None:

@@ -14,7 +14,8 @@ from dsd_ros.robot.guide import split_goal
 from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
 
 MODEL_WIDTH, MODEL_HEIGHT = 168, 112  # the picture as the models see it
-SHARD_VERSION = 2
+FREE_WAYS = 24  # parts of the picture's width towards which the free way is labelled
+SHARD_VERSION = 3
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Frame:
     bearings: list[float] = field(
         default_factory=list
     )  # of the things from the base's centre, radians
+    free: list[float] = field(default_factory=list)  # metres ahead towards each of FREE_WAYS parts
     before: str = ""  # the action that led here from the row before; "": that one is another run's
     searched: bool = (
         False  # the first reply knows of a full round without its goal, which one picture cannot

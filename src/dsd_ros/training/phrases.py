@@ -164,10 +164,9 @@ def fill(template: str, name: str) -> str:
 
 
 def all_instructions() -> list[str]:
-    """Training's templates with training's names, for the tokenizer's training."""
-    from dsd_ros.robot.situations import target_names
+    """Training's templates with all names, for the tokenizer's training."""
+    from dsd_ros.robot.situations import NAMES as names
 
-    names = target_names(Split.TRAINING)
     words = WORDINGS[Split.TRAINING]
     texts = [_PLAIN.format(name) for name in names]
     for number, intent in enumerate(INTENTS):

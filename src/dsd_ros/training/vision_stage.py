@@ -2,8 +2,8 @@
 
 A picture's width is cut into 24 columns, four to each column of image tokens. Every column gets a
 vector from the four image tokens above each other there (no position of its own), and from it: what
-kind and colour stands there, how far, and which turn would face it. A question "colour kind" is
-compared with all the columns' vectors and must pick the right one, or "not here".
+kind and colour stands there, how far, which turn would face it, and how far the robot could go that
+way. A question "colour kind" is compared with all the columns' vectors and must pick the right one, or "not here".
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_FOVY
 from dsd_ros.robot.world import COLOURS, KINDS, RADIUS, ROBOT_RADIUS
 
 from .architecture import COLUMNS, ROWS
-from .data import MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
+from .data import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
 from .devices import CPU, moved
 from .forward import tower_forward
 from .stages import Losses, Report, Stage, run_stage
 
-SLOTS = 4  # columns of an image token
+SLOTS = FREE_WAYS // COLUMNS  # columns of an image token
 BINS = COLUMNS * SLOTS
 GAPS = 20
 TURNS = 7
+FREE = (0.3, 0.5, 0.7, 0.9, 1.2, 1.6, 2.2)  # metres between the classes of a free way
 _WIDTH = 64
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
 
 
 @dataclass
 class Labels:
-    """Per picture and column: kind, colour, gap and turn class (-1 where nothing stands)."""
+    """Per picture and column: kind, colour, gap and turn class (-1 where nothing stands), and free way."""
 
     kind: torch.Tensor  # (N, BINS), 0 = nothing
     colour: torch.Tensor
     gap: torch.Tensor
     turn: torch.Tensor
+    free: torch.Tensor
     place: torch.Tensor  # (N, 40): a named thing's column, BINS: not in view, -1: there are several
 
     def to(self, device: torch.device) -> Labels:
@@ -63,6 +65,7 @@ class Heads(nn.Module):
         self.colour = nn.Linear(_WIDTH, len(COLOURS) + 1)
         self.gap = nn.Linear(_WIDTH, GAPS)
         self.turn = nn.Linear(_WIDTH, TURNS)
+        self.free = nn.Linear(_WIDTH, len(FREE) + 1)
         self.question = nn.Linear(_WIDTH, _WIDTH)
         self.by_kind = nn.Embedding(len(KINDS), _WIDTH)
         self.by_colour = nn.Embedding(len(COLOURS), _WIDTH)
@@ -82,6 +85,7 @@ class Heads(nn.Module):
             "colour": self.colour(active),
             "gap": self.gap(active),
             "turn": self.turn(active),
+            "free": self.free(active),
             "place": torch.cat([scores / 4.0, absent], dim=-1),
         }
 
@@ -93,6 +97,7 @@ def make_labels(labels: Sequence[Frame]) -> Labels:
     colour = np.zeros((count, BINS), np.int64)
     gap = np.full((count, BINS), -1, np.int64)
     turn = np.full((count, BINS), -1, np.int64)
+    free = np.array([frame.free for frame in labels]).reshape(count, BINS)
     place = np.full((count, len(_NAMES)), BINS, np.int64)
     pixels_at = np.zeros((count, BINS), np.int64)
     for n, frame in enumerate(labels):
@@ -107,7 +112,8 @@ def make_labels(labels: Sequence[Frame]) -> Labels:
             colour[n, b] = 1 + COLOURS.index(hue)
             gap[n, b] = far
             turn[n, b] = facing
-    return Labels(*(torch.from_numpy(a) for a in (kind, colour, gap, turn, place)))
+    classes = np.digitize(free, FREE)
+    return Labels(*(torch.from_numpy(a) for a in (kind, colour, gap, turn, classes, place)))
 
 
 def thing_classes(frame: Frame, index: int) -> tuple[int, int, int]:
@@ -153,6 +159,9 @@ def loss_of(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) ->
         logits = out[name].float().flatten(0, 1)
         each = functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
         total = total + 0.5 * each / (target >= 0).sum().clamp(min=1)
+    total = total + functional.cross_entropy(
+        out["free"].float().flatten(0, 1), labels.free[rows].flatten()
+    )
     place = labels.place[rows].flatten()
     each = functional.cross_entropy(
         out["place"].float().flatten(0, 1), place, ignore_index=-1, reduction="none"
@@ -180,13 +189,15 @@ def mirrored(labels: Labels) -> Labels:
     turn = torch.where(labels.turn >= 0, TURNS - 1 - labels.turn, labels.turn).flip(1)
     here = (labels.place >= 0) & (labels.place < BINS)
     place = torch.where(here, BINS - 1 - labels.place, labels.place)
-    return Labels(labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, place)
+    return Labels(
+        labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, labels.free.flip(1), place
+    )  # fmt: skip
 
 
 @torch.inference_mode()
 def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dict[str, float]:
     """Shares right on pictures: the place within one column, absence, turn of what is there."""
-    near = there = quiet = away = turned = things = 0
+    near = there = quiet = away = turned = things = clear = ways = 0
     device = labels.place.device
     for first in range(0, len(images), 128):
         some = moved(images[first : first + 128], device)
@@ -201,7 +212,11 @@ def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dic
         turn = labels.turn[rows]
         turned += int((out["turn"].argmax(-1) == turn)[turn >= 0].sum())
         things += int((turn >= 0).sum())
-    return {"place": near / there, "absent": quiet / away, "turn": turned / things}
+        clear += int((out["free"].argmax(-1) == labels.free[rows]).sum())
+        ways += labels.free[rows].numel()
+    return {
+        "place": near / there, "absent": quiet / away, "turn": turned / things, "free": clear / ways
+    }  # fmt: skip
 
 
 @dataclass

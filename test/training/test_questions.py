@@ -115,7 +115,9 @@ def test_a_batch_asks_what_the_expert_answers_and_marks_where(tokenizer) -> None
 )  # fmt: skip
 def test_the_plan_costs_most_and_what_else_is_there_least(tokenizer, reply, cheap) -> None:
     ids = tokenizer.encode(reply, add_special_tokens=False).ids
-    marks = tuple(tokenizer.encode(m, add_special_tokens=False).ids[0] for m in (";", ",", " Action"))
+    marks = tuple(
+        tokenizer.encode(m, add_special_tokens=False).ids[0] for m in (";", ",", " Action")
+    )
     weights = token_weights(np.array([ids]), np.ones((1, len(ids)), bool), marks)
     groups = {
         weight: tokenizer.decode([i for i, w in zip(ids, weights, strict=True) if w == weight])

@@ -76,16 +76,15 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
 
 
 def start_views(group: ProcessGroup) -> list[Child]:
-    """The processes of both views."""
+    """The processes of both views, the page given as many pictures as RViz."""
     starts = [
         start
         for start in plan("demo", {"visual": "true", "view": "true"})
         if start.entry.executable in _VIEWS
     ]
-    ports = {"web_port": "0", "data_port": "0"}
+    own = {"web_port": "0", "data_port": "0", "rate": RATE}
     return [
-        group.start_node(replace(start, parameters={**start.parameters, **ports}))
-        for start in starts
+        group.start_node(replace(start, parameters={**start.parameters, **own})) for start in starts
     ]
 
 

@@ -11,7 +11,14 @@ from tiny_text import make_tiny_text
 from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.rag.answers import AnswerCancelled, AnswerLate, AnswerRefused
-from dsd_ros.rag.baseline_service import WANTED, BaselineService, pack_document, unpack_document
+from dsd_ros.rag.baseline_service import (
+    COLLECT,
+    SEQUENCE,
+    WANTED,
+    BaselineService,
+    pack_document,
+    unpack_document,
+)
 from dsd_ros.rag.baselines import BaselineSession, open_session
 from dsd_ros.rag.methods import METHODS, OF_AN_ORDINARY_CLOUD
 from dsd_ros.rag.mixture import LocalMixture
@@ -151,8 +158,8 @@ def test_whole_sequences_are_put_together_position_by_position(settings, evidenc
     assert answer.tokens == expected
     sent = [message for message in channel.down if isinstance(message, m.Proposal)]
     assert len(sent) == settings.max_tokens and all(proposal.evidence for proposal in sent)
-    # A question, and nothing else, goes up: no verdict, and so no word of the device's side.
-    assert [type(message) for message in channel.up] == [m.Question]
+    # The question, and that it is time, go up: no verdict, and so no word of the device's side.
+    assert [message.schedule for message in channel.up] == [SEQUENCE, COLLECT]
     assert expected != by_hand(sides, settings, both), "nothing here told the two apart"
 
 
@@ -231,6 +238,38 @@ def test_an_ordinary_cloud_gives_no_document_away():
             channel.send(question)
             reply = channel.receive(5)
             assert isinstance(reply, m.QuestionReply) and wanted in reply.error
+
+
+def test_a_whole_answer_is_collected_once_and_kept_for_nobody_else():
+    def question(ask: int, schedule: str) -> m.Question:
+        return m.Question(
+            ask, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION, 2, 0.0, 0, 1,
+            "shared", "sparse", 16, 4, 8, 0, schedule, "device",
+        )  # fmt: skip
+
+    def heard(channel) -> list[str]:
+        found = []
+        while not found or found[-1] == "Proposal":
+            try:
+                found.append(type(channel.receive(1.0)).__name__)
+            except LinkTimeout:
+                break
+        return found
+
+    service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
+    with service, Heard(service) as channel, Heard(service) as stranger:
+        channel.send(question(1, SEQUENCE))
+        assert heard(channel) == ["QuestionReply"]
+        stranger.send(question(1, COLLECT))
+        assert heard(stranger) == ["QuestionEnd"]
+        channel.send(question(2, COLLECT))  # another question than the one answered
+        assert heard(channel) == ["QuestionEnd"]
+        channel.send(question(3, SEQUENCE))
+        channel.send(question(3, COLLECT))
+        assert channel.receive(5.0).error == ""
+        assert heard(channel) == ["Proposal"] * 4
+        channel.send(question(3, COLLECT))
+        assert heard(channel) == ["QuestionEnd"]
 
 
 def test_what_cannot_be_done_is_said():

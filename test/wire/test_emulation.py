@@ -9,7 +9,7 @@ import pytest
 
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.emulation import EmulatedChannel, LinkProfile
+from dsd_ros.wire.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile, SlowStart
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Outcome, Refusal, SessionClose, SessionRequest
 from dsd_ros.wire.websocket_client import WebsocketChannel
@@ -67,6 +67,50 @@ def until(condition) -> None:
             return
         time.sleep(0.005)
     pytest.fail("it did not happen within ten seconds")
+
+
+def test_what_is_large_leaves_in_windows_that_double():
+    window, trip = SlowStart(14_600, 0.3, 0.0), 0.3
+    # 14.6, 29.2, 58.4 kB, each a round trip behind the other.
+    assert window.left(14_600, 10.0) == 10.0
+    assert window.left(29_200, 10.0) == pytest.approx(10.0 + trip)
+    assert window.left(58_401, 10.0) == pytest.approx(10.0 + 3 * trip)  # a byte too many
+    assert SlowStart(14_600, 0.3, 0.0).left(15 * 14_600, 0.0) == pytest.approx(3 * trip)
+
+
+def test_a_window_that_is_open_stays_so_until_nothing_is_sent():
+    window, trip = SlowStart(14_600, 0.1, 0.0), 0.1
+    opened = window.left(500_000, 0.0)
+    again = opened + 1.5 * trip
+    assert window.left(250_000, again) == again
+    idle = again + 2.5 * trip
+    assert window.left(14_600, idle) == idle and window.left(1, idle) == pytest.approx(idle + trip)
+
+
+def test_a_full_window_is_no_faster_than_the_rate():
+    rate, size = 8e6, 3_000_000
+    alone = SlowStart(1 << 30, 0.2, rate).left(size, 5.0)
+    assert alone == pytest.approx(5.0 + 8.0 * size / rate)
+    started = SlowStart(INITIAL_WINDOW, 0.2, rate).left(size, 5.0)
+    # What a trip holds at this rate, 200 kB, is reached behind four of them, in which 219 kB leave.
+    assert started == pytest.approx(alone + 4 * 0.2 - 0.219, abs=0.01)
+    assert SlowStart(INITIAL_WINDOW, 0.0, rate).left(size, 5.0) == pytest.approx(alone)
+
+
+def test_a_channel_carries_as_tcp_where_it_is_asked_to():
+    profile = LinkProfile(delay_up_s=0.02, delay_down_s=0.02)
+    taken = []
+    for window in (0, INITIAL_WINDOW):
+        pipe = Pipe()
+        with EmulatedChannel(pipe, profile, window_bytes=window) as channel:
+            message = Refusal(SESSION, 1, 1, "busy", "x" * 60_000)
+            began = time.monotonic()
+            channel.send(message)
+            until(lambda pipe=pipe: pipe.sent)
+            taken.append(pipe.times[0] - began)
+    assert taken[1] >= 0.02 + 2 * 0.04 and taken[1] > taken[0]
+    with pytest.raises(ValueError, match="window_bytes is 100; use 0"):
+        EmulatedChannel(Pipe(), profile, window_bytes=100)
 
 
 def test_a_message_takes_at_least_its_delay_each_way():

@@ -34,6 +34,12 @@ def add_dragon(benches: Any) -> None:
         ("--documents", 2, "N", "documents of each side"),
         ("--max-tokens", 20, "N", "tokens of an answer"),
         ("--seed", 0, "N", "of the sampled variants"),
+        (
+            "--window-bytes",
+            14_600,
+            "BYTES",
+            "what the link's TCP sends before the first acknowledgement, doubled each round trip; 0: everything",
+        ),
     ):
         dragon.add_argument(
             flag, type=int, default=default, metavar=unit, help=f"{said} (default: %(default)s)"
@@ -118,6 +124,7 @@ def _bench_dragon(args: argparse.Namespace) -> int:
         trips_ms=_numbers(args.trips, "--trips", float),
         mbps=args.mbps,
         narrow_mbps=args.narrow_mbps,
+        window_bytes=args.window_bytes,
         device_ms=args.device_ms,
         cloud_ms=args.cloud_ms,
         device_read_ms=args.device_read_ms,

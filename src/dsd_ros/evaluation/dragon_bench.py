@@ -2,8 +2,8 @@
 
 As section 7.3 of DRAGON: the best two passages of at most 64 tokens on each side, 20 tokens of answer, 0 to 300 ms
 of round trip with a jitter of one fifth. Sessions, services, messages and what the models say are the real ones; the
-link is emulated and the models' times are given (``recorded``). Which documents are in a store beforehand is known,
-so their keys and values are there before a question is asked, save where they have to travel.
+link is emulated, carrying as TCP does, and the models' times are given (``recorded``). Which documents are in a
+store beforehand is known, so their keys and values are there before a question is asked, save where they have to travel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.rag.state import own_choice
 from dsd_ros.vlm.pace import Pace
 from dsd_ros.vlm.transfer import pack_sequence
-from dsd_ros.wire.emulation import EmulatedChannel, LinkProfile
+from dsd_ros.wire.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
 from dsd_ros.wire.local import LocalChannel
 
 PASSAGE_TOKENS = 64
@@ -82,6 +82,7 @@ class Bench:
     trips_ms: tuple[float, ...] = (0.0, 100.0, 200.0, 300.0)
     mbps: float = 40.0
     narrow_mbps: float = 5.0
+    window_bytes: int = INITIAL_WINDOW
     device_ms: float = 80.0
     cloud_ms: float = 25.0
     device_read_ms: float = 10.0
@@ -104,6 +105,8 @@ class Bench:
             value = getattr(self, name)
             if not (math.isfinite(value) and (value == 0.0 or 0.01 <= value <= 1e6)):
                 raise BenchError(f"{name} is {value}; use 0.01 to 1000000 Mbit/s, or 0: unlimited")
+        if self.window_bytes != 0 and not 1460 <= self.window_bytes <= 1 << 30:
+            raise BenchError(f"window-bytes is {self.window_bytes}; use 1460 or more, or 0: none")
         if not 0.1 <= self.time_scale <= 100.0:
             raise BenchError(f"time-scale is {self.time_scale}; use 0.1 to 100")
         if not 2 <= self.max_tokens <= 64 or not 1 <= self.documents <= 16:
@@ -229,7 +232,9 @@ def answer_to(
         kept = _copied(device, question, bench.documents)
     with (
         service,
-        EmulatedChannel(LocalChannel(service), link.stretched(bench.time_scale), seed) as channel,
+        EmulatedChannel(
+            LocalChannel(service), link.stretched(bench.time_scale), seed, bench.window_bytes
+        ) as channel,
         open_session(
             variant.method, channel, device.model, device.passages, settings, kept=kept
         ) as session,

@@ -41,10 +41,11 @@ _log = logging.getLogger(__name__)
 # What a Question's ``schedule`` asks for.
 MIXED = "alone"  # an answer from the cloud's documents, a Proposal with nothing but its token each
 TOGETHER = "alone-in-one-prompt"  # likewise, the documents one behind the other in one prompt
-SEQUENCE = "sequence"  # a whole answer, of which all Proposals are sent once it is made
+SEQUENCE = "sequence"  # a whole answer, which is made and kept
+COLLECT = "collect"  # all Proposals of the answer that was made for this question
 TEXTS = "documents"  # the documents, a Proposal each with ``pack_document`` as its evidence
 KEYS = "documents-and-keys"  # likewise, with keys and values
-WANTED = (MIXED, TOGETHER, SEQUENCE, TEXTS, KEYS)
+WANTED = (MIXED, TOGETHER, SEQUENCE, COLLECT, TEXTS, KEYS)
 _WAITING = 64
 _DIGEST_BYTES = 8
 
@@ -147,6 +148,7 @@ class BaselineService:
         self._waiting: deque[_Asked] = deque()
         self._current: _Asked | None = None
         self._closing = False
+        self._made: dict[Hashable, list[Proposal]] = {}  # a peer's newest whole answer
         self._worker = threading.Thread(target=self._work_all, name="baselines", daemon=True)
         self._worker.start()
 
@@ -171,6 +173,7 @@ class BaselineService:
         """The peer's link is down: its questions end here."""
         with self._wake:
             self._stop(lambda asked: asked.peer == peer)
+            self._made.pop(peer, None)
 
     def close(self, timeout: float = 1.0) -> bool:
         """End all questions and the thread; False if that still runs after ``timeout`` seconds."""
@@ -226,6 +229,9 @@ class BaselineService:
         name = name_of(model)
         if error:
             asked.reply(QuestionReply(question.ask, question.attempt, error, *name, 0))
+            return
+        if question.schedule == COLLECT:
+            self._send_made(asked)
             return
         count = question.documents
         documents = self._retriever.retrieve(question.text, count) if count else []
@@ -283,6 +289,17 @@ class BaselineService:
             )  # fmt: skip
             if question.schedule != SEQUENCE:
                 asked.reply(made[-1])
-        if question.schedule == SEQUENCE:
-            for proposal in made:
-                asked.reply(proposal)
+        with self._wake:
+            if question.schedule == SEQUENCE and not asked.stopped:
+                self._made[asked.peer] = made
+
+    def _send_made(self, asked: _Asked) -> None:
+        question = asked.question
+        with self._wake:
+            made = self._made.pop(asked.peer, [])
+        if not made or made[0].ask != question.ask:
+            sentence = f"no answer was made for this question; ask for its {SEQUENCE} first"
+            asked.reply(end_of(question, EndCode.BAD_QUESTION, sentence))
+            return
+        for proposal in made:
+            asked.reply(proposal)

@@ -8,9 +8,10 @@ drcg-text   the cloud's documents travel as text; the device reads both sides' i
 drcg-kv     they travel with their keys and values; the device mixes both sides' documents. Keys and values that were
             computed apart only fit sequences of their own, so that this one has dragon's distribution, not drcg-text's
 drdg-tw     dragon without speculation: the sides go in step, one token a round trip
-drdg-sw     each side makes a whole answer alone, all of the cloud's distributions travel once that is done, and the
-            two of a position are aggregated. Not exact: behind the first token on which the sides differ, each stands
-            behind words of its own. DRAGON does not say how it combines them; this is the plain reading.
+drdg-sw     each side makes a whole answer alone; once its own is done the device collects all of the cloud's
+            distributions, and the two of a position are aggregated. Not exact: behind the first token on which the
+            sides differ, each stands behind words of its own. DRAGON does not say how it combines them; this is the
+            plain reading.
 
 No document of the device's ever travels. Where the cloud serves these at all: ``baseline_service``.
 """
@@ -31,6 +32,7 @@ from dsd_ros.rag.answers import Answer, AnswerRefused
 from dsd_ros.rag.asker import Asker
 from dsd_ros.rag.baseline_run import BaselineRun
 from dsd_ros.rag.baseline_service import (
+    COLLECT,
     KEYS,
     MIXED,
     SEQUENCE,
@@ -176,8 +178,9 @@ class BaselineSession(Asker):
         return alone(mixture, chooser(run.question), self.settings.max_tokens, run.eos, run.stopped)
 
     def _sequences(self, run: BaselineRun) -> None:
-        """Both sides' sequences, made at once and put together afterwards."""
+        """Both sides' sequences, made at once, collected and put together afterwards (DRAGON, section 7.3)."""
         ours = [local for _, local, _ in self._own(run, run.own_documents())]
+        run.ask(COLLECT)
         while not run.ended:
             number = len(run.tokens)
             theirs = run.proposal(number) if not run.over(number) else None

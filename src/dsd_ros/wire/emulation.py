@@ -1,8 +1,9 @@
 """A link as slow and as narrow as one wants, put round any channel on this machine.
 
 Per direction a message waits until the link is free, occupies it for its size over the rate, and arrives the
-one-way delay, and some jitter, later. What travels is what the inner channel carries: real messages, the real
-codec, the real verifier.
+one-way delay, and some jitter, later. On request it is carried as by TCP, which sends little of what is large before
+the first acknowledgements are back. What travels is what the inner channel carries: real messages, the real codec,
+the real verifier.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.outbox import Outbox
 
+INITIAL_WINDOW = 14_600  # bytes: ten segments of 1460 (RFC 6928)
+_SEGMENT = 1460  # bytes
+_IDLE_TRIPS = 2.0  # round trips without sending, behind which TCP begins anew
 _POLL_S = 0.05  # how soon a reader of a silent inner channel notices that it should end
 
 
@@ -63,18 +67,65 @@ class LinkProfile:
         )
 
 
+class SlowStart:
+    """TCP's congestion window where nothing is lost (RFC 5681, section 3.1): when bytes leave.
+
+    No more than the window is on its way unacknowledged; it grows by every acknowledged byte, so that it doubles with
+    each round trip, and is at its ``first`` size (bytes) again behind two round trips without sending.
+    """
+
+    def __init__(self, first: int, trip_s: float, rate_bps: float) -> None:
+        self._first, self._trip, self._rate = first, trip_s, rate_bps
+        self._window = first
+        self._under_way: deque[tuple[float, int]] = deque()  # acknowledged when, bytes
+        self._unacknowledged = 0
+        self._last = -math.inf
+
+    def left(self, size: int, at: float) -> float:
+        """When the last of ``size`` bytes has left that were ready at time ``at``, behind those of before."""
+        now = max(at, self._last)
+        self._hear(now)
+        if now - self._last > _IDLE_TRIPS * self._trip:
+            self._window = self._first
+        while size > 0:
+            self._hear(now)
+            some = min(size, _SEGMENT, self._window - self._unacknowledged)
+            if some <= 0:
+                now = self._under_way[0][0]
+                continue
+            now += 8.0 * some / self._rate if self._rate else 0.0
+            self._under_way.append((now + self._trip, some))
+            self._unacknowledged += some
+            size -= some
+        self._last = now
+        return now
+
+    def _hear(self, now: float) -> None:
+        """Take in the acknowledgements that have come."""
+        while self._under_way and self._under_way[0][0] <= now:
+            _, acknowledged = self._under_way.popleft()
+            self._unacknowledged -= acknowledged
+            self._window += acknowledged
+
+
 class _Direction:
     """One way of the link: when a message leaves, and when it arrives. Not locked; its owner is."""
 
-    def __init__(self, delay_s: float, jitter_s: float, rate_bps: float, seed: str) -> None:
+    def __init__(
+        self, delay_s: float, jitter_s: float, rate_bps: float, seed: str,
+        window: SlowStart | None = None,
+    ) -> None:  # fmt: skip
         self.free_at = 0.0
-        self._delay, self._jitter, self._rate = delay_s, jitter_s, rate_bps
+        self._delay, self._jitter, self._rate, self._window = delay_s, jitter_s, rate_bps, window
         self._random = random.Random(seed)
         self._last_arrival = 0.0
 
     def carry(self, size: int, at: float) -> float:
         """Put ``size`` bytes on the link at time ``at`` or when it is free; when they have arrived."""
-        self.free_at = max(at, self.free_at) + (8.0 * size / self._rate if self._rate else 0.0)
+        if self._window is not None:
+            self.free_at = self._window.left(size, max(at, self.free_at))
+        else:
+            self.free_at = max(at, self.free_at) + (8.0 * size / self._rate if self._rate else 0.0)
         arrival = self.free_at + self._delay + self._jitter * self._random.random()
         self._last_arrival = max(arrival, self._last_arrival)
         return self._last_arrival
@@ -86,15 +137,23 @@ class EmulatedChannel:
     The way up is first in, first out. On the way down early outcomes wait for the link in an ``Outbox``, the
     verifier's own queue, so that a final outcome passes them. Bytes are those that went onto the emulated link:
     early outcomes that a final one made needless are not among them. Jitter depends on ``seed`` and the number
-    of the message alone. ``close`` closes ``inner`` too, after handing on what had been sent.
+    of the message alone. ``window_bytes``: TCP's first congestion window, 0: none. ``close`` closes ``inner`` too,
+    after handing on what had been sent. ValueError for a window below a segment of 1460 bytes.
     """
 
-    def __init__(self, inner: Channel, profile: LinkProfile, seed: int = 0) -> None:
+    def __init__(
+        self, inner: Channel, profile: LinkProfile, seed: int = 0, window_bytes: int = 0
+    ) -> None:
+        if window_bytes and window_bytes < _SEGMENT:
+            raise ValueError(
+                f"window_bytes is {window_bytes}; use 0 (none), or {_SEGMENT} bytes or more"
+            )
         self.bytes_up = 0
         self.bytes_down = 0
         self.profile = profile
         self._inner = inner
         self._seed = seed
+        self._window_bytes = window_bytes
         self._connections = 0
         self._wake = threading.Condition()  # guards all below
         self._closed = False
@@ -167,12 +226,19 @@ class EmulatedChannel:
         """A fresh link, nothing under way, and the two threads that work it."""
         self._connections += 1
         seed, profile = f"{self._seed}/{self._connections}", self.profile
+        trip = profile.delay_up_s + profile.delay_down_s
+
+        def window(rate_bps: float) -> SlowStart | None:
+            return SlowStart(self._window_bytes, trip, rate_bps) if self._window_bytes else None
+
         self._up = _Direction(
-            profile.delay_up_s, profile.jitter_s, profile.rate_up_bps, f"{seed}/up"
-        )
+            profile.delay_up_s, profile.jitter_s, profile.rate_up_bps, f"{seed}/up",
+            window(profile.rate_up_bps),
+        )  # fmt: skip
         self._down = _Direction(
-            profile.delay_down_s, profile.jitter_s, profile.rate_down_bps, f"{seed}/down"
-        )
+            profile.delay_down_s, profile.jitter_s, profile.rate_down_bps, f"{seed}/down",
+            window(profile.rate_down_bps),
+        )  # fmt: skip
         self._under_way_up: deque[tuple[float, Message]] = deque()
         self._under_way_down: deque[tuple[float, int, Message]] = deque()
         self._waiting = Outbox()

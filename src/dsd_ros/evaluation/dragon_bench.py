@@ -3,7 +3,7 @@
 As section 7.3 of DRAGON: the best two passages of at most 64 tokens on each side, 20 tokens of answer, 0 to 300 ms
 of round trip with a jitter of one fifth. Sessions, services, messages and what the models say are the real ones; the
 link is emulated, carrying as TCP does, and the models' times are given (``recorded``). Which documents are in a
-store beforehand is known, so their keys and values are there before a question is asked, save where they have to travel.
+store beforehand is known, so that their keys and values are there, save where they have to travel.
 """
 
 from __future__ import annotations

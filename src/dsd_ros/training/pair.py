@@ -118,11 +118,14 @@ class PairTraining:
         torch.manual_seed(settings.seed + 1)
         self.heads = Heads(self.size.width)
         self.goals = GoalHeads(self.size.width)
+        self.small = build_model(self.small_size, settings.seed + 7)
+        torch.manual_seed(settings.seed + 8)
+        self.project = nn.Linear(self.size.width, self.small_size.width)
+        self.small_goals = GoalHeads(self.small_size.width)
         # What the first stage is built upon: another seed or size, or other pictures, begin anew.
         self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
         self.start: dict[str, str] = {}  # digests of the models gone on from
         if settings.start is not None:
-            self.small = build_model(self.small_size)
             for name, model in (("target", self.model), ("draft", self.small)):
                 self.start[name] = load_start(model, settings.start / name)
             self.after = "-".join([self.after, *self.start.values()])
@@ -183,12 +186,7 @@ class PairTraining:
     def draft(self) -> dict[str, Any]:
         """Train the draft on the target's own replies, behind a copy of its tower."""
         s = self.settings
-        if s.start is None:
-            self.small = build_model(self.small_size, s.seed + 7)
-            torch.manual_seed(s.seed + 8)
-            self.project = nn.Linear(self.size.width, self.small_size.width)
         self.small.to(self.device)
-        self.small_goals = GoalHeads(self.small_size.width)
         self.shown = some_pictures(self.frames, s.distilled, s.seed)
         folder = s.cache / f"distilled-{self.after}"
         labels, self.features = answered(

@@ -175,7 +175,6 @@ def test_curves_keep_few_points_evenly(tmp_path: Path) -> None:
         assert image.width > 800
 
 
-@pytest.mark.slow
 def test_the_smoke_run_learns_and_writes_a_pair_that_loads(tmp_path: Path) -> None:
     from dsd_ros.vlm.loading import ModelSettings, load_model
 

@@ -98,10 +98,14 @@ def label(
 
 def free_ways(view: View) -> list[float]:
     """Metres that the robot could go towards each of FREE_WAYS parts of the picture's width, from the left edge on."""
+    columns = ((part + 0.5) / FREE_WAYS for part in range(FREE_WAYS))
+    return [round(free_way(view, camera_angle(column), None)[0], 2) for column in columns]
+
+
+def camera_angle(column: float) -> float:
+    """Radians to the left of the camera's axis at which a level camera shows a column, 0 (left edge) to 1."""
     focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
-    places = ((part + 0.5) / FREE_WAYS for part in range(FREE_WAYS))
-    headings = (math.atan((0.5 - place) * MODEL_WIDTH / focal) for place in places)
-    return [round(free_way(view, heading, None)[0], 2) for heading in headings]
+    return math.atan((0.5 - column) * MODEL_WIDTH / focal)
 
 
 def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from dsd_ros.robot.guide import split_goal
-from dsd_ros.robot.situations import Split
+from dsd_ros.robot.situations import NAMES, Split
 from dsd_ros.robot.world import WHICH, World
 
 FIND = "find"
@@ -165,13 +165,11 @@ def fill(template: str, name: str) -> str:
 
 def all_instructions() -> list[str]:
     """Training's templates with all names, for the tokenizer's training."""
-    from dsd_ros.robot.situations import NAMES as names
-
     words = WORDINGS[Split.TRAINING]
-    texts = [_PLAIN.format(name) for name in names]
+    texts = [_PLAIN.format(name) for name in NAMES]
     for number, intent in enumerate(INTENTS):
         for k, template in enumerate(phrasings(intent, Split.TRAINING)):
-            texts += [fill(template, name) for name in names[(k + number) % 5 :: 5]]
-    texts += [f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in names]
-    texts += [f"{_PLAIN.format(name)}{ending}" for ending in words.endings for name in names[::3]]
+            texts += [fill(template, name) for name in NAMES[(k + number) % 5 :: 5]]
+    texts += [f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in NAMES]
+    texts += [f"{_PLAIN.format(name)}{ending}" for ending in words.endings for name in NAMES[::3]]
     return texts

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_FOVY
+from dsd_ros.robot.scene import CAMERA_AHEAD
 from dsd_ros.robot.world import COLOURS, KINDS, RADIUS, ROBOT_RADIUS
 
 from .architecture import COLUMNS, ROWS
-from .data import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
+from .data import FREE_WAYS, Frame, Frames, camera_angle
 from .devices import CPU, moved
 from .forward import tower_forward
 from .stages import Losses, Report, Stage, run_stage
@@ -122,8 +122,7 @@ def thing_classes(frame: Frame, index: int) -> tuple[int, int, int]:
     if frame.bearings:
         turn = _turn_class(frame.bearings[index])
     else:
-        focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
-        angle = math.atan((0.5 - column) * MODEL_WIDTH / focal)
+        angle = camera_angle(column)
         away = distance + RADIUS[kind] + ROBOT_RADIUS
         # Law of sines from the camera's bearing to the base's.
         aside = CAMERA_AHEAD * math.sin(angle) / away

@@ -122,10 +122,11 @@ class _Direction:
 
     def carry(self, size: int, at: float) -> float:
         """Put ``size`` bytes on the link at time ``at`` or when it is free; when they have arrived."""
+        begin = max(at, self.free_at)
         if self._window is not None:
-            self.free_at = self._window.left(size, max(at, self.free_at))
+            self.free_at = self._window.left(size, begin)
         else:
-            self.free_at = max(at, self.free_at) + (8.0 * size / self._rate if self._rate else 0.0)
+            self.free_at = begin + (8.0 * size / self._rate if self._rate else 0.0)
         arrival = self.free_at + self._delay + self._jitter * self._random.random()
         self._last_arrival = max(arrival, self._last_arrival)
         return self._last_arrival

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import rclpy
-from lifecycle_msgs.msg import State
-from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
@@ -22,6 +20,7 @@ from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
 from dsd_ros.nodes import bringup, qos
 from dsd_ros.nodes.images import from_rgb
+from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
 
@@ -94,12 +93,11 @@ class Rig:
 
     def until_active(self, name: str = "draft_node") -> None:
         """Wait until a lifecycle node is active."""
-
-        def active() -> bool:
-            answer = self.call(GetState, f"{name}/get_state", GetState.Request())
-            return answer.current_state.id == State.PRIMARY_STATE_ACTIVE
-
-        self.until(active, what=f"{name} active")
+        watch = LifecycleWatch(self.node, name)
+        try:
+            self.until(watch.active, what=f"{name} active")
+        finally:
+            watch.close()
 
 
 class CameraRig:

@@ -8,8 +8,6 @@ import time
 from typing import Any, ClassVar
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from lifecycle_msgs.msg import State
-from lifecycle_msgs.srv import GetState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from sensor_msgs.msg import CameraInfo
@@ -20,6 +18,7 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
 from dsd_ros.nodes.stamps import pose_of, seconds
 from dsd_ros.nodes.standalone import SpinningNode
 
@@ -91,8 +90,7 @@ class DemoClient:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
         names = ("draft_node", "memory_node") if memory else ("draft_node",)
-        self._inactive = {name: node.create_client(GetState, f"{name}/get_state") for name in names}
-        self._state_calls: dict[str, Any] = {}
+        self._watches = [LifecycleWatch(node, name) for name in names]
         self._ros.start()
 
     def close(self) -> None:
@@ -100,9 +98,11 @@ class DemoClient:
 
     def ready(self) -> bool:
         """Whether robot, camera, navigation and a session with the verifier are there."""
-        self._ask_states()
+        active = [
+            watch.active() for watch in self._watches
+        ]  # each asks, also behind one that waits
         return (
-            not self._inactive
+            all(active)
             and self._camera_seen
             and self._robot_ready
             and self._distance is not None
@@ -140,18 +140,6 @@ class DemoClient:
                 )
 
     # -- callbacks, all in the spinning thread --------------------------------------------------
-
-    def _ask_states(self) -> None:
-        """Ask the nodes that are not known to be active whether they are."""
-        for name, client in list(self._inactive.items()):
-            call = self._state_calls.get(name)
-            if call is not None and call.done():
-                answer = call.result()
-                del self._state_calls[name]
-                if answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE:
-                    del self._inactive[name]
-            elif call is None and client.service_is_ready():
-                self._state_calls[name] = client.call_async(GetState.Request())
 
     def _on_accepted(self, future: Any) -> None:
         handle = future.result()

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from builtin_interfaces.msg import Time
-from lifecycle_msgs.msg import State
-from lifecycle_msgs.srv import GetState
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply
 from dsd_msgs.srv import Decode
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
 from dsd_ros.nodes.record_pictures import from_png
 from dsd_ros.nodes.replay_steps import Question, Reply
 from dsd_ros.nodes.replay_tokens import TrafficLog
@@ -40,8 +39,6 @@ class ReplayClient:
         self._shown: Image | None = None
         self._log = TrafficLog()
         self.target_fingerprint = ""
-        self._state_call: Any = None
-        self._active = False
         self._camera = node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._clock = node.create_publisher(Clock, "clock", qos.CLOCK)
         for kind, topic, take in (
@@ -52,7 +49,7 @@ class ReplayClient:
         ):
             node.create_subscription(kind, topic, self._locked(take), qos.OUTCOMES)
         self._decode = node.create_client(Decode, "decode")
-        self._state = node.create_client(GetState, "draft_node/get_state")
+        self._draft_node = LifecycleWatch(node, "draft_node")
         node.create_timer(_TICK_S, self._tick)
         self._ros.start()
 
@@ -61,14 +58,8 @@ class ReplayClient:
 
     def ready(self) -> bool:
         """Whether the draft node has a session with the verifier, and listens to this node."""
-        if not self._active and (self._state_call is None or self._state_call.done()):
-            if self._state_call is not None and self._state_call.result() is not None:
-                state = self._state_call.result().current_state.id
-                self._active = state == State.PRIMARY_STATE_ACTIVE
-            if self._state.service_is_ready():
-                self._state_call = self._state.call_async(GetState.Request())
         return (
-            self._active
+            self._draft_node.active()
             and self._decode.service_is_ready()
             and self._camera.get_subscription_count() > 0
         )

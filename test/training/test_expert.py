@@ -90,9 +90,7 @@ def test_the_expert_solves_each_situation_from_rendered_pictures(
 
 @pytest.mark.parametrize("situation", Situation)
 def test_the_expert_solves_each_situation_with_a_real_robots_noise(situation: Situation) -> None:
-    # Of hidden ones a few in a hundred fail: noise can make the robot lose sight of its goal.
-    count, least = (12, 0.8) if situation is Situation.HIDDEN else (3, 1.0)
-    assert measured(situation, Split.TRAINING, count)["reached"] >= least
+    assert measured(situation, Split.TRAINING, 3)["reached"] == 1.0
 
 
 @pytest.mark.slow
@@ -100,8 +98,8 @@ def test_the_expert_solves_each_situation_with_a_real_robots_noise(situation: Si
 def test_the_expert_solves_nearly_all_of_200_seeds(situation: Situation) -> None:
     figures = measured(situation, Split.TEST, 200)
     print(situation.value, figures)
-    # Measured: 0.96 of hidden ones, where noise may make it lose sight of the goal; all of the others.
-    least = 0.95 if situation is Situation.HIDDEN else 0.98
+    # A real robot's noise may make it lose sight of a hidden goal.
+    least = 0.97 if situation is Situation.HIDDEN else 0.98
     assert figures["reached"] >= least and figures["collided"] < 0.01
     assert figures["times_the_walk"] < 1.15
 

@@ -26,11 +26,12 @@ HELD_OUT = {
         "locate",
         "proceed",
         "discover",
-        "leftmost",
-        "rightmost",
-        "closest",
-        "furthest",
+        "stroll",
+        "scout",
+        "wander",
         "those",
+        "us",
+        "being",
     },
 }
 

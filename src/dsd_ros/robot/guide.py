@@ -1,5 +1,11 @@
 """Where a robot that knows what is truly there would go: one action for one picture, no memory.
 
+A model learns these decisions from pictures, so they must follow from pictures. What is gone round soon leaves the
+camera's field, 41 degrees to each side, and is still in the way. So the goal's place in the picture tells what goes on:
+round a thing in view the robot turns until the goal stands "on the left" (or right) and goes forward as long as it
+stands there, whether the thing can still be seen or not. A goal lost to the left is found again by the search, which
+turns left; to the right none is lost. Only how far ahead is free counts what is out of view, too.
+
 training/expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
 """
 
@@ -7,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,12 +29,15 @@ LITTLE = math.radians(22.5)
 MUCH = math.radians(37.5)
 SEARCH_TURNS = 7  # of 45 degrees: with the picture before the first, a full round
 _MARGIN = 0.04  # metres kept from obstacles beside the way
-_LOOK_AHEAD = 1.2  # metres that must be free, for otherwise the robot goes round
-_FREE = 0.9  # metres that must be free beside the goal's bearing to go there
-_SPARE = 0.08  # metres more beside a detour: turns come to it within 7.5 degrees
-# Degrees beside the goal's bearing. The small ones keep the goal in the picture (81.8 degrees wide), so that the
-# next picture leads on; with the others it is looked for again.
-_DETOURS = (15, 30, 45, 75)
+_LOOK_AHEAD = 1.6  # metres to the goal that must be free, for otherwise the robot goes round
+_FREE = 0.8  # metres that are free beside the obstacle on the side that is taken
+_LEAST = 0.3  # the same where no side has as much
+_NEAR = 0.8  # metres to a goal that is not gone round anything for
+_SPARE = 0.04  # metres more beside a detour: turns come to it within 7.5 degrees
+_SIGHT = math.radians(
+    37.0
+)  # off the camera's axis, where the nearer edge of a thing can still be told
+_KEPT = math.radians(39.0)  # the same of the goal's middle
 _NOISE = 0.05  # of an action's amount, standard deviation
 _WALK_STEP = 0.05  # metres between places where a walk is checked for contact
 
@@ -134,31 +143,87 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     bearing, gap = view.bearing(index), view.gap(index)
     if gap <= STOP_GAP:
         return Decision("stop", 0, index)
-    heading, obstacle, side = _round_obstacles(view, index, bearing, gap)
-    if abs(heading) > AHEAD:
-        size = abs(heading)
-        degrees = 15 if size <= LITTLE else 30 if size <= MUCH else 45
-        turn = "turn left" if heading > 0 else "turn right"
-        return Decision(turn, degrees, index, obstacle, side)
-    free, what, _ = free_way(view, 0.0, index)
+    free = free_way(view, 0.0, index)[0]
+    way, what = free_way(view, bearing, index, in_sight=True)
+    blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
+    if gap > _NEAR and _beside(bearing):
+        step = _step_past(view, index, free)
+        if step == 0:
+            return _turn(bearing, index)
+        if not blocked:
+            return Decision("forward", step, index, free=free)
+        return Decision("forward", step, index, what, "right" if bearing > 0 else "left", free)
+    turn, side = _detour(view, index) if blocked else (0.0, "")
+    if side:
+        return replace(_turn(turn, index), obstacle=what, side=side)
+    if abs(bearing) > AHEAD:
+        return _turn(bearing, index)
+    if free < 0.27:
+        left, right = free_way(view, 0.7, index)[0], free_way(view, -0.7, index)[0]
+        what = free_way(view, 0.0, index)[1]
+        return Decision("turn left" if left > right else "turn right", 30, index, what)
     step = 75 if gap >= 0.95 else 50 if gap >= 0.70 else 25
     while step > 25 and free < step / 100 + 0.05:
         step -= 25
-    if free < 0.27:
-        left, right = free_way(view, 0.7, index)[0], free_way(view, -0.7, index)[0]
-        return Decision("turn left" if left > right else "turn right", 30, index, what)
-    return Decision("forward", step, index, obstacle, side, free)
+    return Decision("forward", step, index, free=free)
+
+
+def _turn(angle: float, index: int) -> Decision:
+    size = abs(angle)
+    degrees = 15 if size <= LITTLE else 30 if size <= MUCH else 45
+    return Decision("turn left" if angle > 0 else "turn right", degrees, index)
+
+
+def _beside(bearing: float) -> bool:
+    """Whether a goal stands where it is kept while something is gone round."""
+    return LITTLE < abs(bearing) <= MUCH
+
+
+def _step_past(view: View, index: int, free: float) -> int:
+    """Centimetres to go with the goal beside the way; 0: none is free, or would keep a goal on the right in view."""
+    bearing, goal = view.bearing(index), view.world.things[index]
+    distance = math.dist((goal.x, goal.y), view.pose[:2])
+    for step in (75, 50, 25):
+        ahead = distance * math.cos(bearing) - CAMERA_AHEAD - step / 100
+        then = math.atan2(distance * math.sin(bearing), ahead)
+        if free >= step / 100 + 0.05 and then >= -_KEPT:
+            return step
+    return 0
+
+
+def _detour(view: View, index: int) -> tuple[float, str]:
+    """The turn (radians) behind which the goal stands beside a free way round, and that way's side.
+
+    Rather the right one, on which a goal may get lost to the left; no side where nothing is free.
+    """
+    bearing, ways = view.bearing(index), []
+    for side, sign in (("right", -1), ("left", 1)):
+        for degrees in (15, 30, 45, -15, -30):
+            turn = sign * math.radians(degrees)
+            if _beside(bearing - turn) and (bearing - turn) * sign < 0:
+                ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
+                break
+    for least in (_FREE, _LEAST):
+        free = [way for way in ways if way[0] >= least]
+        if free:
+            _, turn, side = free[0] if least == _FREE else max(free)
+            return turn, side
+    return 0.0, ""
 
 
 def free_way(
-    view: View, heading: float, ignore: int | None, spare: float = 0.0
-) -> tuple[float, str, float]:
-    """Metres the robot can go along a heading (relative, radians), what then ends the way, and how far
-    to the left of the way that one's middle is (metres; 0 for a wall); `spare` metres more are kept beside it."""
+    view: View, heading: float, ignore: int | None, spare: float = 0.0, in_sight: bool = False
+) -> tuple[float, str]:
+    """Metres the robot can go along a heading (relative, radians), and what then ends the way.
+
+    :param ignore: index of a thing that does not count.
+    :param spare: metres more that are kept beside the way.
+    :param in_sight: things that the picture does not show do not count.
+    """
     x, y, yaw = view.pose
     c, s = math.cos(yaw + heading), math.sin(yaw + heading)
     width = ROBOT_RADIUS + _MARGIN + spare
-    best, what, aside = 4.0, "the wall", 0.0
+    best, what = 4.0, "the wall"
     for position, direction, half in ((x, c, view.world.half_x), (y, s, view.world.half_y)):
         if abs(direction) > 1e-6:
             edge = math.copysign(half - ROBOT_RADIUS, direction)
@@ -175,32 +240,25 @@ def free_way(
             cx, cy = (f.x + along, f.y) if f.half_x >= f.half_y else (f.x, f.y + along)
             circles.append((cx, cy, depth * 1.1, "a cabinet"))
     for cx, cy, radius, name in circles:
+        if in_sight and not _in_sight(view.pose, cx, cy, radius):
+            continue
         along = (cx - x) * c + (cy - y) * s
         across = (cy - y) * c - (cx - x) * s
         touch = radius + width
         if along > 0 and abs(across) < touch:
             distance = along - math.sqrt(touch**2 - across**2)
             if distance < best:
-                best, what, aside = max(distance, 0.0), name, across
-    return best, what, aside
+                best, what = max(distance, 0.0), name
+    return best, what
 
 
-def _round_obstacles(view: View, index: int, bearing: float, gap: float) -> tuple[float, str, str]:
-    """Heading (relative, radians) with a free way, what is gone round for it, and on which side.
-
-    Few and coarse choices, so that a picture tells which one it is: as little beside the goal as will do, and
-    rather on the side on which the obstacle's middle is not.
-    """
-    free, what, aside = free_way(view, bearing, index)
-    if free >= min(gap, _LOOK_AHEAD):
-        return bearing, "", ""
-    first = -1 if aside > 0 else 1
-    for degrees in _DETOURS:
-        for side in (first, -first):
-            heading = bearing + side * math.radians(degrees)
-            if free_way(view, heading, index, _SPARE)[0] >= min(gap, _FREE):
-                return heading, what, "left" if side > 0 else "right"
-    return bearing, "", ""
+def _in_sight(pose: tuple[float, float, float], cx: float, cy: float, radius: float) -> bool:
+    """Whether a circle reaches far enough into the camera's field to be told, whatever stands before it."""
+    x, y, yaw = pose
+    dx, dy = cx - x - CAMERA_AHEAD * math.cos(yaw), cy - y - CAMERA_AHEAD * math.sin(yaw)
+    far = math.hypot(dx, dy)
+    angle = abs(math.remainder(math.atan2(dy, dx) - yaw, 2 * math.pi))
+    return far <= radius or angle - math.asin(radius / far) <= _SIGHT
 
 
 def full_round(actions: Sequence[str], seen: Sequence[bool]) -> bool:

@@ -63,7 +63,7 @@ class Situation(StrEnum):
 _NOISY = {
     Situation.PLAIN: 1,
     Situation.SEARCH: 1,
-    Situation.HIDDEN: 12,
+    Situation.HIDDEN: 24,
     Situation.TWO: 4,
     Situation.ABSENT: 0,
 }

@@ -15,7 +15,7 @@ from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
 
 MODEL_WIDTH, MODEL_HEIGHT = 168, 112  # the picture as the models see it
 FREE_WAYS = 24  # parts of the picture's width towards which the free way is labelled
-SHARD_VERSION = 3
+SHARD_VERSION = 4
 
 
 @dataclass

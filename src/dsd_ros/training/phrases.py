@@ -1,7 +1,8 @@
 """Instructions in many words: the ways to ask for a goal, with templates and words held out of training.
 
 A template is a request and a way to name the thing: "walk over to" and "the {} on the left". No template of one
-split is in another, and each split has words that the others never say.
+split is in another, and each split has words that the others never say. Words that say which one of two is meant
+("rightmost", "closest") are everybody's: a model that has only ever read these templates cannot guess them.
 """
 
 from __future__ import annotations
@@ -57,15 +58,18 @@ WORDINGS: dict[Split, Wording] = {
             FIND: ("the {}", "a {}"),
             **_sides(
                 "the SIDE {}", "the SIDE-hand {}", "the {} on the SIDE", "the {} on your SIDE",
-                "the {} that is on the SIDE", "the SIDE one of the two {s}",
+                "the {} that is on the SIDE", "the SIDE one of the two {s}", "the SIDEmost {} here",
+                "the SIDEmost of the two {s}",
             ),
             "nearer": (
                 "the nearer {}", "the nearest {}", "the closer {}", "the {} that is nearer",
-                "the {} nearest to you", "the nearer one of the two {s}",
+                "the {} nearest to you", "the nearer one of the two {s}", "the closest {} here",
+                "the {} closest to you",
             ),
             "farther": (
                 "the farther {}", "the farthest {}", "the further {}", "the {} that is farther away",
-                "the {} farthest from you", "the farther one of the two {s}",
+                "the {} farthest from you", "the farther one of the two {s}", "the furthest {} here",
+                "the {} furthest from you",
             ),
         },
         openings=("please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, "),

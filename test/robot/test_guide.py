@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from dsd_ros.robot.guide import MIN_PIXELS, View, decide, walk
+from dsd_ros.robot.sight import visible_pixels
+from dsd_ros.robot.situations import Situation, Split, world_of
+from dsd_ros.robot.world import Thing, World
+
+GOAL = Thing("ball", "red", 1.0, 0.0, 0.0)
+BOX = Thing("box", "blue", -0.5, 0.1, 0.0)
+
+
+def room(*things: Thing, x: float = -2.0, y: float = 0.0, degrees: float = 0.0) -> View:
+    """A view in a big empty room whose first thing is the goal."""
+    world = replace(
+        World.from_seed(1), half_x=4.0, half_y=4.0, things=things, furniture=(), target_index=0
+    )
+    return View.at(world, (x, y, math.radians(degrees)))
+
+
+def test_decisions_follow_from_what_the_picture_shows() -> None:
+    """What is out of view is put out of the room: hardly a decision may change, or no picture could tell it."""
+    changed = decisions = 0
+    for seed in range(1_400_000, 1_400_030):
+        world = world_of(seed, Situation.HIDDEN, Split.TRAINING)
+        for view in walk(world, rng=np.random.default_rng(seed)).views:
+            if view.index_of(world.goal) is None:
+                continue
+            shown = visible_pixels(world, view.pose)
+            things = tuple(
+                thing if shown.get(index, 0) >= MIN_PIXELS else replace(thing, x=100.0)
+                for index, thing in enumerate(world.things)
+            )
+            decisions += 1
+            less = replace(view, world=replace(world, things=things))
+            changed += decide(view, world.goal).action != decide(less, world.goal).action
+    assert decisions > 150
+    assert changed <= 0.06 * decisions
+
+
+def test_something_in_the_way_is_passed_with_the_goal_beside_the_way() -> None:
+    """Also when it is no longer in view, until the goal is lost or straight ahead again."""
+    first = decide(room(GOAL, BOX), "red ball")
+    assert (first.action, first.obstacle, first.side) == (
+        "turn right 30 degrees",
+        "the blue box",
+        "right",
+    )
+    turned = decide(room(GOAL, BOX, degrees=-30), "red ball")
+    assert (turned.action, turned.side) == ("forward 75 cm", "right")
+    past = room(GOAL, BOX, x=-1.0, y=-0.7, degrees=0.0)
+    assert not visible_pixels(past.world, past.pose).get(1)
+    assert decide(past, "red ball").action == decide(room(GOAL, x=-1.0, y=-0.7), "red ball").action
+
+
+def test_round_the_left_the_goal_is_not_lost() -> None:
+    wall = tuple(Thing("box", "white", -1.2, y, 0.0) for y in (-1.5, -1.0, -0.5))
+    view = room(GOAL, *wall)
+    assert (decide(view, "red ball").verb, decide(view, "red ball").side) == ("turn left", "left")
+    far, near = (room(GOAL, x=x, degrees=30) for x in (-2.0, -0.5))
+    assert decide(far, "red ball").action == "forward 25 cm"
+    assert decide(near, "red ball").verb == "turn right"  # any step would lose it
+
+
+def test_straight_ahead_or_near_by_the_goal_is_gone_to() -> None:
+    assert decide(room(GOAL), "red ball").action == "forward 75 cm"
+    assert decide(room(GOAL, degrees=20), "red ball").action == "turn right 15 degrees"
+    assert decide(room(GOAL, degrees=-40), "red ball").action == "turn left 45 degrees"
+    assert decide(room(GOAL, x=0.0, degrees=-30), "red ball").action == "turn left 30 degrees"
+    assert decide(room(GOAL, x=0.2), "red ball").action == "stop"

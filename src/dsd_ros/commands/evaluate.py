@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 from dsd_ros.commands.shared import (
@@ -15,12 +16,10 @@ from dsd_ros.commands.shared import (
     write_json,
 )
 from dsd_ros.commands.terminal import Progress
+from dsd_ros.evaluation.settings import PairSettings
+from dsd_ros.flags import add_settings
 
 SUMMARY = "measure models on held-out scenes and in simulated runs"
-_PAIR = {
-    "situations": "", "scenes": 200, "seeds": 40, "max_steps": 25, "split": "test", "history": 0, "target": "",
-    "draft": "", "device": "cpu", "dtype": "float32",
-}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,55 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pair(pair: argparse.ArgumentParser) -> None:
-    pair.add_argument(
-        "--situations",
-        metavar="NAME,...",
-        default=_PAIR["situations"],
-        help="of plain, search, hidden, two, absent (default: all these) and demo, the demo's rooms",
-    )
-    pair.add_argument(
-        "--scenes",
-        type=int,
-        default=_PAIR["scenes"],
-        help="scenes of each situation (default: %(default)s)",
-    )
-    pair.add_argument(
-        "--seeds",
-        type=int,
-        default=_PAIR["seeds"],
-        help="runs of each situation (default: %(default)s)",
-    )
-    pair.add_argument(
-        "--max-steps",
-        type=int,
-        default=_PAIR["max_steps"],
-        help="actions of a run at most (default: %(default)s)",
-    )
-    pair.add_argument(
-        "--split",
-        default=_PAIR["split"],
-        help="training, validation or test, whose rooms, looks and words differ (default: %(default)s)",
-    )
-    pair.add_argument(
-        "--history",
-        type=int,
-        default=_PAIR["history"],
-        help="earlier pictures in the prompts of a run at most (default: %(default)s)",
-    )
-    add_model(pair, "--draft", "draft")
+    add_settings(pair, PairSettings)
     pair.add_argument("--no-draft", action="store_true", help="measure the target alone")
-    add_model(pair, "--target", "target")
-    pair.add_argument(
-        "--device", default="cpu", help="cpu, cuda or cuda:N, for both (default: %(default)s)"
-    )
-    pair.add_argument(
-        "--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)"
-    )
-    pair.add_argument(
-        "--one-by-one",
-        action="store_true",
-        help="ask as on the robot, one picture after the other, which models of other shapes always are",
-    )
     pair.add_argument(
         "--page",
         type=Path,
@@ -155,13 +107,11 @@ def _evaluate_pair(args: argparse.Namespace) -> int:
 def _as_written(args: argparse.Namespace) -> str:
     """The command that made a page, so that it can be made again."""
     words = ["dsd", "evaluate", "pair"]
-    for name, usual in _PAIR.items():
-        value = getattr(args, name)
-        if value != usual:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    words += [
-        f"--{name.replace('_', '-')}" for name in ("no_draft", "one_by_one") if getattr(args, name)
-    ]
+    for field in fields(PairSettings):
+        value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
+        if value != field.default:
+            words += [flag] if value is True else [flag, str(value)]
+    words += ["--no-draft"] if args.no_draft else []
     return shlex.join([*words, "--page", str(args.page)])
 
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.evaluation.pair_figures import stages_of
 from dsd_ros.evaluation.pair_text import action_rows, percent, situation_rows, table, times
+from dsd_ros.training.curves import stages_of
 
 PLOT = "training.png"
 _EXITS = re.compile(

@@ -12,6 +12,7 @@ from dsd_ros.evaluation.intervals import ratio, share
 from dsd_ros.evaluation.pair_runs import Run, action_of
 from dsd_ros.evaluation.pair_scenes import Scene
 from dsd_ros.evaluation.pair_truth import FIGURES, truthful, truths
+from dsd_ros.training.curves import stages_of
 
 Figures = dict[str, Any]
 _SHORTEST = 0.05  # metres of the expert's path; what is shorter is no way to compare with
@@ -124,16 +125,6 @@ def training_of(model: Path) -> Figures | None:
     return training if isinstance(training, dict) else None
 
 
-def stages_of(training: Figures | None) -> list[tuple[str, Figures]]:
-    """(name, figures) of each stage that a training tells of, rounds of one stage apart."""
-    found = []
-    for name, stage in (training or {}).items():
-        for number, one in enumerate(stage if isinstance(stage, list) else [stage]):
-            if isinstance(one, dict) and ({"steps", "minutes"} <= one.keys() or "curve" in one):
-                found.append((f"{name}, round {number}" if isinstance(stage, list) else name, one))
-    return found
-
-
 def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
     """What the pair is to reach, a row each: name, bar, figure with its interval, and met (None: not measured)."""
     target, draft = figures["target"], figures.get("draft")
@@ -159,7 +150,7 @@ def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
         _bar("target: five-token verification", _ms(target, "verify"), at_most=25.0, unit=" ms"),
         _bar("target: image prefill", _ms(target, "prefill"), at_most=60.0, unit=" ms"),
     ]
-    minutes = [stage["minutes"] for _, stage in stages_of(training) if "minutes" in stage]
+    minutes = [stage["minutes"] for _, stage in stages_of(training or {}) if "minutes" in stage]
     if training is not None and minutes and "start" not in training:  # or they are not all
         cpu = training.get("settings", {}).get("device", "cpu") == "cpu"
         name, limit = ("CPU", 720.0) if cpu else ("GPU", 30.0)

@@ -73,7 +73,7 @@ def write_page(
     draw_truth(figures, images / "pair-truth.png")
     draw_actions(figures, images / "pair-actions.png")
     draw_paths(figures, images / "pair-paths.png")
-    curves = training is not None and all("curve" in stage for _, stage in stages_of(training))
+    curves = any("curve" in stage for _, stage in stages_of(training or {}))
     if training is not None and curves:
         draw_training(training, images / "pair-training.png")
     shown = {name: f"![{title}](images/pair-{name}.png)" for name, title in pictures.items()}

@@ -14,17 +14,19 @@ _COLUMNS = 3
 def stages_of(
     figures: dict[str, Any], model: str | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, figures) of the stages that have a curve, in order: of "target", of "draft", or of both."""
+    """(name, figures) of the stages that a training tells of, in order: of "target", of "draft", or of both."""
     if model != "draft":
         for name in ("vision", "target", "joint"):
             if figures.get(name):
                 yield name, figures[name]
         for number, each in enumerate(figures.get("dagger", [])):
-            yield f"dagger {number}", each
+            yield f"dagger, round {number}", each
     if model != "target":
         for name in ("draft", "draft_own"):
             if figures.get(name):
                 yield name.replace("_", ", "), figures[name]
+    if model != "draft" and figures.get("exits"):
+        yield "exits", figures["exits"]
 
 
 def draw_training(figures: dict[str, Any], path: Path, model: str | None = None) -> None:
@@ -35,7 +37,7 @@ def draw_training(figures: dict[str, Any], path: Path, model: str | None = None)
         raise ModuleNotFoundError(
             "drawing needs matplotlib; pip install -r requirements/train.txt"
         ) from error
-    stages = list(stages_of(figures, model))
+    stages = [(name, stage) for name, stage in stages_of(figures, model) if "curve" in stage]
     rows = -(-len(stages) // _COLUMNS)
     columns = min(_COLUMNS, len(stages))
     figure = Figure(figsize=(4.2 * columns, 2.7 * rows))

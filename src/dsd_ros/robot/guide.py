@@ -32,7 +32,10 @@ _MARGIN = 0.04  # metres kept from obstacles beside the way
 _LOOK_AHEAD = 1.6  # metres to the goal that must be free, for otherwise the robot goes round
 _FREE = 0.8  # metres that are free beside the obstacle on the side that is taken
 _LEAST = 0.3  # the same where no side has as much
-_NEAR = 0.8  # metres to a goal that is not gone round anything for
+# What is begun goes on though it is misjudged a little: a goal is gone round something for from farther off than it is
+# passed by, and brought farther beside the way (turns come to it within 7.5 degrees) than it must be to be passed by.
+_NEAR, _NEARER = 1.0, 0.6  # metres
+_BESIDE, _PASSED = math.radians(31.5), math.radians(20.0)
 _SPARE = 0.04  # metres more beside a detour: turns come to it within 7.5 degrees
 _SIGHT = math.radians(
     37.0
@@ -146,7 +149,7 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     free = free_way(view, 0.0, index)[0]
     way, what = free_way(view, bearing, index, in_sight=True)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
-    if gap > _NEAR and _beside(bearing):
+    if gap > _NEARER and abs(bearing) > _PASSED:
         step = _step_past(view, index, free)
         if step == 0:
             return _turn(bearing, index)
@@ -174,11 +177,6 @@ def _turn(angle: float, index: int) -> Decision:
     return Decision("turn left" if angle > 0 else "turn right", degrees, index)
 
 
-def _beside(bearing: float) -> bool:
-    """Whether a goal stands where it is kept while something is gone round."""
-    return LITTLE < abs(bearing) <= MUCH
-
-
 def _step_past(view: View, index: int, free: float) -> int:
     """Centimetres to go with the goal beside the way; 0: none is free, or would keep a goal on the right in view."""
     bearing, goal = view.bearing(index), view.world.things[index]
@@ -198,11 +196,10 @@ def _detour(view: View, index: int) -> tuple[float, str]:
     """
     bearing, ways = view.bearing(index), []
     for side, sign in (("right", -1), ("left", 1)):
-        for degrees in (15, 30, 45, -15, -30):
-            turn = sign * math.radians(degrees)
-            if _beside(bearing - turn) and (bearing - turn) * sign < 0:
-                ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
-                break
+        off = bearing + sign * _BESIDE
+        turn = math.radians(15.0 * round(math.degrees(off) / 15.0))
+        if 0.0 < abs(turn) < math.radians(50.0):
+            ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
     for least in (_FREE, _LEAST):
         free = [way for way in ways if way[0] >= least]
         if free:

@@ -23,7 +23,7 @@ def room(*things: Thing, x: float = -2.0, y: float = 0.0, degrees: float = 0.0) 
 
 
 def test_decisions_follow_from_what_the_picture_shows() -> None:
-    """What is out of view is put out of the room: hardly a decision may change, or no picture could tell it."""
+    """What is out of view is put out of the room: no decision may change, or no picture could tell it."""
     decisions: dict[
         tuple[int, float, float, str], bool
     ] = {}  # each once, though a walk that gets nowhere repeats it
@@ -42,7 +42,7 @@ def test_decisions_follow_from_what_the_picture_shows() -> None:
             x, y, _ = view.pose
             decisions[seed, round(x, 2), round(y, 2), action] = less != action
     assert len(decisions) > 150
-    assert sum(decisions.values()) <= 0.04 * len(decisions)
+    assert not any(decisions.values())
 
 
 def test_something_in_the_way_is_passed_with_the_goal_beside_the_way() -> None:

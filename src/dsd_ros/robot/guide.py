@@ -4,7 +4,8 @@ A model learns these decisions from pictures, so they must follow from pictures.
 camera's field, 41 degrees to each side, and is still in the way. So the goal's place in the picture tells what goes on:
 round a thing in view the robot turns until the goal stands "on the left" (or right) and goes forward as long as it
 stands there, whether the thing can still be seen or not. A goal lost to the left is found again by the search, which
-turns left; to the right none is lost. Only how far ahead is free counts what is out of view, too.
+turns left; to the right none is lost. What is out of view counts for nothing: rooms in which that ends in a contact are
+not accepted.
 
 training/expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
 """
@@ -147,7 +148,7 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     if gap <= STOP_GAP:
         return Decision("stop", 0, index)
     free = free_way(view, 0.0, index)[0]
-    way, what = free_way(view, bearing, index, in_sight=True)
+    way, what = free_way(view, bearing, index)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
     if gap > _NEARER and abs(bearing) > _PASSED:
         step = _step_past(view, index, free)
@@ -209,13 +210,12 @@ def _detour(view: View, index: int) -> tuple[float, str]:
 
 
 def free_way(
-    view: View, heading: float, ignore: int | None, spare: float = 0.0, in_sight: bool = False
+    view: View, heading: float, ignore: int | None, spare: float = 0.0
 ) -> tuple[float, str]:
-    """Metres the robot can go along a heading (relative, radians), and what then ends the way.
+    """Metres the robot can go along a heading (relative, radians) by what is in view, and what then ends the way.
 
     :param ignore: index of a thing that does not count.
     :param spare: metres more that are kept beside the way.
-    :param in_sight: things that the picture does not show do not count.
     """
     x, y, yaw = view.pose
     c, s = math.cos(yaw + heading), math.sin(yaw + heading)
@@ -237,7 +237,7 @@ def free_way(
             cx, cy = (f.x + along, f.y) if f.half_x >= f.half_y else (f.x, f.y + along)
             circles.append((cx, cy, depth * 1.1, "a cabinet"))
     for cx, cy, radius, name in circles:
-        if in_sight and not _in_sight(view.pose, cx, cy, radius):
+        if not _in_sight(view.pose, cx, cy, radius):
             continue
         along = (cx - x) * c + (cy - y) * s
         across = (cy - y) * c - (cx - x) * s

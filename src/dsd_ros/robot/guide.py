@@ -38,10 +38,8 @@ _LEAST = 0.3  # the same where no side has as much
 _NEAR, _NEARER = 1.0, 0.6  # metres
 _BESIDE, _PASSED = math.radians(31.5), math.radians(20.0)
 _SPARE = 0.04  # metres more beside a detour: turns come to it within 7.5 degrees
-_SIGHT = math.radians(
-    37.0
-)  # off the camera's axis, where the nearer edge of a thing can still be told
-_KEPT = math.radians(39.0)  # the same of the goal's middle
+# Off the camera's axis: where the nearer edge of a thing can still be told, and where a goal's middle is kept.
+_SIGHT, _KEPT = math.radians(37.0), math.radians(39.0)
 _NOISE = 0.05  # of an action's amount, standard deviation
 _WALK_STEP = 0.05  # metres between places where a walk is checked for contact
 
@@ -147,7 +145,7 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     bearing, gap = view.bearing(index), view.gap(index)
     if gap <= STOP_GAP:
         return Decision("stop", 0, index)
-    free = free_way(view, 0.0, index)[0]
+    free, ahead = free_way(view, 0.0, index)
     way, what = free_way(view, bearing, index)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
     if gap > _NEARER and abs(bearing) > _PASSED:
@@ -164,8 +162,7 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
         return _turn(bearing, index)
     if free < 0.27:
         left, right = free_way(view, 0.7, index)[0], free_way(view, -0.7, index)[0]
-        what = free_way(view, 0.0, index)[1]
-        return Decision("turn left" if left > right else "turn right", 30, index, what)
+        return Decision("turn left" if left > right else "turn right", 30, index, ahead)
     step = 75 if gap >= 0.95 else 50 if gap >= 0.70 else 25
     while step > 25 and free < step / 100 + 0.05:
         step -= 25

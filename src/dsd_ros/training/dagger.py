@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -19,7 +18,7 @@ from dsd_ros.robot.situations import Split, world_of
 from dsd_ros.robot.world import World
 
 from .architecture import Size, build_model
-from .data import save_shard, situation_of
+from .data import end_with_parent, save_shard, situation_of
 from .phrases import instructed
 from .rollouts import roll_out
 from .stages import Report
@@ -73,7 +72,7 @@ def meet(
         save_model(model, str(state))
         text = tokenizer.to_str()
         with ProcessPoolExecutor(
-            min(workers, len(jobs)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
+            min(workers, len(jobs)), get_context("spawn"), end_with_parent
         ) as pool:  # fmt: skip
             futures = [
                 pool.submit(_in_process, path, state, size, text, some, history, world)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +274,19 @@ def _write_shard(path: Path, seeds: list[int], count: int, split: Split) -> int:
     return len(images)
 
 
+def end_with_parent() -> None:
+    """Begin a pool's process: Ctrl-C ends it without a traceback, and it does not outlive a run that was killed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def generate(
     folder: Path,
     split: Split,
@@ -296,9 +311,7 @@ def generate(
     if not jobs:
         return
     # spawn, since a forked OpenGL or torch can hang
-    with ProcessPoolExecutor(
-        workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_DFL)
-    ) as pool:  # Ctrl-C ends the workers without a traceback each
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         futures = [
             pool.submit(_write_shard, path, some, frames_per_world, split) for path, some in jobs
         ]

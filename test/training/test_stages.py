@@ -185,7 +185,9 @@ def test_the_smoke_run_learns_and_writes_a_pair_that_loads(tmp_path: Path) -> No
     assert figures["target"]["loss"] < 4.0
     assert figures["target"]["right"] > 0.25
     assert figures["vision"]["turn"] > 0.2
-    assert figures["draft"]["right"] > 0.25
+    # Behind both of its stages: how much the first one's 40 steps foretell hangs on how uniformly the target babbles.
+    assert figures["draft_own"]["loss"] < figures["draft"]["loss"] < 6.0
+    assert figures["draft_own"]["right"] > 0.25
     assert any(line.startswith("vision step") for line in lines)
     image = np.zeros((224, 336, 3), np.uint8)
     for name in ("target", "draft"):

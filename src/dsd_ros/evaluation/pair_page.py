@@ -73,9 +73,10 @@ def write_page(
     draw_truth(figures, images / "pair-truth.png")
     draw_actions(figures, images / "pair-actions.png")
     draw_paths(figures, images / "pair-paths.png")
-    curves = any("curve" in stage for _, stage in stages_of(training or {}))
-    if training is not None and curves:
-        draw_training(training, images / "pair-training.png")
+    curves = training or {}
+    drawn = any("curve" in stage for _, stage in stages_of(curves))
+    if drawn:
+        draw_training(curves, images / "pair-training.png")
     shown = {name: f"![{title}](images/pair-{name}.png)" for name, title in pictures.items()}
     lines = [
         "# The pair, measured",
@@ -99,7 +100,7 @@ def write_page(
         lines += [f"The {role}:", "", *table(*truth_rows(figures[role])), ""]
     lines += [shown["truth"], "", "## Which actions", "", shown["actions"], ""]
     lines += ["## Together", "", *_together(figures), "", "## Costs", "", *_costs(figures), ""]
-    if curves:
+    if drawn:
         lines += ["## Training", "", "![loss and accuracy](images/pair-training.png)", ""]
     lines += _gallery(evidence, images)
     path = folder / "pair.md"

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from lifecycle_msgs.msg import State
-from lifecycle_msgs.srv import GetState
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
 from dsd_msgs.srv import Decode
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import plan
+from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.standalone import SpinningNode
 from dsd_ros.views.web import program
@@ -250,7 +249,7 @@ class _Client:
         node.create_subscription(Image, "visual/image", self._on_frame, qos.STATE, raw=True)
         node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
         self._decode = node.create_client(Decode, "decode")
-        self._state = node.create_client(GetState, "draft_node/get_state")
+        self._draft_node = LifecycleWatch(node, "draft_node")
         self._ros.start()
         return self
 
@@ -261,10 +260,8 @@ class _Client:
         """Until the draft node is active and overlaid pictures come."""
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
-            if self.frames and self._state.service_is_ready():
-                answer = self._call(self._state, GetState.Request(), 5.0)
-                if answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE:
-                    return
+            if self.frames and self._draft_node.active():
+                return
             time.sleep(0.1)
         raise ViewBenchError(
             f"The nodes did not get ready within {limit:.0f} s; `dsd demo` shows what they say."

@@ -264,6 +264,8 @@ def test_an_instruction_for_one_of_two_makes_a_world_with_two() -> None:
         ("the red box that is further away", Goal("box", "red", "farther")),
         ("go right up to the red chair", Goal("chair", "red")),
         ("find the red chair right now", Goal("chair", "red")),
+        ("find the red chair right away", Goal("chair", "red")),
+        ("right, find the red chair in the time left", Goal("chair", "red")),
         ("the red chair left of the blue box", Goal("chair", "red")),
         ("turn left, then find the red chair", Goal("chair", "red")),
     ],

@@ -12,11 +12,13 @@ from dsd_ros.robot.world import World, named_goal
 from dsd_ros.training.phrases import (
     FIND,
     INTENTS,
+    WORDINGS,
     all_instructions,
     fill,
     instructed,
     instruction_for,
     phrasings,
+    with_unheard_words,
 )
 
 # Words that only one split says; the others would be easy to add by mistake.
@@ -37,8 +39,10 @@ HELD_OUT = {
 
 
 def words_of(split: Split) -> set[str]:
-    every = " ".join(t for intent in INTENTS for t in phrasings(intent, split))
-    return set(re.findall(r"[a-z]+", every.lower()))
+    words = WORDINGS[split]
+    every = [t for intent in INTENTS for t in phrasings(intent, split)]
+    every += [*words.openings, *words.endings]
+    return set(re.findall(r"[a-z]+", " ".join(every).lower()))
 
 
 @pytest.mark.parametrize("split", Split)
@@ -74,6 +78,27 @@ def test_drawn_instructions_name_their_goal_and_vary() -> None:
             assert len(set(drawn)) > 80
     first, again = np.random.default_rng(2), np.random.default_rng(2)
     assert instruction_for("red box", first) == instruction_for("red box", again)
+
+
+def test_words_that_nobody_has_heard_leave_the_goal() -> None:
+    names = {"red", "box", "boxes"}
+    known = set.union(*map(words_of, Split)) | names
+    rng = np.random.default_rng(4)
+    for template in ("go over to the {} and stop there", "the left one of the two {s}"):
+        text = fill(template, "red box")
+        telling = [word for word in text.split() if word in names | {"left"}]
+        other = set(text.split()) - set(telling)
+        kept = made_up = 0
+        for _ in range(200):
+            words = with_unheard_words(text, rng).split()
+            assert [word for word in words if word in known - other] == telling
+            kept += len(other & set(words))
+            made_up += len(set(words) - known)
+        assert 0.3 < kept / (200 * len(other)) < 0.7
+        assert made_up > 200
+    drawn = [instruction_for("red box", rng, unheard=0.5).lower() for _ in range(300)]
+    unheard = [text for text in drawn if not set(re.findall(r"[a-z]+", text)) <= known]
+    assert 100 < len(unheard) < 200
 
 
 def test_no_split_but_training_says_plain_find_the() -> None:

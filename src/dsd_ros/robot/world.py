@@ -168,8 +168,10 @@ _BEHIND = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|st
 _GOALS = (
     # "the left red chair", "the nearest one of the two red chairs"
     re.compile(rf"\b{_WORD}[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
-    # "the red chair on the left", "the red chair that is nearer", not "left of the box", not "right now"
-    re.compile(rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+(?:of|now)\b)"),
+    # "the red chair on the left", "the red chair that is nearer", not "left of the box", not "right away"
+    re.compile(
+        rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\b)(?!(?<=right)\s+(?:now|away)\b)"
+    ),
     re.compile(rf"\b{_NAME}(?:e?s)?\b"),
 )
 _ONE = re.compile(rf"\bthe\s+{_WORD}(?:-hand)?\s+one\b")  # "two red chairs: go to the left one"

@@ -3,10 +3,14 @@
 A template is a request and a way to name the thing: "walk over to" and "the {} on the left". No template of one
 split is in another, and each split has words that the others never say. Words that say which one of two is meant
 ("rightmost", "closest") are everybody's: a model that has only ever read these templates cannot guess them.
+
+Nobody can list all that people say, so half of what a training asks has made-up words in place of some of its own
+("grole blem the red chair on the left"): what is not a goal's must not matter, heard or not.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -14,7 +18,7 @@ import numpy as np
 
 from dsd_ros.robot.guide import split_goal
 from dsd_ros.robot.situations import NAMES, Split
-from dsd_ros.robot.world import WHICH, World
+from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
 
 FIND = "find"
 INTENTS = (FIND, *WHICH)  # "find" asks for the only one, the others for one of two
@@ -72,8 +76,10 @@ WORDINGS: dict[Split, Wording] = {
                 "the {} furthest from you",
             ),
         },
-        openings=("please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, "),
-        endings=(".", "!", ", please"),
+        openings=(
+            "please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, ", "right, ", "all right, ",
+        ),
+        endings=(".", "!", ", please", " right away", " straight away", " in the time left"),
     ),
     Split.VALIDATION: Wording(
         requests=(
@@ -132,10 +138,14 @@ def phrasings(intent: str, split: Split) -> tuple[str, ...]:
     return tuple(dict.fromkeys(made))
 
 
-def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TRAINING) -> str:
+def instruction_for(
+    goal: str, rng: np.random.Generator, split: Split = Split.TRAINING, unheard: float = 0.0
+) -> str:
     """One of a split's ways to ask for a goal such as "red chair" or "left red chair".
 
     In training plain "find the" is the most frequent.
+
+    :param unheard: share of the instructions in which `with_unheard_words` replaces some words.
     """
     which, name = split_goal(goal)
     if split is Split.TRAINING and rng.random() < 0.25:
@@ -143,12 +153,74 @@ def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TR
     else:
         templates = phrasings(which or FIND, split)
         text = fill(templates[int(rng.integers(len(templates)))], name)
+    if unheard and rng.random() < unheard:
+        text = with_unheard_words(text, rng)
     words = WORDINGS[split]
     if rng.random() < 0.15:
         text = words.openings[int(rng.integers(len(words.openings)))] + text
     if rng.random() < 0.15:
         text += words.endings[int(rng.integers(len(words.endings)))]
     return text[0].upper() + text[1:] if rng.random() < 0.15 else text
+
+
+def with_unheard_words(text: str, rng: np.random.Generator) -> str:
+    """An instruction with about half of the words that do not tell of the goal made up, and now and then some more."""
+
+    def instead(match: re.Match[str]) -> str:
+        word = match[0]
+        return word if word in _TELLING or rng.random() < 0.5 else _made_up(rng)
+
+    text = re.sub(r"[A-Za-z0-9]+", instead, text)
+    before, behind = ([_made_up(rng) for _ in range(rng.integers(3))] for _ in range(2))
+    return " ".join([*before, text, *behind])
+
+
+_TELLING = {word for words in WHICH.values() for word in words} | {
+    f"{word}{end}" for word in (*COLOURS, *KINDS) for end in ("", "s", "es")
+}
+_ONSETS = (
+    "",
+    *"bcdfghjklmnprstvwz",
+    "bl",
+    "br",
+    "cl",
+    "dr",
+    "fl",
+    "gr",
+    "pl",
+    "qu",
+    "sh",
+    "sk",
+    "st",
+    "th",
+    "tr",
+)
+_VOWELS = (*"aeiou", "ai", "ea", "ee", "oo", "ou")
+_CODAS = ("", *"bdglmnprstx", "ck", "ll", "nd", "ng", "nt", "rk", "rn", "sh", "ss", "st", "th")
+
+
+@cache
+def _all_words() -> frozenset[str]:
+    """What is said in any split."""
+    said = [
+        template
+        for words in WORDINGS.values()
+        for part in (*vars(words).values(), *words.names.values())
+        for template in part
+    ]
+    return frozenset(re.findall(r"[a-z0-9]+", " ".join(said).lower())) | _TELLING
+
+
+def _made_up(rng: np.random.Generator) -> str:
+    """A word that is no split's, of one or two syllables."""
+    while True:
+        word = "".join(
+            part[int(rng.integers(len(part)))]
+            for _ in range(int(rng.integers(1, 3)))
+            for part in (_ONSETS, _VOWELS, _CODAS)
+        )
+        if len(word) > 1 and word not in _all_words():
+            return word
 
 
 def instructed(world: World) -> World:

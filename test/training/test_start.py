@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from training.killed_run import tiny
 
 from dsd_ros.paths import models_directory
 from dsd_ros.training.architecture import DRAFT, SIZES, TARGET, build_model
+from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
+from dsd_ros.training.forward import tower_forward
 from dsd_ros.training.pair import TrainSettings, train_pair
 from dsd_ros.training.pair_models import fold, load_start, unfold
+from dsd_ros.vlm.loading import quiet_transformers
 
 SHIPPED = models_directory()
 
@@ -23,6 +27,24 @@ def test_the_pairs_weights_are_taken_and_the_drafts_projection_is_found_again() 
     fold(draft, target.model.visual, unfold(draft, target.model.visual))
     after = draft.model.visual.state_dict()
     assert all(torch.allclose(before[key], after[key], atol=1e-3) for key in before)
+
+
+def test_a_deeper_tower_begins_where_the_shallower_one_is(tmp_path: Path) -> None:
+    small = SIZES["small"][0]
+    shallow, deep = build_model(small, 1), build_model(replace(small, tower_layers=5), 2)
+    with quiet_transformers():
+        shallow.save_pretrained(tmp_path)
+    load_start(deep, tmp_path)
+    pictures = torch.randint(256, (2, MODEL_HEIGHT, MODEL_WIDTH, 3), dtype=torch.uint8)
+    before, after = (tower_forward(m.model.visual, pictures) for m in (shallow, deep))
+    assert torch.allclose(before, after, atol=1e-5)
+    after.sum().backward()
+    for block in deep.model.visual.blocks:  # the new ones can be learned
+        assert block.attn.proj.weight.grad.abs().max() > 0
+        assert block.mlp.fc2.weight.grad.abs().max() > 0
+    with pytest.raises(ValueError, match="of another size"):
+        deep.save_pretrained(tmp_path)
+        load_start(shallow, tmp_path)
 
 
 def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:

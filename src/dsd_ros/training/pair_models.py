@@ -27,18 +27,42 @@ def digest(path: Path) -> str:
 def load_start(model: Any, folder: Path) -> str:
     """Give a model the weights of a model directory, and return their digest.
 
-    Raises ValueError where there are none, or those of a model of another size.
+    A tower with more layers gets each of the old ones with copies behind it that change nothing yet. Raises ValueError
+    where there are no weights, or those of a model of another size.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"There is no {path} to go on from; name the folder of a trained pair.")
     with quiet_transformers():
         other = type(model).from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    _deepen(other.model.visual, len(model.model.visual.blocks))
     try:
         model.load_state_dict(other.state_dict())
     except RuntimeError as error:
         raise ValueError(f"The model in {folder} is of another size; say which.") from error
     return digest(path)
+
+
+def _deepen(tower: Any, layers: int) -> None:
+    """Bring a tower to as many layers, if it has fewer, so that it says the same as before.
+
+    After T. Chen et al., "Net2Net", 2016, and J. Wu et al., "LLaMA Pro", 2024: copies whose last matrices are zero.
+    """
+    old = list(tower.blocks)
+    if len(old) >= layers:
+        return
+    blocks: list[nn.Module] = []
+    for index in range(layers):
+        source = old[index * len(old) // layers]
+        if source not in blocks:
+            blocks.append(source)
+            continue
+        block = copy.deepcopy(source)
+        for linear in (block.attn.proj, block.mlp.fc2):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        blocks.append(block)
+    tower.blocks = nn.ModuleList(blocks)
 
 
 def average(model: Any, paths: Sequence[Path]) -> None:

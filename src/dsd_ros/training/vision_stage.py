@@ -32,7 +32,8 @@ SLOTS = FREE_WAYS // COLUMNS  # columns of an image token
 BINS = COLUMNS * SLOTS
 GAPS = 20
 TURNS = 7
-FREE = (0.3, 0.5, 0.7, 0.9, 1.2, 1.6, 2.2)  # metres between the classes of a free way
+# Metres between the classes of a free way: among them those that end the steps of robot/guide.py.
+FREE = (0.3, 0.55, 0.8, 1.0, 1.3, 1.6, 2.2)
 _WIDTH = 64
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
 

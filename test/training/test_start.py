@@ -67,3 +67,14 @@ def test_a_run_begins_where_the_pair_is(tmp_path: Path) -> None:
     assert set(figures["start"]) == {"target", "draft"}
     shipped = (SHIPPED / "target" / "tokenizer.json").read_text()
     assert (tmp_path / "out" / "target" / "tokenizer.json").read_text() == shipped
+
+
+def test_a_folder_without_a_draft_leaves_the_draft_to_begin_from_nothing(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "target").symlink_to(SHIPPED / "target", target_is_directory=True)
+    steps = {"vision_steps": 1, "language_steps": 1, "joint_steps": 1, "draft_steps": 1}
+    steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16}
+    figures = train_pair(tiny(tmp_path / "run", start=tmp_path / "start", **steps))
+    assert set(figures["start"]) == {"target"}
+    assert figures["joint"]["right"] > 0.6 and figures["draft"]["right"] < 0.3

@@ -126,10 +126,11 @@ class PairTraining:
         self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
         self.start: dict[str, str] = {}  # digests of the models gone on from
         if settings.start is not None:
-            for name, model in (("target", self.model), ("draft", self.small)):
-                self.start[name] = load_start(model, settings.start / name)
+            self.start["target"] = load_start(self.model, settings.start / "target")
+            if (settings.start / "draft").is_dir():
+                self.start["draft"] = load_start(self.small, settings.start / "draft")
+                self.project = unfold(self.small, self.model.model.visual)
             self.after = "-".join([self.after, *self.start.values()])
-            self.project = unfold(self.small, self.model.model.visual)
         self.ends: list[Path] = []  # of the stages with the tower unfrozen
 
     def vision(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class TrainSettings:
     )
     start: Path | None = field(
         default=None,
-        metadata={"help": "folder with a target/ and draft/ to go on from (none: from nothing)"},
+        metadata={"help": "folder with a target/ to go on from, and a draft/ if that is to, too"},
     )
     seed: int = field(default=0, metadata={"help": "seed of everything random"})
     size: str = field(

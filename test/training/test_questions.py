@@ -9,7 +9,15 @@ import torch
 from dsd_ros.training.architecture import IMAGE_TOKENS
 from dsd_ros.training.batches import EOS, IMAGE, Ragged, token_weights
 from dsd_ros.training.data import Frame
-from dsd_ros.training.questions import ACTIONS, CAPTION, Mixer, Prompts, Questions, prompt_with_past
+from dsd_ros.training.questions import (
+    ACTIONS,
+    CAPTION,
+    UNHEARD,
+    Mixer,
+    Prompts,
+    Questions,
+    prompt_with_past,
+)
 from dsd_ros.training.text import all_instructions, instruction_for, prompt_ids, train_tokenizer
 
 RED, BLUE = ("chair", "red", 0.3, 1.0, 400), ("box", "blue", 0.7, 2.0, 300)
@@ -53,7 +61,7 @@ def test_prompts_put_together_have_the_ids_of_inference(tokenizer) -> None:
     goals = ["red chair", "left blue box"]
     prompts = Prompts(tokenizer, goals, seed=5, variants=20, history=3)
     rng = np.random.default_rng([5, 31])
-    texts = [instruction_for(goal, rng) for goal in goals for _ in range(20)]
+    texts = [instruction_for(goal, rng, unheard=UNHEARD) for goal in goals for _ in range(20)]
     draw = np.random.default_rng(1)
     actions = draw.integers(len(ACTIONS), size=(40, 3))
     actions[np.arange(3)[None] < draw.integers(4, size=40)[:, None]] = -1  # fewer steps

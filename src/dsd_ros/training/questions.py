@@ -26,7 +26,7 @@ _CAPTION_PIECE = 2
 _BLOCK = 20_000  # texts tokenized at once
 _SEEN = 0.68  # of the questions are about something in view
 _ALL_STEPS = 0.75  # of the prompts with a history hold all of it that there is
-_UNHEARD = 0.5  # of the instructions hold words that nobody has said
+UNHEARD = 0.5  # of the instructions hold words that nobody has said
 VARIANTS = 384  # instructions per goal that a stage draws from
 
 
@@ -136,7 +136,7 @@ class Prompts:
         rng = np.random.default_rng([seed, 31])
         self.variants = variants
         texts = [
-            instruction_for(goal, rng, unheard=_UNHEARD) for goal in goals for _ in range(variants)
+            instruction_for(goal, rng, unheard=UNHEARD) for goal in goals for _ in range(variants)
         ]
         past, action = DEFAULT_PAST.split("{image}")
         picture = f"<|vision_start|>{'<|image_pad|>' * IMAGE_TOKENS}<|vision_end|>"

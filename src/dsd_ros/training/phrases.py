@@ -170,7 +170,7 @@ def with_unheard_words(text: str, rng: np.random.Generator) -> str:
         word = match[0]
         return word if word in _TELLING or rng.random() < 0.5 else _made_up(rng)
 
-    text = re.sub(r"[A-Za-z0-9]+", instead, text)
+    text = re.sub(r"\w+", instead, text)
     before, behind = ([_made_up(rng) for _ in range(rng.integers(3))] for _ in range(2))
     return " ".join([*before, text, *behind])
 
@@ -179,22 +179,8 @@ _TELLING = {word for words in WHICH.values() for word in words} | {
     f"{word}{end}" for word in (*COLOURS, *KINDS) for end in ("", "s", "es")
 }
 _ONSETS = (
-    "",
-    *"bcdfghjklmnprstvwz",
-    "bl",
-    "br",
-    "cl",
-    "dr",
-    "fl",
-    "gr",
-    "pl",
-    "qu",
-    "sh",
-    "sk",
-    "st",
-    "th",
-    "tr",
-)
+    "", *"bcdfghjklmnprstvwz", "bl", "br", "cl", "dr", "fl", "gr", "pl", "qu", "sh", "sk", "st", "th", "tr",
+)  # fmt: skip
 _VOWELS = (*"aeiou", "ai", "ea", "ee", "oo", "ou")
 _CODAS = ("", *"bdglmnprstx", "ck", "ll", "nd", "ng", "nt", "rk", "rn", "sh", "ss", "st", "th")
 

@@ -51,7 +51,9 @@ class TrainSettings:
     )
     start: Path | None = field(
         default=None,
-        metadata={"help": "folder with a target/ to go on from, and a draft/ if that is to, too"},
+        metadata={
+            "help": "folder with a target/ to go on from, and a draft/ unless that begins anew (none: from nothing)"
+        },
     )
     seed: int = field(default=0, metadata={"help": "seed of everything random"})
     size: str = field(

@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 import torch
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
 from ros_rig import CameraRig, Rig, picture
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress
@@ -329,8 +328,7 @@ def test_the_draft_nodes_lifecycle(rig, tiny_pair):
     camera = CameraRig(rig)
 
     def change(transition: int) -> bool:
-        request = ChangeState.Request(transition=Transition(id=transition))
-        return rig.call(ChangeState, "draft_node/change_state", request).success
+        return rig.change("draft_node", transition)
 
     def decode() -> int:
         return camera.ask(picture(1), INSTRUCTION, timeout=10.0).code

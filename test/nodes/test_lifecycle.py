@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from lifecycle_msgs.msg import State, Transition
-from lifecycle_msgs.srv import ChangeState, GetState
 from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
@@ -42,19 +41,6 @@ class Nodes:
         pid = child.pid
         child.signal(signal.SIGKILL)
         self.rig.until(lambda: self.rig.group.ended() is None and child.pid != pid)
-
-    def change(self, node: str, *transitions: int) -> bool:
-        return all(
-            self.rig.call(
-                ChangeState,
-                f"{node}/change_state",
-                ChangeState.Request(transition=Transition(id=transition)),
-            ).success
-            for transition in transitions
-        )
-
-    def state(self, node: str) -> int:
-        return self.rig.call(GetState, f"{node}/get_state", GetState.Request()).current_state.id
 
 
 LOST = (Decode.Response.LINK_LOST, Decode.Response.TIMED_OUT)
@@ -91,12 +77,12 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
     assert rig.group.child("verifier_node").restarted == 1
 
     # A verifier that does not answer is no verifier; one that has freed its model loads it again.
-    assert nodes.change("verifier_node", *DOWN)
-    assert nodes.state("verifier_node") == State.PRIMARY_STATE_UNCONFIGURED
+    assert rig.change("verifier_node", *DOWN)
+    assert rig.state("verifier_node") == State.PRIMARY_STATE_UNCONFIGURED
     assert decode_once(rig, camera) in LOST
-    assert not nodes.change("verifier_node", Transition.TRANSITION_ACTIVATE)
-    assert nodes.change("verifier_node", *UP)
-    assert not nodes.change("verifier_node", Transition.TRANSITION_CONFIGURE)
+    assert not rig.change("verifier_node", Transition.TRANSITION_ACTIVATE)
+    assert rig.change("verifier_node", *UP)
+    assert not rig.change("verifier_node", Transition.TRANSITION_CONFIGURE)
     rig.until(works, what="a decode with the verifier active again")
 
     # Taken down in the middle of decodes, whichever of the two it is: each decode ends, and the next ones work.
@@ -112,18 +98,18 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
         thread.start()
         try:
             rig.until(lambda: Decode.Response.OK in codes)  # noqa: B023
-            assert nodes.change(name, *DOWN)
+            assert rig.change(name, *DOWN)
             count = len(codes)
             # Behind the decode that was under way; on a busy machine an answer may be late.
             rig.until(lambda: any(code in LOST for code in codes[count + 1 :]))  # noqa: B023
             assert Decode.Response.OK not in codes[count + 1 :]
-            assert nodes.change(name, *UP)
+            assert rig.change(name, *UP)
         finally:
             stop.set()
             thread.join(30.0)
         assert not thread.is_alive()
         rig.until(works)
-    assert nodes.change("verifier_node", Transition.TRANSITION_ACTIVE_SHUTDOWN)
+    assert rig.change("verifier_node", Transition.TRANSITION_ACTIVE_SHUTDOWN)
     assert decode_once(rig, camera) in LOST
     assert not any("Traceback" in line for line in rig.lines)
 
@@ -146,9 +132,9 @@ def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
     for name in ("bridge_node", "verifier"):
         nodes.kill(name)
         rig.until(works, what=f"a decode with the new {name}")
-    assert nodes.change("bridge_node", *DOWN)
+    assert rig.change("bridge_node", *DOWN)
     assert decode_once(rig, camera) in LOST
-    assert nodes.change("bridge_node", *UP)
+    assert rig.change("bridge_node", *UP)
     rig.until(works)
     assert rig.group.ended() is None
     assert not any("Traceback" in line for line in rig.lines)
@@ -160,20 +146,20 @@ SHARED = {"/diagnostics", "/rosout", "/parameter_events"}
 @pytest.mark.slow
 def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     everybody = ("draft_node", "verifier_node", "supervisor_node", "navigation_node")
-    one = Nodes(rig, tiny_pair, *everybody, namespace="go2_1")
-    other = Nodes(rig, tiny_pair, "draft_node", namespace="/go2_2")
+    Nodes(rig, tiny_pair, *everybody, namespace="go2_1")
+    Nodes(rig, tiny_pair, "draft_node", namespace="/go2_2")
     camera_of_one, camera_of_other = CameraRig(rig, "go2_1/"), CameraRig(rig, "go2_2/")
     rig.until(lambda: decode_once(rig, camera_of_one) == Decode.Response.OK)
     # The other's draft has been in the domain with a verifier for as long, and has not found it.
     assert decode_once(rig, camera_of_other) in LOST
-    assert other.state("go2_2/draft_node") != State.PRIMARY_STATE_ACTIVE
+    assert rig.state("go2_2/draft_node") != State.PRIMARY_STATE_ACTIVE
     request = Decode.Request(instruction=INSTRUCTION, timeout=1.0)
     camera_of_other.show(picture(1))
     request.not_before = rig.node.get_clock().now().to_msg()
     assert rig.call(Decode, "go2_1/decode", request).code == Decode.Response.NO_IMAGE
     Nodes(rig, tiny_pair, "verifier_node", namespace="go2_2")
     rig.until(lambda: decode_once(rig, camera_of_other) == Decode.Response.OK)
-    assert one.change("go2_1/verifier_node", *DOWN)
+    assert rig.change("go2_1/verifier_node", *DOWN)
     assert decode_once(rig, camera_of_one) in LOST
     assert decode_once(rig, camera_of_other) == Decode.Response.OK
     names = {name for name, _ in rig.node.get_topic_names_and_types()}

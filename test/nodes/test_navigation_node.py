@@ -15,7 +15,6 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
 from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
 from rcl_interfaces.srv import SetParameters
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -295,8 +294,7 @@ def test_deactivate_stops_the_robot_first_and_activate_takes_goals_again(rig):
     nav = NavigationRig(rig)
 
     def change(transition: int) -> bool:
-        request = ChangeState.Request(transition=Transition(id=transition))
-        return rig.call(ChangeState, "navigation_node/change_state", request).success
+        return rig.change("navigation_node", transition)
 
     nav.script = [LEFT, LEFT]
     end = nav.client.result(nav.send())

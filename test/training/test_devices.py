@@ -82,7 +82,7 @@ def frames() -> Frames:
 def mixer(frames: Frames) -> Mixer:
     said = [text for frame in frames.labels for _, text in frame.replies]
     tokenizer = train_tokenizer([*said, *all_instructions()[::20]])
-    return Mixer(Questions(tokenizer, frames.labels), 6, seed=2, variants=4, per_picture=2)
+    return Mixer(Questions(tokenizer, frames.labels), 6, seed=2, variants=4)
 
 
 def stages(frames: Frames, mixer: Mixer) -> Iterator[Stage]:

@@ -95,7 +95,8 @@ def _load_shard(path: Path) -> tuple[np.ndarray, list[Frame]]:
         version = whole["version"] if isinstance(whole, dict) else 1
         rows = whole["frames"] if version == SHARD_VERSION else []
         frames = [_frame(row) for row in rows]
-        images = np.load(path.with_suffix(".npy"), allow_pickle=False)
+        # Mapped, so that many shards' pictures are in memory once when they are put together, not twice.
+        images = np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
     except (OSError, KeyError, TypeError, ValueError, EOFError) as error:
         raise ValueError(
             f"The pictures of {path} are damaged ({type(error).__name__}: {error}): {remedy}."

@@ -158,7 +158,7 @@ class PairTraining:
     def joint(self) -> dict[str, Any]:
         """Train on with the tower unfrozen."""
         s = self.settings
-        return self._live("target-joint", s.seed + 10, _minutes(s.joint_minutes), 1.2e-3)
+        return self._live("target-joint", s.seed + 10, _minutes(s.joint_minutes), 1e-3)
 
     def dagger(self, round_: int) -> dict[str, Any]:
         """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
@@ -173,7 +173,7 @@ class PairTraining:
             np.concatenate([self.frames.images, extra.images]), self.frames.labels + extra.labels
         )
         self.questions.add(extra.labels)
-        name, rate = f"target-dagger{round_}", 1e-3 * 0.5**round_
+        name, rate = f"target-dagger{round_}", 5e-4 * 0.5**round_
         figures = self._live(name, s.seed + 20 + round_, _minutes(s.dagger_minutes), rate)
         return {"met": met, "pictures": len(extra.labels), **figures}
 
@@ -251,9 +251,7 @@ class PairTraining:
 
     def _live(self, name: str, seed: int, minutes: float, rate: float) -> dict[str, Any]:
         s = self.settings
-        mixer = self._mixer(
-            self.questions, seed, batch=s.live_batch, per_picture=1 if s.history else 2, pool=self.pool
-        )  # fmt: skip
+        mixer = self._mixer(self.questions, seed, batch=s.live_batch, pool=self.pool)
         tower = self.model.model.visual
         look = live_look(tower, self.heads, self.frames, seed, self.device)
         figures = self._language(

@@ -183,7 +183,6 @@ class Mixer:
         questions: Questions,
         batch: int,
         seed: int,
-        per_picture: int = 1,
         pool: np.ndarray | None = None,
         history: int = 0,
         variants: int = VARIANTS,
@@ -191,7 +190,7 @@ class Mixer:
     ) -> None:
         """`pool`: numbers of the pictures to draw from, some more than once (all alike by default)."""
         self.questions, self.batch, self.seed = questions, batch, seed
-        self.per_picture, self.history = per_picture, history
+        self.history = history
         asked = np.flatnonzero(questions.seen + questions.unseen > 0)
         self.pool = asked if pool is None else pool[np.isin(pool, asked)]
         tokenizer = questions.tokenizer
@@ -210,8 +209,7 @@ class Mixer:
         """The batch of a step; equal steps give equal batches."""
         rng = np.random.default_rng([self.seed, 30, step])
         q, size = self.questions, self.batch
-        some = self.pool[rng.integers(len(self.pool), size=-(-size // self.per_picture))]
-        rows = np.repeat(some, self.per_picture)[:size]
+        rows = self.pool[rng.integers(len(self.pool), size=size)]
         told = rng.random(size) < caption_share
         seen, unseen = q.seen[rows], q.unseen[rows]
         in_view = (seen > 0) & ((rng.random(size) < _SEEN) | (unseen == 0))

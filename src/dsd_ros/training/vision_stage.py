@@ -2,13 +2,14 @@
 
 A picture's width is cut into 24 columns, four to each column of image tokens. Every column gets a
 vector from the four image tokens above each other there (no position of its own), and from it: what
-kind and colour stands there, how far, which turn would face it, and how far the robot could go that
+kind and colour stands there, how far and at which bearing from the base, and how far the robot could go that
 way. A question "colour kind" is compared with all the columns' vectors and must pick the right one, or "not here".
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,17 +31,21 @@ from .stages import Losses, Report, Stage, run_stage
 
 SLOTS = FREE_WAYS // COLUMNS  # columns of an image token
 BINS = COLUMNS * SLOTS
-GAPS = 20
-TURNS = 7
-# Metres between the classes of a free way: among them those that end the steps of robot/guide.py.
+# Edges between classes, in metres and in degrees to one side: among them all at which robot/guide.py decides
+# otherwise, and between them finer ones, so that missing one by a little costs little and by much costs much.
+GAP_EDGES = (*(0.05 * k for k in range(1, 23)), 1.3, 1.5, 1.7, 1.9, 2.25, 2.75, 3.25, 3.75)
+_ASIDE = (6.0, 10.0, 15.0, 20.0, 22.5, 30.0, 37.5)
+TURN_EDGES = (*(-edge for edge in reversed(_ASIDE)), 0.0, *_ASIDE)
 FREE = (0.3, 0.55, 0.8, 1.0, 1.3, 1.6, 2.2)
+_TURNED = tuple(TURN_EDGES.index(sign * edge) for sign in (-1, 1) for edge in (10.0, 22.5, 37.5))
+GAPS, TURNS = len(GAP_EDGES) + 1, len(TURN_EDGES) + 1
 _WIDTH = 64
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
 
 
 @dataclass
 class Labels:
-    """Per picture and column: kind, colour, gap and turn class (-1 where nothing stands), and free way."""
+    """Per picture and column: kind, colour, gap and bearing class (-1 where nothing stands), and free way."""
 
     kind: torch.Tensor  # (N, BINS), 0 = nothing
     colour: torch.Tensor
@@ -132,17 +137,13 @@ def thing_classes(frame: Frame, index: int) -> tuple[int, int, int]:
 
 
 def gap_class(metres: float) -> int:
-    """Distance class: 0.1 m steps near by, coarser farther away."""
-    if metres < 1.0:
-        return int(max(metres, 0.0) * 10)
-    return min(10 + int((metres - 1.0) / 0.25), GAPS - 1)
+    """Distance class: 5 cm steps near by, coarser farther away."""
+    return bisect_left(GAP_EDGES, metres)
 
 
 def _turn_class(bearing: float) -> int:
-    """Turn class 0..6 (right 45 ... left 45) for a bearing from the base."""
-    degrees = math.degrees(bearing)
-    edges = (-37.5, -22.5, -10.0, 10.0, 22.5, 37.5)
-    return sum(degrees > edge for edge in edges)
+    """Class of a bearing from the base (radians), from the right to the left."""
+    return bisect_left(TURN_EDGES, math.degrees(bearing))
 
 
 def loss_of(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) -> torch.Tensor:
@@ -194,9 +195,14 @@ def mirrored(labels: Labels) -> Labels:
     )  # fmt: skip
 
 
+def _turn(classes: torch.Tensor) -> torch.Tensor:
+    """Which of the reply's seven turns (none among them) faces what stands in a class of bearings."""
+    return torch.stack([classes > edge for edge in _TURNED]).sum(0)
+
+
 @torch.inference_mode()
 def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dict[str, float]:
-    """Shares right on pictures: the place within one column, absence, turn of what is there."""
+    """Shares right on pictures: the place within one column, absence, the turn that faces what is there, free ways."""
     near = there = quiet = away = turned = things = clear = ways = 0
     device = labels.place.device
     for first in range(0, len(images), 128):
@@ -210,7 +216,7 @@ def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dic
         quiet += int((guess == BINS)[place == BINS].sum())
         away += int((place == BINS).sum())
         turn = labels.turn[rows]
-        turned += int((out["turn"].argmax(-1) == turn)[turn >= 0].sum())
+        turned += int((_turn(out["turn"].argmax(-1)) == _turn(turn))[turn >= 0].sum())
         things += int((turn >= 0).sum())
         clear += int((out["free"].argmax(-1) == labels.free[rows]).sum())
         ways += labels.free[rows].numel()

@@ -29,7 +29,8 @@ Waited = Callable[[], None]  # called while waiting; raises to end it
 class ReplayClient:
     """A node in a namespace of its own, spinning in a thread of its own."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, nodes: tuple[str, ...]) -> None:
+        """:param nodes: the lifecycle nodes whose messages are noted: the draft node, and what verifies on topics."""
         self._ros = SpinningNode("replay_client", namespace)
         node = self._ros.node
         self._lock = threading.Lock()
@@ -49,7 +50,9 @@ class ReplayClient:
         ):
             node.create_subscription(kind, topic, self._locked(take), qos.OUTCOMES)
         self._decode = node.create_client(Decode, "decode")
-        self._draft_node = LifecycleWatch(node, "draft_node")
+        # Made behind the subscriptions: DDS tells of both in this order, so who answers here has found those, and
+        # nothing of the first reply is missed.
+        self._watches = [LifecycleWatch(node, name) for name in nodes]
         node.create_timer(_TICK_S, self._tick)
         self._ros.start()
 
@@ -57,9 +60,9 @@ class ReplayClient:
         self._ros.close()
 
     def ready(self) -> bool:
-        """Whether the draft node has a session with the verifier, and listens to this node."""
+        """Whether the draft node has a session with the verifier and listens to this node, which hears both."""
         return (
-            self._draft_node.active()
+            all([watch.active() for watch in self._watches])
             and self._decode.service_is_ready()
             and self._camera.get_subscription_count() > 0
         )

@@ -93,8 +93,9 @@ class ReplaySystem:
             # Imported late: the nodes are already starting while this process loads ROS.
             from dsd_ros.nodes.replay_client import ReplayClient
 
-            self._client = ReplayClient(namespace)
-            self.wait(self._client.ready, "The draft node did not become ready")
+            verifies = "verifier_node" if self._plan.transport == "dds" else "bridge_node"
+            self._client = ReplayClient(namespace, ("draft_node", verifies))
+            self.wait(self._client.ready, "The nodes did not become ready")
         except BaseException:
             self.__exit__()
             raise

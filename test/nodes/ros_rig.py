@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState, GetState
+from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
@@ -27,7 +27,6 @@ from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
-ANSWER_PATIENCE_S = 2.0  # for the answer to what can be asked again
 
 
 class Rig:
@@ -95,33 +94,20 @@ class Rig:
             self.node.destroy_client(client)
 
     def state(self, node: str) -> int:
-        """The id of a lifecycle node's state.
-
-        Asked for until it is answered: a killed node is missed late, so that its service seems to be there before the
-        new one is, and what is asked then is heard by nobody.
-        """
-        client = self.node.create_client(GetState, f"{node}/get_state")
-        answers: list[Any] = []
-
-        def answered() -> bool:
-            if not answers or time.monotonic() - asked[-1] > ANSWER_PATIENCE_S:
-                asked.append(time.monotonic())
-                answers.append(client.call_async(GetState.Request()))
-            return any(answer.done() for answer in answers)
-
-        asked: list[float] = []
+        """The id of a lifecycle node's state, asked for until it is answered."""
+        watch = LifecycleWatch(self.node, node)
         try:
-            self.until(client.service_is_ready, what=f"state of {node}")
-            self.until(answered, what=f"state of {node}")
-            return next(a.result().current_state.id for a in answers if a.done())
+            self.until(lambda: watch.state() is not None, what=f"state of {node}")
+            return watch.state()
         finally:
-            self.node.destroy_client(client)
+            watch.close()
 
     def change(self, node: str, *transitions: int) -> bool:
         """Lead a lifecycle node through transitions; False when one is refused.
 
-        None can be asked for twice. So a client made later is answered first: DDS tells of clients in the order in
-        which they were made, and the node has found the earlier one, too, then.
+        None can be asked for twice, and a node started again after a kill may not hear what is asked before it is
+        found. So a client made later is answered first: DDS tells of clients in the order in which they were made,
+        and the node has found the earlier one, too, then.
         """
         client = self.node.create_client(ChangeState, f"{node}/change_state")
         try:

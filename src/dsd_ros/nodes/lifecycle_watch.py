@@ -16,7 +16,8 @@ class LifecycleWatch:
     """Asks a lifecycle node for its state each time the last answer was another than active.
 
     A node that has found this client's question before it found the client drops its answer (DDS tells the two sides
-    of each other independently), so one that does not come is asked for again.
+    of each other independently), and while a killed node is not missed yet, its successor may not hear the question.
+    So an answer that does not come is asked for again.
     """
 
     def __init__(self, node: Node, name: str) -> None:
@@ -25,23 +26,26 @@ class LifecycleWatch:
         self._client = node.create_client(GetState, f"{name}/get_state")
         self._call: Any = None
         self._asked = 0.0
-        self._active = False
+        self._state: int | None = None
 
     def active(self) -> bool:
         """Whether the node has been active; asks on, without waiting."""
-        if self._active:
-            return True
+        return self.state() == State.PRIMARY_STATE_ACTIVE
+
+    def state(self) -> int | None:
+        """The id of the newest answer's state, None before the first; asks on, without waiting."""
+        if self._state == State.PRIMARY_STATE_ACTIVE:
+            return self._state
         if self._call is not None and self._call.done():
             answer, self._call = self._call.result(), None
-            self._active = (
-                answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE
-            )
+            if answer is not None:
+                self._state = answer.current_state.id
         elif self._call is not None and time.monotonic() - self._asked > _PATIENCE_S:
             self._client.remove_pending_request(self._call)
             self._call = None
         elif self._call is None and self._client.service_is_ready():
             self._call, self._asked = self._client.call_async(GetState.Request()), time.monotonic()
-        return self._active
+        return self._state
 
     def close(self) -> None:
         """Ask no more."""

@@ -62,7 +62,7 @@ class ReplayClient:
     def ready(self) -> bool:
         """Whether the draft node has a session with the verifier and listens to this node, which hears both."""
         return (
-            all([watch.active() for watch in self._watches])
+            all(watch.active() for watch in self._watches)
             and self._decode.service_is_ready()
             and self._camera.get_subscription_count() > 0
         )

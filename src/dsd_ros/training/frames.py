@@ -16,6 +16,8 @@ from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
 MODEL_WIDTH, MODEL_HEIGHT = 168, 112  # the picture as the models see it
 FREE_WAYS = 24  # parts of the picture's width towards which the free way is labelled
 SHARD_VERSION = 4
+_SHAPE = (MODEL_HEIGHT, MODEL_WIDTH, 3)
+_REMEDY = "delete it and its .npy, and they are made anew"
 
 
 @dataclass
@@ -73,44 +75,53 @@ def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> Non
 
 def load_frames(folder: Path, limit: int | None = None) -> Frames:
     """All whole shards of a folder, in order. Raises ValueError when there are none, or one is old or damaged."""
-    images: list[np.ndarray] = []
+    shards: list[tuple[Path, int]] = []
     labels: list[Frame] = []
     for path in sorted(folder.glob("*.json")):
         if path.name.endswith(".part.json"):
             continue
-        some, their = _load_shard(path)
-        images.append(some)
-        labels += their
+        some = _load_labels(path)
+        shards.append((path, len(some)))
+        labels += some
         if limit is not None and len(labels) >= limit:
             break
-    if not images:
+    if not shards:
         raise ValueError(f"No training pictures are in {folder}: generate them first.")
-    return Frames(np.concatenate(images)[:limit], labels[:limit])
+    # One array filled shard by shard: joining whole shards would take twice the memory.
+    images = np.empty((len(labels), *_SHAPE), np.uint8)
+    first = 0
+    for path, count in shards:
+        images[first : first + count] = _load_images(path, count)
+        first += count
+    return Frames(images[:limit], labels[:limit])
 
 
-def _load_shard(path: Path) -> tuple[np.ndarray, list[Frame]]:
-    remedy = "delete it and its .npy, and they are made anew"
+def _load_labels(path: Path) -> list[Frame]:
     try:
         whole = json.loads(path.read_text())
         version = whole["version"] if isinstance(whole, dict) else 1
-        rows = whole["frames"] if version == SHARD_VERSION else []
-        frames = [_frame(row) for row in rows]
-        # Mapped, so that many shards' pictures are in memory once when they are put together, not twice.
-        images = np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
-    except (OSError, KeyError, TypeError, ValueError, EOFError) as error:
-        raise ValueError(
-            f"The pictures of {path} are damaged ({type(error).__name__}: {error}): {remedy}."
-        ) from error
+        frames = [_frame(row) for row in whole["frames"]] if version == SHARD_VERSION else []
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if version != SHARD_VERSION:
         raise ValueError(
-            f"The pictures of {path} are of version {version}, and this release reads {SHARD_VERSION}: {remedy}."
+            f"The pictures of {path} are of version {version}, and this release reads {SHARD_VERSION}: {_REMEDY}."
         )
-    shape = (len(frames), MODEL_HEIGHT, MODEL_WIDTH, 3)
-    if images.shape != shape or images.dtype != np.uint8:
-        raise ValueError(
-            f"The pictures of {path} are damaged (an array of {images.shape} for {len(frames)} labels): {remedy}."
-        )
-    return images, frames
+    return frames
+
+
+def _load_images(path: Path, count: int) -> np.ndarray:
+    try:
+        images: np.ndarray = np.load(path.with_suffix(".npy"), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    if images.shape != (count, *_SHAPE) or images.dtype != np.uint8:
+        raise _damaged(path, f"an array of {images.shape} for {count} labels")
+    return images
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"The pictures of {path} are damaged ({why}): {_REMEDY}.")
 
 
 def _frame(row: dict[str, Any]) -> Frame:

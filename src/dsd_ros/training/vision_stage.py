@@ -31,8 +31,8 @@ from .stages import Losses, Report, Stage, run_stage
 
 SLOTS = FREE_WAYS // COLUMNS  # columns of an image token
 BINS = COLUMNS * SLOTS
-# Edges between classes, in metres and in degrees to one side: among them all at which robot/guide.py decides
-# otherwise, and between them finer ones, so that missing one by a little costs little and by much costs much.
+# Edges between classes of distance (metres), bearing (degrees) and free way (metres): among them those of the stop,
+# the steps and the turns of robot/guide.py; finer ones between them, since these are missed by little.
 GAP_EDGES = (*(0.05 * k for k in range(1, 23)), 1.3, 1.5, 1.7, 1.9, 2.25, 2.75, 3.25, 3.75)
 _ASIDE = (6.0, 10.0, 15.0, 20.0, 22.5, 30.0, 37.5)
 TURN_EDGES = (*(-edge for edge in reversed(_ASIDE)), 0.0, *_ASIDE)

@@ -14,7 +14,7 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
-from rclpy.executors import MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
@@ -25,6 +25,7 @@ from dsd_ros.nodes.images import from_rgb
 from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
+from dsd_ros.nodes.threaded_executor import ThreadedExecutor
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 
@@ -41,7 +42,7 @@ class Rig:
     def __enter__(self) -> Rig:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node("test_rig")
-        self._executor = MultiThreadedExecutor(num_threads=4)
+        self._executor = ThreadedExecutor(4)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._spin, daemon=True)

@@ -16,10 +16,12 @@ from typing import Protocol
 
 import rclpy
 from rclpy.exceptions import InvalidParameterValueException
-from rclpy.executors import Executor, MultiThreadedExecutor, SingleThreadedExecutor
+from rclpy.executors import Executor, SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+
+from dsd_ros.nodes.threaded_executor import ThreadedExecutor
 
 RCLError = rclpy_implementation.RCLError
 
@@ -113,7 +115,7 @@ def _executor(threads: int, events: bool) -> Executor:
         except ImportError:  # before Jazzy
             return SingleThreadedExecutor()
         return EventsExecutor()
-    return SingleThreadedExecutor() if threads == 1 else MultiThreadedExecutor(num_threads=threads)
+    return SingleThreadedExecutor() if threads == 1 else ThreadedExecutor(threads)
 
 
 def main(

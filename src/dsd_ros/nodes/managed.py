@@ -20,8 +20,10 @@ import gc
 import sys
 import threading
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+from lifecycle_msgs.msg import State
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.lifecycle.node import LifecycleNodeMixin
@@ -39,6 +41,7 @@ SUCCESS, FAILURE, ERROR = (
     TransitionCallbackReturn.FAILURE,
     TransitionCallbackReturn.ERROR,
 )
+_GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized"))
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,11 @@ class ManagedNode(LifecycleNode):
             finally:
                 self._transition.release()
         self.give_back()
+
+    def destroy_node(self) -> None:
+        """rclpy's, and what it leaves: its state machine keeps the participant, whose shared memory outlives us."""
+        super().destroy_node()
+        self._state_machine = _GONE
 
     # -- transitions ---------------------------------------------------------------------------
 

@@ -132,6 +132,10 @@ class NavigationNode(ManagedNode):
     def give_back(self) -> None:
         self._command.publish(Twist())
 
+    def destroy_node(self) -> None:
+        self._server.destroy()  # which rclpy's does not
+        super().destroy_node()
+
     # -- motion --------------------------------------------------------------------------------
 
     def _moment(self) -> Moment:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import rclpy
+from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
@@ -34,6 +35,9 @@ class SpinningNode:
         self._stop.set()
         self._thread.join(timeout=2.0)
         self.executor.shutdown(timeout_sec=0.2)
+        for waitable in list(self.node.waitables):
+            if isinstance(waitable, ActionClient):
+                waitable.destroy()  # rclpy leaves it, and with it the participant's shared memory
         self.node.destroy_node()
         rclpy.shutdown()
 

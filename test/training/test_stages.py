@@ -150,6 +150,17 @@ def test_whole_shards_are_kept_and_missing_ones_made(tmp_path: Path) -> None:
         load_frames(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("room, moves", [(0, True), (2, True), (3, False), (9, False)])
+def test_added_pictures_use_the_room_that_was_left(tmp_path: Path, room: int, moves: bool) -> None:
+    generate(tmp_path, Split.TRAINING, 1, workers=1, frames_per_world=3)
+    plain, roomy = load_frames(tmp_path), load_frames(tmp_path, room=room)
+    place = roomy.images.ctypes.data
+    roomy.add(plain)
+    assert np.array_equal(roomy.images, np.concatenate([plain.images, plain.images]))
+    assert roomy.labels == [*plain.labels, *plain.labels]
+    assert (roomy.images.ctypes.data != place) is moves
+
+
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="batch must be at least 1"):
         TrainSettings(batch=0)

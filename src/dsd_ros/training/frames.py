@@ -58,6 +58,17 @@ class Frames:
 
     images: np.ndarray
     labels: list[Frame] = field(default_factory=list)
+    _roomy: np.ndarray | None = None  # what `images` is the beginning of, with room for more
+
+    def add(self, more: Frames) -> None:
+        """Append other pictures: into the room that :func:`load_frames` left, or with a copy of all."""
+        first, count = len(self.labels), len(self.labels) + len(more.labels)
+        if self._roomy is None or len(self._roomy) < count:
+            self._roomy = np.concatenate([self.images, more.images])
+        else:
+            self._roomy[first:count] = more.images
+        self.images = self._roomy[:count]
+        self.labels = self.labels + more.labels
 
 
 def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> None:
@@ -73,8 +84,11 @@ def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> Non
     os.replace(text, path.with_suffix(".json"))
 
 
-def load_frames(folder: Path, limit: int | None = None) -> Frames:
-    """All whole shards of a folder, in order. Raises ValueError when there are none, or one is old or damaged."""
+def load_frames(folder: Path, limit: int | None = None, room: int = 0) -> Frames:
+    """All whole shards of a folder, in order, with room for so many pictures more (see :meth:`Frames.add`).
+
+    :raises ValueError: when there are none, or one is old or damaged.
+    """
     shards: list[tuple[Path, int]] = []
     labels: list[Frame] = []
     for path in sorted(folder.glob("*.json")):
@@ -88,12 +102,13 @@ def load_frames(folder: Path, limit: int | None = None) -> Frames:
     if not shards:
         raise ValueError(f"No training pictures are in {folder}: generate them first.")
     # One array filled shard by shard: joining whole shards would take twice the memory.
-    images = np.empty((len(labels), *_SHAPE), np.uint8)
+    images = np.empty((len(labels) + room, *_SHAPE), np.uint8)
     first = 0
     for path, count in shards:
         images[first : first + count] = _load_images(path, count)
         first += count
-    return Frames(images[:limit], labels[:limit])
+    labels = labels[:limit]
+    return Frames(images[: len(labels)], labels, images)
 
 
 def _load_labels(path: Path) -> list[Frame]:

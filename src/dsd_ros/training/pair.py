@@ -18,7 +18,7 @@ from torch import nn
 from .architecture import SIZES, build_model
 from .curves import PICTURE, draw_training
 from .dagger import meet
-from .data import Frames, load_frames
+from .data import load_frames
 from .devices import torch_device
 from .distil import answered, some_pictures, teacher
 from .goal_heads import GoalHeads
@@ -169,9 +169,7 @@ class PairTraining:
         extra = load_frames(folder)
         rows = len(self.frames.labels) + np.arange(len(extra.labels))
         self.pool = np.concatenate([self.pool, *[rows] * _OWN_WEIGHT])
-        self.frames = Frames(
-            np.concatenate([self.frames.images, extra.images]), self.frames.labels + extra.labels
-        )
+        self.frames.add(extra)
         self.questions.add(extra.labels)
         name, rate = f"target-dagger{round_}", 5e-4 * 0.5**round_
         figures = self._live(name, s.seed + 20 + round_, _minutes(s.dagger_minutes), rate)

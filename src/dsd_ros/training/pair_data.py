@@ -9,6 +9,7 @@ from typing import Any
 from dsd_ros.robot.situations import Split
 
 from .data import Frames, generate, load_frames
+from .rollouts import MAX_STEPS
 from .settings import TrainSettings
 from .stages import Report
 from .text import all_instructions, train_tokenizer
@@ -28,7 +29,9 @@ def render(settings: TrainSettings, report: Report) -> tuple[Frames, Frames]:
     generate(
         cache / "val", Split.VALIDATION, settings.validation_worlds, settings.workers, _PER_WORLD
     )
-    return load_frames(cache / "train"), load_frames(cache / "val")
+    # Adding them by copying would take twice the memory for a moment.
+    met = settings.dagger_rounds * settings.dagger_worlds * MAX_STEPS
+    return load_frames(cache / "train", room=met), load_frames(cache / "val")
 
 
 def trained_tokenizer(cache: Path, frames: Frames, start: Path | None = None) -> Any:

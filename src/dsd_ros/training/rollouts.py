@@ -27,6 +27,7 @@ from .language_stage import image_tokens
 from .questions import prompt_with_past
 from .replies import greedy_replies
 
+MAX_STEPS = 16  # of a run
 NOT_HERE = "No "  # how a reply begins that does not see its goal
 
 
@@ -134,7 +135,7 @@ def roll_out(
     model: Any,
     tokenizer: Any,
     worlds: Sequence[World],
-    max_steps: int = 16,
+    max_steps: int = MAX_STEPS,
     noisy: bool = True,
     history: int = 0,
 ) -> Rollouts:

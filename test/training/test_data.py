@@ -22,6 +22,8 @@ from dsd_ros.robot.situations import NAMES, Situation, Split, may_meet, world_of
 from dsd_ros.robot.world import ROBOT_RADIUS, Thing, World
 from dsd_ros.training.data import (
     FREE_WAYS,
+    MODEL_HEIGHT,
+    MODEL_WIDTH,
     SPLIT_SEEDS,
     Frame,
     free_ways,
@@ -155,7 +157,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
 def broken(folder: Path, what: str) -> None:
     path = folder / "shard00000"
     frame = Frame(0, (0.0, 0.0, 0.0), [], [("red ball", "No red ball. Action: stop")])
-    save_shard(path, [np.zeros((112, 168, 3), np.uint8)] * 2, [frame] * 2)
+    save_shard(path, [np.zeros((MODEL_HEIGHT, MODEL_WIDTH, 3), np.uint8)] * 2, [frame] * 2)
     labels, pictures = path.with_suffix(".json"), path.with_suffix(".npy")
     if what == "old":
         labels.write_text("[]")
@@ -170,7 +172,7 @@ def broken(folder: Path, what: str) -> None:
     elif what == "empty pictures":
         pictures.write_bytes(b"")
     elif what == "fewer pictures":
-        np.save(pictures, np.zeros((1, 112, 168, 3), np.uint8))
+        np.save(pictures, np.zeros((1, MODEL_HEIGHT, MODEL_WIDTH, 3), np.uint8))
     elif what == "unknown field":
         labels.write_text(json.dumps({"version": SHARD_VERSION, "frames": [{"seed": 1}]}))
 

@@ -21,7 +21,7 @@ from torch.utils._device import _device_constructors
 
 from dsd_ros import training
 from dsd_ros.training.architecture import IMAGE_TOKENS, SIZES, build_model
-from dsd_ros.training.data import FREE_WAYS, Frame, Frames
+from dsd_ros.training.data import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
 from dsd_ros.training.devices import CPU, Feeder, torch_device
 from dsd_ros.training.distil import teacher
 from dsd_ros.training.goal_heads import GoalHeads
@@ -75,7 +75,7 @@ def frames() -> Frames:
         Frame(n, (0.0, 0.0, 0.0), things, [("red chair", said)], free=[1.0] * FREE_WAYS)
         for n in range(6)
     ]
-    return Frames(np.zeros((6, 112, 168, 3), np.uint8), labels)
+    return Frames(np.zeros((6, MODEL_HEIGHT, MODEL_WIDTH, 3), np.uint8), labels)
 
 
 @pytest.fixture(scope="module")

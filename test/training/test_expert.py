@@ -14,7 +14,14 @@ from dsd_ros.robot.offscreen import Offscreen
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import Situation, Split, world_of
 from dsd_ros.robot.world import Thing, World
-from dsd_ros.training.data import SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
+from dsd_ros.training.data import (
+    MODEL_HEIGHT,
+    MODEL_WIDTH,
+    SPLIT_SEEDS,
+    apply_action,
+    shared_offscreen,
+    world_frames,
+)
 from dsd_ros.training.expert import reply
 
 STEPS = 25
@@ -105,7 +112,7 @@ def test_the_expert_solves_nearly_all_of_200_seeds(situation: Situation) -> None
 def test_every_reply_parses_and_names_its_goal(offscreen: Offscreen) -> None:
     images, frames = world_frames(1_000_123, 12, offscreen)
     assert len(images) == len(frames) == 12
-    assert images[0].shape == (112, 168, 3) and images[0].dtype == np.uint8
+    assert images[0].shape == (MODEL_HEIGHT, MODEL_WIDTH, 3) and images[0].dtype == np.uint8
     for frame in frames:
         names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
         for goal, text in frame.replies:

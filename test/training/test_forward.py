@@ -10,6 +10,7 @@ from dsd_ros.robot.situations import Split
 from dsd_ros.robot.world import World
 from dsd_ros.training.architecture import DRAFT, IMAGE_TOKENS, VOCABULARY, build_model
 from dsd_ros.training.batches import EOS, Example, collate
+from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
 from dsd_ros.training.forward import language_forward, patches, tower_forward
 from dsd_ros.training.language_stage import embed
 from dsd_ros.training.phrases import phrasings
@@ -28,7 +29,9 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (2, 112, 168, 3), dtype=np.uint8)
+    return np.random.default_rng(0).integers(
+        0, 256, (2, MODEL_HEIGHT, MODEL_WIDTH, 3), dtype=np.uint8
+    )
 
 
 def official_pixels(images: np.ndarray):

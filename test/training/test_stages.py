@@ -16,7 +16,14 @@ from dsd_ros.robot.situations import Split
 from dsd_ros.training.architecture import DRAFT, build_model
 from dsd_ros.training.checkpoint import load_state
 from dsd_ros.training.curves import draw_training, stages_of
-from dsd_ros.training.data import Frames, generate, load_frames, world_frames
+from dsd_ros.training.data import (
+    MODEL_HEIGHT,
+    MODEL_WIDTH,
+    Frames,
+    generate,
+    load_frames,
+    world_frames,
+)
 from dsd_ros.training.goal_heads import GoalHeads
 from dsd_ros.training.language_stage import cached_look, image_tokens, reply_loss, train_language
 from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
@@ -145,7 +152,7 @@ def test_whole_shards_are_kept_and_missing_ones_made(tmp_path: Path) -> None:
     (tmp_path / "shard00001.part.npy").write_bytes(b"cut off")
     generate(tmp_path, Split.TRAINING, 1, workers=1, frames_per_world=3)
     assert (tmp_path / "shard00000.npy").stat().st_mtime_ns == first
-    assert load_frames(tmp_path).images.shape == (3, 112, 168, 3)
+    assert load_frames(tmp_path).images.shape == (3, MODEL_HEIGHT, MODEL_WIDTH, 3)
     with pytest.raises(ValueError, match="generate them first"):
         load_frames(tmp_path / "nowhere")
 

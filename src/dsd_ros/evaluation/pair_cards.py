@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.evaluation.pair_text import action_rows, percent, situation_rows, table, times
+from dsd_ros.training.architecture import IMAGE_TOKENS
 from dsd_ros.training.curves import stages_of
+from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
 
 PLOT = "training.png"
 _EXITS = re.compile(
@@ -67,8 +69,8 @@ def card(
         f"# dsd_ros {role}",
         "",
         f"A small vision-language model of Qwen2-VL architecture, {_ROLES[role]}. It sees one picture of the",
-        "simulated robot's front camera (336 x 224, shrunk to 168 x 112: 24 image tokens) and an instruction that",
-        "names a colour and a kind, and answers with a line of reasoning and one action:",
+        f"simulated robot's front camera (336 x 224, shrunk to {MODEL_WIDTH} x {MODEL_HEIGHT}: {IMAGE_TOKENS} image tokens)",
+        "and an instruction that names a colour and a kind, and answers with a line of reasoning and one action:",
         "`<reasoning> Action: forward 25|50|75 cm`, `turn left|right 15|30|45 degrees` or `stop`.",
         f"{mine['parameters'] / 1e6:.2f} million parameters, float16, vocabulary of 512.",
         "",

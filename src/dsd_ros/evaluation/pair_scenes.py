@@ -117,7 +117,7 @@ def _poses(world: World) -> list[tuple[float, float, float]]:
 
 
 def held_out_scenes(count: int) -> tuple[np.ndarray, list[Frame]]:
-    """Pictures (count, 112, 168, 3) and labels from rooms of the demo's kind that no training saw."""
+    """Pictures (count, MODEL_HEIGHT, MODEL_WIDTH, 3) and labels from rooms of the demo's kind that no training saw."""
     images: list[np.ndarray] = []
     labels: list[Frame] = []
     with offscreen() as shared:

@@ -59,7 +59,7 @@ class Batch:
     pictures: torch.Tensor  # (M,)
     back: torch.Tensor  # (runs of image tokens,)
     ids: torch.Tensor  # (N, length)
-    images: torch.Tensor  # (runs * 24,)
+    images: torch.Tensor  # (runs * IMAGE_TOKENS,)
     image_at: torch.Tensor  # (N,) where the image tokens of the present picture begin
     wanted: torch.Tensor  # (W,)
     targets: torch.Tensor  # (W,) the next tokens
@@ -97,7 +97,7 @@ def assemble(
     ids = ids[:, :-1]
     wanted = np.flatnonzero(inside[:, 1:])  # a token is foretold in front of it
     is_image = ids == IMAGE
-    # Runs stand in whole numbers, so the last picture begins 23 tokens before the last image token.
+    # Runs stand in whole numbers, so the last picture begins that many tokens before the last image token.
     last = ids.shape[1] - 1 - is_image[:, ::-1].argmax(1)
     image_at = last - (IMAGE_TOKENS - 1)
     pictures, back = np.unique(rows, return_inverse=True)

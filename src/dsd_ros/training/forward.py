@@ -19,7 +19,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def patches(images: torch.Tensor) -> torch.Tensor:
-    """Normalized patches of uint8 or float 0..255 pictures (N, 112, 168, 3): (N, 96, 3*14*14).
+    """Normalized patches of uint8 or float 0..255 pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3): (N, patches, 3*14*14).
 
     In Qwen2-VL's order: the four patches of one image token stand together.
     """
@@ -38,7 +38,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def tower_positions(tower: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the tower's two-dimensional rotary positions, (96, head size)."""
+    """Cosines and sines of the tower's two-dimensional rotary positions, (patches, head size)."""
     device = tower.patch_embed.proj.weight.device
     rows = torch.arange(GRID_HEIGHT, device=device)[:, None].expand(-1, GRID_WIDTH)
     columns = torch.arange(GRID_WIDTH, device=device)[None].expand(GRID_HEIGHT, -1)
@@ -69,7 +69,7 @@ def attend(
 
 
 def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
-    """Image tokens of pictures (N, 112, 168, 3): (N, 24, hidden)."""
+    """Image tokens of pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3): (N, IMAGE_TOKENS, hidden)."""
     count = len(images)
     # A still picture fills both frames of a temporal patch, so the kernel's frames add up.
     kernel = tower.patch_embed.proj.weight.sum(dim=2).flatten(1)

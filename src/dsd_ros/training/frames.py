@@ -54,7 +54,7 @@ class Frame:
 
 @dataclass
 class Frames:
-    """Pictures, uint8 (N, 112, 168, 3), with their labels."""
+    """Pictures, uint8 (N, MODEL_HEIGHT, MODEL_WIDTH, 3), with their labels."""
 
     images: np.ndarray
     labels: list[Frame] = field(default_factory=list)

@@ -27,7 +27,7 @@ __all__ = ["EOS", "Batch", "Example", "Mixer", "collate"]
 
 @torch.inference_mode()
 def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tensor:
-    """The frozen tower's tokens of pictures: float16 (N, 24, hidden), where the tower is."""
+    """The frozen tower's tokens of pictures: float16 (N, IMAGE_TOKENS, hidden), where the tower is."""
     device = tower.patch_embed.proj.weight.device
     size = (len(images), IMAGE_TOKENS, tower.config.hidden_size)
     out = torch.empty(size, dtype=torch.float16, device=device)
@@ -39,7 +39,7 @@ def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tens
 
 
 def positions(ids: torch.Tensor) -> torch.Tensor:
-    """M-RoPE positions (3, N, length) of prompts with whole pictures of 24 image tokens in them.
+    """M-RoPE positions (3, N, length) of prompts with whole pictures of IMAGE_TOKENS image tokens in them.
 
     A picture's axes count on from the largest position before it, the text behind it from the largest in it.
     """
@@ -55,7 +55,7 @@ def positions(ids: torch.Tensor) -> torch.Tensor:
 def embed(language: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Embeddings with the image tokens put in, and rotary cosines and sines.
 
-    `features` are those of all runs of image tokens, (runs, 24, hidden).
+    `features` are those of all runs of image tokens, (runs, IMAGE_TOKENS, hidden).
     """
     hidden = language.embed_tokens(batch.ids)
     flat, width = hidden.flatten(0, 1), hidden.shape[-1]
@@ -102,7 +102,7 @@ def reply_logits(model: Any, batch: Batch, features: torch.Tensor) -> torch.Tens
 class Look:
     """How pictures become image tokens in training.
 
-    `tokens(batch, step)` gives the tokens of the batch's runs of them, (runs, 24, hidden), and a loss to
+    `tokens(batch, step)` gives the tokens of the batch's runs of them, (runs, IMAGE_TOKENS, hidden), and a loss to
     be added; `modules` (name -> module, learning-rate factor) are trained along.
     """
 

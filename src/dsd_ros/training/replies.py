@@ -58,7 +58,7 @@ def greedy_replies(
 ) -> list[list[int]]:
     """The greedy reply (ids with the end token) to each prompt about its image tokens.
 
-    `features` (N, 24, hidden) on the model's device; `pictures`: which of them a prompt shows, oldest
+    `features` (N, IMAGE_TOKENS, hidden) on the model's device; `pictures`: which of them a prompt shows, oldest
     first (the one of its own number by default).
     """
     replies: list[list[int]] = [[] for _ in prompts]

@@ -1,7 +1,7 @@
 """Stage 1: teach the vision tower what stands where, through heads that are thrown away after.
 
-A picture's width is cut into 24 columns, four to each column of image tokens. Every column gets a
-vector from the four image tokens above each other there (no position of its own), and from it: what
+A picture's width is cut into FREE_WAYS columns, four to each column of image tokens. Every column gets a
+vector from the image tokens above each other there (no position of its own), and from it: what
 kind and colour stands there, how far and at which bearing from the base, and how far the robot could go that
 way. A question "colour kind" is compared with all the columns' vectors and must pick the right one, or "not here".
 """
@@ -78,7 +78,7 @@ class Heads(nn.Module):
         self.absent = nn.Parameter(torch.zeros(1))
 
     def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Logits from image tokens (N, 24, hidden)."""
+        """Logits from image tokens (N, IMAGE_TOKENS, hidden)."""
         count = len(tokens)
         stacked = tokens.view(count, ROWS, COLUMNS, -1).transpose(1, 2).reshape(count, COLUMNS, -1)
         columns = self.columns(stacked).view(count, BINS, _WIDTH)

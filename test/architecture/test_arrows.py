@@ -27,10 +27,11 @@ ARROWS = {
     "views": set(),
     "paths": set(),
     "logs": set(),
-    "training": BELOW | {"rag", "evaluation", "paths", "logs"},
-    "nodes": BELOW | {"rag", "paths", "logs"},
-    "evaluation": BELOW | {"rag", "paths", "logs", "nodes", "training"},
-    "top": BELOW | {"rag", "paths", "logs", "nodes", "training", "evaluation"},
+    "workers": set(),
+    "training": BELOW | {"rag", "evaluation", "paths", "logs", "workers"},
+    "nodes": BELOW | {"rag", "paths", "logs", "workers"},
+    "evaluation": BELOW | {"rag", "paths", "logs", "workers", "nodes", "training"},
+    "top": BELOW | {"rag", "paths", "logs", "workers", "nodes", "training", "evaluation"},
 }
 
 ROS = {

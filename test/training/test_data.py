@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -196,32 +192,3 @@ def test_a_damaged_or_old_shard_says_so_and_what_to_do(
     broken(tmp_path, what)
     with pytest.raises(ValueError, match=f"shard00000.json {sentence}.*delete it and its .npy"):
         load_frames(tmp_path)
-
-
-POOL = """
-import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from dsd_ros.training.data import end_with_parent
-if __name__ == "__main__":
-    pool = ProcessPoolExecutor(1, get_context("spawn"), end_with_parent)
-    print(pool.submit(os.getpid).result(), flush=True)
-    input()
-"""
-
-
-def test_workers_do_not_outlive_a_killed_run(tmp_path: Path) -> None:
-    script = tmp_path / "pool.py"
-    script.write_text(POOL)
-    run = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert run.stdout is not None and run.stdin is not None
-    worker = int(run.stdout.readline())
-    ended = os.pidfd_open(worker)  # readable once the process has ended
-    run.kill()
-    run.wait()
-    assert select.select([ended], [], [], 30.0)[0]
-    os.close(ended)
-    run.stdin.close()
-    run.stdout.close()

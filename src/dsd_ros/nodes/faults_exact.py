@@ -6,16 +6,15 @@ No protocol, no draft and no verifier: the target alone, token after token, like
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 
 from dsd_ros.navigation.actions import UnparsableReply, parse_reply
 from dsd_ros.nodes.faults_judge import Announced
+from dsd_ros.workers import begin_worker
 
 Answer = tuple[str, int]  # the reply, and its number of tokens
 MAX_TOKENS = 96  # of a reply, as the draft node's
@@ -47,25 +46,13 @@ _model: Any = None
 def _load(path: str) -> None:
     global _model
     os.nice(10)  # it must not slow down what it judges
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # what was asked before an interruption is still answered
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin_worker(heed_signals=False)  # what was asked before an interruption is still answered
     import torch
 
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
     torch.set_num_threads(1)
     _model = load_model(ModelSettings(path))
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _answer(picture: np.ndarray, instruction: str) -> Answer:

@@ -16,9 +16,10 @@ from safetensors.torch import load_model, save_model
 
 from dsd_ros.robot.situations import Split, world_of
 from dsd_ros.robot.world import World
+from dsd_ros.workers import begin_worker
 
 from .architecture import Size, build_model
-from .data import end_with_parent, save_shard, situation_of
+from .data import save_shard, situation_of
 from .phrases import instructed
 from .rollouts import roll_out
 from .stages import Report
@@ -72,7 +73,7 @@ def meet(
         save_model(model, str(state))
         text = tokenizer.to_str()
         with ProcessPoolExecutor(
-            min(workers, len(jobs)), get_context("spawn"), end_with_parent
+            min(workers, len(jobs)), get_context("spawn"), begin_worker
         ) as pool:  # fmt: skip
             futures = [
                 pool.submit(_in_process, path, state, size, text, some, history, world)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from dsd_ros.robot.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import Situation, Split, may_meet, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
+from dsd_ros.workers import begin_worker
 
 from .expert import reply
 from .frames import FREE_WAYS as FREE_WAYS
@@ -274,19 +272,6 @@ def _write_shard(path: Path, seeds: list[int], count: int, split: Split) -> int:
     return len(images)
 
 
-def end_with_parent() -> None:
-    """Begin a pool's process: Ctrl-C ends it without a traceback, and it does not outlive a run that was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-
-
-def _wait_for_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
 def generate(
     folder: Path,
     split: Split,
@@ -311,7 +296,7 @@ def generate(
     if not jobs:
         return
     # spawn, since a forked OpenGL or torch can hang
-    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
         futures = [
             pool.submit(_write_shard, path, some, frames_per_world, split) for path, some in jobs
         ]

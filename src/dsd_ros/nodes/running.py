@@ -1,12 +1,13 @@
 """Runs one node as a process: signals, clean end within a second, exit codes, one sentence per
 failure.
 
-Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up; 2 when it could not start
-(parameters, models).
+Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or hung at its end in native code that kept the
+interpreter (what hung is said); 2 when it could not start (parameters, models).
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -30,6 +31,9 @@ EXIT_GAVE_UP = 1
 EXIT_BAD_START = 2
 
 _END_LIMIT_S = 0.9  # a callback that hangs must not keep the process past this
+_HELD_S = (
+    0.4  # later than that: no Python runs, since native code does not let go of the interpreter
+)
 
 
 class StartError(RuntimeError):
@@ -105,7 +109,9 @@ def run_node(
     _force_end_later(code)
     _close(node, executor)
     executor.shutdown(timeout_sec=0.1)
-    return _leave(node, code)
+    code = _leave(node, code)
+    faulthandler.cancel_dump_traceback_later()
+    return code
 
 
 def _executor(threads: int, events: bool) -> Executor:
@@ -150,6 +156,8 @@ def _leave(node: Node | None, code: int) -> int:
 
 
 def _force_end_later(code: int) -> None:
+    """End the process in a while, whatever hangs; also what holds the interpreter, and then say what it was."""
+    faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__)
     timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
     timer.daemon = True
     timer.start()

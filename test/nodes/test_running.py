@@ -1,0 +1,54 @@
+"""A node's process ends when it is asked to, also when what it should close hangs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+NODE = """
+import ctypes, time
+from rclpy.node import Node
+from dsd_ros.nodes.running import main
+
+def hold():
+    ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter to itself
+
+class Hanging(Node):
+    failure = None
+
+    def __init__(self):
+        super().__init__("hanging")
+        self.create_timer(0.01, self.tell)
+
+    def tell(self):  # spun, so what ends it is run_node's
+        print("up", flush=True)
+
+    def close(self):
+        END
+
+main(Hanging)
+"""
+
+
+@pytest.mark.parametrize(
+    "end, code, said",
+    [("pass", 0, ""), ("time.sleep(600)", 0, ""), ("hold()", 1, "in hold")],
+    ids=["at once", "never", "never, and nothing else runs"],
+)
+def test_a_node_that_is_asked_to_end_ends(ros_domain, tmp_path, end, code, said):
+    script = tmp_path / "node.py"
+    script.write_text(NODE.replace("END", end))
+    node = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert node.stdout is not None and node.stdout.readline() == "up\n"
+        node.send_signal(signal.SIGINT)
+        _, errors = node.communicate(timeout=60.0)
+    finally:
+        node.kill()
+    assert node.returncode == code, errors
+    assert said in errors and (said or not errors)

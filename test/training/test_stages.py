@@ -28,7 +28,7 @@ from dsd_ros.training.goal_heads import GoalHeads
 from dsd_ros.training.language_stage import cached_look, image_tokens, reply_loss, train_language
 from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
 from dsd_ros.training.questions import Mixer, Questions
-from dsd_ros.training.stages import CURVE_POINTS, Curve
+from dsd_ros.training.stages import CURVE_POINTS, Curve, is_done
 from dsd_ros.training.text import all_instructions, train_tokenizer
 from dsd_ros.training.vision_stage import Heads, make_labels, mirrored, train_vision
 
@@ -98,6 +98,10 @@ def test_a_stage_begins_anew_where_what_it_builds_upon_has_changed(
     one, other = load_file(tmp_path / "one"), load_file(tmp_path / "other")
     assert all(torch.equal(one[key], other[key]) for key in other)
     assert train("one", "other pictures", 3)["steps"] == 3  # the same goes on
+    path = tmp_path / "one"
+    assert is_done(path, 1.0, 3, "other pictures") and is_done(path, 0.0, None, "other pictures")
+    assert not is_done(path, 1.0, 3, "these pictures") and not is_done(tmp_path / "none", 1.0, 3)
+    assert not any(is_done(path, 90.0, steps, "other pictures") for steps in (4, None))
 
 
 def test_an_interrupted_language_stage_ends_with_the_same_weights(

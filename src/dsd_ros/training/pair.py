@@ -27,7 +27,7 @@ from .pair_data import render, trained_tokenizer
 from .pair_models import average, digest, fold, load_start, unfold, write_model
 from .questions import VARIANTS, Mixer, Questions
 from .settings import ExitSettings, TrainSettings
-from .stages import Report
+from .stages import Report, is_done
 from .vision_stage import Heads, train_vision
 
 __all__ = ["TrainSettings", "smoke_settings", "train_pair", "write_model"]
@@ -147,12 +147,14 @@ class PairTraining:
     def target(self) -> dict[str, Any]:
         """Teach the language half to answer from the frozen tower's tokens."""
         s = self.settings
-        self.report("computing image tokens", 0.0)
-        features = image_tokens(self.model.model.visual, self.frames.images)
+        minutes, steps = _minutes(s.language_minutes), s.language_steps
+        features = torch.empty(0)
+        if not is_done(s.cache / "target.safetensors", minutes, steps, self.after):
+            self.report("computing image tokens", 0.0)
+            features = image_tokens(self.model.model.visual, self.frames.images)
         mixer = self._mixer(self.questions, s.seed, captions=True)
         return self._language(
-            "target", self.model, self.goals, cached_look(features), mixer,
-            _minutes(s.language_minutes), s.language_steps, captions=0.3,
+            "target", self.model, self.goals, cached_look(features), mixer, minutes, steps, captions=0.3
         )  # fmt: skip
 
     def joint(self) -> dict[str, Any]:

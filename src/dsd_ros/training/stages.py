@@ -98,6 +98,15 @@ class Descent:
         return losses
 
 
+def is_done(path: Path, minutes: float, steps: int | None = None, after: str = "") -> bool:
+    """Whether :func:`run_stage` with these arguments would find nothing left to do."""
+    if not path.exists():
+        return False
+    progress = read_progress(path)
+    done = progress["minutes"] >= minutes if steps is None else progress["step"] >= steps
+    return bool(done) and progress.get("after", "") == after
+
+
 def run_stage(
     stage: Stage,
     path: Path,

@@ -28,6 +28,7 @@ from dsd_ros.nodes.stamps import pose_of, seconds, velocity_of
 from dsd_ros.nodes.threaded_executor import ThreadedExecutor
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
+_ASK_AGAIN_S = 3.0
 
 
 class Rig:
@@ -91,6 +92,28 @@ class Rig:
             future = client.call_async(request)
             self.until(future.done, timeout, f"answer of {name}")
             return future.result()
+        finally:
+            self.node.destroy_client(client)
+
+    def ask(self, kind: type, name: str, request: Any) -> Any:
+        """As :meth:`call`, for what changes nothing: asked again until it is answered.
+
+        An answer is lost where the node has not found the client's reader yet.
+        """
+        client = self.node.create_client(kind, name)
+        futures: list[Any] = []
+
+        def answered() -> Any:
+            if client.service_is_ready() and (
+                not futures or time.monotonic() - asked[-1] > _ASK_AGAIN_S
+            ):
+                asked.append(time.monotonic())
+                futures.append(client.call_async(request))
+            return next((future for future in futures if future.done()), None)
+
+        asked: list[float] = []
+        try:
+            return self.until(answered, what=f"answer of {name}").result()
         finally:
             self.node.destroy_client(client)
 

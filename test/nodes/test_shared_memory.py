@@ -11,7 +11,8 @@ import pytest
 from dsd_ros.nodes.bringup import plan
 from dsd_ros.nodes.processes import ProcessGroup
 
-SEGMENT = re.compile(r"/dev/shm/fastrtps_\w+")
+# Of a participant; ports belong to whoever came first.
+SEGMENT = re.compile(r"/dev/shm/fastrtps_[0-9a-f]{16}\b")
 RUNNING = {
     "simulator_node": "running", "navigation_node": "idle", "supervisor_node": "ready",
     "verifier_node": "session opened", "draft_node": "session open",

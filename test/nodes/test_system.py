@@ -122,11 +122,11 @@ def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tm
     if executable == "record_node":
         extra["directory"] = tmp_path / "bag"
     rig.start(executable, **extra)  # a value out of its range would end it
-    names = rig.call(ListParameters, f"{executable}/list_parameters", ListParameters.Request())
+    names = rig.ask(ListParameters, f"{executable}/list_parameters", ListParameters.Request())
     declared = set(names.result.names) - RCLPY_OWN
     assert declared == set(written)
     request = DescribeParameters.Request(names=sorted(declared))
-    described = rig.call(DescribeParameters, f"{executable}/describe_parameters", request)
+    described = rig.ask(DescribeParameters, f"{executable}/describe_parameters", request)
     kinds = {
         ParameterType.PARAMETER_BOOL: bool,
         ParameterType.PARAMETER_INTEGER: int,

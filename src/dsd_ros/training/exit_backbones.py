@@ -124,6 +124,11 @@ class VlmBackbone:
             pixels = torch.cat([p for p, _ in read]).to(self.device, hidden.dtype)
             grids = torch.cat([g for _, g in read]).to(self.device)
             features = model.get_image_features(pixels, grids, return_dict=True).pooler_output
+            # Only the prompt's are pictures: a model that babbles may say the same token.
+            size = self.model.hf.config.vision_config.spatial_merge_size**2
+            grid = iter(grids)
+            shown = [sum(int(next(grid).prod()) // size for _ in e.images) for e in examples]
+            is_image &= is_image.cumsum(1) <= torch.tensor(shown, device=self.device)[:, None]
             hidden[is_image] = torch.cat(list(features)).to(hidden.dtype)
             positions, _ = model.get_rope_index(tokens, is_image.int(), grids, attention_mask=mask)
         with _taps(model.language_model.layers, examples, layers) as taps:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import rclpy
 from lifecycle_msgs.msg import Transition
-from lifecycle_msgs.srv import ChangeState
+from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from rclpy.executors import SingleThreadedExecutor
@@ -98,20 +98,20 @@ class Rig:
     def ask(self, kind: type, name: str, request: Any) -> Any:
         """As :meth:`call`, for what changes nothing: asked again until it is answered.
 
-        An answer is lost where the node has not found the client's reader yet.
+        An answer is lost where the node has not found the client yet, a question where a killed node is not missed
+        yet and its successor has not been found.
         """
         client = self.node.create_client(kind, name)
         futures: list[Any] = []
+        due = time.monotonic()
 
         def answered() -> Any:
-            if client.service_is_ready() and (
-                not futures or time.monotonic() - asked[-1] > _ASK_AGAIN_S
-            ):
-                asked.append(time.monotonic())
+            nonlocal due
+            if time.monotonic() >= due and client.service_is_ready():
+                due = time.monotonic() + _ASK_AGAIN_S
                 futures.append(client.call_async(request))
             return next((future for future in futures if future.done()), None)
 
-        asked: list[float] = []
         try:
             return self.until(answered, what=f"answer of {name}").result()
         finally:
@@ -119,12 +119,8 @@ class Rig:
 
     def state(self, node: str) -> int:
         """The id of a lifecycle node's state, asked for until it is answered."""
-        watch = LifecycleWatch(self.node, node)
-        try:
-            self.until(lambda: watch.state() is not None, what=f"state of {node}")
-            return watch.state()
-        finally:
-            watch.close()
+        answer = self.ask(GetState, f"{node}/get_state", GetState.Request())
+        return answer.current_state.id
 
     def change(self, node: str, *transitions: int) -> bool:
         """Lead a lifecycle node through transitions; False when one is refused.

@@ -141,9 +141,7 @@ def test_consecutive_seeds_mix_all_situations() -> None:
 
 def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
     generate(tmp_path, Split.VALIDATION, 1, workers=1, frames_per_world=4)
-    offscreen = (
-        shared_offscreen()
-    )  # a renderer of one world only draws the floor a little otherwise
+    offscreen = shared_offscreen()  # one world's own draws the floor a little otherwise
     seed = SPLIT_SEEDS[Split.VALIDATION][0]
     images, labels = world_frames(seed, 4, offscreen, split=Split.VALIDATION)
     offscreen.close()

@@ -26,26 +26,23 @@ class LifecycleWatch:
         self._client = node.create_client(GetState, f"{name}/get_state")
         self._call: Any = None
         self._asked = 0.0
-        self._state: int | None = None
+        self._active = False
 
     def active(self) -> bool:
         """Whether the node has been active; asks on, without waiting."""
-        return self.state() == State.PRIMARY_STATE_ACTIVE
-
-    def state(self) -> int | None:
-        """The id of the newest answer's state, None before the first; asks on, without waiting."""
-        if self._state == State.PRIMARY_STATE_ACTIVE:
-            return self._state
+        if self._active:
+            return True
         if self._call is not None and self._call.done():
             answer, self._call = self._call.result(), None
-            if answer is not None:
-                self._state = answer.current_state.id
+            self._active = (
+                answer is not None and answer.current_state.id == State.PRIMARY_STATE_ACTIVE
+            )
         elif self._call is not None and time.monotonic() - self._asked > _PATIENCE_S:
             self._client.remove_pending_request(self._call)
             self._call = None
         elif self._call is None and self._client.service_is_ready():
             self._call, self._asked = self._client.call_async(GetState.Request()), time.monotonic()
-        return self._state
+        return self._active
 
     def close(self) -> None:
         """Ask no more."""

@@ -31,9 +31,7 @@ EXIT_GAVE_UP = 1
 EXIT_BAD_START = 2
 
 _END_LIMIT_S = 0.9  # a callback that hangs must not keep the process past this
-_HELD_S = (
-    0.4  # later than that: no Python runs, since native code does not let go of the interpreter
-)
+_HELD_S = 0.4  # later than that: no Python runs, native code keeps the interpreter
 
 
 class StartError(RuntimeError):

@@ -118,17 +118,14 @@ class VlmBackbone:
         tokens, mask = _pad(examples, self.device)
         hidden = model.language_model.embed_tokens(tokens)
         is_image = tokens == self.model.hf.config.image_token_id
+        for row, example in enumerate(examples):  # one that a model babbled is no picture
+            is_image[row, [place for place in example.reply if place < tokens.shape[1]]] = False
         positions = None
         read = [self._picture(image) for example in examples for image in example.images]
         if read:
             pixels = torch.cat([p for p, _ in read]).to(self.device, hidden.dtype)
             grids = torch.cat([g for _, g in read]).to(self.device)
             features = model.get_image_features(pixels, grids, return_dict=True).pooler_output
-            # Only the prompt's are pictures: a model that babbles may say the same token.
-            size = self.model.hf.config.vision_config.spatial_merge_size**2
-            grid = iter(grids)
-            shown = [sum(int(next(grid).prod()) // size for _ in e.images) for e in examples]
-            is_image &= is_image.cumsum(1) <= torch.tensor(shown, device=self.device)[:, None]
             hidden[is_image] = torch.cat(list(features)).to(hidden.dtype)
             positions, _ = model.get_rope_index(tokens, is_image.int(), grids, attention_mask=mask)
         with _taps(model.language_model.layers, examples, layers) as taps:

@@ -11,7 +11,7 @@ import pytest
 NODE = """
 import ctypes, time
 from rclpy.node import Node
-from dsd_ros.nodes.running import main
+from dsd_ros.nodes.running import main, run_node
 
 def hold():
     ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter to itself
@@ -29,8 +29,24 @@ class Hanging(Node):
     def close(self):
         END
 
-main(Hanging)
+RUN
 """
+
+
+def run(folder, end, then="main(Hanging)"):
+    """Exit code and both outputs, the first line gone, of a node that is asked to end."""
+    script = folder / "node.py"
+    script.write_text(NODE.replace("END", end).replace("RUN", then))
+    node = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert node.stdout is not None and node.stdout.readline() == "up\n"
+        node.send_signal(signal.SIGINT)
+        told, errors = node.communicate(timeout=60.0)
+    finally:
+        node.kill()
+    return node.returncode, told, errors
 
 
 @pytest.mark.parametrize(
@@ -39,16 +55,12 @@ main(Hanging)
     ids=["at once", "never", "never, and nothing else runs"],
 )
 def test_a_node_that_is_asked_to_end_ends(ros_domain, tmp_path, end, code, said):
-    script = tmp_path / "node.py"
-    script.write_text(NODE.replace("END", end))
-    node = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert node.stdout is not None and node.stdout.readline() == "up\n"
-        node.send_signal(signal.SIGINT)
-        _, errors = node.communicate(timeout=60.0)
-    finally:
-        node.kill()
-    assert node.returncode == code, errors
+    ended, _, errors = run(tmp_path, end)
+    assert ended == code, errors
     assert said in errors and (said or not errors)
+
+
+def test_what_goes_on_behind_a_nodes_end_is_let_be(ros_domain, tmp_path):
+    then = "code = run_node(Hanging); time.sleep(2.0); print('after', code)"
+    code, told, errors = run(tmp_path, "pass", then)
+    assert (code, told.splitlines()[-1:]) == (0, ["after 0"]), errors

@@ -104,11 +104,11 @@ def run_node(
     if node.failure is not None:  # type: ignore[attr-defined]
         node.get_logger().error(node.failure)  # type: ignore[attr-defined]
         code = getattr(node, "exit_code", EXIT_GAVE_UP)
-    _force_end_later(code)
+    spare = _force_end_later(code)
     _close(node, executor)
     executor.shutdown(timeout_sec=0.1)
     code = _leave(node, code)
-    faulthandler.cancel_dump_traceback_later()
+    spare()
     return code
 
 
@@ -153,12 +153,21 @@ def _leave(node: Node | None, code: int) -> int:
     return code
 
 
-def _force_end_later(code: int) -> None:
-    """End the process in a while, whatever hangs; also what holds the interpreter, and then say what it was."""
+def _force_end_later(code: int) -> Callable[[], None]:
+    """End the process in a while, whatever hangs; also what holds the interpreter, and then say what it was.
+
+    Returns what calls that off.
+    """
     faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__)
     timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
+
+    def spare() -> None:
+        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+    return spare
 
 
 def _program() -> str:

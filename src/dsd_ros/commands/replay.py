@@ -153,8 +153,7 @@ def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> lis
     plan, client = task.plan, system.client
     bar.say(f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}")
     recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
-    if recorded and client.target_fingerprint and client.target_fingerprint not in recorded:
-        bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
+    told = not recorded
     verdicts = []
     began = time.monotonic()
     client.run_clock(task.first, args.rate)
@@ -167,6 +166,11 @@ def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> lis
         client.run_clock(question.stamp, args.rate)
         verdict = compare(step, client.ask(question, args.timeout, system.check))
         verdicts.append(verdict)
+        # Known once a session is open, so not always before the first reply.
+        if client.target_fingerprint and not told:
+            told = True
+            if client.target_fingerprint not in recorded:
+                bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
         if verdict.same:
             reply = verdict.reply
             what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"

@@ -107,7 +107,8 @@ class VlmBackbone:
                 reply += range(len(ids), len(ids) + _spoken(tokens, self.model.eos_token_ids))
             ids += tokens
         image = self.model.hf.config.image_token_id
-        if image in ids[context:]:
+        said = set(reply)
+        if any(ids[place] == image and place not in said for place in range(context, len(ids))):
             raise ConversationError(f"its images do not fit into {context} tokens of context")
         return _cut(ids, reply, context, conversation.images)
 

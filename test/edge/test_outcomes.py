@@ -102,6 +102,17 @@ def test_exits_rerank_guesses_and_nothing_begun_is_dropped(news):
         assert all(queue.find(p.accepted, p.next_token) is p for p in begun)
 
 
+def test_places_are_kept_for_what_is_still_to_be_named():
+    queue = outcomes(budget=3)
+    queue.guess([Guess(0, token, 0.1) for token in range(4)])
+    assert queue.pop(1) is not None and (second := queue.pop(1)) is not None
+    assert queue.pop(1) is None and queue.begun == 2
+    queue.put_back(second)
+    assert queue.pop(1) is second  # what was begun goes on
+    queue.guess([Guess(4, 1, 0.9)])
+    assert queue.pop() is queue.find(4, 1) and queue.pop() is None
+
+
 def test_exits_alone_score_by_their_confidence():
     queue = outcomes(paper=True)
     queue.heed(1, 5, 0.4)

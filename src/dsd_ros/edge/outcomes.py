@@ -104,9 +104,12 @@ class Outcomes:
                 del self._named[self.round.tokens_of(predraft.accepted, predraft.next_token)]
         self._waiting = kept
 
-    def pop(self) -> Predraft | None:
-        """The next to work on for one token, taken out of the queue; None when there is none."""
-        spent = self.begun >= self._budget
+    def pop(self, kept: int = 0) -> Predraft | None:
+        """The next to work on for one token, taken out of the queue; None when there is none.
+
+        kept: how many of the budget are left to outcomes that are still to be named.
+        """
+        spent = self.begun + kept >= self._budget
         able = [p for p in self._waiting if p.begun or not spent]
         if not able:
             return None

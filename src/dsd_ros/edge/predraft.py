@@ -322,10 +322,13 @@ class PredraftPool:
                 jobs.append(_Job(level, ahead))
         # 2. The outcomes of the round that is awaited.
         while self._levels and len(jobs) < slots:
-            predraft = self._levels[0].outcomes.pop()
+            level, behind = self._levels[0], self._levels[0].behind
+            # Often the likeliest accepts all, and is known last: a place is kept for it.
+            kept = int(self._guessing and (behind.stepping or not behind.begun))
+            predraft = level.outcomes.pop(kept)
             if predraft is None:
                 break
-            jobs.append(_Job(self._levels[0], predraft))
+            jobs.append(_Job(level, predraft))
         for job in jobs:
             job.task.stepping = True
         return jobs

@@ -31,6 +31,8 @@ from dsd_ros.training.data import (
     world_frames,
 )
 from dsd_ros.training.frames import SHARD_VERSION
+from dsd_ros.training.pair_data import render
+from dsd_ros.training.settings import TrainSettings
 
 COUNT = 10
 
@@ -151,6 +153,24 @@ def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
         ValueError, match="The validation split has 100000 worlds; 100001 are too many"
     ):
         generate(tmp_path, Split.VALIDATION, 100_001, workers=1)
+
+
+def test_worlds_that_are_skipped_are_not_rendered(tmp_path: Path) -> None:
+    generate(tmp_path, Split.VALIDATION, 1, workers=1, frames_per_world=1, skip=7)
+    assert {f.seed for f in load_frames(tmp_path).labels} == {SPLIT_SEEDS[Split.VALIDATION][7]}
+    with pytest.raises(ValueError, match="has 99993 worlds behind the first 7; 99994 are too many"):
+        generate(tmp_path, Split.VALIDATION, 99_994, workers=1, skip=7)
+
+
+def test_a_cache_keeps_apart_what_skips_other_worlds(tmp_path: Path) -> None:
+    seeds = []
+    for skip in (0, 2, 0):
+        settings = TrainSettings(
+            cache=tmp_path, worlds=1, validation_worlds=1, skip_worlds=skip, workers=1
+        )
+        frames, _ = render(settings, lambda line, share: None)
+        seeds.append({frame.seed - SPLIT_SEEDS[Split.TRAINING][0] for frame in frames.labels})
+    assert seeds == [{0}, {2}, {0}]
 
 
 def broken(folder: Path, what: str) -> None:

@@ -25,7 +25,13 @@ from dsd_ros.training.data import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, F
 from dsd_ros.training.devices import CPU, Feeder, torch_device
 from dsd_ros.training.distil import teacher
 from dsd_ros.training.goal_heads import GoalHeads
-from dsd_ros.training.language_stage import cached_look, image_tokens, language_stage, live_look
+from dsd_ros.training.language_stage import (
+    cached_look,
+    frozen_look,
+    image_tokens,
+    language_stage,
+    live_look,
+)
 from dsd_ros.training.questions import Mixer, Questions
 from dsd_ros.training.replies import greedy_replies
 from dsd_ros.training.stages import Descent, Stage
@@ -92,7 +98,7 @@ def stages(frames: Frames, mixer: Mixer) -> Iterator[Stage]:
     tower, heads = model.model.visual, Heads(BIG.width)
     features = torch.zeros(6, IMAGE_TOKENS, BIG.width, dtype=torch.float16)
     yield vision_stage(tower, heads, frames, 4)
-    yield language_stage("target", model, goals, cached_look(features), mixer)
+    yield language_stage("target", model, goals, frozen_look(tower, frames), mixer)
     yield language_stage("joint", model, goals, live_look(tower, heads, frames, 3), mixer)
     seen = cached_look(features, torch.nn.Linear(BIG.width, SMALL.width))
     yield language_stage("draft", small, own, seen, mixer, teacher=teacher(model, features))

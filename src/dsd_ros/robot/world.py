@@ -165,12 +165,13 @@ _NAME = rf"(?P<colour>{'|'.join(COLOURS)})\s+(?P<kind>{'|'.join(KINDS)})"
 _WORD = rf"(?P<which>{'|'.join(word for words in WHICH.values() for word in words)})"
 _BETWEEN = r"(?:one|of|the|these|those|two|both|hand)"
 _BEHIND = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|standing)"
+_AT_ONCE = r"(?:now|away|this\s+(?:minute|second|instant|moment))"
 _GOALS = (
     # "the left red chair", "the nearest one of the two red chairs"
     re.compile(rf"\b{_WORD}[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
-    # "the red chair on the left", "the red chair that is nearer", not "left of the box", not "right away"
+    # "the red chair on the left", "the red chair that is nearer", not "left of the box", "right away"
     re.compile(
-        rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\b)(?!(?<=right)\s+(?:now|away)\b)"
+        rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\b)(?!(?<=right)\s+{_AT_ONCE}\b)"
     ),
     re.compile(rf"\b{_NAME}(?:e?s)?\b"),
 )

@@ -48,8 +48,8 @@ SIZES = {
     ),
     "base": (TARGET, DRAFT),
     "large": (
-        Size(layers=8, width=320, inner=896, kv_heads=2, tower_layers=5, tower_width=160),
-        Size(layers=3, width=192, inner=512, kv_heads=2, tower_layers=5, tower_width=160),
+        Size(layers=8, width=320, inner=896, kv_heads=2, tower_layers=8, tower_width=256),
+        Size(layers=3, width=192, inner=512, kv_heads=2, tower_layers=8, tower_width=256),
     ),
 }
 

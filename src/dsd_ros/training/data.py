@@ -279,15 +279,19 @@ def generate(
     workers: int,
     frames_per_world: int = FRAMES_PER_WORLD,
     progress: Callable[[int], None] | None = None,
+    skip: int = 0,
 ) -> None:
-    """Render `worlds` worlds of a split, situations mixed; shards already there are kept.
+    """Render `worlds` worlds of a split behind its first `skip`, situations mixed; shards already there are kept.
 
     `progress` hears of the pictures of each shard as it is done. Raises ValueError for more worlds than the
     split has seeds.
     """
-    seeds = SPLIT_SEEDS[split]
+    seeds = SPLIT_SEEDS[split][skip:]
     if worlds > len(seeds):
-        raise ValueError(f"The {split} split has {len(seeds)} worlds; {worlds} are too many.")
+        behind = f" behind the first {skip}" if skip else ""
+        raise ValueError(
+            f"The {split} split has {len(seeds)} worlds{behind}; {worlds} are too many."
+        )
     jobs = []
     for first in range(0, worlds, _WORLDS_PER_SHARD):
         path = folder / f"shard{first // _WORLDS_PER_SHARD:05d}"

@@ -111,13 +111,24 @@ class Look:
 
 
 def cached_look(features: torch.Tensor, project: nn.Linear | None = None) -> Look:
-    """Image tokens of a frozen tower, mapped by `project` to another width where that is given."""
+    """Image tokens that a frozen tower gave, mapped by `project` to another width where that is given."""
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
         found = features[batch.pictures].float()
         return (found if project is None else project(found))[batch.back], 0.0
 
     return Look(tokens, {} if project is None else {"project": (project, 1.0)})
+
+
+def frozen_look(tower: Any, frames: Frames, device: torch.device = CPU) -> Look:
+    """A tower that stays as it is: it looks anew each time, since tokens of all pictures would fill the memory."""
+    images = moved(frames.images, device)
+
+    def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
+        with torch.no_grad():
+            return tower_forward(tower, images[batch.pictures])[batch.back], 0.0
+
+    return Look(tokens, {})
 
 
 def live_look(

@@ -22,12 +22,12 @@ from .data import load_frames
 from .devices import torch_device
 from .distil import answered, some_pictures, teacher
 from .goal_heads import GoalHeads
-from .language_stage import Look, cached_look, image_tokens, live_look, train_language
+from .language_stage import Look, cached_look, frozen_look, live_look, train_language
 from .pair_data import render, trained_tokenizer
 from .pair_models import average, digest, fold, load_start, unfold, write_model
 from .questions import VARIANTS, Mixer, Questions
 from .settings import ExitSettings, TrainSettings
-from .stages import Report, is_done
+from .stages import Report
 from .vision_stage import Heads, train_vision
 
 __all__ = ["TrainSettings", "smoke_settings", "train_pair", "write_model"]
@@ -124,6 +124,8 @@ class PairTraining:
         self.small_goals = GoalHeads(self.small_size.width)
         # What the first stage is built upon: another seed or size, or other pictures, begin anew.
         self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
+        if settings.skip_worlds:
+            self.after += f"-behind{settings.skip_worlds}"
         self.start: dict[str, str] = {}  # digests of the models gone on from
         if settings.start is not None:
             self.start["target"] = load_start(self.model, settings.start / "target")
@@ -136,10 +138,12 @@ class PairTraining:
     def vision(self) -> dict[str, Any]:
         """Teach the tower what stands where."""
         s, path = self.settings, self.settings.cache / "vision.safetensors"
+        trained = bool(self.start)
+        rate = 7e-4 if trained else 1.5e-3  # what has been learned is lost in longer steps
         figures = train_vision(
             self.model.model.visual, self.heads, self.frames, self.validation, path,
-            _minutes(s.vision_minutes), s.vision_steps, _count(s.batch), seed=s.seed,
-            device=self.device, after=self.after, report=self.report, save_seconds=s.save_seconds,
+            _minutes(s.vision_minutes), s.vision_steps, _count(s.batch), rate,
+            s.seed, self.device, trained, after=self.after, report=self.report, save_seconds=s.save_seconds,
         )  # fmt: skip
         self.after = digest(path)
         return figures
@@ -148,13 +152,10 @@ class PairTraining:
         """Teach the language half to answer from the frozen tower's tokens."""
         s = self.settings
         minutes, steps = _minutes(s.language_minutes), s.language_steps
-        features = torch.empty(0)
-        if not is_done(s.cache / "target.safetensors", minutes, steps, self.after):
-            self.report("computing image tokens", 0.0)
-            features = image_tokens(self.model.model.visual, self.frames.images)
+        look = frozen_look(self.model.model.visual, self.frames, self.device)
         mixer = self._mixer(self.questions, s.seed, captions=True)
         return self._language(
-            "target", self.model, self.goals, cached_look(features), mixer, minutes, steps, captions=0.3
+            "target", self.model, self.goals, look, mixer, minutes, steps, captions=0.3
         )  # fmt: skip
 
     def joint(self) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class PairTraining:
         """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
         s = self.settings
         folder = s.cache / f"dagger{round_}-{self.after}"
-        first = round_ * _ROUND
+        first = round_ * _ROUND + s.skip_worlds
         met = self._meet(folder, self.model, DAGGER_SEEDS[first : first + s.dagger_worlds])
         extra = load_frames(folder)
         rows = len(self.frames.labels) + np.arange(len(extra.labels))
@@ -203,7 +204,8 @@ class PairTraining:
             return {}
         self._fold()
         folder = s.cache / f"draft-met-{self.after}"
-        met = self._meet(folder, self.small, DRAFT_SEEDS[: s.draft_worlds])
+        first = s.skip_worlds
+        met = self._meet(folder, self.small, DRAFT_SEEDS[first : first + s.draft_worlds])
         extra = load_frames(folder)
         labels, features = answered(
             self.model, self.tokenizer, extra, s.cache / f"distilled-own-{self.after}",

@@ -25,13 +25,16 @@ def render(settings: TrainSettings, report: Report) -> tuple[Frames, Frames]:
         made[0] += n
         report(f"rendered {made[0]} pictures", made[0] / (settings.worlds * _PER_WORLD))
 
-    generate(cache / "train", Split.TRAINING, settings.worlds, settings.workers, _PER_WORLD, count)
+    # Shards that are there are kept, so other rooms need a folder of their own.
+    skip = settings.skip_worlds
+    train = cache / (f"train-behind{skip}" if skip else "train")
+    generate(train, Split.TRAINING, settings.worlds, settings.workers, _PER_WORLD, count, skip)
     generate(
         cache / "val", Split.VALIDATION, settings.validation_worlds, settings.workers, _PER_WORLD
     )
     # Adding them by copying would take twice the memory for a moment.
     met = settings.dagger_rounds * settings.dagger_worlds * MAX_STEPS
-    return load_frames(cache / "train", room=met), load_frames(cache / "val")
+    return load_frames(train, room=met), load_frames(cache / "val")
 
 
 def trained_tokenizer(cache: Path, frames: Frames, start: Path | None = None) -> Any:

@@ -63,23 +63,23 @@ WORDINGS: dict[Split, Wording] = {
             **_sides(
                 "the SIDE {}", "the SIDE-hand {}", "the {} on the SIDE", "the {} on your SIDE",
                 "the {} that is on the SIDE", "the SIDE one of the two {s}", "the SIDEmost {} here",
-                "the SIDEmost of the two {s}",
+                "the SIDEmost of the two {s}", "the SIDEmost of both {s}", "the {} that is SIDEmost",
             ),
             "nearer": (
                 "the nearer {}", "the nearest {}", "the closer {}", "the {} that is nearer",
                 "the {} nearest to you", "the nearer one of the two {s}", "the closest {} here",
-                "the {} closest to you",
+                "the {} closest to you", "the closest of both {s}", "the {} that is closest",
             ),
             "farther": (
                 "the farther {}", "the farthest {}", "the further {}", "the {} that is farther away",
                 "the {} farthest from you", "the farther one of the two {s}", "the furthest {} here",
-                "the {} furthest from you",
+                "the {} furthest from you", "the furthest of both {s}", "the {} that is furthest",
             ),
         },
         openings=(
             "please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, ", "right, ", "all right, ",
         ),
-        endings=(".", "!", ", please", " right away", " straight away", " in the time left"),
+        endings=(".", "!", ", please", " right away", " right this minute", " straight away", " in the time left"),
     ),
     Split.VALIDATION: Wording(
         requests=(
@@ -171,7 +171,8 @@ def with_unheard_words(text: str, rng: np.random.Generator) -> str:
         return word if word in _TELLING or rng.random() < 0.5 else _made_up(rng)
 
     text = re.sub(r"\w+", instead, text)
-    before, behind = ([_made_up(rng) for _ in range(rng.integers(3))] for _ in range(2))
+    # More behind than before: "and ... beside it", "at once, will you".
+    before, behind = ([_made_up(rng) for _ in range(rng.integers(most))] for most in (3, 5))
     return " ".join([*before, text, *behind])
 
 

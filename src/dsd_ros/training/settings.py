@@ -64,6 +64,10 @@ class TrainSettings:
         default=0, metadata={"help": "earlier pictures in a prompt at most, 0 to 8"}
     )
     worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
+    skip_worlds: int = field(
+        default=0,
+        metadata={"help": "worlds to leave out before those, as seen by the pair gone on from"},
+    )
     validation_worlds: int = field(
         default=40, metadata={"help": "worlds to render for the figures of the vision tower"}
     )
@@ -113,7 +117,7 @@ class TrainSettings:
             value = getattr(self, name)
             if name.endswith("_minutes") and value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0, but it is {value}.")
-        for name in ("seed", "dagger_rounds", "draft_worlds"):
+        for name in ("seed", "dagger_rounds", "draft_worlds", "skip_worlds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}.")
         if not self.save_seconds >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class Stage:
     losses: Callable[[Any, int], Losses]
     rate: float
     warm_up: int = 100
+    held: dict[str, int] = field(default_factory=dict)  # steps for which a module stays as it is
 
 
 class Curve:
@@ -79,6 +80,7 @@ class Descent:
             {"params": list(module.parameters()), "factor": factor}
             for module, factor in stage.modules.values()
         ]
+        self.held = [stage.held.get(name, 0) for name in stage.modules]
         self.trained = [p for group in groups for p in group["params"]]
         self.optimizer = torch.optim.AdamW(
             groups, lr=stage.rate, betas=(0.9, 0.98), weight_decay=0.02
@@ -86,8 +88,8 @@ class Descent:
 
     def step(self, batch: Any, step: int, share: float) -> Losses:
         """Descend on a batch; nothing here waits for a GPU."""
-        warm = min(1.0, (step + 1) / self.stage.warm_up)
-        for group in self.optimizer.param_groups:
+        for group, held in zip(self.optimizer.param_groups, self.held, strict=True):
+            warm = min(1.0, max(0, step + 1 - held) / self.stage.warm_up)
             group["lr"] = group["factor"] * self.stage.rate * warm * schedule(share)
         with autocast(self.device):
             losses = self.stage.losses(batch, step)
@@ -96,15 +98,6 @@ class Descent:
         nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()
         return losses
-
-
-def is_done(path: Path, minutes: float, steps: int | None = None, after: str = "") -> bool:
-    """Whether :func:`run_stage` with these arguments would find nothing left to do."""
-    if not path.exists():
-        return False
-    progress = read_progress(path)
-    done = progress["minutes"] >= minutes if steps is None else progress["step"] >= steps
-    return bool(done) and progress.get("after", "") == after
 
 
 def run_stage(

@@ -40,6 +40,7 @@ FREE = (0.3, 0.55, 0.8, 1.0, 1.3, 1.6, 2.2)
 _TURNED = tuple(TURN_EDGES.index(sign * edge) for sign in (-1, 1) for edge in (10.0, 22.5, 37.5))
 GAPS, TURNS = len(GAP_EDGES) + 1, len(TURN_EDGES) + 1
 _WIDTH = 64
+_HEADS_FIRST = 300  # steps
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
 
 
@@ -245,8 +246,14 @@ def vision_stage(
     rate: float = 1.5e-3,
     seed: int = 0,
     device: torch.device = CPU,
+    trained: bool = False,
 ) -> Stage:
-    """A stage that trains a tower and its heads on pictures that are kept on the device."""
+    """A stage that trains a tower and its heads on pictures that are kept on the device.
+
+    A trained tower stays as it is until the heads, which begin anew, have caught up (A. Kumar et al., "Fine-tuning can
+    distort pretrained features", 2022).
+    """
+    held = _HEADS_FIRST if trained else 0
     labels = make_labels(frames.labels).to(device)
     both = (labels, mirrored(labels))
     images = moved(frames.images, device)
@@ -261,12 +268,15 @@ def vision_stage(
     def losses(drawn: _Draw, step: int) -> Losses:
         some = images[drawn.rows]
         some = some.flip(2) if drawn.flip else some
-        out = heads(tower_forward(tower, (some.float() * drawn.light).clamp(max=255.0)))
+        with torch.set_grad_enabled(step >= held):
+            tokens = tower_forward(tower, (some.float() * drawn.light).clamp(max=255.0))
+        out = heads(tokens)
         wanted = both[int(drawn.flip)]
         loss = loss_of(out, wanted, drawn.rows)
         return Losses(loss, loss.detach(), share_right(out, wanted, drawn.rows))
 
-    return Stage("vision", {"tower": (tower, 1.0), "heads": (heads, 1.0)}, draw, losses, rate, 200)
+    modules = {"tower": (tower, 1.0), "heads": (heads, 1.0)}
+    return Stage("vision", modules, draw, losses, rate, 200, {"tower": held})
 
 
 def train_vision(
@@ -281,12 +291,13 @@ def train_vision(
     rate: float = 1.5e-3,
     seed: int = 0,
     device: torch.device = CPU,
+    trained: bool = False,
     after: str = "",
     report: Report | None = None,
     save_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Run `vision_stage` as `run_stage` does; returns its figures, and the validation's of `measure`."""
-    stage = vision_stage(tower, heads, frames, batch, rate, seed, device)
+    stage = vision_stage(tower, heads, frames, batch, rate, seed, device, trained)
     figures = run_stage(
         stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds
     )  # fmt: skip

@@ -22,7 +22,7 @@ from torch.utils._device import _device_constructors
 from dsd_ros import training
 from dsd_ros.training.architecture import IMAGE_TOKENS, SIZES, build_model
 from dsd_ros.training.data import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, Frames
-from dsd_ros.training.devices import CPU, Feeder, torch_device
+from dsd_ros.training.devices import CPU, Feeder, autocast, torch_device
 from dsd_ros.training.distil import teacher
 from dsd_ros.training.goal_heads import GoalHeads
 from dsd_ros.training.language_stage import (
@@ -169,3 +169,20 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     with pytest.raises(ValueError, match=f"{count} GPUs are"):
         torch_device(f"cuda:{count}")
+
+
+@pytest.mark.parametrize(
+    "capabilities, dtype",
+    [
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": False}, torch.float32),
+        ({"avx2": True, "avx512_bf16": True, "amx_bf16": False}, torch.bfloat16),
+        ({"avx2": True, "avx512_bf16": False, "amx_bf16": True}, torch.bfloat16),
+    ],
+)
+def test_a_cpu_computes_in_bfloat16_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    some = torch.ones(2, 2)
+    with autocast(CPU):
+        assert (some @ some).dtype == dtype

@@ -14,7 +14,7 @@ from dsd_ros.training.architecture import DRAFT, SIZES, TARGET, build_model
 from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
 from dsd_ros.training.forward import tower_forward
 from dsd_ros.training.pair import TrainSettings, train_pair
-from dsd_ros.training.pair_models import fold, load_start, unfold
+from dsd_ros.training.pair_models import fold, keep_start, load_start, unfold
 from dsd_ros.vlm.loading import quiet_transformers
 
 SHIPPED = models_directory()
@@ -47,6 +47,25 @@ def test_a_deeper_tower_begins_where_the_shallower_one_is(tmp_path: Path) -> Non
         load_start(shallow, tmp_path)
 
 
+def test_the_pair_gone_on_from_weighs_its_share(tmp_path: Path) -> None:
+    small = SIZES["small"][0]
+    first, last = build_model(small, 1), build_model(small, 2)
+    with quiet_transformers():
+        first.save_pretrained(tmp_path)
+    ends = {key: value.clone() for key, value in last.state_dict().items()}
+    keep_start(last, tmp_path, 0.25)
+    begun = first.state_dict()
+    for key, value in last.state_dict().items():
+        assert torch.allclose(value, 0.25 * begun[key] + 0.75 * ends[key], atol=1e-6)
+    assert any(not torch.equal(begun[key], ends[key]) for key in ends)
+
+
+@pytest.mark.parametrize("share, start", [(1.0, SHIPPED), (-0.1, SHIPPED), (0.5, None)])
+def test_a_share_that_cannot_be_kept_is_said(share: float, start: Path | None) -> None:
+    with pytest.raises(ValueError, match="start_share"):
+        TrainSettings(start_share=share, start=start)
+
+
 def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no .*model.safetensors to go on from"):
         load_start(build_model(DRAFT), tmp_path)
@@ -57,16 +76,22 @@ def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_begins_where_the_pair_is(tmp_path: Path) -> None:
+def test_a_run_begins_where_the_pair_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[Path, float]] = []
+    monkeypatch.setattr(
+        "dsd_ros.training.pair.keep_start",
+        lambda model, folder, share: kept.append((folder, share)),
+    )
     torch.set_num_threads(1)
     steps = {"vision_steps": 1, "language_steps": 1, "joint_steps": 1, "draft_steps": 1}
     steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16}
-    figures = train_pair(tiny(tmp_path, start=SHIPPED, **steps))
+    figures = train_pair(tiny(tmp_path, start=SHIPPED, start_share=0.25, **steps))
     # A step from nothing has none right of the expert's tokens, and a draft no more than a quarter.
     assert min(figures[stage]["right"] for stage in ("target", "joint", "draft")) > 0.6
     assert set(figures["start"]) == {"target", "draft"}
     shipped = (SHIPPED / "target" / "tokenizer.json").read_text()
     assert (tmp_path / "out" / "target" / "tokenizer.json").read_text() == shipped
+    assert kept == [(SHIPPED / "target", 0.25)]
 
 
 def test_a_folder_without_a_draft_leaves_the_draft_to_begin_from_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .distil import answered, some_pictures, teacher
 from .goal_heads import GoalHeads
 from .language_stage import Look, cached_look, frozen_look, live_look, train_language
 from .pair_data import render, trained_tokenizer
-from .pair_models import average, digest, fold, load_start, unfold, write_model
+from .pair_models import average, digest, fold, keep_start, load_start, unfold, write_model
 from .questions import VARIANTS, Mixer, Questions
 from .settings import ExitSettings, TrainSettings
 from .stages import Report
@@ -181,6 +181,10 @@ class PairTraining:
     def average(self) -> None:
         """Average the weights at the ends of the stages with the tower unfrozen, later ones more."""
         average(self.model, self.ends)
+        s = self.settings
+        if s.start is not None and s.start_share:
+            keep_start(self.model, s.start / "target", s.start_share)
+            self.after += f"-{s.start_share}"
 
     def write_target(self) -> None:
         write_model(self.model, self.tokenizer, self.settings.out / "target")

@@ -86,6 +86,19 @@ def average(model: Any, paths: Sequence[Path]) -> None:
         module.load_state_dict(mean)
 
 
+def keep_start(model: Any, folder: Path, share: float) -> None:
+    """Give a model the mean of its weights and those it went on from, in a model directory, which weigh ``share``.
+
+    After M. Wortsman et al., "Robust fine-tuning of zero-shot models", 2022.
+    """
+    start = copy.deepcopy(model)
+    load_start(start, folder)
+    first = start.state_dict()
+    model.load_state_dict(
+        {key: torch.lerp(last, first[key], share) for key, last in model.state_dict().items()}
+    )
+
+
 def fold(small: Any, tower: Any, project: nn.Linear) -> None:
     """Give a draft its own tower: the target's, whose last layer then projects to the draft's width."""
     state = tower.state_dict()

@@ -68,6 +68,10 @@ class TrainSettings:
         default=0,
         metadata={"help": "worlds to leave out before those, as seen by the pair gone on from"},
     )
+    start_share: float = field(
+        default=0.0,
+        metadata={"help": "weight of the target gone on from in the mean that is kept, 0 to 1"},
+    )
     validation_worlds: int = field(
         default=40, metadata={"help": "worlds to render for the figures of the vision tower"}
     )
@@ -120,6 +124,10 @@ class TrainSettings:
         for name in ("seed", "dagger_rounds", "draft_worlds", "skip_worlds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}.")
+        if not 0 <= self.start_share < 1:
+            raise ValueError(f"start_share must be 0 to below 1, but it is {self.start_share}.")
+        if self.start_share and self.start is None:
+            raise ValueError("start_share weighs the target gone on from; give start, too.")
         if not self.save_seconds >= 0:
             raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
         if not 0 <= self.history <= MAX_HISTORY:

@@ -180,9 +180,8 @@ def test_garbage_is_refused_and_hurts_nobody_else(url, model):
                 vandal.send(frame)
                 answer = decode(vandal.recv(timeout=10))
                 assert isinstance(answer, Refusal) and answer.code == RefusalCode.MALFORMED
-            for _ in range(
-                MAX_MALFORMED_FRAMES + 1 - len(frames)
-            ):  # none behind the last one allowed
+            # None behind the one that ends the connection.
+            for _ in range(MAX_MALFORMED_FRAMES + 1 - len(frames)):
                 vandal.send(b"more")
             with pytest.raises(ConnectionClosed, match="too many malformed frames"):
                 while True:

@@ -198,12 +198,17 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
     look_behind = GrowingDraft.look_behind
     late = []
 
+    def others_are_done() -> bool:
+        """Whether the other workers have begun what they may, and found nothing more to do."""
+        with pool._lock:
+            idle = len(pool._work._waiters) == chosen.predraft_workers - 1
+            return idle and pool._levels[0].outcomes.begun >= chosen.predraft_budget - 1
+
     def last(self, leaves):
         deadline = time.monotonic() + 20
-        while pool._levels[0].outcomes.begun < chosen.predraft_budget - 1:
+        while not others_are_done():
             assert time.monotonic() < deadline, "the others have begun less than they may"
             time.sleep(0.002)
-        time.sleep(0.05)  # in which they would begin one more
         late.append(pool._levels[0].outcomes.begun)
         return look_behind(self, leaves)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dsd_ros.training.architecture import IMAGE_TOKENS
-from dsd_ros.training.batches import EOS, IMAGE, Ragged, token_weights
-from dsd_ros.training.data import Frame
+from dsd_ros.training.batches import EOS, IMAGE, NOTHING, Ragged, token_weights
+from dsd_ros.training.data import FREE_WAYS, Frame
 from dsd_ros.training.questions import (
     ACTIONS,
     CAPTION,
@@ -34,7 +34,9 @@ def frame(before: str = "", things=(RED,), searched: bool = False) -> Frame:
         ("blue box", own),
         ("red chair", "The red chair is left; fine. Action: forward 75 cm"),
     ]
-    return Frame(7, (0.0, 0.0, 0.0), list(things), replies, before=before, searched=searched)
+    return Frame(
+        7, (0.0, 0.0, 0.0), list(things), replies, before=before, searched=searched, free=[1.0] * FREE_WAYS
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def test_a_batch_asks_what_the_expert_answers_and_marks_where(tokenizer) -> None
         if text not in known:
             captions += 1
             assert text.startswith("red chair left 1.0 m")
-            assert batch.classes[n].tolist() == [-100, -100, -100]
+            assert tuple(batch.classes[n].tolist()) == NOTHING
         assert text != GONE  # one picture cannot tell
         first = int(batch.image_at[n])
         assert (batch.ids[n, first : first + IMAGE_TOKENS] == IMAGE).all()

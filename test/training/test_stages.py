@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from dsd_ros.robot.situations import Split
 from dsd_ros.training.architecture import DRAFT, build_model
+from dsd_ros.training.batches import NOTHING
 from dsd_ros.training.checkpoint import load_state
 from dsd_ros.training.curves import draw_training, stages_of
 from dsd_ros.training.data import (
@@ -25,7 +27,7 @@ from dsd_ros.training.data import (
     world_frames,
 )
 from dsd_ros.training.devices import CPU
-from dsd_ros.training.goal_heads import GoalHeads
+from dsd_ros.training.goal_heads import GoalHeads, goal_classes
 from dsd_ros.training.language_stage import cached_look, image_tokens, reply_loss, train_language
 from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
 from dsd_ros.training.questions import Mixer, Questions
@@ -33,7 +35,9 @@ from dsd_ros.training.stages import CURVE_POINTS, Curve, Descent
 from dsd_ros.training.text import all_instructions, train_tokenizer
 from dsd_ros.training.vision_stage import (
     Heads,
+    exactly,
     make_labels,
+    measure,
     mirrored,
     train_vision,
     vision_stage,
@@ -169,11 +173,58 @@ def test_an_interrupted_language_stage_ends_with_the_same_weights(
     assert 5.5 < figures["loss"] < untrained
 
 
+def test_labels_tell_exactly_where_things_stand_and_how_far_ways_are_free(frames: Frames) -> None:
+    labels = make_labels(frames.labels)
+    told = 0
+    for n, frame in enumerate(frames.labels):
+        for (_, _, _, gap, _), bearing in zip(frame.things, frame.bearings, strict=True):
+            here = exactly(torch.tensor([round(math.degrees(bearing) * 100), round(gap * 1000)]))
+            off = (labels.exact[n, :, :2] - here).abs().sum(-1)
+            told += bool(((off < 1e-5) & (labels.turn[n] >= 0)).any())
+        ways = torch.tensor([[0, round(1000 * metres)] for metres in frame.free])
+        assert torch.equal(labels.exact[n, :, 2], exactly(ways)[:, 1])
+    # Two things in one column: the larger one in the picture is told of.
+    assert told == int((labels.turn >= 0).sum()) > 20
+    # Four degrees to the left, a metre, and what is an eighth farther from the robot's centre, 0.3 m within its edge.
+    one = exactly(torch.tensor([400, 1000, round(1.125 * 1300 - 300)]))
+    assert one.tolist() == pytest.approx([1.0, 0.0, 1.0], abs=5e-3)
+
+
+def test_a_goal_is_known_by_its_bearing_its_distance_and_the_way_ahead(frames: Frames) -> None:
+    frame = next(f for f in frames.labels if len({t[:2] for t in f.things}) == len(f.things) > 1)
+    for index, (kind, colour, _, gap, _) in enumerate(frame.things):
+        *_, bearing, distance, ahead = goal_classes(frame, f"{colour} {kind}")
+        assert bearing == pytest.approx(100 * math.degrees(frame.bearings[index]), abs=0.5)
+        assert (distance, ahead) == (round(1000 * gap), round(1000 * min(frame.free[17:19])))
+    assert goal_classes(frame, None) == NOTHING
+
+
+def test_errors_of_what_is_told_exactly_are_in_degrees_and_shares(
+    frames: Frames, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, labels = build_model(DRAFT, 4), make_labels(frames.labels)
+    heads = Heads(DRAFT.width)
+
+    def told(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            **Heads.forward(heads, tokens),
+            "exact": labels.exact + torch.tensor([0.5, -1.0, 2.0]),
+        }
+
+    monkeypatch.setattr(heads, "forward", told)
+    found = measure(model.model.visual, heads, frames.images, labels)
+    assert found["bearing"] == pytest.approx(2.0)
+    assert found["gap"] == pytest.approx(math.log(1.125))
+    assert found["way"] == pytest.approx(2 * math.log(1.125))
+
+
 def test_mirrored_labels_mirror_back(frames: Frames) -> None:
     labels = make_labels(frames.labels)
     twice = mirrored(mirrored(labels))
     for name, value in vars(labels).items():
         assert torch.equal(value, getattr(twice, name)), name
+    sides = torch.tensor([-1.0, 1.0, 1.0])
+    assert torch.equal(mirrored(labels).exact, labels.exact.flip(1) * sides)
 
 
 def test_whole_shards_are_kept_and_missing_ones_made(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from .devices import moved
 
 EOS = SPECIAL_TOKENS.index("<|im_end|>")
 IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
-NOTHING = (-100, -100, -100)  # classes of which no loss is taken, as of captions
+NOTHING = (-100, -100, -100, 0, 0, 0)  # classes of which no loss is taken, as of captions
 TELLING = 1.5  # a token that weighs more tells of the goal or the action
 
 
@@ -65,7 +65,7 @@ class Batch:
     targets: torch.Tensor  # (W,) the next tokens
     weights: torch.Tensor  # (W,) what an error there costs
     telling: torch.Tensor  # (T,) places that tell of goal or action
-    classes: torch.Tensor  # (N, 3) where the goal stands
+    classes: torch.Tensor  # (N, 6) where the goal stands, as goal_heads.goal_classes has it
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device."""
@@ -138,7 +138,7 @@ class Example:
     row: int
     goal: str | None
     reply: list[int]
-    classes: tuple[int, int, int] = NOTHING
+    classes: tuple[int, ...] = NOTHING
 
 
 def collate(

@@ -65,7 +65,7 @@ class Questions:
         self.goals: dict[str, int] = {}
         self.replies = Ragged([])
         self.goal = np.zeros(0, np.int64)  # of each question
-        self.classes = np.zeros((0, 3), np.int64)
+        self.classes = np.zeros((0, len(NOTHING)), np.int64)
         self.gone = np.zeros(
             0, np.int64
         )  # steps of a full round behind which there is no such goal, 0: none
@@ -103,7 +103,9 @@ class Questions:
             seen.append(len(known))
             unseen.append(len(other))
         self.replies.extend(tokenize(self.tokenizer, texts, [EOS]))
-        self.classes = np.concatenate([self.classes, np.array(classes, np.int64).reshape(-1, 3)])
+        self.classes = np.concatenate(
+            [self.classes, np.array(classes, np.int64).reshape(-1, len(NOTHING))]
+        )
         self.goal, self.gone = _longer(self.goal, goals), _longer(self.gone, gone)
         self.start = _longer(self.start, start)
         self.seen, self.unseen = _longer(self.seen, seen), _longer(self.unseen, unseen)

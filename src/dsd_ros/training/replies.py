@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .architecture import IMAGE_TOKENS
-from .batches import EOS, IMAGE, Batch, Ragged, assemble
+from .batches import EOS, IMAGE, NOTHING, Batch, Ragged, assemble
 from .forward import attend, norm, rotate
 from .language_stage import batches, embed, positions
 
@@ -79,7 +79,7 @@ def _rows(prompts: list[list[int]], replies: list[list[int]], device: torch.devi
     """A batch whose pictures are chosen elsewhere."""
     asked, said = Ragged(prompts), Ragged(replies)
     runs = np.zeros(max(int((asked.flat == IMAGE).sum()) // IMAGE_TOKENS, 1), np.int64)
-    classes = np.zeros((len(prompts), 3), np.int64)
+    classes = np.zeros((len(prompts), len(NOTHING)), np.int64)
     batch = assemble((asked.flat, asked.lengths), (said.flat, said.lengths), runs, classes)
     return batch.to(device)
 

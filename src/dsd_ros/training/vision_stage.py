@@ -2,8 +2,9 @@
 
 A picture's width is cut into FREE_WAYS columns, four to each column of image tokens. Every column gets a
 vector from the image tokens above each other there (no position of its own), and from it: what
-kind and colour stands there, how far and at which bearing from the base, and how far the robot could go that
-way. A question "colour kind" is compared with all the columns' vectors and must pick the right one, or "not here".
+kind and colour stands there, how far and at which bearing from the base, and how far the robot could go that way, all
+three as classes and exactly. A question "colour kind" is compared with all the columns' vectors and must pick the right
+one, or "not here".
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ TURN_EDGES = (*(-edge for edge in reversed(_ASIDE)), 0.0, *_ASIDE)
 FREE = (0.3, 0.55, 0.8, 1.0, 1.3, 1.6, 2.2)
 _TURNED = tuple(TURN_EDGES.index(sign * edge) for sign in (-1, 1) for edge in (10.0, 22.5, 37.5))
 GAPS, TURNS = len(GAP_EDGES) + 1, len(TURN_EDGES) + 1
+# Classes teach only by what stands near their edges; a number by everything. Their units weigh like some errors do:
+_DEGREES = 4.0  # of bearing
+_FARTHER = 1.125  # times as far from the robot's centre
 _WIDTH = 64
 _HEADS_FIRST = 300  # steps
 _NAMES = [(kind, colour) for kind in KINDS for colour in COLOURS]
@@ -52,6 +56,9 @@ class Labels:
     colour: torch.Tensor
     gap: torch.Tensor
     turn: torch.Tensor
+    exact: (
+        torch.Tensor
+    )  # (N, BINS, 3), of `exactly`: bearing and gap (of what stands there), free way
     free: torch.Tensor
     place: torch.Tensor  # (N, 40): a named thing's column, BINS: not in view, -1: there are several
 
@@ -72,6 +79,7 @@ class Heads(nn.Module):
         self.colour = nn.Linear(_WIDTH, len(COLOURS) + 1)
         self.gap = nn.Linear(_WIDTH, GAPS)
         self.turn = nn.Linear(_WIDTH, TURNS)
+        self.exact = nn.Linear(_WIDTH, 3)
         self.free = nn.Linear(_WIDTH, len(FREE) + 1)
         self.question = nn.Linear(_WIDTH, _WIDTH)
         self.by_kind = nn.Embedding(len(KINDS), _WIDTH)
@@ -92,6 +100,7 @@ class Heads(nn.Module):
             "colour": self.colour(active),
             "gap": self.gap(active),
             "turn": self.turn(active),
+            "exact": self.exact(active),
             "free": self.free(active),
             "place": torch.cat([scores / 4.0, absent], dim=-1),
         }
@@ -104,12 +113,13 @@ def make_labels(labels: Sequence[Frame]) -> Labels:
     colour = np.zeros((count, BINS), np.int64)
     gap = np.full((count, BINS), -1, np.int64)
     turn = np.full((count, BINS), -1, np.int64)
+    measured = np.zeros((count, BINS, 3), np.int64)
     free = np.array([frame.free for frame in labels]).reshape(count, BINS)
     place = np.full((count, len(_NAMES)), BINS, np.int64)
     pixels_at = np.zeros((count, BINS), np.int64)
     for n, frame in enumerate(labels):
         for index, (what, hue, _, _, pixels) in enumerate(frame.things):
-            b, far, facing = thing_classes(frame, index)
+            b, far, facing, *exact = thing_classes(frame, index)
             name = _NAMES.index((what, hue))
             place[n, name] = b if place[n, name] == BINS else -1
             if pixels <= pixels_at[n, b]:
@@ -119,22 +129,38 @@ def make_labels(labels: Sequence[Frame]) -> Labels:
             colour[n, b] = 1 + COLOURS.index(hue)
             gap[n, b] = far
             turn[n, b] = facing
-    classes = np.digitize(free, FREE)
-    return Labels(*(torch.from_numpy(a) for a in (kind, colour, gap, turn, classes, place)))
+            measured[n, b, :2] = exact
+    measured[..., 2] = np.round(1000 * free)
+    arrays = kind, colour, gap, turn, measured, np.digitize(free, FREE), place
+    found = Labels(*(torch.from_numpy(a) for a in arrays))
+    found.exact = exactly(found.exact)
+    return found
 
 
-def thing_classes(frame: Frame, index: int) -> tuple[int, int, int]:
-    """Column, distance class and turn class of a labelled thing."""
+def thing_classes(frame: Frame, index: int) -> tuple[int, int, int, int, int]:
+    """Of a labelled thing: column, distance class, turn class; bearing in 1/100 degree and distance in mm."""
     kind, _, column, distance, _ = frame.things[index]
     if frame.bearings:
-        turn = _turn_class(frame.bearings[index])
+        bearing = frame.bearings[index]
     else:
         angle = camera_angle(column)
         away = distance + RADIUS[kind] + ROBOT_RADIUS
         # Law of sines from the camera's bearing to the base's.
         aside = CAMERA_AHEAD * math.sin(angle) / away
-        turn = _turn_class(angle - math.asin(min(max(aside, -1.0), 1.0)))
-    return min(max(int(column * BINS), 0), BINS - 1), gap_class(distance), turn
+        bearing = angle - math.asin(min(max(aside, -1.0), 1.0))
+    b, far = min(max(int(column * BINS), 0), BINS - 1), gap_class(distance)
+    exact = round(100 * math.degrees(bearing)), round(1000 * distance)
+    return b, far, _turn_class(bearing), *exact
+
+
+def exactly(measured: torch.Tensor) -> torch.Tensor:
+    """A bearing (1/100 degree) and distances (mm), integers (..., 1 + D), as numbers of about one size.
+
+    Those of distances are logarithms, since a camera tells near ones better; a metre is 0.
+    """
+    bearing, metres = measured[..., :1] / 100, measured[..., 1:] / 1000
+    far = torch.log((metres + ROBOT_RADIUS) / (1.0 + ROBOT_RADIUS))
+    return torch.cat([bearing / _DEGREES, far / math.log(_FARTHER)], dim=-1)
 
 
 def gap_class(metres: float) -> int:
@@ -161,6 +187,8 @@ def loss_of(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor) ->
         logits = out[name].float().flatten(0, 1)
         each = functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
         total = total + 0.5 * each / (target >= 0).sum().clamp(min=1)
+    off = (out["exact"].float() - labels.exact[rows]).abs()
+    total = total + _mean(off[..., :2].sum(-1), labels.turn[rows] >= 0) + 0.5 * off[..., 2].mean()
     total = total + functional.cross_entropy(
         out["free"].float().flatten(0, 1), labels.free[rows].flatten()
     )
@@ -189,10 +217,12 @@ def share_right(out: dict[str, torch.Tensor], labels: Labels, rows: torch.Tensor
 def mirrored(labels: Labels) -> Labels:
     """The labels of the pictures' mirror images."""
     turn = torch.where(labels.turn >= 0, TURNS - 1 - labels.turn, labels.turn).flip(1)
+    exact = labels.exact.flip(1) * torch.tensor([-1.0, 1.0, 1.0], device=labels.exact.device)
     here = (labels.place >= 0) & (labels.place < BINS)
     place = torch.where(here, BINS - 1 - labels.place, labels.place)
     return Labels(
-        labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, labels.free.flip(1), place
+        labels.kind.flip(1), labels.colour.flip(1), labels.gap.flip(1), turn, exact, labels.free.flip(1),
+        place,
     )  # fmt: skip
 
 
@@ -203,9 +233,13 @@ def _turn(classes: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dict[str, float]:
-    """Shares right on pictures: the place within one column, absence, the turn that faces what is there, free ways."""
+    """Shares right on pictures: the place within one column, absence, the turn that faces what is there, free ways.
+
+    And mean errors: "bearing" in degrees, "gap" and "way" as shares of the distance from the robot's centre.
+    """
     near = there = quiet = away = turned = things = clear = ways = 0
     device = labels.place.device
+    off = torch.zeros(3, dtype=torch.float64, device=device)
     for first in range(0, len(images), 128):
         some = moved(images[first : first + 128], device)
         rows = slice(first, first + 128)
@@ -219,10 +253,15 @@ def measure(tower: Any, heads: Heads, images: np.ndarray, labels: Labels) -> dic
         turn = labels.turn[rows]
         turned += int((_turn(out["turn"].argmax(-1)) == _turn(turn))[turn >= 0].sum())
         things += int((turn >= 0).sum())
+        error = (out["exact"].double() - labels.exact[rows]).abs()
+        off[:2] += error[turn >= 0][:, :2].sum(0)
+        off[2] += error[..., 2].sum()
         clear += int((out["free"].argmax(-1) == labels.free[rows]).sum())
         ways += labels.free[rows].numel()
     return {
-        "place": near / there, "absent": quiet / away, "turn": turned / things, "free": clear / ways
+        "place": near / there, "absent": quiet / away, "turn": turned / things, "free": clear / ways,
+        "bearing": float(off[0]) / things * _DEGREES, "gap": float(off[1]) / things * math.log(_FARTHER),
+        "way": float(off[2]) / ways * math.log(_FARTHER),
     }  # fmt: skip
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import pytest
 from lifecycle_msgs.msg import State, Transition
 from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.nodes import decode_service
 from dsd_ros.nodes.bringup import DEMO, plan, program_command, values_of
+from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.respawn import RespawnRule, Restarts
+from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
 
 INSTRUCTION = "find the silver bottle"
 SOON = RespawnRule(first_pause_s=0.05, longest_pause_s=0.05, at_most=20)
@@ -65,6 +72,55 @@ def test_a_killed_node_decodes_again(rig, tiny_pair):
             nodes.kill(name)
             rig.until(works, what=f"a decode with the new {name}")
             assert rig.group.child(name).restarted == number
+
+
+class Silent(Channel):
+    """A link that takes everything and gives nothing."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def reconnect(self) -> None:
+        pass
+
+    def send(self, message) -> None:
+        self.asked.set()
+
+    def receive(self, timeout=None):
+        time.sleep(timeout)
+        raise LinkTimeout("nothing came")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_session_that_is_being_opened_is_given_up_for_a_transition(rig, monkeypatch):
+    monkeypatch.setattr(decode_service, "_OPEN_LIMIT_S", 3600.0)
+    settings, channel = DecodeSettings(mode="ar"), Silent()
+    node = ManagedNode("draft_node")
+    service = decode_service.DecodeService(
+        node, node._health, decode_service.DraftNodeSettings(), settings
+    )
+    service.give(EdgeSession(channel, None, settings, LinkSettings(response_timeout_s=600.0)))
+    failures: list[Exception] = []
+
+    def open_it() -> None:
+        try:
+            service.open()
+        except LinkClosed as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=open_it, daemon=True)
+    thread.start()
+    try:
+        assert channel.asked.wait(60.0)
+        service.interrupt()
+        thread.join(60.0)
+        assert "interrupted" in str(failures[0])
+        service.give(None)  # nobody holds the session any more
+    finally:
+        service.close()
+        node.destroy_node()
 
 
 def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pair):

@@ -97,13 +97,15 @@ class EdgeSession:
         """What the verifier said of itself when the session opened; None before."""
         return self._link.verifier
 
-    def open(self, deadline: float | None = None) -> None:
+    def open(
+        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None
+    ) -> None:
         """Connect and agree with the verifier; ``decode`` does it where it has not been done.
 
         LinkRefused (token, certificate), VerifierRefused (tokenizer, version, too many sessions),
-        LinkClosed or LinkTimeout (not there).
+        LinkClosed or LinkTimeout (not there), DeadlineExceeded, DecodeCancelled.
         """
-        self._open(Limits(deadline))
+        self._open(Limits(deadline, cancelled))
 
     def mend(
         self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None

@@ -27,7 +27,7 @@ from dsd_ros.nodes.link_keeper import LinkKeeper
 from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.progress import Progress
 from dsd_ros.nodes.stamps import seconds
-from dsd_ros.wire.channel import LinkError, LinkRefused, LinkTimeout
+from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.messages import MAX_HISTORY
 
 Answer = Decode.Response
@@ -97,6 +97,7 @@ class DecodeService:
         self._decode_settings = decode_settings
         self._session: EdgeSession | None = None
         self._lock = threading.Lock()
+        self._interruptions = 0  # a change ends the opening of a session
         self._generation = 0  # of decode requests: a newer one ends those before it
         self._frames = Frames()
         self._camera = Camera(node)
@@ -115,11 +116,23 @@ class DecodeService:
             self._session = session
 
     def open(self) -> None:
-        """Open the session: LinkError when it could not be, in ten seconds."""
+        """Open the session: LinkError when it could not be, in ten seconds or until ``interrupt``."""
+        before = self._interruptions
+
+        def cancelled() -> bool:
+            return self._interruptions != before
+
         with self._lock:
             assert self._session is not None, "a session is given first"
-            self._session.open(time.monotonic() + _OPEN_LIMIT_S)
+            try:
+                self._session.open(time.monotonic() + _OPEN_LIMIT_S, cancelled)
+            except DecodeCancelled as error:
+                raise LinkClosed("opening the session was interrupted") from error
         self._health.report(health.OK, f"session open, mode {self._decode_settings.mode}")
+
+    def interrupt(self) -> None:
+        """Give up opening the session, where that is under way. Any thread."""
+        self._interruptions += 1
 
     def end(self) -> None:
         """Close the session. A decode under way ends as cancelled."""

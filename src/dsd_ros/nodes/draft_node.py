@@ -53,6 +53,9 @@ class DraftNode(ManagedNode):
     def begin(self) -> None:
         self._decoding.open()
 
+    def interrupt(self) -> None:
+        self._decoding.interrupt()
+
     def end(self) -> None:
         self._decoding.end()
 

@@ -193,10 +193,12 @@ class PairTraining:
         """Train the draft on the target's own replies, behind a copy of its tower."""
         s = self.settings
         self.small.to(self.device)
-        self.shown = some_pictures(self.frames, s.distilled, s.seed)
+        shown = some_pictures(self.frames, s.distilled, s.seed)
+        # Nothing from here on needs the rest, which is most of the memory.
+        del self.frames, self.questions, self.pool
         folder = s.cache / f"distilled-{self.after}"
         labels, self.features = answered(
-            self.model, self.tokenizer, self.shown, folder, s.seed, self.report
+            self.model, self.tokenizer, shown, folder, s.seed, self.report
         )
         self.answers = Questions(self.tokenizer, labels, s.history)
         return self._draft("draft", s.seed + 9, np.arange(len(labels)), 2e-3, 0.1)

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 
 import pytest
+from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import State, Transition
 from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
-from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
-from dsd_ros.edge.session import EdgeSession
-from dsd_ros.nodes import decode_service
 from dsd_ros.nodes.bringup import DEMO, plan, program_command, values_of
-from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.respawn import RespawnRule, Restarts
-from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
 
 INSTRUCTION = "find the silver bottle"
 SOON = RespawnRule(first_pause_s=0.05, longest_pause_s=0.05, at_most=20)
@@ -74,53 +68,22 @@ def test_a_killed_node_decodes_again(rig, tiny_pair):
             assert rig.group.child(name).restarted == number
 
 
-class Silent(Channel):
-    """A link that takes everything and gives nothing."""
+def test_a_session_that_is_being_opened_is_given_up_for_a_transition(rig, tiny_pair):
+    said: set[str] = set()
 
-    def __init__(self) -> None:
-        self.asked = threading.Event()
+    def on_diagnostics(message: DiagnosticArray) -> None:
+        said.update(status.message for status in message.status)
 
-    def reconnect(self) -> None:
-        pass
+    rig.node.create_subscription(DiagnosticArray, "/diagnostics", on_diagnostics, 10)
+    rig.start("draft_node", model__path=tiny_pair[1], link__response_timeout_s=600.0)
+    rig.until(lambda: rig.state("draft_node") == State.TRANSITION_STATE_ACTIVATING)
 
-    def send(self, message) -> None:
-        self.asked.set()
+    def interrupted() -> bool:
+        # Refused, so that the node goes on trying by itself: this may have come between two attempts.
+        assert not rig.change("draft_node", Transition.TRANSITION_CONFIGURE)
+        return "opening the session was interrupted" in said
 
-    def receive(self, timeout=None):
-        time.sleep(timeout)
-        raise LinkTimeout("nothing came")
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_session_that_is_being_opened_is_given_up_for_a_transition(rig, monkeypatch):
-    monkeypatch.setattr(decode_service, "_OPEN_LIMIT_S", 3600.0)
-    settings, channel = DecodeSettings(mode="ar"), Silent()
-    node = ManagedNode("draft_node")
-    service = decode_service.DecodeService(
-        node, node._health, decode_service.DraftNodeSettings(), settings
-    )
-    service.give(EdgeSession(channel, None, settings, LinkSettings(response_timeout_s=600.0)))
-    failures: list[Exception] = []
-
-    def open_it() -> None:
-        try:
-            service.open()
-        except LinkClosed as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=open_it, daemon=True)
-    thread.start()
-    try:
-        assert channel.asked.wait(60.0)
-        service.interrupt()
-        thread.join(60.0)
-        assert "interrupted" in str(failures[0])
-        service.give(None)  # nobody holds the session any more
-    finally:
-        service.close()
-        node.destroy_node()
+    rig.until(interrupted)
 
 
 def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pair):

@@ -97,8 +97,8 @@ class DecodeService:
         self._decode_settings = decode_settings
         self._session: EdgeSession | None = None
         self._lock = threading.Lock()
-        self._interruptions = 0  # a change ends the opening of a session
         self._generation = 0  # of decode requests: a newer one ends those before it
+        self._interruptions = 0  # of the opening of a session, which a decode request does not end
         self._frames = Frames()
         self._camera = Camera(node)
         self._progress = node.create_publisher(ReplyProgress, "reply_progress", qos.STATE)

@@ -34,7 +34,7 @@ from dsd_ros.training.language_stage import (
 )
 from dsd_ros.training.questions import Mixer, Questions
 from dsd_ros.training.replies import greedy_replies
-from dsd_ros.training.stages import Descent, Stage
+from dsd_ros.training.stages import Descent, Stage, follow
 from dsd_ros.training.text import all_instructions, prompt_ids, train_tokenizer
 from dsd_ros.training.vision_stage import Heads, vision_stage
 
@@ -111,6 +111,8 @@ def test_every_stage_says_where_its_tensors_are_and_never_waits(frames, mixer) -
         batch = stage.draw(0, 0.5).to(CPU)
         with Watched() as watched:
             losses = descent.step(batch, 0, 0.5)
+            for module, _ in stage.modules.values():
+                follow(module, module, 0)
         assert watched.found == [] and watched.calls > 20
         assert all(bool(loss.isfinite()) for loss in losses)
         names.append(stage.name)

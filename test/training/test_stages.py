@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from dsd_ros.robot.situations import Split
 from dsd_ros.training.architecture import DRAFT, build_model
@@ -30,8 +30,9 @@ from dsd_ros.training.devices import CPU
 from dsd_ros.training.goal_heads import GoalHeads, goal_classes
 from dsd_ros.training.language_stage import cached_look, image_tokens, reply_loss, train_language
 from dsd_ros.training.pair import TrainSettings, smoke_settings, train_pair
+from dsd_ros.training.pair_models import average
 from dsd_ros.training.questions import Mixer, Questions
-from dsd_ros.training.stages import CURVE_POINTS, Curve, Descent
+from dsd_ros.training.stages import CURVE_POINTS, Curve, Descent, Losses, Stage, run_stage
 from dsd_ros.training.text import all_instructions, train_tokenizer
 from dsd_ros.training.vision_stage import (
     Heads,
@@ -171,6 +172,67 @@ def test_an_interrupted_language_stage_ends_with_the_same_weights(
         trained, *_ = reply_loss(model, goals, batch, tokens)
     assert untrained > 6.1 and trained < untrained - 0.25
     assert 5.5 < figures["loss"] < untrained
+
+
+class _Nothing:
+    def to(self, device: torch.device) -> _Nothing:
+        return self
+
+
+def test_an_averaged_stage_keeps_the_mean_of_its_weights_and_goes_on_behind_its_last(
+    tmp_path: Path,
+) -> None:
+    met: list[torch.Tensor] = []  # the weights before each step
+
+    def train(path: Path, report=None) -> torch.nn.Linear:
+        torch.manual_seed(4)
+        module = torch.nn.Linear(3, 2)
+
+        def losses(batch: _Nothing, step: int) -> Losses:
+            met.append(module.weight.detach().clone())
+            loss = (module(torch.ones(3)) - step).square().sum()
+            return Losses(loss, loss.detach(), loss.detach())
+
+        modules = {"tower": (module, 1.0)}
+        stage = Stage(
+            "short", modules, lambda step, share: _Nothing(), losses, 0.1, 1, averaged=True
+        )
+        run_stage(stage, path, 1.0, 24, report=report, save_seconds=0.0 if report else 60.0)
+        return module
+
+    kept = train(tmp_path / "whole")
+    state = load_file(tmp_path / "whole")
+    behind = [*met[1:], state["tower/weight"]]
+    mean = torch.zeros(2, 3)
+    for step, weights in enumerate(behind):
+        mean += 4 / (step + 4) * (weights - mean)
+    assert torch.allclose(kept.weight, mean, atol=1e-6)
+    assert torch.equal(kept.weight, state["mean/tower/weight"])
+    assert (kept.weight - behind[-1]).abs().max() > 0.01
+    assert torch.equal(train(tmp_path / "whole").weight, kept.weight)  # a stage that is over
+    with pytest.raises(Killed):
+        train(tmp_path / "broken", killer(20))
+    assert torch.equal(train(tmp_path / "broken").weight, kept.weight)
+
+
+def test_the_target_is_the_mean_of_its_stages_means(tmp_path: Path) -> None:
+    models = [build_model(DRAFT, seed) for seed in (1, 2, 3, 4)]
+    for number, (last, mean) in enumerate([models[:2], models[2:]]):
+        halves = {"language": "language_model", "tower": "visual"}
+        save_file(
+            {
+                f"{prefix}{name}/{key}": value.clone()
+                for prefix, model in (("", last), ("mean/", mean))
+                for name, half in halves.items()
+                for key, value in getattr(model.model, half).state_dict().items()
+            },
+            tmp_path / str(number),
+        )
+    found = build_model(DRAFT, 5)
+    average(found, [tmp_path / "0", tmp_path / "1"])
+    first, second = models[1].state_dict(), models[3].state_dict()
+    for key, value in found.state_dict().items():
+        assert torch.allclose(value, 0.4 * first[key] + 0.6 * second[key], atol=1e-6), key
 
 
 def test_labels_tell_exactly_where_things_stand_and_how_far_ways_are_free(frames: Frames) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from training.killed_run import tiny
 
 from dsd_ros.paths import models_directory
@@ -66,6 +67,17 @@ def test_a_share_that_cannot_be_kept_is_said(share: float, start: Path | None) -
         TrainSettings(start_share=share, start=start)
 
 
+def test_only_a_trained_pair_can_do_without_the_first_stages() -> None:
+    behind = TrainSettings(start=SHIPPED).resolved()
+    assert behind.vision_minutes == behind.language_minutes == 0 and behind.joint_minutes == 120
+    assert TrainSettings(start=SHIPPED, vision_minutes=3).resolved().vision_minutes == 3
+    assert TrainSettings().resolved().vision_minutes == 120
+    with pytest.raises(ValueError, match="vision_minutes must be above 0"):
+        TrainSettings(vision_minutes=0)
+    with pytest.raises(ValueError, match="joint_minutes must be above 0"):
+        TrainSettings(start=SHIPPED, joint_minutes=0)
+
+
 def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no .*model.safetensors to go on from"):
         load_start(build_model(DRAFT), tmp_path)
@@ -83,11 +95,15 @@ def test_a_run_begins_where_the_pair_is(tmp_path: Path, monkeypatch: pytest.Monk
         lambda model, folder, share: kept.append((folder, share)),
     )
     torch.set_num_threads(1)
-    steps = {"vision_steps": 1, "language_steps": 1, "joint_steps": 1, "draft_steps": 1}
-    steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16}
+    steps = {"vision_steps": None, "language_steps": None, "joint_steps": 1, "draft_steps": 1}
+    steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16, "smoke": False}
     figures = train_pair(tiny(tmp_path, start=SHIPPED, start_share=0.25, **steps))
     # A step from nothing has none right of the expert's tokens, and a draft no more than a quarter.
-    assert min(figures[stage]["right"] for stage in ("target", "joint", "draft")) > 0.6
+    assert min(figures[stage]["right"] for stage in ("joint", "draft")) > 0.6
+    # What teaches an untrained pair to look is left out.
+    assert figures["vision"] == figures["target"] == {}
+    learned = {key.split("/")[0] for key in load_file(tmp_path / "cache/target-joint.safetensors")}
+    assert learned == {"language", "tower", "mean", "optimizer"}
     assert set(figures["start"]) == {"target", "draft"}
     shipped = (SHIPPED / "target" / "tokenizer.json").read_text()
     assert (tmp_path / "out" / "target" / "tokenizer.json").read_text() == shipped
@@ -102,4 +118,5 @@ def test_a_folder_without_a_draft_leaves_the_draft_to_begin_from_nothing(tmp_pat
     steps |= {"dagger_rounds": 0, "draft_worlds": 0, "size": "base", "batch": 16}
     figures = train_pair(tiny(tmp_path / "run", start=tmp_path / "start", **steps))
     assert set(figures["start"]) == {"target"}
-    assert figures["joint"]["right"] > 0.6 and figures["draft"]["right"] < 0.3
+    assert min(figures[stage]["right"] for stage in ("target", "joint")) > 0.6
+    assert figures["vision"]["steps"] == 1 and figures["draft"]["right"] < 0.3

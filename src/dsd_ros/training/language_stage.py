@@ -66,18 +66,18 @@ def embed(language: Any, batch: Batch, features: torch.Tensor) -> tuple[torch.Te
 
 def reply_loss(
     model: Any,
-    goals: GoalHeads,
+    goals: GoalHeads | None,
     batch: Batch,
     features: torch.Tensor,
     teacher: Callable[[Batch], torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
     """Weighted mean loss of the reply's tokens, the goal heads' loss, and the share of tokens right.
 
     The loss is the cross entropy, or the divergence from the logits that `teacher` gives (W, vocabulary).
     """  # fmt: skip
     language = model.model.language_model
     hidden, middle = language_forward(language, *embed(language, batch, features))
-    goal_loss = goals(middle, hidden, batch)
+    goal_loss = 0.0 if goals is None else goals(middle, hidden, batch)
     logits = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).float()
     right = (logits.detach().argmax(-1) == batch.targets).float().mean()
     if teacher is None:
@@ -132,35 +132,40 @@ def frozen_look(tower: Any, frames: Frames, device: torch.device = CPU) -> Look:
 
 
 def live_look(
-    tower: Any, heads: Heads, frames: Frames, seed: int, device: torch.device = CPU
+    tower: Any, heads: Heads | None, frames: Frames, seed: int, device: torch.device = CPU
 ) -> Look:
-    """A tower that learns along, kept honest by the vision stage's heads."""
+    """A tower that learns along, kept honest by the vision stage's heads where they are given."""
     labels = make_labels(frames.labels).to(device)
     images = moved(frames.images, device)
 
-    def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor | float]:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         light = 0.9 + 0.2 * torch.rand(len(batch.pictures), 1, 1, 1, generator=generator)
         some = images[batch.pictures].float() * moved(light, device)
         found = tower_forward(tower, some.clamp(max=255.0))
+        if heads is None:
+            return found[batch.back], 0.0
         return found[batch.back], 0.1 * loss_of(heads(found), labels, batch.pictures)
 
-    return Look(tokens, {"tower": (tower, 0.6), "heads": (heads, 0.6)})
+    modules: dict[str, tuple[nn.Module, float]] = {"tower": (tower, 0.6)}
+    return Look(tokens, modules if heads is None else {**modules, "heads": (heads, 0.6)})
 
 
 def language_stage(
     name: str,
     model: Any,
-    goals: GoalHeads,
+    goals: GoalHeads | None,
     look: Look,
     mixer: Mixer,
     rate: float = 2e-3,
     captions: float = 0.0,
     teacher: Callable[[Batch], torch.Tensor] | None = None,
+    averaged: bool = False,
 ) -> Stage:
-    """A stage that trains a model's language half, its goal heads and what `look` brings.
+    """A stage that trains a model's language half, its goal heads where there are any, and what `look` brings.
 
-    `captions`: share of the questions in the first two fifths that ask for all that is in view.
+    `captions`: share of the questions in the first two fifths that ask for all that is in view. `averaged`: as a
+    `Stage` has it.
     """
 
     def draw(step: int, share: float) -> Batch:
@@ -171,13 +176,15 @@ def language_stage(
         loss, goal_loss, right = reply_loss(model, goals, batch, tokens, teacher)
         return Losses(loss + 0.15 * goal_loss + extra, loss.detach(), right)
 
-    modules = {"language": (model.model.language_model, 1.0), "goals": (goals, 1.0), **look.modules}
-    return Stage(name, modules, draw, losses, rate)
+    modules = {"language": (model.model.language_model, 1.0), **look.modules}
+    if goals is not None:
+        modules["goals"] = (goals, 1.0)
+    return Stage(name, modules, draw, losses, rate, averaged=averaged)
 
 
 def train_language(
     model: Any,
-    goals: GoalHeads,
+    goals: GoalHeads | None,
     look: Look,
     mixer: Mixer,
     path: Path,
@@ -187,13 +194,14 @@ def train_language(
     captions: float = 0.0,
     name: str = "language",
     teacher: Callable[[Batch], torch.Tensor] | None = None,
+    averaged: bool = False,
     device: torch.device = CPU,
     after: str = "",
     report: Report | None = None,
     save_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Run `language_stage` as `run_stage` does, whose figures it returns."""
-    stage = language_stage(name, model, goals, look, mixer, rate, captions, teacher)
+    stage = language_stage(name, model, goals, look, mixer, rate, captions, teacher, averaged)
     model.lm_head.to(device)
     return run_stage(
         stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds

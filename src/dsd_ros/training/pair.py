@@ -117,7 +117,8 @@ class PairTraining:
         self.model = build_model(self.size, settings.seed).to(self.device)
         torch.manual_seed(settings.seed + 1)
         self.heads = Heads(self.size.width)
-        self.goals = GoalHeads(self.size.width)
+        # A trained pair learns from replies alone: heads that begin anew pull it away from what it knows.
+        self.goals = GoalHeads(self.size.width) if settings.start is None else None
         self.small = build_model(self.small_size, settings.seed + 7)
         torch.manual_seed(settings.seed + 8)
         self.project = nn.Linear(self.size.width, self.small_size.width)
@@ -138,6 +139,8 @@ class PairTraining:
     def vision(self) -> dict[str, Any]:
         """Teach the tower what stands where."""
         s, path = self.settings, self.settings.cache / "vision.safetensors"
+        if s.vision_minutes == 0 and s.vision_steps is None:
+            return {}
         trained = bool(self.start)
         rate = 7e-4 if trained else 1.5e-3  # what has been learned is lost in longer steps
         figures = train_vision(
@@ -152,16 +155,21 @@ class PairTraining:
         """Teach the language half to answer from the frozen tower's tokens."""
         s = self.settings
         minutes, steps = _minutes(s.language_minutes), s.language_steps
+        if minutes == 0 and steps is None:
+            return {}
         look = frozen_look(self.model.model.visual, self.frames, self.device)
         mixer = self._mixer(self.questions, s.seed, captions=True)
+        rate = 2e-4 if self.start else 2e-3
         return self._language(
-            "target", self.model, self.goals, look, mixer, minutes, steps, captions=0.3
-        )  # fmt: skip
+            "target", self.model, self.goals, look, mixer, minutes, steps, captions=0.3, rate=rate
+        )
 
     def joint(self) -> dict[str, Any]:
         """Train on with the tower unfrozen."""
         s = self.settings
-        return self._live("target-joint", s.seed + 10, _minutes(s.joint_minutes), 1e-3)
+        return self._live(
+            "target-joint", s.seed + 10, _minutes(s.joint_minutes), 2e-4 if self.start else 1e-3
+        )
 
     def dagger(self, round_: int) -> dict[str, Any]:
         """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
@@ -174,7 +182,7 @@ class PairTraining:
         self.pool = np.concatenate([self.pool, *[rows] * _OWN_WEIGHT])
         self.frames.add(extra)
         self.questions.add(extra.labels)
-        name, rate = f"target-dagger{round_}", 5e-4 * 0.5**round_
+        name, rate = f"target-dagger{round_}", (1e-4 if self.start else 5e-4) * 0.5**round_
         figures = self._live(name, s.seed + 20 + round_, _minutes(s.dagger_minutes), rate)
         return {"met": met, "pictures": len(extra.labels), **figures}
 
@@ -261,10 +269,11 @@ class PairTraining:
         s = self.settings
         mixer = self._mixer(self.questions, seed, batch=s.live_batch, pool=self.pool)
         tower = self.model.model.visual
-        look = live_look(tower, self.heads, self.frames, seed, self.device)
+        heads = None if self.start else self.heads
+        look = live_look(tower, heads, self.frames, seed, self.device)
         figures = self._language(
-            name, self.model, self.goals, look, mixer, minutes, s.joint_steps, rate=rate
-        )
+            name, self.model, self.goals, look, mixer, minutes, s.joint_steps, rate=rate, averaged=True
+        )  # fmt: skip
         self.ends.append(s.cache / f"{name}.safetensors")
         return figures
 
@@ -282,7 +291,7 @@ class PairTraining:
         )  # fmt: skip
 
     def _language(
-        self, name: str, model: Any, goals: GoalHeads, look: Look, mixer: Mixer, minutes: float,
+        self, name: str, model: Any, goals: GoalHeads | None, look: Look, mixer: Mixer, minutes: float,
         steps: int | None, **rest: Any,
     ) -> dict[str, Any]:  # fmt: skip
         path = self.settings.cache / f"{name}.safetensors"

@@ -15,6 +15,8 @@ from torch import nn
 
 from dsd_ros.vlm.loading import quiet_transformers
 
+from .stages import MEAN
+
 KEPT = ("README.md", "training.png")  # of a model directory, when its weights are written anew
 
 
@@ -66,7 +68,7 @@ def _deepen(tower: Any, layers: int) -> None:
 
 
 def average(model: Any, paths: Sequence[Path]) -> None:
-    """Give a model the mean of checkpoints' weights, later ones weighing more (1, 1.5, 2.25, ...).
+    """Give a model the mean of checkpoints' running means, later ones weighing more (1, 1.5, 2.25, ...).
 
     After M. Wortsman et al., "Model soups", 2022: the mean of fine-tuned weights of one lineage
     is steadier than each; here it ended going back and forth between two mistaken views.
@@ -74,8 +76,9 @@ def average(model: Any, paths: Sequence[Path]) -> None:
     states = [load_file(path) for path in paths]
     weights = torch.tensor([1.5**k for k in range(len(states))], dtype=torch.float64, device="cpu")
     weights /= weights.sum()
-    parts = {"language/": model.model.language_model, "tower/": model.model.visual}
-    for prefix, module in parts.items():
+    parts = {"language": model.model.language_model, "tower": model.model.visual}
+    for name, module in parts.items():
+        prefix = f"{MEAN}{name}/"
         mean = {
             key[len(prefix) :]: sum(
                 float(w) * state[key] for w, state in zip(weights, states, strict=True)

@@ -25,6 +25,8 @@ PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+_LEFT_OUT = ("vision_minutes", "language_minutes")  # by one that goes on from a trained pair
+
 
 def _open(name: str, text: str) -> Any:
     """A setting whose default hangs on the device."""
@@ -81,8 +83,12 @@ class TrainSettings:
     threads: int = field(default=2, metadata={"help": "CPU threads of the training itself"})
     batch: int | None = _open("batch", "questions or pictures per step")
     live_batch: int | None = _open("live_batch", "questions per step, tower unfrozen")
-    vision_minutes: float | None = _open("vision_minutes", "time for the vision tower")
-    language_minutes: float | None = _open("language_minutes", "time for the target")
+    vision_minutes: float | None = _open(
+        "vision_minutes", "time for the vision tower, with start 0 unless given"
+    )
+    language_minutes: float | None = _open(
+        "language_minutes", "time for the target, with start 0 unless given"
+    )
     joint_minutes: float | None = _open("joint_minutes", "time for tower and target")
     dagger_rounds: int = field(default=3, metadata={"help": "rounds on the model's own roll-outs"})
     dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
@@ -119,6 +125,8 @@ class TrainSettings:
                 raise ValueError(f"{name} must be at least 1, but it is {value}.")
         for name in PAIR_DEFAULTS["cpu"]:
             value = getattr(self, name)
+            if value == 0 and name in _LEFT_OUT and self.start is not None:
+                continue
             if name.endswith("_minutes") and value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be above 0, but it is {value}.")
         for name in ("seed", "dagger_rounds", "draft_worlds", "skip_worlds"):
@@ -138,7 +146,9 @@ class TrainSettings:
 
     def resolved(self) -> TrainSettings:
         """With what was left open filled in for the device."""
-        defaults = PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"]
+        defaults = dict(PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"])
+        if self.start is not None:
+            defaults |= dict.fromkeys(_LEFT_OUT, 0.0)
         return replace(self, **{n: v for n, v in defaults.items() if getattr(self, n) is None})
 
 

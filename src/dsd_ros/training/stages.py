@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ Report = Callable[[str, float], None]
 CURVE_POINTS = 200
 _FIRST_STRIDE = 5
 _TELL_EVERY = 10  # steps; a GPU is waited for no more often
-_KEEP = 0.98  # of the running means, at most
+_KEEP = 0.98  # of the running loss and share, at most
+MEAN = "mean/"  # of the names, in a checkpoint, of modules' running means
+_DECAY = 3.0  # of the steps' weights in those: the last quarter of a stage weighs two thirds
 
 
 class Losses(NamedTuple):
@@ -36,6 +39,7 @@ class Stage:
 
     `modules`: name -> module and learning-rate factor. `draw(step, share)` gives a step's batch on the
     host, equal ones for equal arguments; `losses(batch, step)` its losses from the batch on the device.
+    `averaged`: what is kept of the modules is the running mean of their weights.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Stage:
     rate: float
     warm_up: int = 100
     held: dict[str, int] = field(default_factory=dict)  # steps for which a module stays as it is
+    averaged: bool = False
 
 
 class Curve:
@@ -100,6 +105,17 @@ class Descent:
         return losses
 
 
+@torch.no_grad()
+def follow(mean: nn.Module, module: nn.Module, step: int) -> None:
+    """Take the weights behind a step (from 0) into their running mean, later ones weighing more.
+
+    Polynomial-decay averaging: O. Shamir and T. Zhang, "Stochastic gradient descent for non-smooth optimization", 2013.
+    """
+    weight = (_DECAY + 1) / (step + 1 + _DECAY)
+    for kept, now in zip(mean.parameters(), module.parameters(), strict=True):
+        kept.lerp_(now, weight)
+
+
 def run_stage(
     stage: Stage,
     path: Path,
@@ -119,12 +135,14 @@ def run_stage(
     modules = {name: module for name, (module, _) in stage.modules.items()}
     for module in modules.values():
         module.to(device)
+    means_of = {name: copy.deepcopy(module) for name, module in modules.items() if stage.averaged}
+    kept = {**modules, **{MEAN + name: mean for name, mean in means_of.items()}}
     descent = Descent(stage, device)
     step, first, spent = 0, 0, 0.0
     means = torch.zeros(2, device=device)
     curve = Curve()
     if path.exists() and read_progress(path).get("after", "") == after:
-        progress = load_state(path, modules, descent.optimizer)
+        progress = load_state(path, kept, descent.optimizer)
         step, spent = progress["step"], progress["minutes"]
         first = step
         means = torch.tensor([progress["loss"], progress["right"]], device=device)
@@ -135,7 +153,7 @@ def run_stage(
         loss, right = means.tolist()
         progress = {"step": step, "minutes": spent, "loss": loss, "right": right, "after": after,
                     "curve": curve.points, "stride": curve.stride}  # fmt: skip
-        save_state(path, modules, descent.optimizer, progress)
+        save_state(path, kept, descent.optimizer, progress)
 
     def share_of(later: int) -> float:
         """Share done at a step: known where steps are given, else as if its time were now."""
@@ -145,6 +163,8 @@ def run_stage(
         while (share := share_of(step)) < 1.0:
             began = time.monotonic()
             losses = descent.step(feeder.batch(step), step, share)
+            for name, mean in means_of.items():
+                follow(mean, modules[name], step)
             step += 1
             keep = min(_KEEP, 1 - 1 / step)
             means = keep * means + (1 - keep) * torch.stack([losses.shown, losses.right]).float()
@@ -163,5 +183,7 @@ def run_stage(
         if not curve.due(step):
             curve.add(spent, loss, right)
         save()
+    for name, mean in means_of.items():
+        modules[name].load_state_dict(mean.state_dict())
     figures = {"loss": loss, "right": right, "minutes": spent, "steps": step}
     return {**figures, "curve": curve.points}

@@ -117,8 +117,7 @@ class PairTraining:
         self.model = build_model(self.size, settings.seed).to(self.device)
         torch.manual_seed(settings.seed + 1)
         self.heads = Heads(self.size.width)
-        # A trained pair learns from replies alone: heads that begin anew pull it away from what it knows.
-        self.goals = GoalHeads(self.size.width) if settings.start is None else None
+        self.goals = GoalHeads(self.size.width)
         self.small = build_model(self.small_size, settings.seed + 7)
         torch.manual_seed(settings.seed + 8)
         self.project = nn.Linear(self.size.width, self.small_size.width)
@@ -159,17 +158,20 @@ class PairTraining:
             return {}
         look = frozen_look(self.model.model.visual, self.frames, self.device)
         mixer = self._mixer(self.questions, s.seed, captions=True)
-        rate = 2e-4 if self.start else 2e-3
+        goals, rate = (None, 2e-4) if self.start else (self.goals, 2e-3)
         return self._language(
-            "target", self.model, self.goals, look, mixer, minutes, steps, captions=0.3, rate=rate
+            "target", self.model, goals, look, mixer, minutes, steps, captions=0.3, rate=rate
         )
 
     def joint(self) -> dict[str, Any]:
-        """Train on with the tower unfrozen."""
-        s = self.settings
-        return self._live(
-            "target-joint", s.seed + 10, _minutes(s.joint_minutes), 2e-4 if self.start else 1e-3
-        )
+        """Train on with the tower unfrozen.
+
+        Heads teach what a reply hardly tells, but pull a model that has learned to reply away from what it knows.
+        """
+        minutes, seed = _minutes(self.settings.joint_minutes), self.settings.seed + 10
+        if self.start:
+            return self._live("target-joint", seed, minutes, 2e-4)
+        return self._live("target-joint", seed, minutes, 1e-3, self.heads, self.goals)
 
     def dagger(self, round_: int) -> dict[str, Any]:
         """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
@@ -265,14 +267,15 @@ class PairTraining:
             questions, seed=seed, captions=captions, variants=variants, history=s.history, **rest
         )
 
-    def _live(self, name: str, seed: int, minutes: float, rate: float) -> dict[str, Any]:
+    def _live(
+        self, name: str, seed: int, minutes: float, rate: float,
+        heads: Heads | None = None, goals: GoalHeads | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         s = self.settings
         mixer = self._mixer(self.questions, seed, batch=s.live_batch, pool=self.pool)
-        tower = self.model.model.visual
-        heads = None if self.start else self.heads
-        look = live_look(tower, heads, self.frames, seed, self.device)
+        look = live_look(self.model.model.visual, heads, self.frames, seed, self.device)
         figures = self._language(
-            name, self.model, self.goals, look, mixer, minutes, s.joint_steps, rate=rate, averaged=True
+            name, self.model, goals, look, mixer, minutes, s.joint_steps, rate=rate, averaged=True
         )  # fmt: skip
         self.ends.append(s.cache / f"{name}.safetensors")
         return figures

@@ -100,6 +100,7 @@ def stages(frames: Frames, mixer: Mixer) -> Iterator[Stage]:
     yield vision_stage(tower, heads, frames, 4)
     yield language_stage("target", model, goals, frozen_look(tower, frames), mixer)
     yield language_stage("joint", model, goals, live_look(tower, heads, frames, 3), mixer)
+    yield language_stage("alone", model, None, live_look(tower, None, frames, 3), mixer)
     seen = cached_look(features, torch.nn.Linear(BIG.width, SMALL.width))
     yield language_stage("draft", small, own, seen, mixer, teacher=teacher(model, features))
 
@@ -116,7 +117,7 @@ def test_every_stage_says_where_its_tensors_are_and_never_waits(frames, mixer) -
         assert watched.found == [] and watched.calls > 20
         assert all(bool(loss.isfinite()) for loss in losses)
         names.append(stage.name)
-    assert names == ["vision", "target", "joint", "draft"]
+    assert names == ["vision", "target", "joint", "alone", "draft"]
 
 
 def test_image_tokens_and_replies_say_where_their_tensors_are(frames, mixer) -> None:

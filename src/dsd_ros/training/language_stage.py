@@ -135,7 +135,7 @@ def live_look(
     tower: Any, heads: Heads | None, frames: Frames, seed: int, device: torch.device = CPU
 ) -> Look:
     """A tower that learns along, kept honest by the vision stage's heads where they are given."""
-    labels = None if heads is None else make_labels(frames.labels).to(device)
+    labels = make_labels(frames.labels if heads is not None else []).to(device)
     images = moved(frames.images, device)
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor | float]:
@@ -143,7 +143,7 @@ def live_look(
         light = 0.9 + 0.2 * torch.rand(len(batch.pictures), 1, 1, 1, generator=generator)
         some = images[batch.pictures].float() * moved(light, device)
         found = tower_forward(tower, some.clamp(max=255.0))
-        if heads is None or labels is None:
+        if heads is None:
             return found[batch.back], 0.0
         return found[batch.back], 0.1 * loss_of(heads(found), labels, batch.pictures)
 

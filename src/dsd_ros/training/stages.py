@@ -110,6 +110,7 @@ def follow(mean: nn.Module, module: nn.Module, step: int) -> None:
     """Take the weights behind a step (from 0) into their running mean, later ones weighing more.
 
     Polynomial-decay averaging: O. Shamir and T. Zhang, "Stochastic gradient descent for non-smooth optimization", 2013.
+    torch's own AveragedModel would keep the count of steps as one more state, and bring it to the device each time.
     """
     weight = (_DECAY + 1) / (step + 1 + _DECAY)
     for kept, now in zip(mean.parameters(), module.parameters(), strict=True):

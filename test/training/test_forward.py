@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from dsd_ros.robot.situations import Split
 from dsd_ros.robot.world import World
-from dsd_ros.training.architecture import DRAFT, IMAGE_TOKENS, VOCABULARY, build_model
+from dsd_ros.training.architecture import DRAFT, IMAGE_TOKENS, VOCABULARY, Size, build_model
 from dsd_ros.training.batches import EOS, Example, collate
 from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
-from dsd_ros.training.forward import language_forward, patches, tower_forward
-from dsd_ros.training.language_stage import embed
+from dsd_ros.training.forward import PLAIN, Passes, language_forward, patches, tower_forward
+from dsd_ros.training.language_stage import embed, reply_loss
 from dsd_ros.training.phrases import phrasings
 from dsd_ros.training.questions import prompt_with_past
 from dsd_ros.training.replies import acceptance, followed, greedy_replies
@@ -83,6 +85,43 @@ def test_language_model_equals_transformers(images: np.ndarray, tokenizer, past)
     assert torch.allclose(theirs, ours, atol=1e-4)
     said = greedy_replies(model, features, [prompt], max_tokens=4, pictures=[range(1 + len(past))])
     assert said[0][0] == int(theirs[0, len(prompt) - 1].argmax())
+
+
+@pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_passes_equal_the_plain_ones(
+    images: np.ndarray, tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backward: bool
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = build_model(Size(1, 64, 128, 1, tower_layers=1, tower_width=32), 4)
+    prompt = prompt_with_past(tokenizer, "find the red box")
+    replies = [[*tokenizer.encode(text).ids, EOS] for text in (REPLY, REPLY[:30], REPLY[:40])]
+    passes = Passes(compiled=True)
+    # One after the other, of different numbers and lengths, as a training has them.
+    images = np.concatenate([images, images[::-1, ::-1]])
+    for count in (3, 2):
+        rows = [Example(n, None, reply) for n, reply in enumerate(replies[-count:])]
+        batch = collate(rows, [prompt] * count)
+        losses, gradients = [], []
+        for each in (PLAIN, passes):
+            model.zero_grad()
+            with torch.set_grad_enabled(backward):
+                features = each.tower(model.model.visual, torch.from_numpy(images[:count]))
+                loss, _, _ = reply_loss(model, None, batch, features, passes=each)
+            losses.append(loss.item())
+            if backward:
+                loss.backward()
+            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert len(gradients[0]) == len(gradients[1])
+        assert len(gradients[0]) > 20 or not backward
+        for plain, compiled in zip(*gradients, strict=True):
+            assert torch.allclose(plain, compiled, rtol=1e-3, atol=1e-5)
+
+
+def test_passes_without_a_compiler_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match="no no-such-compiler .* without --compile"):
+        Passes(compiled=True)
 
 
 def test_cached_replies_follow_from_the_whole_sequence(images: np.ndarray, tokenizer) -> None:

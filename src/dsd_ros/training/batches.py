@@ -18,6 +18,7 @@ from .devices import moved
 EOS = SPECIAL_TOKENS.index("<|im_end|>")
 IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
 NOTHING = (-100, -100, -100, 0, 0, 0)  # classes of which no loss is taken, as of captions
+_DECIDES = 6.0  # what an error costs in a token that settles what the robot does
 TELLING = 1.5  # a token that weighs more tells of the goal or the action
 
 
@@ -110,12 +111,13 @@ def assemble(
 def token_weights(
     ids: np.ndarray, inside: np.ndarray, marks: tuple[int, int, int] = (-1, -1, -1)
 ) -> np.ndarray:
-    """What errors in replies cost, flat over `inside`: most where the goal is, in the plan and in the action.
+    """What errors in replies cost, flat over `inside`: most in what decides, then where the goal is.
 
     `ids` and `inside` (True at a reply's tokens) are (N, length); `marks` are the ids of ";", "," and
-    " Action". The clause on the other things, from the first mark to the next comma (without ";": to the action),
-    is the hardest to get right and matters least; at full weight its noise drowns what steers the robot. The plan
-    behind it ("the box is in the way, so I go round its right") settles the action.
+    " Action". What decides is the first token, "The" or "No", which tells whether the goal is in view; the plan
+    ("the box is in the way, so I go round its right"), which settles the action; and the action. The clause on the
+    other things, from the first mark to the next comma (without ";": to the action), is the hardest to get right and
+    matters least; at full weight its noise drowns what steers the robot.
     """
     semicolon, comma, action = ((ids == mark) & inside for mark in marks)
     told, marked = action.any(1), semicolon.any(1)
@@ -125,7 +127,8 @@ def token_weights(
     plan = comma & (place > first[:, None]) & marked[:, None]
     end = np.where(plan.any(1), plan.argmax(1), last)
     weights = np.where(place < first[:, None], 2.0, 0.4).astype(np.float32)
-    weights[place > end[:, None]] = 3.0
+    begin = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
+    weights[begin | (place > end[:, None])] = _DECIDES
     weights[~told] = 1.0
     found: np.ndarray = weights[inside]
     return found

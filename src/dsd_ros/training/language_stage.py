@@ -16,7 +16,7 @@ from .architecture import COLUMNS, IMAGE_TOKENS, ROWS
 from .batches import EOS, IMAGE, Batch, Example, collate
 from .data import Frames
 from .devices import CPU, autocast, moved
-from .forward import language_forward, tower_forward
+from .forward import PLAIN, Passes, language_forward, tower_forward
 from .goal_heads import GoalHeads
 from .questions import Mixer
 from .stages import Losses, Report, Stage, run_stage
@@ -70,13 +70,14 @@ def reply_loss(
     batch: Batch,
     features: torch.Tensor,
     teacher: Callable[[Batch], torch.Tensor] | None = None,
+    passes: Passes = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
     """Weighted mean loss of the reply's tokens, the goal heads' loss, and the share of tokens right.
 
     The loss is the cross entropy, or the divergence from the logits that `teacher` gives (W, vocabulary).
     """  # fmt: skip
     language = model.model.language_model
-    hidden, middle = language_forward(language, *embed(language, batch, features))
+    hidden, middle = passes.language(language, *embed(language, batch, features))
     goal_loss = 0.0 if goals is None else goals(middle, hidden, batch)
     logits = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).float()
     right = (logits.detach().argmax(-1) == batch.targets).float().mean()
@@ -120,19 +121,26 @@ def cached_look(features: torch.Tensor, project: nn.Linear | None = None) -> Loo
     return Look(tokens, {} if project is None else {"project": (project, 1.0)})
 
 
-def frozen_look(tower: Any, frames: Frames, device: torch.device = CPU) -> Look:
+def frozen_look(
+    tower: Any, frames: Frames, device: torch.device = CPU, passes: Passes = PLAIN
+) -> Look:
     """A tower that stays as it is: it looks anew each time, since tokens of all pictures would fill the memory."""
     images = moved(frames.images, device)
 
     def tokens(batch: Batch, step: int) -> tuple[torch.Tensor, float]:
         with torch.no_grad():
-            return tower_forward(tower, images[batch.pictures])[batch.back], 0.0
+            return passes.tower(tower, images[batch.pictures])[batch.back], 0.0
 
     return Look(tokens, {})
 
 
 def live_look(
-    tower: Any, heads: Heads | None, frames: Frames, seed: int, device: torch.device = CPU
+    tower: Any,
+    heads: Heads | None,
+    frames: Frames,
+    seed: int,
+    device: torch.device = CPU,
+    passes: Passes = PLAIN,
 ) -> Look:
     """A tower that learns along, kept honest by the vision stage's heads where they are given."""
     labels = make_labels(frames.labels if heads is not None else []).to(device)
@@ -142,7 +150,7 @@ def live_look(
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         light = 0.9 + 0.2 * torch.rand(len(batch.pictures), 1, 1, 1, generator=generator)
         some = images[batch.pictures].float() * moved(light, device)
-        found = tower_forward(tower, some.clamp(max=255.0))
+        found = passes.tower(tower, some.clamp(max=255.0))
         if heads is None:
             return found[batch.back], 0.0
         return found[batch.back], 0.1 * loss_of(heads(found), labels, batch.pictures)
@@ -161,6 +169,7 @@ def language_stage(
     captions: float = 0.0,
     teacher: Callable[[Batch], torch.Tensor] | None = None,
     averaged: bool = False,
+    passes: Passes = PLAIN,
 ) -> Stage:
     """A stage that trains a model's language half, its goal heads where there are any, and what `look` brings.
 
@@ -173,7 +182,7 @@ def language_stage(
 
     def losses(batch: Batch, step: int) -> Losses:
         tokens, extra = look.tokens(batch, step)
-        loss, goal_loss, right = reply_loss(model, goals, batch, tokens, teacher)
+        loss, goal_loss, right = reply_loss(model, goals, batch, tokens, teacher, passes)
         return Losses(loss + 0.15 * goal_loss + extra, loss.detach(), right)
 
     modules = {"language": (model.model.language_model, 1.0), **look.modules}
@@ -195,13 +204,16 @@ def train_language(
     name: str = "language",
     teacher: Callable[[Batch], torch.Tensor] | None = None,
     averaged: bool = False,
+    passes: Passes = PLAIN,
     device: torch.device = CPU,
     after: str = "",
     report: Report | None = None,
     save_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Run `language_stage` as `run_stage` does, whose figures it returns."""
-    stage = language_stage(name, model, goals, look, mixer, rate, captions, teacher, averaged)
+    stage = language_stage(
+        name, model, goals, look, mixer, rate, captions, teacher, averaged, passes
+    )
     model.lm_head.to(device)
     return run_stage(
         stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds

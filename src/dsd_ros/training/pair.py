@@ -21,6 +21,7 @@ from .dagger import meet
 from .data import load_frames
 from .devices import torch_device
 from .distil import answered, some_pictures, teacher
+from .forward import PLAIN, Passes
 from .goal_heads import GoalHeads
 from .language_stage import Look, cached_look, frozen_look, live_look, train_language
 from .pair_data import render, trained_tokenizer
@@ -109,6 +110,10 @@ class PairTraining:
     def __init__(self, settings: TrainSettings, report: Report) -> None:
         self.settings, self.report = settings, report
         self.device = torch_device(settings.device)
+        if settings.compile:
+            # Kept, so that a run that goes on need not compile again.
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.cache / "compiled"))
+        self.passes = Passes(settings.compile)  # of the target: a draft's minutes are too few
         self.frames, self.validation = render(settings, report)
         self.tokenizer = trained_tokenizer(settings.cache, self.frames, settings.start)
         self.questions = Questions(self.tokenizer, self.frames.labels, settings.history)
@@ -145,7 +150,8 @@ class PairTraining:
         figures = train_vision(
             self.model.model.visual, self.heads, self.frames, self.validation, path,
             _minutes(s.vision_minutes), s.vision_steps, _count(s.batch), rate,
-            s.seed, self.device, trained, after=self.after, report=self.report, save_seconds=s.save_seconds,
+            s.seed, self.device, trained, self.passes, after=self.after, report=self.report,
+            save_seconds=s.save_seconds,
         )  # fmt: skip
         self.after = digest(path)
         return figures
@@ -156,7 +162,7 @@ class PairTraining:
         minutes, steps = _minutes(s.language_minutes), s.language_steps
         if minutes == 0 and steps is None:
             return {}
-        look = frozen_look(self.model.model.visual, self.frames, self.device)
+        look = frozen_look(self.model.model.visual, self.frames, self.device, self.passes)
         mixer = self._mixer(self.questions, s.seed, captions=True)
         goals, rate = (None, 2e-4) if self.start else (self.goals, 2e-3)
         return self._language(
@@ -170,7 +176,7 @@ class PairTraining:
         """
         minutes, seed = _minutes(self.settings.joint_minutes), self.settings.seed + 10
         if self.start:
-            return self._live("target-joint", seed, minutes, 2e-4)
+            return self._live("target-joint", seed, minutes, 3e-4)
         return self._live("target-joint", seed, minutes, 1e-3, self.heads, self.goals)
 
     def dagger(self, round_: int) -> dict[str, Any]:
@@ -273,7 +279,9 @@ class PairTraining:
     ) -> dict[str, Any]:  # fmt: skip
         s = self.settings
         mixer = self._mixer(self.questions, seed, batch=s.live_batch, pool=self.pool)
-        look = live_look(self.model.model.visual, heads, self.frames, seed, self.device)
+        look = live_look(
+            self.model.model.visual, heads, self.frames, seed, self.device, self.passes
+        )
         figures = self._language(
             name, self.model, goals, look, mixer, minutes, s.joint_steps, rate=rate, averaged=True
         )  # fmt: skip
@@ -300,6 +308,7 @@ class PairTraining:
         path = self.settings.cache / f"{name}.safetensors"
         figures = train_language(
             model, goals, look, mixer, path, minutes, steps, name=name, device=self.device,
+            passes=self.passes if model is self.model else PLAIN,
             after=self.after, report=self.report, save_seconds=self.settings.save_seconds, **rest,
         )  # fmt: skip
         self.after = digest(path)

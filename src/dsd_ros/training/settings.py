@@ -113,6 +113,10 @@ class TrainSettings:
     draft_steps: int | None = _steps("each half of the draft")
     exit_steps: int | None = _steps("early exits")
     save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
+    compile: bool = field(
+        default=False,
+        metadata={"help": "compile the models' passes first (minutes; needs a C++ compiler)"},
+    )
     evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
     smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
 

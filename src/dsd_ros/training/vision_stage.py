@@ -27,7 +27,7 @@ from dsd_ros.robot.world import COLOURS, KINDS, RADIUS, ROBOT_RADIUS
 from .architecture import COLUMNS, ROWS
 from .data import FREE_WAYS, Frame, Frames, camera_angle
 from .devices import CPU, moved
-from .forward import tower_forward
+from .forward import PLAIN, Passes, tower_forward
 from .stages import Losses, Report, Stage, run_stage
 
 SLOTS = FREE_WAYS // COLUMNS  # columns of an image token
@@ -286,6 +286,7 @@ def vision_stage(
     seed: int = 0,
     device: torch.device = CPU,
     trained: bool = False,
+    passes: Passes = PLAIN,
 ) -> Stage:
     """A stage that trains a tower and its heads on pictures that are kept on the device.
 
@@ -308,7 +309,7 @@ def vision_stage(
         some = images[drawn.rows]
         some = some.flip(2) if drawn.flip else some
         with torch.set_grad_enabled(step >= held):
-            tokens = tower_forward(tower, (some.float() * drawn.light).clamp(max=255.0))
+            tokens = passes.tower(tower, (some.float() * drawn.light).clamp(max=255.0))
         out = heads(tokens)
         wanted = both[int(drawn.flip)]
         loss = loss_of(out, wanted, drawn.rows)
@@ -331,12 +332,13 @@ def train_vision(
     seed: int = 0,
     device: torch.device = CPU,
     trained: bool = False,
+    passes: Passes = PLAIN,
     after: str = "",
     report: Report | None = None,
     save_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Run `vision_stage` as `run_stage` does; returns its figures, and the validation's of `measure`."""
-    stage = vision_stage(tower, heads, frames, batch, rate, seed, device, trained)
+    stage = vision_stage(tower, heads, frames, batch, rate, seed, device, trained, passes)
     figures = run_stage(
         stage, path, minutes, steps, device=device, after=after, report=report, save_seconds=save_seconds
     )  # fmt: skip

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from .architecture import COLUMNS, GRID_HEIGHT, GRID_WIDTH, MERGE, PATCH, ROWS
+
+Layers = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 # Qwen2-VL's image normalization (that of CLIP).
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -91,23 +94,6 @@ def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
     return tower.merger(hidden).view(count, ROWS * COLUMNS, -1)
 
 
-def language_forward(
-    language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
-
-    `cos` and `sin` are (N, 1, length, head size).
-    """
-    return language_layers(language, embeddings, cos, sin, causal_bias(embeddings))
-
-
-def causal_bias(embeddings: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores of (N, length, hidden) so that none looks ahead: (length, length)."""
-    length = embeddings.shape[1]
-    bias = torch.full((length, length), -1e4, dtype=embeddings.dtype, device=embeddings.device)
-    return bias.triu(1)
-
-
 def language_layers(
     language: Any,
     embeddings: torch.Tensor,
@@ -139,6 +125,22 @@ def language_layers(
     return norm(language.norm, hidden), middle
 
 
+def language_forward(
+    language: Any,
+    embeddings: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    layers: Layers = language_layers,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
+
+    `cos` and `sin` are (N, 1, length, head size); `layers` is `language_layers`, compiled or not.
+    """
+    length = embeddings.shape[1]
+    causal = torch.full((length, length), -1e4, dtype=embeddings.dtype, device=embeddings.device)
+    return layers(language, embeddings, cos, sin, causal.triu(1))
+
+
 def norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Root-mean-square normalization by a Qwen2-VL norm module."""
     return functional.rms_norm(
@@ -155,7 +157,7 @@ class Passes:
 
     def __init__(self, compiled: bool = False) -> None:
         self.tower: Callable[..., torch.Tensor] = tower_forward
-        self._layers: Callable[..., tuple[torch.Tensor, torch.Tensor]] = language_layers
+        self.language: Layers = language_forward
         if compiled:
             compiler = os.environ.get("CXX", "g++")
             if shutil.which(compiler) is None:
@@ -165,13 +167,8 @@ class Passes:
                 )
             # Batches differ in length and in pictures.
             self.tower = torch.compile(tower_forward, dynamic=True)
-            self._layers = torch.compile(language_layers, dynamic=True)
-
-    def language(
-        self, language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `language_forward`."""
-        return self._layers(language, embeddings, cos, sin, causal_bias(embeddings))
+            layers = torch.compile(language_layers, dynamic=True)
+            self.language = partial(language_forward, layers=layers)
 
 
 PLAIN = Passes()

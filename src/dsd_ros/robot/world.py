@@ -162,20 +162,42 @@ class Goal:
 
 
 _NAME = rf"(?P<colour>{'|'.join(COLOURS)})\s+(?P<kind>{'|'.join(KINDS)})"
-_WORD = rf"(?P<which>{'|'.join(word for words in WHICH.values() for word in words)})"
+
+
+def _words(*which: str) -> str:
+    return "|".join(word for one in which for word in WHICH[one])
+
+
+_WORD = rf"(?P<which>{_words(*WHICH)})"
 _BETWEEN = r"(?:one|of|the|these|those|two|both|hand)"
 _BEHIND = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|standing)"
-_AT_ONCE = r"(?:now|away|this\s+(?:minute|second|instant|moment))"
+_NO_SIDE = (  # what makes a "right" or "left" no side
+    r"(?<=right)(?:\s+(?:now|away|there|here|where|by|beside|next|behind|in\s+front|this\s+(?:minute|second|instant|moment))\b|\?)"
+)
+_SO_FAR = rf"(?:\s+(?!(?:and|or|{'|'.join(KINDS)})\b)\w+)"  # a word that still speaks of the thing
 _GOALS = (
-    # "the left red chair", "the nearest one of the two red chairs"
-    re.compile(rf"\b{_WORD}[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
+    # "the left red chair", "the nearest one of the two red chairs", not "he left the red chair"
+    re.compile(rf"\b{_WORD}(?!\s+the\b)[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
     # "the red chair on the left", "the red chair that is nearer", not "left of the box", "right away"
     re.compile(
-        rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\b)(?!(?<=right)\s+{_AT_ONCE}\b)"
+        rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\s+(?!the\s+two|both))(?!{_NO_SIDE})"
     ),
+    # "the red chair that I see over there on my left", "the red chair over there that looks nearer"
+    re.compile(
+        rf"\b{_NAME}{_SO_FAR}{{,6}}\s+(?:the|your|my|our)\s+(?P<which>{_words('left', 'right')})\b"
+        r"(?!\s+of\s+(?!the\s+two|both))"
+    ),
+    re.compile(rf"\b{_NAME}{_SO_FAR}{{1,4}}\s+(?P<which>{_words('nearer', 'farther')})\b"),
     re.compile(rf"\b{_NAME}(?:e?s)?\b"),
 )
-_ONE = re.compile(rf"\bthe\s+{_WORD}(?:-hand)?\s+one\b")  # "two red chairs: go to the left one"
+_ONE = (  # said apart from the name: "two red chairs: go to the left one", "... to the one on the left"
+    re.compile(rf"\b{_WORD}(?:-hand)?\s+one\b"),
+    re.compile(rf"\bthe\s+one\s+(?:{_BEHIND}\s+)+{_WORD}\b"),
+    re.compile(
+        rf"\b(?:on|at|to)\s+(?:the|your|my)\s+{_WORD}(?:\s+side)?(?:\s+there)?(?:\s+is|'s)\s+(?:the|an?)\b"
+    ),
+    re.compile(rf"\bthe\s+(?P<which>{_words('nearer', 'farther')})\s+of\b"),
+)
 
 
 def named_goal(instruction: str) -> Goal:
@@ -193,7 +215,7 @@ def named_goal(instruction: str) -> Goal:
             f"colour ({', '.join(COLOURS)}) followed by a kind ({', '.join(KINDS)})."
         )
     first = min(found, key=lambda match: match.start("colour"))
-    one = _ONE.search(text)
+    one = next((match for pattern in _ONE if (match := pattern.search(text))), None)
     said = first.groupdict().get("which") or (one["which"] if one else None)
     which = next((name for name, words in WHICH.items() if said in words), "")
     return Goal(first["kind"], first["colour"], which)

@@ -114,8 +114,9 @@ def token_weights(
     """What errors in replies cost, flat over `inside`: most in what decides, then where the goal is.
 
     `ids` and `inside` (True at a reply's tokens) are (N, length); `marks` are the ids of ";", "," and
-    " Action". What decides is the first token, "The" or "No", which tells whether the goal is in view; the plan
-    ("the box is in the way, so I go round its right"), which settles the action; and the action. The clause on the
+    " Action". What decides is the first token, "The" or "No", which tells whether the goal is in view; the second,
+    with which the goal is named ("left", or its colour); the plan ("the box is in the way, so I go round its right"),
+    which settles the action; and the action. The clause on the
     other things, from the first mark to the next comma (without ";": to the action), is the hardest to get right and
     matters least; at full weight its noise drowns what steers the robot.
     """
@@ -128,7 +129,8 @@ def token_weights(
     end = np.where(plan.any(1), plan.argmax(1), last)
     weights = np.where(place < first[:, None], 2.0, 0.4).astype(np.float32)
     begin = inside & ~np.pad(inside, ((0, 0), (1, 0)))[:, :-1]
-    weights[begin | (place > end[:, None])] = _DECIDES
+    named = np.pad(begin, ((0, 0), (1, 0)))[:, :-1] & inside
+    weights[begin | named | (place > end[:, None])] = _DECIDES
     weights[~told] = 1.0
     found: np.ndarray = weights[inside]
     return found

@@ -1,17 +1,17 @@
 """Instructions in many words: the ways to ask for a goal, with templates and words held out of training.
 
-A template is a request and a way to name the thing: "walk over to" and "the {} on the left". No template of one
-split is in another, and each split has words that the others never say. Words that say which one of two is meant
-("rightmost", "closest") are everybody's: a model that has only ever read these templates cannot guess them.
+A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (`wordings`). No template
+of one split is in another, and each split has words that the others never say. Words that say which one of two is
+meant ("rightmost", "closest") are everybody's: a model that has only ever read these templates cannot guess them.
 
-Nobody can list all that people say, so half of what a training asks has made-up words in place of some of its own
-("grole blem the red chair on the left"): what is not a goal's must not matter, heard or not.
+Nobody can list all that people say, so half of what a training asks has strange words, made up or out of place,
+instead of some of its own ("grole blem the red chair on the left"): what is not a goal's must not matter, heard or not.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -20,119 +20,26 @@ from dsd_ros.robot.guide import split_goal
 from dsd_ros.robot.situations import NAMES, Split
 from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
 
-FIND = "find"
+from .wordings import COMMON_WORDS, Wording
+from .wordings import FIND as FIND
+from .wordings import WORDINGS as WORDINGS
+
 INTENTS = (FIND, *WHICH)  # "find" asks for the only one, the others for one of two
 _PLAIN = "find the {}"  # how most people ask
-
-
-@dataclass(frozen=True)
-class Wording:
-    """What a split's templates are put together from. "{}" is the thing's name, "{s}" its plural."""
-
-    requests: tuple[str, ...]  # before the thing, may be followed by a tail
-    wishes: tuple[str, ...]  # before the thing, with nothing behind it
-    tails: tuple[str, ...]
-    whole: tuple[str, ...]  # templates of their own
-    names: dict[str, tuple[str, ...]]  # by intent
-    openings: tuple[str, ...]
-    endings: tuple[str, ...]
-
-
-def _sides(*templates: str) -> dict[str, tuple[str, ...]]:
-    return {side: tuple(t.replace("SIDE", side) for t in templates) for side in ("left", "right")}
-
-
-WORDINGS: dict[Split, Wording] = {
-    Split.TRAINING: Wording(
-        requests=(
-            "find", "go to", "go find", "go and find", "go over to", "go up to", "walk to", "walk over to",
-            "walk up to", "walk towards", "move to", "move over to", "move towards", "head to", "head for",
-            "head over to", "look for", "look around for", "search for", "search the room for", "approach",
-            "reach", "get to", "get close to", "navigate to", "run to", "run over to", "come to", "drive to",
-            "drive up to", "step up to", "bring yourself to", "try to find", "try to reach", "turn to",
-        ),
-        wishes=(
-            "find me", "stop at", "stop in front of", "stand by", "stand next to", "wait at", "show me",
-            "take me to", "lead me to", "I want", "I need", "your goal is", "the goal is", "where is",
-            "can you see", "do you see",
-        ),
-        tails=("", " and stop there", " and wait there", " in this room", " for me", " and stay"),
-        whole=("{}", "the {}", "there is a {} here, find it", "a {}, find it"),
-        names={
-            FIND: ("the {}", "a {}"),
-            **_sides(
-                "the SIDE {}", "the SIDE-hand {}", "the {} on the SIDE", "the {} on your SIDE",
-                "the {} that is on the SIDE", "the SIDE one of the two {s}", "the SIDEmost {} here",
-                "the SIDEmost of the two {s}", "the SIDEmost of both {s}", "the {} that is SIDEmost",
-            ),
-            "nearer": (
-                "the nearer {}", "the nearest {}", "the closer {}", "the {} that is nearer",
-                "the {} nearest to you", "the nearer one of the two {s}", "the closest {} here",
-                "the {} closest to you", "the closest of both {s}", "the {} that is closest",
-            ),
-            "farther": (
-                "the farther {}", "the farthest {}", "the further {}", "the {} that is farther away",
-                "the {} farthest from you", "the farther one of the two {s}", "the furthest {} here",
-                "the {} furthest from you", "the furthest of both {s}", "the {} that is furthest",
-            ),
-        },
-        openings=(
-            "please ", "now ", "robot, ", "could you ", "can you ", "then ", "Go2, ", "right, ", "all right, ",
-        ),
-        endings=(".", "!", ", please", " right away", " right this minute", " straight away", " in the time left"),
-    ),
-    Split.VALIDATION: Wording(
-        requests=(
-            "seek", "travel to", "trot to", "trot over to", "hunt for", "visit", "hurry to", "hurry over to",
-            "steer to", "steer towards", "take yourself to", "set out for", "march to", "march over to",
-            "sniff out", "return to",
-        ),
-        wishes=("fetch me to", "I would like", "my wish is", "halt at"),
-        tails=("", " and halt there", " without delay", " and pause there"),
-        whole=("somewhere is a {}, seek it", "the {} is your destination"),
-        names={
-            FIND: ("the {}", "some {}", "that {}"),
-            **_sides("the {} to the SIDE", "the {} which stands to the SIDE", "the SIDE of the two {s}"),
-            "nearer": ("the {} which is closer", "the closer of the two {s}", "the {} lying nearer"),
-            "farther": ("the {} which is further off", "the further of the two {s}", "the {} lying farther off"),
-        },
-        openings=("hey, ", "would you ", "quickly "),
-        endings=(" soon", ", thanks"),
-    ),
-    Split.TEST: Wording(
-        requests=(
-            "locate", "proceed to", "make your way to", "track down", "discover", "wander over to",
-            "advance to", "advance towards", "rush to", "press on to", "aim for", "stroll to", "dash to",
-            "dash over to", "scout for", "continue to",
-        ),
-        wishes=("guide me to", "I am after", "my target would be", "park beside"),
-        tails=("", " and remain beside it", " at once", " and rest there"),
-        whole=("somebody left a {} around, locate it", "what I am after would be a {}"),
-        names={
-            FIND: ("the {}", "any {}", "our {}"),
-            **_sides("the SIDEmost {}", "the {} being SIDEmost", "the SIDEmost one of those {s}"),
-            "nearer": ("the closest {}", "the {} closest to us", "the closest one of those {s}"),
-            "farther": ("the furthest {}", "the {} furthest from us", "the furthest one of those {s}"),
-        },
-        openings=("kindly ", "dog, ", "okay, "),
-        endings=(" right now", ", will you"),
-    ),
-}  # fmt: skip
 
 
 @cache
 def phrasings(intent: str, split: Split) -> tuple[str, ...]:
     """A split's templates for an intent of INTENTS; "{}" is where "red chair" goes, "{s}" where "red chairs" does.
 
-    Raises ValueError for what is no intent.
+    Training's are without tails, which would make them a hundred thousand. Raises ValueError for what is no intent.
     """
     if intent not in INTENTS:
         raise ValueError(f"'{intent}' is no intent; choose from {', '.join(INTENTS)}.")
     words = WORDINGS[split]
-    made = [*words.whole] if intent == FIND else []
+    made = [*words.whole.get(intent, ())]
+    tails = ("",) if split is Split.TRAINING else words.tails
     for name in words.names[intent]:
-        # The sides' longer names need no tails to come to hundreds.
-        tails = words.tails if intent == FIND or split is not Split.TRAINING else ("",)
         made += [f"{request} {name}{tail}" for request in words.requests for tail in tails]
         made += [f"{wish} {name}" for wish in words.wishes]
     return tuple(dict.fromkeys(made))
@@ -148,34 +55,71 @@ def instruction_for(
     :param unheard: share of the instructions in which `with_unheard_words` replaces some words.
     """
     which, name = split_goal(goal)
-    if split is Split.TRAINING and rng.random() < 0.25:
+    words = WORDINGS[split]
+    if split is not Split.TRAINING:
+        text = fill(_any(phrasings(which or FIND, split), rng), name)
+    elif rng.random() < 0.25:
         text = _PLAIN.format(goal)
     else:
-        templates = phrasings(which or FIND, split)
-        text = fill(templates[int(rng.integers(len(templates)))], name)
+        text = fill(_training_template(words, which or FIND, rng), name)
     if unheard and rng.random() < unheard:
         text = with_unheard_words(text, rng)
-    words = WORDINGS[split]
-    if rng.random() < 0.15:
-        text = words.openings[int(rng.integers(len(words.openings)))] + text
-    if rng.random() < 0.15:
-        text += words.endings[int(rng.integers(len(words.endings)))]
+    often = 0.3 if split is Split.TRAINING else 0.15
+    if rng.random() < often:
+        text = _any(words.openings, rng) + text
+    if rng.random() < often:
+        text += _any(words.endings, rng)
     return text[0].upper() + text[1:] if rng.random() < 0.15 else text
 
 
+def _training_template(words: Wording, intent: str, rng: np.random.Generator) -> str:
+    """Drawn part by part, so that the many requests with tails do not crowd the others out."""
+    kind = rng.random()
+    if kind < 0.08:
+        return _any(words.whole[intent], rng)
+    name = _any(words.names[intent], rng)
+    if kind < 0.35:
+        return f"{_any(words.wishes, rng)} {name}"
+    return f"{_any(words.requests, rng)} {name}{_any(words.tails, rng)}"
+
+
+def _any(some: tuple[str, ...], rng: np.random.Generator) -> str:
+    return some[int(rng.integers(len(some)))]
+
+
 def with_unheard_words(text: str, rng: np.random.Generator) -> str:
-    """An instruction with about half of the words that do not tell of the goal made up, and now and then some more."""
+    """An instruction with about half of the words that do not tell of the goal strange ones, and often some more.
+
+    Among these are words that tell of a goal elsewhere ("right blem the red chair"), never where they would here:
+    in front of its name, behind "the", or last.
+    """
 
     def instead(match: re.Match[str]) -> str:
         word = match[0]
-        return word if word in _TELLING or rng.random() < 0.5 else _made_up(rng)
+        tells = word in _TELLING or _SIDE_NEXT.match(text, match.end())
+        return word if tells or rng.random() < 0.5 else _strange(rng)
 
-    text = re.sub(r"\w+", instead, text)
-    # More behind than before: "and ... beside it", "at once, will you".
-    before, behind = ([_made_up(rng) for _ in range(rng.integers(most))] for most in (3, 5))
-    return " ".join([*before, text, *behind])
+    changed = re.sub(r"\w+", instead, text)
+    before, behind = (_some_strange(rng, words) for words in (_ASTRAY_BEFORE, _ASTRAY_BEHIND))
+    return " ".join([*before, changed, *behind])
 
 
+def _some_strange(rng: np.random.Generator, astray: tuple[str, ...]) -> list[str]:
+    """Up to six strange words, few more often than many, now and then with one astray, which never ends them."""
+    some = [_strange(rng) for _ in range(int(rng.integers(7) * rng.random()))]
+    if some and rng.random() < 0.4:
+        some.insert(int(rng.integers(len(some))), _any(astray, rng))
+    return some
+
+
+_SIDE_NEXT = re.compile(r" (left|right)\b")
+_ASTRAY_BEFORE = (
+    "left", "right", "left a", "left the", "you left", "near", "far", "close", "closer to", "further", "nearer to",
+    "you",
+)  # fmt: skip
+_ASTRAY_BEHIND = (
+    "right", "you", "near", "far", "close", "you left", "right by", "to you", "from you", "with you",
+)  # fmt: skip
 _TELLING = {word for words in WHICH.values() for word in words} | {
     f"{word}{end}" for word in (*COLOURS, *KINDS) for end in ("", "s", "es")
 }
@@ -187,19 +131,36 @@ _CODAS = ("", *"bdglmnprstx", "ck", "ll", "nd", "ng", "nt", "rk", "rn", "sh", "s
 
 
 @cache
-def _all_words() -> frozenset[str]:
-    """What is said in any split."""
+def _words_of(split: Split) -> frozenset[str]:
+    """What is said in a split, without names."""
+    words = WORDINGS[split]
     said = [
         template
-        for words in WORDINGS.values()
-        for part in (*vars(words).values(), *words.names.values())
-        for template in part
+        for part in vars(words).values()
+        for some in (part.values() if isinstance(part, dict) else [part])
+        for template in some
     ]
-    return frozenset(re.findall(r"[a-z0-9]+", " ".join(said).lower())) | _TELLING
+    return frozenset(re.findall(r"[a-z0-9]+", " ".join(said).lower()))
+
+
+@cache
+def _all_words() -> frozenset[str]:
+    return frozenset(_TELLING).union(*map(_words_of, Split))
+
+
+@cache
+def _common() -> tuple[str, ...]:
+    """Common words that stay training's: held-out ones must not become known by mistake."""
+    held_out = _TELLING.union(*(_words_of(split) for split in Split if split is not Split.TRAINING))
+    return tuple(word for word in COMMON_WORDS.split() if word not in held_out)
+
+
+def _strange(rng: np.random.Generator) -> str:
+    """A common word out of place, or one that is no split's, of one or two syllables."""
+    return _any(_common(), rng) if rng.random() < 0.5 else _made_up(rng)
 
 
 def _made_up(rng: np.random.Generator) -> str:
-    """A word that is no split's, of one or two syllables."""
     while True:
         word = "".join(
             part[int(rng.integers(len(part)))]
@@ -227,12 +188,16 @@ def fill(template: str, name: str) -> str:
 
 
 def all_instructions() -> list[str]:
-    """Training's templates with all names, for the tokenizer's training."""
+    """Training's words with all names, for the tokenizer's training."""
     words = WORDINGS[Split.TRAINING]
     texts = [_PLAIN.format(name) for name in NAMES]
     for number, intent in enumerate(INTENTS):
-        for k, template in enumerate(phrasings(intent, Split.TRAINING)):
+        templates = phrasings(intent, Split.TRAINING)
+        for k, template in enumerate(templates[:: len(templates) // 500]):
             texts += [fill(template, name) for name in NAMES[(k + number) % 5 :: 5]]
-    texts += [f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in NAMES]
-    texts += [f"{_PLAIN.format(name)}{ending}" for ending in words.endings for name in NAMES[::3]]
+    texts += [
+        f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in NAMES[::3]
+    ]
+    behind = (*words.tails, *words.endings)
+    texts += [f"{_PLAIN.format(name)}{end}" for end in behind for name in NAMES[::3]]
     return texts

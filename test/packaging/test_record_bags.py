@@ -1,0 +1,46 @@
+"""tools/record_bags.py: what it records is what ships, and it knows a bag that will not do."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BAGS = ROOT / "test" / "bags"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("record_bags", ROOT / "tools" / "record_bags.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_records_the_bags_that_ship_and_would_take_them(tool) -> None:
+    assert set(tool.RUNS) == {path.name for path in BAGS.iterdir() if path.is_dir()}
+    for name in tool.RUNS:
+        assert tool.missing(name, BAGS / name) == ""
+
+
+def test_a_bag_without_its_fault_or_its_end_is_not_taken(tool, tmp_path) -> None:
+    assert "link" in tool.missing("faults", BAGS / "straight")
+    assert tool.missing("straight", tmp_path / "none") == "no bag came of it"
+    shutil.copytree(BAGS / "straight", tmp_path / "cut")
+    (file,) = (tmp_path / "cut").glob("*.mcap")
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * 0.6)])
+    assert tool.missing("straight", tmp_path / "cut") != ""
+
+
+def test_the_settings_it_changes_are_there_once(tool, tmp_path) -> None:
+    for file, old, new in (tool.SPARE, *tool.PATIENT):
+        shutil.copy(ROOT / "config" / file, tmp_path)
+        tool.replace_in(tmp_path / file, old, new)
+        assert (tmp_path / file).read_text().count(new) == 1
+        with pytest.raises(SystemExit, match="0 times, not once"):
+            tool.replace_in(tmp_path / file, old, new)

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Records the bags that ship (test/bags) anew, as is needed behind every training of the pair.
+
+    .venv/bin/python tools/record_bags.py [NAME ...]
+
+Each is a run of the demo, checked for what its test demands and tried again where it lacks that; what lay there is
+replaced only by a bag that passes. The demo runs in a copy of this checkout under the temporary folder, since a bag
+tells the paths of its models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPY = Path(tempfile.gettempdir()) / "dsd_ros"
+PARTS = ("src", "models", "config", "launch", "resource", "tools", "package.xml", "setup.py")
+TRIES = 4
+RUNS = {
+    "straight": {"mode": "dsd", "transport": "dds", "seed": 24, "instruction": "find the silver bottle"},
+    "faults": {"mode": "fsd", "transport": "websocket", "seed": 24, "instruction": "find the silver bottle"},
+    "ball": {"mode": "best", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
+}  # fmt: skip
+# A picture outlives the cut of its reply: (file, parameter as it is, as it is to be), of `faults` alone.
+PATIENT = (
+    ("navigation.yaml", "max_observation_age_s: 5.0", "max_observation_age_s: 14.0"),
+    ("supervisor.yaml", "observation_age_s: 5.0", "observation_age_s: 14.0"),
+)
+SPARE = ("record.yaml", "camera_hz: 0.0", "camera_hz: 1.0")
+PICTURE_BYTES = 15_000  # at least so many go up with a picture, within a quarter of a second
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(RUNS)} (default: all)"
+    )
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # the copy's part of the work
+    args = parser.parse_args()
+    unknown = sorted({*args.names} - {*RUNS})
+    if unknown:
+        parser.error(f"there is no bag '{unknown[0]}'; choose from {', '.join(RUNS)}.")
+    if args.into is not None:
+        return record(args.names[0], args.into)
+    if COPY.exists():
+        parser.error(f"{COPY} is there already; remove it first.")
+    done = [again(name) for name in args.names or RUNS]
+    return 0 if all(done) else 1
+
+
+def again(name: str) -> bool:
+    """Record one bag and put it where the old one lay; whether that succeeded."""
+    for _ in range(TRIES):
+        try:
+            COPY.mkdir()
+            for part in PARTS:
+                copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+                copy(ROOT / part, COPY / part)
+            for file, old, new in (SPARE, *(PATIENT if name == "faults" else ())):
+                replace_in(COPY / "config" / file, old, new)
+            bag = COPY / "bags" / name
+            subprocess.run(
+                [sys.executable, COPY / "tools" / Path(__file__).name, name, "--into", bag],
+                env=os.environ | {"PYTHONPATH": str(COPY / "src")},
+                cwd=COPY,
+                check=False,
+            )
+            lacks = missing(name, bag)
+            if not lacks:
+                place = ROOT / "test" / "bags" / name
+                shutil.rmtree(place, ignore_errors=True)
+                shutil.copytree(bag, place)
+                print(f"{name}: recorded into {place}")
+                return True
+            print(f"{name}: {lacks}; once more.")
+        finally:
+            shutil.rmtree(COPY, ignore_errors=True)
+    print(f"{name}: given up after {TRIES} tries; the old one stays.", file=sys.stderr)
+    return False
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    if text.count(old) != 1:
+        raise SystemExit(f"{path.name} has '{old}' {text.count(old)} times, not once.")
+    path.write_text(text.replace(old, new))
+
+
+def record(name: str, bag: Path) -> int:
+    """In the copy: run the demo once with its recorder."""
+    from dsd_ros.nodes import demo
+
+    settings = demo.DemoSettings(**RUNS[name], headless=True, arguments={"record": str(bag)})
+    if name != "faults":
+        return demo.run_demo(settings)
+    link = BadLink()
+    demo._Address = lambda: link  # the bridge is told of the relay in place of the verifier
+    try:
+        return demo.run_demo(settings)
+    finally:
+        link.close()
+
+
+class BadLink:
+    """Takes the place of the verifier's address: a relay that jitters and loses packets throughout, is cut for 4 s
+    in the reply to the third picture, and silent for 1 s at the fifth.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self._proxy = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._spoil, name="bad link")
+
+    def look(self, line: str) -> None:
+        from dsd_ros.nodes.demo import _ADDRESS
+        from dsd_ros.wire.emulation import LinkProfile
+        from dsd_ros.wire.proxy import Conditions, LinkProxy
+
+        found = _ADDRESS.search(line)
+        if found is None or self.url:
+            return
+        host, _, port = found.group().removeprefix("ws://").rpartition(":")
+        self._proxy = LinkProxy((host, int(port)), seed=1)
+        self._proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
+        self.url = self._proxy.url
+        self._thread.start()
+
+    def known(self) -> bool:
+        return bool(self.url)
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._proxy is not None:
+            self._proxy.close()
+
+    def _spoil(self) -> None:
+        from dsd_ros.wire.proxy import Way
+
+        pictures, coming, carried = 0, False, []
+        while not self._ended.wait(0.05):
+            carried.append(self._proxy.carried[Way.UP])
+            before, coming = coming, carried[-1] - carried[-6:][0] > PICTURE_BYTES
+            if before or not coming:
+                continue
+            pictures += 1
+            if pictures == 3:
+                time.sleep(0.35)
+                self._proxy.cut()
+                time.sleep(4.0)
+                self._proxy.mend()
+            elif pictures == 6:  # one came again behind the cut
+                self._proxy.silence()
+                time.sleep(1.0)
+                self._proxy.mend()
+
+
+def missing(name: str, bag: Path) -> str:
+    """What a bag lacks of what test_replay.py demands; "" for nothing."""
+    from dsd_ros.evaluation.bag_reader import open_bag
+    from dsd_ros.evaluation.bag_run import read_run
+
+    if not bag.is_dir():
+        return "no bag came of it"
+    run = read_run(open_bag(bag))
+    if run.bag.notes or len(run.steps) < 3 or not all(step.tokens for step in run.steps):
+        return "replies are missing, or not whole"
+    if not run.ends or not run.ends[-1][1].startswith("ARRIVED: "):
+        return "the robot did not arrive"
+    if name == "faults" and not any("LINK_LOST" in stop.causes for stop in run.stops):
+        return "the link was not lost in the middle of a reply"
+    if name == "faults" and max(step.stats["seconds"] for step in run.steps) <= 3.0:
+        return "no reply waited for the link"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

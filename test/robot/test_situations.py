@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from dsd_ros.robot.sight import column_of, visible_pixels
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import NAMES, Situation, may_meet, split_of_pair, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, REACH, WHICH, Goal, World, named_goal
+from dsd_ros.training.phrases import FIND, fill
 
 SEEDS = range(4)
 ALL = [(situation, split) for situation in Situation for split in Split]
@@ -284,3 +287,18 @@ def test_an_instruction_for_one_of_two_makes_a_world_with_two() -> None:
 )
 def test_which_of_several_an_instruction_means(instruction: str, goal: Goal) -> None:
     assert named_goal(instruction) == goal
+
+
+def test_most_of_what_others_would_say_is_understood() -> None:
+    """400 instructions by somebody who had seen neither a split's words nor the code that reads them."""
+    said = json.loads((Path(__file__).parent / "others_words.json").read_text())
+    assert sum(map(len, said.values())) == 400
+    right = {
+        intent: sum(
+            named_goal(fill(text, "red chair")) == Goal("chair", "red", intent.removeprefix(FIND))
+            for text in texts
+        )
+        for intent, texts in said.items()
+    }
+    assert right[FIND] == len(said[FIND])  # nothing is read into the words that say less
+    assert sum(right.values()) >= 370, right

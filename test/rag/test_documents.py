@@ -70,6 +70,10 @@ def test_no_chunk_is_too_long_and_no_word_is_lost(text, size, overlap):
     assert left - headings <= said
 
 
+def test_a_lone_mark_makes_no_heading_of_the_next_line():
+    assert texts("#\na", size=12, overlap=0) == ["# a"]
+
+
 def test_a_sentence_without_end_is_cut_between_words_and_a_word_without_end_anywhere():
     long = " ".join(f"w{n}" for n in range(50))
     parts = texts(long, size=12, overlap=0)

@@ -127,7 +127,9 @@ def _bars(axes: Any, labels: Sequence[str], rows: dict[str, list[Figures]]) -> N
         axes.bar(xs, values, width, yerr=reach, error_kw={"linewidth": 0.8}, **look)
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
     axes.set_ylim(0, 105)
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    # Below: nearly all of the bars reach the top.
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.1), "ncols": len(rows)}
+    axes.legend(frameon=False, fontsize=8, **place)
     _dress(axes)
 
 

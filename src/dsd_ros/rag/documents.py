@@ -165,31 +165,30 @@ def _sentences(
 ) -> Iterator[tuple[str, str, int]]:
     """(heading, sentence, its tokens) of a text, each sentence on one line and at most ``size`` tokens."""
     heading = ""
-    for paragraph in _paragraphs(text):
-        titled = _HEADING.fullmatch(paragraph)
-        if titled:
-            heading = titled[1]
+    for paragraph, title in _paragraphs(text):
+        if title is not None:
+            heading = title
             continue
         for sentence in _SENTENCE_END.split(paragraph):
             for part in _fitting(sentence.strip(), count_tokens, size):
                 yield heading, part, count_tokens(part)
 
 
-def _paragraphs(text: str) -> Iterator[str]:
-    """Headings, list items and paragraphs, each on one line, without marks."""
+def _paragraphs(text: str) -> Iterator[tuple[str, str | None]]:
+    """List items and paragraphs, each on one line, without marks; of headings the title is the second."""
     lines: list[str] = []
     for line in text.split("\n"):
         bullet = _BULLET.match(line)
         titled = _HEADING.fullmatch(line)
         if lines and (bullet or titled or not line.strip()):
-            yield " ".join(lines)
+            yield " ".join(lines), None
             lines = []
         if titled:
-            yield line.strip()
+            yield "", titled[1]
         elif line.strip():
             lines.append(" ".join((line[bullet.end() :] if bullet else line).split()))
     if lines:
-        yield " ".join(lines)
+        yield " ".join(lines), None
 
 
 def _fitting(sentence: str, count_tokens: Callable[[str], int], size: int) -> Iterator[str]:

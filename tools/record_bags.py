@@ -17,8 +17,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
+
+from dsd_ros.evaluation.bag_reader import open_bag
+from dsd_ros.evaluation.bag_run import read_run
+from dsd_ros.nodes import demo
+from dsd_ros.wire.emulation import LinkProfile
+from dsd_ros.wire.proxy import Conditions, LinkProxy, Way
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = Path(tempfile.gettempdir()) / "dsd_ros"
@@ -76,8 +81,11 @@ def again(name: str) -> bool:
             lacks = missing(name, bag)
             if not lacks:
                 place = ROOT / "test" / "bags" / name
+                part = ROOT / ".cache" / f"{name}.part"  # swapped in whole
+                shutil.rmtree(part, ignore_errors=True)
+                shutil.copytree(bag, part)
                 shutil.rmtree(place, ignore_errors=True)
-                shutil.copytree(bag, place)
+                part.rename(place)
                 print(f"{name}: recorded into {place}")
                 return True
             print(f"{name}: {lacks}; once more.")
@@ -96,8 +104,6 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 def record(name: str, bag: Path) -> int:
     """In the copy: run the demo once with its recorder."""
-    from dsd_ros.nodes import demo
-
     settings = demo.DemoSettings(**RUNS[name], headless=True, arguments={"record": str(bag)})
     if name != "faults":
         return demo.run_demo(settings)
@@ -109,33 +115,29 @@ def record(name: str, bag: Path) -> int:
         link.close()
 
 
-class BadLink:
+class BadLink(demo._Address):
     """Takes the place of the verifier's address: a relay that jitters and loses packets throughout, is cut for 4 s
     in the reply to the third picture, and silent for 1 s at the fifth.
     """
 
     def __init__(self) -> None:
-        self.url = ""
-        self._proxy = None
+        super().__init__()
+        self._proxy: LinkProxy | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._spoil, name="bad link")
 
     def look(self, line: str) -> None:
-        from dsd_ros.nodes.demo import _ADDRESS
-        from dsd_ros.wire.emulation import LinkProfile
-        from dsd_ros.wire.proxy import Conditions, LinkProxy
-
-        found = _ADDRESS.search(line)
-        if found is None or self.url:
+        super().look(line)
+        if not self.url or self._proxy is not None:
             return
-        host, _, port = found.group().removeprefix("ws://").rpartition(":")
-        self._proxy = LinkProxy((host, int(port)), seed=1)
-        self._proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
-        self.url = self._proxy.url
+        host, _, port = self.url.removeprefix("ws://").rpartition(":")
+        proxy = LinkProxy((host, int(port)), seed=1)
+        proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
+        self.url, self._proxy = proxy.url, proxy
         self._thread.start()
 
     def known(self) -> bool:
-        return bool(self.url)
+        return self._proxy is not None  # until then the address is the verifier's own
 
     def close(self) -> None:
         self._ended.set()
@@ -145,8 +147,6 @@ class BadLink:
             self._proxy.close()
 
     def _spoil(self) -> None:
-        from dsd_ros.wire.proxy import Way
-
         pictures, coming, carried = 0, False, []
         while not self._ended.wait(0.05):
             carried.append(self._proxy.carried[Way.UP])
@@ -155,21 +155,18 @@ class BadLink:
                 continue
             pictures += 1
             if pictures == 3:
-                time.sleep(0.35)
+                self._ended.wait(0.35)  # the reply is under way
                 self._proxy.cut()
-                time.sleep(4.0)
+                self._ended.wait(4.0)
                 self._proxy.mend()
             elif pictures == 6:  # one came again behind the cut
                 self._proxy.silence()
-                time.sleep(1.0)
+                self._ended.wait(1.0)
                 self._proxy.mend()
 
 
 def missing(name: str, bag: Path) -> str:
     """What a bag lacks of what test_replay.py demands; "" for nothing."""
-    from dsd_ros.evaluation.bag_reader import open_bag
-    from dsd_ros.evaluation.bag_run import read_run
-
     if not bag.is_dir():
         return "no bag came of it"
     run = read_run(open_bag(bag))

@@ -54,8 +54,7 @@ def test_the_shipped_bags_replay_in_another_mode(ros_domain, tmp_path):
         *BAGS, "--mode", "coupled", "--transport", "dds", report=tmp_path / "report.json"
     )
     assert code == 0, output
-    replies = sum(len(read_run(open_bag(bag)).steps) for bag in BAGS)
-    assert f"{replies} replies replayed" in output and "all as recorded" in output
+    assert "15 replies replayed" in output and "all as recorded" in output
     for bag in report["bags"]:
         assert bag["notes"] == []
         for step in bag["steps"]:

@@ -22,7 +22,8 @@ from dsd_ros.robot.sight import column_of, visible_pixels
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import NAMES, Situation, may_meet, split_of_pair, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, REACH, WHICH, Goal, World, named_goal
-from dsd_ros.training.phrases import FIND, fill
+from dsd_ros.training.phrases import fill
+from dsd_ros.training.wordings import FIND
 
 SEEDS = range(4)
 ALL = [(situation, split) for situation in Situation for split in Split]

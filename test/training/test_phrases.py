@@ -10,9 +10,7 @@ import pytest
 from dsd_ros.robot.situations import NAMES, Situation, Split, world_of
 from dsd_ros.robot.world import World, named_goal
 from dsd_ros.training.phrases import (
-    FIND,
     INTENTS,
-    WORDINGS,
     all_instructions,
     fill,
     instructed,
@@ -20,6 +18,7 @@ from dsd_ros.training.phrases import (
     phrasings,
     with_unheard_words,
 )
+from dsd_ros.training.wordings import FIND, WORDINGS
 
 # Words that only one split says; the others would be easy to add by mistake.
 HELD_OUT = {
@@ -85,18 +84,18 @@ def test_words_that_nobody_has_heard_leave_the_goal() -> None:
     rng = np.random.default_rng(4)
     for template, telling in (
         ("go over to the {} and stop there", "red box"),
-        ("the left one of the two {s}", "the left"),
-        ("reach the {} over on the right", "the right"),
+        ("the left one of the two {s}", "the left .*red boxes"),
+        ("reach the {} over on the right", "red box .*the right"),
     ):
         text = fill(template, "red box")
-        other = set(text.split()) - {*telling.split(), "red", "box", "boxes", "the"}
+        other = set(text.split()) - {"the", "left", "right", "red", "box", "boxes"}
         kept = made_up = 0
         for _ in range(200):
             changed = with_unheard_words(text, rng)
-            assert telling in changed and re.search(r"red box(es)?\b", changed)
+            assert re.search(rf"\b{telling}\b", changed)
             kept += len(other & set(changed.split()))
             made_up += len(set(changed.split()) - known)
-        assert 0.3 < kept / (200 * len(other)) < 0.75
+        assert 0.3 < kept / (200 * len(other)) < 0.7
         assert made_up > 200
     drawn = [instruction_for("red box", rng, unheard=0.5).lower() for _ in range(300)]
     unheard = [text for text in drawn if not set(re.findall(r"[a-z]+", text)) <= known]
@@ -112,7 +111,6 @@ def test_words_astray_say_nothing_of_the_goal() -> None:
         assert not re.search(
             r"(left|right) red box|(the|your|my) (left|right)\b|(left|right)$", text
         )
-        assert re.search(r"\b(the|a|\w+) red box", text)
 
 
 def test_strange_words_are_no_held_out_ones() -> None:

@@ -20,9 +20,7 @@ from dsd_ros.robot.guide import split_goal
 from dsd_ros.robot.situations import NAMES, Split
 from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
 
-from .wordings import COMMON_WORDS, Wording
-from .wordings import FIND as FIND
-from .wordings import WORDINGS as WORDINGS
+from .wordings import COMMON_WORDS, FIND, WORDINGS, Wording
 
 INTENTS = (FIND, *WHICH)  # "find" asks for the only one, the others for one of two
 _PLAIN = "find the {}"  # how most people ask

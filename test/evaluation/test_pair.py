@@ -76,9 +76,11 @@ def test_a_pair_is_measured_and_its_cards_are_written(tmp_path: Path) -> None:
 def test_any_qwen2_vl_is_measured_one_by_one_and_a_page_tells_of_it(tmp_path: Path) -> None:
     target = ModelSettings(str(make_tiny_model(tmp_path / "big", seed=3, vocab_rows=272)))
     draft = ModelSettings(str(make_tiny_model(tmp_path / "small", seed=3, layers=1)))
+    words = str(Path(__file__).parents[1] / "robot" / "others_words.json")
     evidence = measure(
-        target, draft, scenes=1, seeds=1, situations=("two", "absent"), max_steps=2, repeats=1
-    )
+        target, draft, scenes=1, seeds=1, situations=("two", "absent"), max_steps=2, words=words,
+        repeats=1,
+    )  # fmt: skip
     figures = json.loads(json.dumps(evidence.figures, allow_nan=False))
     assert figures["target"]["one_by_one"] and figures["target"]["name"] == "big"
     assert list(figures["target"]["situations"]) == ["two", "absent"]
@@ -104,6 +106,7 @@ def test_any_qwen2_vl_is_measured_one_by_one_and_a_page_tells_of_it(tmp_path: Pa
             assert min(picture.size) > 200
     assert sum(p.stat().st_size for p in (tmp_path / "docs" / "images").iterdir()) < 500e3
     assert "| target: actions right | ≥ 98.0 % | 0.0 % [0.0 %, 65.8 %] | missed |" in page
+    assert "others_words.json" in page and "| all | 0.0 % [0.0, 65.8] | 0.0 % [0.0, 65.8] |" in page
 
 
 @pytest.mark.slow
@@ -241,6 +244,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
         ("--situations plain,moon", "there is no situation 'moon'; name plain, search"),
         ("--split all", "there is no split 'all'; name training, validation, test"),
         ("--scenes 0", "scenes must be at least 1, but it is 0."),
+        ("--words /nowhere.json", "The words cannot be read"),
         ("--history 9", "history must be 0 to 8, but it is 9."),
         ("--target /nowhere", "there is no model directory /nowhere"),
         ("--draft /nowhere --no-draft", "--draft names a model and --no-draft wants none"),

@@ -92,6 +92,7 @@ def _evaluate_pair(args: argparse.Namespace) -> int:
             max_steps=args.max_steps,
             split=args.split,
             history=args.history,
+            words=args.words,
             training=training,
             report=bar.report,
         )

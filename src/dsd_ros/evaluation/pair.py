@@ -35,6 +35,7 @@ from dsd_ros.evaluation.pair_scenes import (
     scenes_of,
 )
 from dsd_ros.evaluation.pair_speakers import Speaker, weights_mb
+from dsd_ros.evaluation.pair_words import asked_in, read_words, words_figures
 from dsd_ros.robot.situations import Split
 from dsd_ros.robot.world import World
 from dsd_ros.vlm.loading import ModelSettings, resolve_directory
@@ -121,6 +122,7 @@ def measure(
     max_steps: int = MAX_STEPS,
     split: str = Split.TEST,
     history: int = 0,
+    words: str = "",
     repeats: int = REPEATS,
     training: dict[str, Any] | None = None,
     report: Report | None = None,
@@ -130,7 +132,8 @@ def measure(
     The figures under "all" are of all situations but the demo's rooms, unless those alone are measured.
     The models are loaded one after the other. An action counts as right when it is exactly the expert's; for
     the rest see ``pair_runs.drive``, ``pair_truth.truths``, ``pair_figures`` and ``pair_costs``. Models of the shipped
-    shape answer many questions at once unless ``one_by_one``. ``repeats``: of what is timed. ``training``: figures of
+    shape answer many questions at once unless ``one_by_one``. ``words``: a file that ``pair_words.read_words`` reads,
+    in whose words the scenes' questions are asked, too (figures under "words"). ``repeats``: of what is timed. ``training``: figures of
     the training, for its time. ``report(line, share)`` hears of the progress. Raises ValueError (ModelError among
     them) on counts below 1, an unknown situation or split, or no usable model.
     """
@@ -145,6 +148,7 @@ def measure(
     for settings in (target, draft):
         if settings is not None:
             resolve_directory(settings.path)  # better known before the pictures than after
+    others = read_words(words) if words else None
     tell = report or (lambda line, share: None)
     tell("rendering scenes", 0.0)
     situations = tuple(dict.fromkeys(situations))
@@ -166,7 +170,12 @@ def measure(
         "tokens_per_round": None,
     }
     evidence = Evidence(figures, asked)
-    task = _Task(evidence, rooms, lengths, one_by_one, max_steps, history, repeats, tell)
+    instructions = None if others is None else asked_in(others, asked)
+    if words:
+        figures["words"] = Path(words).name
+    task = _Task(
+        evidence, rooms, lengths, instructions, one_by_one, max_steps, history, repeats, tell
+    )
     speaker = task.model("target", target, 0.05, 0.5 if draft is not None else 0.9)
     replies = task.replies
     found = exit_agreement(speaker.model, *_some(asked, replies))
@@ -202,6 +211,7 @@ class _Task:
         evidence: Evidence,
         rooms: dict[str, list[World]],
         lengths: dict[str, list[float | None]],
+        others: list[str] | None,
         one_by_one: bool,
         max_steps: int,
         history: int,
@@ -209,6 +219,7 @@ class _Task:
         tell: Report,
     ) -> None:
         self.evidence, self.rooms, self.lengths = evidence, rooms, lengths
+        self.others = others  # instructions of each scene in other words
         self.one_by_one, self.max_steps, self.history = one_by_one, max_steps, history
         self.repeats, self.tell = repeats, tell
         # The demo's rooms are no test of what a pair is to reach.
@@ -229,6 +240,10 @@ class _Task:
             tell=lambda share: self.tell(says, first + share * (half - first)),
         )
         evidence.texts[role] = [speaker.text(reply) for reply in self.replies]
+        in_words: dict[str, Any] = {}
+        if self.others is not None:
+            told = speaker.replies([scene.picture for scene in scenes], self.others)
+            in_words["words"] = words_figures(scenes, [speaker.text(reply) for reply in told])
         named = [(name, room) for name, rooms in self.rooms.items() for room in rooms]
         drives = f"{role}: {len(named)} runs"
         runs = drive(
@@ -245,7 +260,7 @@ class _Task:
         found["all"] = self._figures(role, self.counted)
         world = World.from_seed(DEMO_SEED, DEMO_INSTRUCTION)
         demo = drive(speaker, [world], self.max_steps, self.history)
-        evidence.figures[role] = found | {
+        evidence.figures[role] = found | in_words | {
             "name": speaker.model.name,
             "parameters": speaker.parameters,
             "weights_mb": weights_mb(resolve_directory(settings.path)),

@@ -12,6 +12,7 @@ from dsd_ros.evaluation.intervals import ratio, share
 from dsd_ros.evaluation.pair_runs import Run, action_of
 from dsd_ros.evaluation.pair_scenes import Scene
 from dsd_ros.evaluation.pair_truth import FIGURES, truthful, truths
+from dsd_ros.evaluation.pair_words import names_goal
 from dsd_ros.training.curves import stages_of
 
 Figures = dict[str, Any]
@@ -19,7 +20,9 @@ _SHORTEST = 0.05  # metres of the expert's path; what is shorter is no way to co
 
 
 def answer_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> Figures:
-    """Shares of replies: right, parsed, word for word the expert's, truthful by figure; and which action for which."""
+    """Shares of replies: right, parsed, naming the goal, word for word the expert's, truthful by figure; and which
+    action for which.
+    """
     wanted = [action_of(scene.reply) for scene in scenes]
     said = [action_of(text) for text in texts]
     right = [a == b for a, b in zip(said, wanted, strict=True)]
@@ -37,6 +40,7 @@ def answer_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> Figures:
             [r for r, s in zip(right, scenes, strict=True) if s.on_way]
         ),
         "parsed": share([bool(a) for a in said]),
+        "named": share([names_goal(t, s.goal) for t, s in zip(texts, scenes, strict=True)]),
         "word_for_word": share([t == s.reply for t, s in zip(texts, scenes, strict=True)]),
         "truth": truth | {"all": share([truthful(one) for one in found])},
         "confusion": {a: dict(sorted(row.items())) for a, row in sorted(confusion.items())},

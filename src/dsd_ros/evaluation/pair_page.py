@@ -29,6 +29,7 @@ from dsd_ros.evaluation.pair_text import (
     table,
     times,
     truth_rows,
+    word_rows,
 )
 from dsd_ros.training.curves import draw_training, stages_of
 
@@ -98,7 +99,10 @@ def write_page(
     lines += ["## Truth of what is said", "", *_TRUTH, ""]
     for role in _roles(figures):
         lines += [f"The {role}:", "", *table(*truth_rows(figures[role])), ""]
-    lines += [shown["truth"], "", "## Which actions", "", shown["actions"], ""]
+    lines += [shown["truth"], ""]
+    if "words" in figures:
+        lines += ["## In others' words", "", *_others(figures), ""]
+    lines += ["## Which actions", "", shown["actions"], ""]
     lines += ["## Together", "", *_together(figures), "", "## Costs", "", *_costs(figures), ""]
     if drawn:
         lines += ["## Training", "", "![loss and accuracy](images/pair-training.png)", ""]
@@ -157,11 +161,21 @@ def _explained(figures: Figures) -> list[str]:
     ]
 
 
+def _others(figures: Figures) -> list[str]:
+    return [
+        f"The same questions in the words of `{figures['words']}`, each way to ask for a goal in turn: how often the first",
+        "thing that a reply names is the goal, and how often the action is right.",
+        "",
+        *table(*word_rows(figures)),
+    ]
+
+
 _TRUTH = [
-    "Each reply's words against what the simulator knows: does it speak of the goal's kind and tell truly whether it",
-    "is in view (object); name its colour; say left, right or ahead as it is, within 3 degrees of the border (side);",
-    "its distance within 0.25 m, the smallest step (distance); and does the other thing that it names stand where it",
-    "says (other). Side and distance are asked for where the goal is in view. The expert's own replies are all true.",
+    "Each reply's words against what the simulator knows: is the goal the first thing that it names, with the word for",
+    "which of two (the goal named); does it speak of the goal's kind and tell truly whether it is in view (object); name",
+    "its colour; say left, right or ahead as it is, within 3 degrees of the border (side); its distance within 0.25 m,",
+    "the smallest step (distance); and does the other thing that it names stand where it says (other). Side and distance",
+    "are asked for where the goal is in view. All that is said is the last five. The expert's own replies are all true.",
 ]
 
 

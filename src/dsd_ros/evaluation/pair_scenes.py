@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from dsd_ros.robot.offscreen import Offscreen
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import Situation, Split, world_of
 from dsd_ros.robot.world import World
-from dsd_ros.training.data import TEST_SEEDS, Frame, shared_offscreen, world_frames
+from dsd_ros.training.data import TEST_SEEDS, Frame, beside_way, shared_offscreen, world_frames
 from dsd_ros.training.expert import reply
 from dsd_ros.training.phrases import instructed, instruction_for
 
@@ -24,7 +23,6 @@ NAMES = (*SITUATIONS, DEMO)
 DEMO_SEED, DEMO_INSTRUCTION = 0, "find the silver bottle"
 FIRST_RUN_SEED = 100  # the seeds below served to choose between weights
 _PICTURES_PER_WORLD = 6
-_CLEAR = 0.04  # metres that a place beside the way keeps from everything
 
 
 @dataclass(frozen=True)
@@ -102,17 +100,7 @@ def _poses(world: World) -> list[tuple[float, float, float]]:
     way = [view.pose for view in walk(world).views]
     poses = []
     for n in np.linspace(0, len(way) - 1, _PICTURES_PER_WORLD // 2).round().astype(int):
-        x, y, yaw = way[n]
-        poses.append(way[n])
-        for _ in range(20):
-            away, angle = rng.uniform(0.0, 0.4), rng.uniform(-math.pi, math.pi)
-            aside = (x + away * math.cos(angle), y + away * math.sin(angle))
-            if world.clearance(*aside) > _CLEAR:
-                break
-        else:
-            aside = (x, y)
-        turned = math.remainder(yaw + math.radians(rng.uniform(-40.0, 40.0)), 2 * math.pi)
-        poses.append((float(aside[0]), float(aside[1]), float(turned)))
+        poses += [way[n], beside_way(world, way[n], rng)]
     return poses
 
 

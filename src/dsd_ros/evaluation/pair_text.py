@@ -53,11 +53,22 @@ def situation_rows(model: Figures) -> Rows:
 def truth_rows(model: Figures) -> Rows:
     """Truth of the replies by situation."""
     names = ("object", "colour", "side", "distance", "other", "all")
-    head = ("situation", *names[:-1], "all that is said")
+    head = ("situation", "the goal named", *names[:-1], "all that is said")
     return head, [
-        (name, *(percent(row["truth"][figure]) for figure in names))
+        (name, percent(row["named"]), *(percent(row["truth"][figure]) for figure in names))
         for name, row in _with_all(model)
     ]
+
+
+def word_rows(figures: Figures) -> Rows:
+    """Of the questions in a file's words: replies that name the goal, by what is asked for, and actions."""
+    roles = [role for role in ROLES if figures[role] is not None]
+    found = [figures[role]["words"] for role in roles]
+    rows: list[Sequence[str]] = [
+        (name, *(percent(mine["named"][name]) for mine in found)) for name in found[0]["named"]
+    ]
+    rows.append(("actions right", *(percent(mine["actions_right"]) for mine in found)))
+    return ("the goal named", *roles), rows
 
 
 def action_rows(confusion: dict[str, dict[str, int]]) -> Rows:
@@ -120,6 +131,8 @@ def render(figures: Figures) -> str:
         mine = figures[role]
         parts += [f"{role}: {mine['name']}, {mine['parameters'] / 1e6:.2f} M parameters", ""]
         parts += [*_aligned(*situation_rows(mine)), "", *_aligned(*truth_rows(mine)), ""]
+    if "words" in figures:
+        parts += [f"in the words of {figures['words']}:", "", *_aligned(*word_rows(figures)), ""]
     if figures["acceptance"] is not None:
         tau = times(figures["tokens_per_round"])
         parts += [

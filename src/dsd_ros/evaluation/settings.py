@@ -25,6 +25,12 @@ class PairSettings:
     history: int = field(
         default=0, metadata={"help": "earlier pictures in the prompts of a run at most"}
     )
+    words: str = field(
+        default="",
+        metadata={
+            "help": "JSON file of instructions by intent (find, left, right, nearer, farther) to ask about the scenes, too"
+        },
+    )
     target: str = field(
         default="",
         metadata={"help": "directory or hub id of the target (default: the shipped one)"},

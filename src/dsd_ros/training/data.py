@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dsd_ros.robot.guide import View, free_way, full_round, split_goal
+from dsd_ros.robot.guide import View, free_way, full_round, split_goal, walk
 from dsd_ros.robot.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.simulator import Simulator
@@ -55,6 +55,7 @@ _MIX = tuple(
 FRAMES_PER_WORLD = 16
 _WORLDS_PER_SHARD = 40
 _APART = math.radians(6.0)  # between two of a name whose sides are asked for, at least
+_CLEAR = 0.04  # metres that a place in a picture's pose keeps from everything
 _TELLING = 0.25  # metres by which one of two must be nearer to be asked for as such
 
 
@@ -186,13 +187,29 @@ def _poses(world: World, rng: np.random.Generator, count: int) -> list[tuple[flo
         else:
             x = rng.uniform(-world.half_x, world.half_x)
             y = rng.uniform(-world.half_y, world.half_y)
-        if world.clearance(x, y) < 0.04:
+        if world.clearance(x, y) < _CLEAR:
             continue
         yaw = rng.uniform(-math.pi, math.pi)
         if len(poses) % 5 < 4:
             yaw = math.atan2(thing.y - y, thing.x - x) + rng.uniform(-0.65, 0.65)
         poses.append((float(x), float(y), math.remainder(float(yaw), 2 * math.pi)))
     return poses
+
+
+def beside_way(
+    world: World, pose: tuple[float, float, float], rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """A free pose up to 0.4 m from one and turned by up to 40 degrees: where a robot may stray to."""
+    x, y, yaw = pose
+    for _ in range(20):
+        away, angle = rng.uniform(0.0, 0.4), rng.uniform(-math.pi, math.pi)
+        aside = (x + away * math.cos(angle), y + away * math.sin(angle))
+        if world.clearance(*aside) > _CLEAR:
+            break
+    else:
+        aside = (x, y)
+    turned = math.remainder(yaw + math.radians(rng.uniform(-40.0, 40.0)), 2 * math.pi)
+    return (float(aside[0]), float(aside[1]), float(turned))
 
 
 def situation_of(seed: int) -> Situation:
@@ -207,12 +224,13 @@ def world_frames(
     situation: Situation | None = None,
     split: Split | None = None,
 ) -> tuple[list[np.ndarray], list[Frame]]:
-    """Pictures and labels of one world: first scattered poses, then along the expert's way.
+    """Pictures and labels of one world: first scattered poses, then from beside the expert's way, then along it.
 
-    At the scattered poses the first goal is any thing in view, if there is one; on the way it is the world's own.
+    At the scattered poses the first goal is any thing in view, if there is one; elsewhere it is the world's own.
     Without a split the world is `World.from_seed` of the seed, and a third of the pictures are on the way; with
-    one, half of them, and the situation is the seed's in the mix unless it is given.
+    one, half of them and a quarter beside it, and the situation is the seed's in the mix unless it is given.
     """
+    beside: list[tuple[float, float, float]] = []
     if split is None:
         world, on_way, rng = World.from_seed(seed), count // 3, np.random.default_rng([seed, 22])
         see = View.of
@@ -221,12 +239,16 @@ def world_frames(
         world, on_way = world_of(seed, situation, split), count // 2
         rng = np.random.default_rng([seed, 28, split.number, situation.number])
         see = _by_geometry
+        way = [view.pose for view in walk(world).views]
+        chosen = rng.integers(len(way), size=count // 4)
+        beside = [beside_way(world, way[n], rng) for n in chosen]
     images: list[np.ndarray] = []
     labels: list[Frame] = []
     with Simulator(world, offscreen=offscreen) as simulator:
-        for pose in _poses(world, rng, count - on_way):
+        scattered = _poses(world, rng, count - on_way - len(beside))
+        for pose, goal in [*((p, None) for p in scattered), *((p, world.goal) for p in beside)]:
             simulator.pose = pose
-            labels.append(label(simulator, see(simulator), rng, None))
+            labels.append(label(simulator, see(simulator), rng, goal))
             images.append(shrink(simulator.render()))
         simulator.pose = world.start
         actions: list[str] = []

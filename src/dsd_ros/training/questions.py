@@ -24,7 +24,8 @@ ACTIONS = (
 )  # fmt: skip
 _CAPTION_PIECE = 2
 _BLOCK = 20_000  # texts tokenized at once
-_SEEN = 0.68  # of the questions are about something in view
+_OWN = 0.5  # of the questions are about a picture's first goal, on the expert's way the one that leads there
+_SEEN = 0.68  # of the others are about something in view
 _ALL_STEPS = 0.75  # of the prompts with a history hold all of it that there is
 UNHEARD = 0.5  # of the instructions hold words that nobody has said
 VARIANTS = 384  # instructions per goal that a stage draws from
@@ -72,6 +73,7 @@ class Questions:
         self.start = np.zeros(0, np.int64)  # of each picture: its first question, and how many
         self.seen = np.zeros(0, np.int64)
         self.unseen = np.zeros(0, np.int64)
+        self.own = np.zeros(0, np.int64)  # ... and the one about its first goal, -1: none
         self.before = np.zeros(0, np.int64)  # the picture a step earlier, -1: none
         self.action = np.zeros(0, np.int64)  # and what was done in between
         self.labels: list[Frame] = []
@@ -82,7 +84,7 @@ class Questions:
         first, count = len(self.labels), len(self.goal)
         self.labels += list(labels)
         texts: list[str] = []
-        goals, classes, gone, start, seen, unseen, before, action = ([] for _ in range(8))
+        goals, classes, gone, start, seen, unseen, own, before, action = ([] for _ in range(9))
         for row, frame in enumerate(labels, first):
             before.append(row - 1 if frame.before and row > first else -1)
             action.append(ACTIONS.index(frame.before) if frame.before else 0)
@@ -94,7 +96,9 @@ class Questions:
             other = [n for n in range(len(frame.replies)) if n not in known]
             if frame.searched and other[:1] == [0] and not self._round(row, frame.replies[0][0]):
                 del other[0]  # one picture cannot tell that
-            for n in known + other:
+            asked = known + other
+            own.append(start[-1] + asked.index(0) if 0 in asked else -1)
+            for n in asked:
                 goal, text = frame.replies[n]
                 texts.append(text)
                 goals.append(self.goals.setdefault(goal, len(self.goals)))
@@ -109,6 +113,7 @@ class Questions:
         self.goal, self.gone = _longer(self.goal, goals), _longer(self.gone, gone)
         self.start = _longer(self.start, start)
         self.seen, self.unseen = _longer(self.seen, seen), _longer(self.unseen, unseen)
+        self.own = _longer(self.own, own)
 
     def _round(self, row: int, goal: str) -> int:
         """The fewest steps up to a picture that were a full round without a goal; 0 where none were."""
@@ -178,7 +183,7 @@ class Prompts:
 
 
 class Mixer:
-    """Draws batches: mostly goals in view, some not, captions while training is young."""
+    """Draws batches: each picture's own goal and others, mostly in view, and captions while training is young."""
 
     def __init__(
         self,
@@ -218,6 +223,7 @@ class Mixer:
         first = q.start[rows] + np.where(in_view, 0, seen)
         count = np.where(in_view, seen, unseen)
         asked = first + (rng.random(size) * count).astype(np.int64)
+        asked = np.where((rng.random(size) < _OWN) & (q.own[rows] >= 0), q.own[rows], asked)
         variant = rng.integers(self.prompts.variants, size=size)
         chosen = q.goal[asked] * self.prompts.variants + variant
         earlier, actions = self._earlier(rows, told, np.where(told, 0, q.gone[asked]), rng)

@@ -1,0 +1,99 @@
+"""Whether a model names the goal that it was asked for, in a split's words or in those of a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from dsd_ros.evaluation.intervals import share
+from dsd_ros.evaluation.pair_runs import action_of
+from dsd_ros.evaluation.pair_scenes import Scene
+from dsd_ros.robot.guide import split_goal
+from dsd_ros.robot.world import COLOURS, KINDS, WHICH
+from dsd_ros.training.phrases import INTENTS, fill
+from dsd_ros.training.wordings import FIND
+
+Words = dict[str, tuple[str, ...]]
+_WHICH_OF = {word: which for which, words in WHICH.items() for word in words}
+_NAMED = re.compile(
+    rf"\b(?:({'|'.join(_WHICH_OF)})\s+)?({'|'.join(COLOURS)})\s+({'|'.join(KINDS)})(?:e?s)?\b"
+)
+_PLACES = {"", "s"}  # of a template: where "red chair" goes, and where "red chairs" does
+
+
+def names_goal(text: str, goal: str) -> bool:
+    """Whether the first thing that a reply names is its goal, such as "red chair" or "left red chair"."""
+    named = _NAMED.search(text.lower())
+    if named is None:
+        return False
+    which = _WHICH_OF.get(named[1] or "", "")
+    return f"{which} {named[2]} {named[3]}".strip() == goal
+
+
+def read_words(path: str | Path) -> Words:
+    """Instructions of a JSON file: {"find": ["go to the {}", ...], "left": ...}, one list for each of INTENTS.
+
+    "{}" is where "red chair" goes, "{s}" where "red chairs" does. Raises ValueError for anything else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"The words cannot be read: {error}.") from None
+    except ValueError:
+        raise ValueError(f"The words in {path} are no JSON; give a list for each intent.") from None
+    if not isinstance(found, dict) or set(found) != set(INTENTS):
+        raise ValueError(
+            f"The words in {path} must have a list for each of {', '.join(INTENTS)}, and no other."
+        )
+    for intent, texts in found.items():
+        if not isinstance(texts, list) or not texts:
+            raise ValueError(f"The words for '{intent}' in {path} must be a list with instructions.")
+        for text in texts:
+            if not isinstance(text, str) or not _is_template(text):
+                raise ValueError(
+                    f'The instruction {text!r} in {path} must say where the goal\'s name goes: "{{}}", or "{{s}}" for '
+                    "more of it."
+                )
+    return {intent: tuple(texts) for intent, texts in found.items()}
+
+
+def _is_template(text: str) -> bool:
+    try:
+        parts = [part[1:] for part in Formatter().parse(text) if part[1] is not None]
+    except ValueError:
+        return False
+    return bool(parts) and all(
+        name in _PLACES and not form and not converted for name, form, converted in parts
+    )
+
+
+def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
+    """An instruction for each scene's goal, those of an intent in turn."""
+    said = dict.fromkeys(words, 0)
+    texts = []
+    for scene in scenes:
+        which, name = split_goal(scene.goal)
+        intent = which or FIND
+        texts.append(fill(words[intent][said[intent] % len(words[intent])], name))
+        said[intent] += 1
+    return texts
+
+
+def words_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> dict[str, Any]:
+    """Of replies to instructions in other words: shares that name the goal, by intent and all, and actions right."""
+    named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
+    intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]
+    right = [
+        action_of(text) == action_of(scene.reply)
+        for text, scene in zip(texts, scenes, strict=True)
+    ]
+    by_intent = {
+        intent: share([one for one, of in zip(named, intents, strict=True) if of == intent])
+        for intent in INTENTS
+        if intent in intents
+    }
+    return {"named": {**by_intent, "all": share(named)}, "actions_right": share(right)}

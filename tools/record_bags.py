@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from dsd_ros.evaluation.bag_reader import open_bag
 from dsd_ros.evaluation.bag_run import read_run
-from dsd_ros.nodes import demo
+from dsd_ros.nodes.demo import DemoSettings, run_demo
 from dsd_ros.wire.emulation import LinkProfile
 from dsd_ros.wire.proxy import Conditions, LinkProxy, Way
 
@@ -104,65 +105,50 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 def record(name: str, bag: Path) -> int:
     """In the copy: run the demo once with its recorder."""
-    settings = demo.DemoSettings(**RUNS[name], headless=True, arguments={"record": str(bag)})
+    settings = DemoSettings(**RUNS[name], headless=True, arguments={"record": str(bag)})
     if name != "faults":
-        return demo.run_demo(settings)
+        return run_demo(settings)
     link = BadLink()
-    demo._Address = lambda: link  # the bridge is told of the relay in place of the verifier
     try:
-        return demo.run_demo(settings)
+        return run_demo(replace(settings, relay=link.proxy))
     finally:
         link.close()
 
 
-class BadLink(demo._Address):
-    """Takes the place of the verifier's address: a relay that jitters and loses packets throughout, is cut for 4 s
-    in the reply to the third picture, and silent for 1 s at the fifth.
+class BadLink:
+    """A relay that jitters and loses packets throughout, is cut for 4 s in the reply to the third picture, and silent
+    for 1 s at the fifth.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._proxy: LinkProxy | None = None
+        self.proxy = LinkProxy(("127.0.0.1", 9), seed=1)  # the demo will point it at its verifier
+        self.proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._spoil, name="bad link")
-
-    def look(self, line: str) -> None:
-        super().look(line)
-        if not self.url or self._proxy is not None:
-            return
-        host, _, port = self.url.removeprefix("ws://").rpartition(":")
-        proxy = LinkProxy((host, int(port)), seed=1)
-        proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
-        self.url, self._proxy = proxy.url, proxy
         self._thread.start()
-
-    def known(self) -> bool:
-        return self._proxy is not None  # until then the address is the verifier's own
 
     def close(self) -> None:
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self._proxy is not None:
-            self._proxy.close()
+        self._thread.join()
+        self.proxy.close()
 
     def _spoil(self) -> None:
         pictures, coming, carried = 0, False, []
         while not self._ended.wait(0.05):
-            carried.append(self._proxy.carried[Way.UP])
+            carried.append(self.proxy.carried[Way.UP])
             before, coming = coming, carried[-1] - carried[-6:][0] > PICTURE_BYTES
             if before or not coming:
                 continue
             pictures += 1
             if pictures == 3:
                 self._ended.wait(0.35)  # the reply is under way
-                self._proxy.cut()
+                self.proxy.cut()
                 self._ended.wait(4.0)
-                self._proxy.mend()
+                self.proxy.mend()
             elif pictures == 6:  # one came again behind the cut
-                self._proxy.silence()
+                self.proxy.silence()
                 self._ended.wait(1.0)
-                self._proxy.mend()
+                self.proxy.mend()
 
 
 def missing(name: str, bag: Path) -> str:

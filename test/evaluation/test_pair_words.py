@@ -40,7 +40,10 @@ def test_scenes_are_asked_about_in_a_files_words_and_counted_by_intent(tmp_path:
     scenes = [*scenes_of("plain", 3), *scenes_of("two", 1)]
     texts = asked_in(read_words(path), scenes)
     name = scenes[0].goal
-    assert texts[:2] == [f"off to the {name}", f"one of the {name}{'es' if name[-1] == 'x' else 's'} here"]
+    assert texts[:2] == [
+        f"off to the {name}",
+        f"one of the {name}{'es' if name[-1] == 'x' else 's'} here",
+    ]
     which = scenes[3].goal.split()[0]
     assert texts[3].startswith(f"the {which} of the ")
     replies = [scene.reply for scene in scenes]

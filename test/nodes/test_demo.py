@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from urllib.request import urlopen
 
 import pytest
@@ -17,6 +18,8 @@ from ros_rig import GoalClient, OdometryRig
 
 from dsd_msgs.msg import NavAction
 from dsd_ros import cli
+from dsd_ros.evaluation.bag_reader import open_bag
+from dsd_ros.evaluation.bag_run import read_run
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import DEMO_SEED
@@ -30,14 +33,23 @@ STEP_KEYS = {
     "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
     "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
 }  # fmt: skip
-RUN = (
-    "import json, sys; from dsd_ros.nodes.demo import DemoSettings, run_demo; "
-    "sys.exit(run_demo(DemoSettings(**json.loads(sys.argv[1]))))"
-)
+RUN = """
+import json, sys
+from dsd_ros.nodes.demo import DemoSettings, run_demo
+from dsd_ros.wire.proxy import LinkProxy, Way
+
+settings = json.loads(sys.argv[1])
+relay = LinkProxy(("127.0.0.1", 9)) if settings.pop("relayed", False) else None
+code = run_demo(DemoSettings(**settings, relay=relay))
+if relay is not None:
+    print("relayed", *(relay.carried[way] for way in Way))
+    relay.close()
+sys.exit(code)
+"""
 
 
 def start(**settings) -> subprocess.Popen:
-    """run_demo in a process of its own."""
+    """run_demo in a process of its own; `relayed`: with a relay in front of the verifier."""
     return subprocess.Popen(
         [sys.executable, "-u", "-c", RUN, json.dumps({"headless": True} | settings)],
         stdout=subprocess.PIPE,
@@ -157,8 +169,11 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
     ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd-ahead"],
 )
 def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
-    report_path = tmp_path / "report.json"
-    run = start(transport=transport, mode=mode, json_path=str(report_path), arguments=arguments)
+    report_path, bag, relayed = tmp_path / "report.json", tmp_path / "bag", transport == "websocket"
+    run = start(
+        transport=transport, mode=mode, json_path=str(report_path), relayed=relayed,
+        arguments=arguments | {"record": str(bag)},
+    )  # fmt: skip
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 0, output
     report = json.loads(report_path.read_text())
@@ -180,6 +195,17 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
         assert (step["mean_exit"] > 0) == (mode == "fsd")
         assert f"step {number:2}: {step['action']}" in output
     assert "REACHED" in output and "Traceback" not in output
+    carried = re.search(r"^relayed (\d+) (\d+)$", output, re.MULTILINE)
+    assert (carried is not None) == relayed
+    if carried is not None:
+        assert int(carried[1]) > 1000 and int(carried[2]) > 1000
+    recorded = read_run(open_bag(bag))  # whole, from the first reply on
+    replies = Counter(len(step.tokens or ()) for step in recorded.steps)
+    told = Counter(step["tokens"] for step in report["steps"])
+    assert (
+        told <= replies if arguments else told == replies
+    )  # looking ahead makes more than are carried out
+    assert recorded.ends[-1][1].startswith("ARRIVED") and not recorded.bag.notes
 
 
 @pytest.mark.slow

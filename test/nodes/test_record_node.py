@@ -7,6 +7,7 @@ import signal
 import time
 
 import numpy as np
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message, serialize_message
 from ros_rig import picture
@@ -18,6 +19,7 @@ from dsd_ros.evaluation.bag_reader import BagError, open_bag
 from dsd_ros.nodes import qos, record_pictures
 from dsd_ros.nodes.images import from_rgb, to_rgb
 from dsd_ros.nodes.record_pictures import Pictures, from_png
+from dsd_ros.nodes.record_topics import HEARD
 
 
 class Stage:
@@ -132,6 +134,24 @@ def kept(chosen) -> int | None:
     if chosen is None:
         return None
     return deserialize_message(chosen[1], CompressedImage).header.stamp.sec
+
+
+def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
+    stage, heard = Stage(rig), set()
+
+    def look(message: DiagnosticArray) -> None:
+        for status in message.status:
+            heard.update(*(v.value.split(", ") for v in status.values if v.key == HEARD))
+
+    rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
+    rig.start("record_node", directory=tmp_path / "bag")
+    published = {"camera/image_raw", "reply_progress", "nav_action", "safety_state"}
+    rig.until(lambda: published <= heard, what="a recorder that hears")
+    assert not heard & {"draft", "odom"}  # nobody publishes those
+    for _ in range(20):
+        stage.act()
+    rig.until(lambda: written(tmp_path / "bag", 19, 5), what="actions in the bag")
+    assert steps_in(read(tmp_path / "bag")) == list(range(1, 21))
 
 
 def test_pictures_are_chosen_by_time_and_by_what_replies_are_about():

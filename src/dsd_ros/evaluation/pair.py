@@ -129,13 +129,13 @@ def measure(
 ) -> Evidence:
     """Measure a pair, or a model alone, on ``scenes`` questions and ``seeds`` runs of each situation.
 
-    The figures under "all" are of all situations but the demo's rooms, unless those alone are measured.
-    The models are loaded one after the other. An action counts as right when it is exactly the expert's; for
-    the rest see ``pair_runs.drive``, ``pair_truth.truths``, ``pair_figures`` and ``pair_costs``. Models of the shipped
-    shape answer many questions at once unless ``one_by_one``. ``words``: a file that ``pair_words.read_words`` reads,
-    in whose words the scenes' questions are asked, too (figures under "words"). ``repeats``: of what is timed. ``training``: figures of
-    the training, for its time. ``report(line, share)`` hears of the progress. Raises ValueError (ModelError among
-    them) on counts below 1, an unknown situation or split, or no usable model.
+    The figures under "all" are of all situations but the demo's rooms, unless those alone are measured. The models
+    are loaded one after the other. An action counts as right when it is exactly the expert's; for the rest see
+    ``pair_runs.drive``, ``pair_truth.truths``, ``pair_figures`` and ``pair_costs``. Models of the shipped shape
+    answer many questions at once unless ``one_by_one``. ``words``: a file that ``pair_words.read_words`` reads, in
+    whose words the scenes' questions are asked, too (figures under "words"). ``repeats``: of what is timed.
+    ``training``: figures of the training, for its time. ``report(line, share)`` hears of the progress. Raises
+    ValueError (ModelError among them) on counts below 1, an unknown situation or split, or no usable model.
     """
     _check_counts(scenes=scenes, seeds=seeds, gamma=gamma, max_steps=max_steps, repeats=repeats)
     for name in situations:
@@ -260,15 +260,21 @@ class _Task:
         found["all"] = self._figures(role, self.counted)
         world = World.from_seed(DEMO_SEED, DEMO_INSTRUCTION)
         demo = drive(speaker, [world], self.max_steps, self.history)
-        evidence.figures[role] = found | in_words | {
-            "name": speaker.model.name,
-            "parameters": speaker.parameters,
-            "weights_mb": weights_mb(resolve_directory(settings.path)),
-            "tokens": sum(map(len, self.replies)) / len(self.replies),
-            "one_by_one": not speaker.batched,
-            "demo_reached": demo[0].reached,
-            "ms": time_model(speaker.model, scenes[0].picture, scenes[0].instruction, self.repeats),
-        }
+        evidence.figures[role] = (
+            found
+            | in_words
+            | {
+                "name": speaker.model.name,
+                "parameters": speaker.parameters,
+                "weights_mb": weights_mb(resolve_directory(settings.path)),
+                "tokens": sum(map(len, self.replies)) / len(self.replies),
+                "one_by_one": not speaker.batched,
+                "demo_reached": demo[0].reached,
+                "ms": time_model(
+                    speaker.model, scenes[0].picture, scenes[0].instruction, self.repeats
+                ),
+            }
+        )
         return speaker
 
     def _figures(self, role: str, situations: Sequence[str]) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def _explained(figures: Figures) -> list[str]:
 
 def _others(figures: Figures) -> list[str]:
     return [
-        f"The same questions in the words of `{figures['words']}`, each way to ask for a goal in turn: how often the first",
-        "thing that a reply names is the goal, and how often the action is right.",
+        f"The same questions in the words of `{figures['words']}`, each way to ask for a goal in turn: how often",
+        "the first thing that a reply names is the goal, and how often the action is right.",
         "",
         *table(*word_rows(figures)),
     ]
@@ -172,10 +172,10 @@ def _others(figures: Figures) -> list[str]:
 
 _TRUTH = [
     "Each reply's words against what the simulator knows: is the goal the first thing that it names, with the word for",
-    "which of two (the goal named); does it speak of the goal's kind and tell truly whether it is in view (object); name",
-    "its colour; say left, right or ahead as it is, within 3 degrees of the border (side); its distance within 0.25 m,",
-    "the smallest step (distance); and does the other thing that it names stand where it says (other). Side and distance",
-    "are asked for where the goal is in view. All that is said is the last five. The expert's own replies are all true.",
+    "which of two (the goal named); does it speak of the goal's kind and tell truly whether it is in view (object);",
+    "name its colour; say left, right or ahead as it is, within 3 degrees of the border (side); its distance within",
+    "0.25 m, the smallest step (distance); and does the other thing that it names stand where it says (other). Side",
+    "and distance are asked for where the goal is in view. All that is said: the last five, all true of the expert's.",
 ]
 
 

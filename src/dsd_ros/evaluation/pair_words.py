@@ -51,7 +51,9 @@ def read_words(path: str | Path) -> Words:
         )
     for intent, texts in found.items():
         if not isinstance(texts, list) or not texts:
-            raise ValueError(f"The words for '{intent}' in {path} must be a list with instructions.")
+            raise ValueError(
+                f"The words for '{intent}' in {path} must be a list with instructions."
+            )
         for text in texts:
             if not isinstance(text, str) or not _is_template(text):
                 raise ValueError(
@@ -88,8 +90,7 @@ def words_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> dict[str, An
     named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
     intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]
     right = [
-        action_of(text) == action_of(scene.reply)
-        for text, scene in zip(texts, scenes, strict=True)
+        action_of(text) == action_of(scene.reply) for text, scene in zip(texts, scenes, strict=True)
     ]
     by_intent = {
         intent: share([one for one, of in zip(named, intents, strict=True) if of == intent])

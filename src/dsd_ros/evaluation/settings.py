@@ -28,7 +28,7 @@ class PairSettings:
     words: str = field(
         default="",
         metadata={
-            "help": "JSON file of instructions by intent (find, left, right, nearer, farther) to ask about the scenes, too"
+            "help": "JSON file of instructions by intent (find, left, right, nearer, farther) to ask in, too"
         },
     )
     target: str = field(

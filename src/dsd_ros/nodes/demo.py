@@ -34,6 +34,7 @@ from dsd_ros.nodes.respawn import Restarts
 from dsd_ros.robot.world import World
 from dsd_ros.views.web import MISSING as VIEW_MISSING
 from dsd_ros.views.web import available as view_available
+from dsd_ros.wire.proxy import LinkProxy
 
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 DEMO_INSTRUCTION = "find the silver bottle"
@@ -64,6 +65,9 @@ class DemoSettings:
     )
     time_limit: float = 180.0  # of the run, s
     arguments: dict[str, str] = field(default_factory=dict)  # more of the demo system's, by name
+    relay: LinkProxy | None = (
+        None  # stands in front of the verifier, wherever that is; the caller closes it
+    )
 
     def with_scenario(self) -> DemoSettings:
         """The same with what was left to the scenario; ValueError for one that is none."""
@@ -233,8 +237,9 @@ def _run(
     from dsd_ros.nodes.demo_client import DemoClient
 
     driver = "go2_node" if settings.robot == "go2-standin" else ""
-    memory = values_of(DEMO, _arguments(settings))["memory"] != "never"
-    client = DemoClient(live=not settings.headless, driver=driver, memory=memory)
+    values = values_of(DEMO, _arguments(settings))
+    memory, recorded = values["memory"] != "never", bool(values["record"])
+    client = DemoClient(live=not settings.headless, driver=driver, memory=memory, recorded=recorded)
     try:
         _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
         report.startup_seconds = round(time.monotonic() - began, 3)
@@ -254,9 +259,7 @@ def _run(
         if not client.finished():
             raise _Stop(EXIT_MISSED, "navigation_node crashed, and the run was lost with it")
         report.seconds = round(time.monotonic() - started, 3)
-        client.settle(
-            1.2 if settings.arguments.get("record") else 0.3
-        )  # the bag wants the end, too
+        client.settle(1.2 if recorded else 0.3)  # the bag wants the end, too
     finally:
         client.fill(report)
         client.close()
@@ -321,10 +324,12 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
             for start in starts:
                 group.start_node(start)
             _wait(address.known, group, stop, _READY_LIMIT_S, "The verifier named no address")
-            overrides["verifier"] = address.url
+            if settings.relay is not None:
+                settings.relay.target = address.target
+            overrides["verifier"] = address.url if settings.relay is None else settings.relay.url
             # Started again, it has to be where the bridge looks for it.
-            port = address.url.rpartition(":")[2]
-            verifier.command = program_command(program, values | {"verifier_port": port})
+            port = {"verifier_port": str(address.target[1])}
+            verifier.command = program_command(program, values | port)
             for start in plan("demo", overrides):
                 if start.entry.executable == "bridge_node":
                     group.start_node(start)
@@ -346,6 +351,12 @@ class _Address:
 
     def known(self) -> bool:
         return bool(self.url)
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.partition("://")[2].rpartition(":")
+        return host, int(port)
 
 
 def _wait(

@@ -18,7 +18,9 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
+from dsd_ros.nodes.bringup import RECORD
 from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
+from dsd_ros.nodes.record_topics import HEARD, TOPICS
 from dsd_ros.nodes.stamps import pose_of, seconds
 from dsd_ros.nodes.standalone import SpinningNode
 
@@ -56,9 +58,12 @@ class DemoClient:
         RunOutcome.DECODE_TIMEOUT.name,
     )
 
-    def __init__(self, live: bool = True, driver: str = "", memory: bool = False) -> None:
+    def __init__(
+        self, live: bool = True, driver: str = "", memory: bool = False, recorded: bool = False
+    ) -> None:
         """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
         :param memory: a memory_node has to be active as well.
+        :param recorded: a record_node has to hear all that is published of a run.
         """
         self._ros = SpinningNode("demo_client")
         node = self._ros.node
@@ -73,6 +78,7 @@ class DemoClient:
         self._reached = False
         self._camera_seen = self._rejected = False
         self._driver, self._robot_ready = driver, not driver
+        self._recorded, self._heard = recorded, set[str]()
         self._result: Any = None
         self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
 
@@ -86,7 +92,7 @@ class DemoClient:
             Float64, "ground_truth/target_distance", self._on_distance, qos.STATE
         )
         node.create_subscription(Bool, "ground_truth/reached", self._on_reached, qos.STATE)
-        if driver:
+        if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
         names = ("draft_node", "memory_node") if memory else ("draft_node",)
@@ -107,7 +113,13 @@ class DemoClient:
             and self._robot_ready
             and self._distance is not None
             and self._navigate.server_is_ready()
+            and (not self._recorded or self._published() <= self._heard)
         )
+
+    def _published(self) -> set[str]:
+        """The system's topics that somebody publishes."""
+        node = self._ros.node
+        return {name for name in TOPICS if node.count_publishers(node.resolve_topic_name(name))}
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
         """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
@@ -158,7 +170,10 @@ class DemoClient:
 
     def _on_health(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            if status.name.endswith(self._driver):
+            if status.name.endswith(RECORD.executable):
+                values = {pair.key: pair.value for pair in status.values}
+                self._heard = set(values.get(HEARD, "").split(", "))
+            if self._driver and status.name.endswith(self._driver):
                 self._robot_ready = status.level == DiagnosticStatus.OK
 
     def _on_distance(self, message: Float64) -> None:

@@ -30,6 +30,7 @@ from dsd_ros.nodes.record_facts import ParameterCollector, versions
 from dsd_ros.nodes.record_pictures import Pictures
 from dsd_ros.nodes.record_topics import (
     CAMERA,
+    HEARD,
     PICTURE_TYPE,
     PICTURES,
     TOPICS,
@@ -104,6 +105,7 @@ class RecordNode(Node):
             *filter(None, map(str.strip, self._settings.topics.split(","))),
         ]
         self._unknown: set[str] = set()
+        self._heard: list[str] = []
         self._stop = threading.Event()
         self._health = health.Health(self)
         started: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -153,6 +155,7 @@ class RecordNode(Node):
 
     def _look(self) -> None:
         """Find publishers that have come: of topics that may be there, and with another quality of service."""
+        heard = []
         for name in (*TOPICS, *self._extra):
             offers = self.get_publishers_info_by_topic(self.resolve_topic_name(name))
             if not offers or name in self._unknown:
@@ -161,6 +164,8 @@ class RecordNode(Node):
             wanted = fitting_profile(name, [offer.qos_profile for offer in offers])
             known = self._listening.get(name)
             if known is not None and known[1] == wanted:
+                if known[0].get_publisher_count() >= len(offers):
+                    heard.append(name)
                 continue
             try:
                 definition(self._kinds[name])
@@ -168,6 +173,7 @@ class RecordNode(Node):
             except TypeUnknown as error:
                 self._unknown.add(name)
                 self.get_logger().warning(f"{name} is not recorded: {error}")
+        self._heard = heard
         self._facts.look()
 
     def _put(self, name: str, topic: str, kind: str, qos: list[Any], payload: bytes) -> None:
@@ -250,7 +256,11 @@ class RecordNode(Node):
             bag.write(topic, PICTURE_TYPE, qos, *chosen)
 
     def _report(self, bag: BagWriter) -> None:
-        figures = {"messages": bag.messages, "left out": self.dropped}
+        figures = {
+            "messages": bag.messages,
+            "left out": self.dropped,
+            HEARD: ", ".join(self._heard),
+        }
         if self.dropped:
             sentence = f"{self.dropped} messages left out: the disk is too slow"
             self._health.report(health.WARN, sentence, figures)

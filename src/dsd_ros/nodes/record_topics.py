@@ -17,6 +17,7 @@ from rosbags.interfaces import (
 CAMERA = "camera/image_raw"
 PICTURES = "camera/image_raw/compressed"  # what is kept of it; image_transport's name
 PICTURE_TYPE = "sensor_msgs/msg/CompressedImage"
+HEARD = "heard"  # of the recorder's health: its topics of which every publisher is heard, with ", " between
 
 # Relative name -> type. Subscribed to from the beginning, so that nothing said at first is missed.
 TOPICS: dict[str, str] = {

@@ -117,7 +117,7 @@ def record(name: str, bag: Path) -> int:
 
 class BadLink:
     """A relay that jitters and loses packets throughout, is cut for 4 s in the reply to the third picture, and silent
-    for 1 s at the fifth.
+    for 1 s at the fifth (the sixth that goes up: the third does so again).
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from urllib.request import urlopen
 
 import pytest
@@ -85,6 +84,7 @@ def alive(pid: int) -> bool:
         ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
         ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
         ({"arguments": {"record": "/"}}, "is there already"),
+        ({"relay": object()}, "Over dds nothing goes through a relay"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence):
@@ -200,12 +200,26 @@ def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transpor
     if carried is not None:
         assert int(carried[1]) > 1000 and int(carried[2]) > 1000
     recorded = read_run(open_bag(bag))  # whole, from the first reply on
-    replies = Counter(len(step.tokens or ()) for step in recorded.steps)
-    told = Counter(step["tokens"] for step in report["steps"])
-    assert (
-        told <= replies if arguments else told == replies
-    )  # looking ahead makes more than are carried out
+    told = [(step["reasoning"], step["action"], step["tokens"]) for step in report["steps"]]
+    replies = [(s.text.partition(" Action: ")[0], s.action, len(s.tokens)) for s in recorded.steps]
+    if arguments:  # looking ahead makes more than are carried out
+        rest = iter(replies)
+        assert replies[0] == told[0] and all(one in rest for one in told)
+    else:
+        assert replies == told
     assert recorded.ends[-1][1].startswith("ARRIVED") and not recorded.bag.notes
+
+
+def test_a_recorder_that_fails_does_not_end_the_run(ros_domain, tiny_pair, tmp_path):
+    target, draft = map(str, tiny_pair)
+    (tmp_path / "file").write_text("")
+    run = start(
+        target_model=target, draft_model=draft, time_limit=0.5,
+        arguments={"record": str(tmp_path / "file" / "bag")},
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=120)
+    assert "nothing is recorded: record_node has ended" in output
+    assert run.returncode == 1 and "not reached after" in output, output
 
 
 @pytest.mark.slow

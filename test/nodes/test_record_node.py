@@ -17,9 +17,9 @@ from std_msgs.msg import String
 from dsd_msgs.msg import NavAction, ReplyProgress, SafetyState
 from dsd_ros.evaluation.bag_reader import BagError, open_bag
 from dsd_ros.nodes import qos, record_pictures
+from dsd_ros.nodes.health import HEARD
 from dsd_ros.nodes.images import from_rgb, to_rgb
 from dsd_ros.nodes.record_pictures import Pictures, from_png
-from dsd_ros.nodes.record_topics import HEARD
 
 
 class Stage:
@@ -137,17 +137,19 @@ def kept(chosen) -> int | None:
 
 
 def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
-    stage, heard = Stage(rig), set()
+    stage, said = Stage(rig), [set()]
 
     def look(message: DiagnosticArray) -> None:
         for status in message.status:
-            heard.update(*(v.value.split(", ") for v in status.values if v.key == HEARD))
+            said.extend(set(v.value.split(", ")) for v in status.values if v.key == HEARD)
 
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
+    foreign = rig.node.create_publisher(String, "odom", 10)  # of another type
     rig.start("record_node", directory=tmp_path / "bag")
     published = {"camera/image_raw", "reply_progress", "nav_action", "safety_state"}
-    rig.until(lambda: published <= heard, what="a recorder that hears")
-    assert not heard & {"draft", "odom"}  # nobody publishes those
+    rig.until(lambda: published <= said[-1], what="a recorder that hears")
+    assert not said[-1] & {"draft", "odom"}  # nobody publishes those
+    foreign.publish(String())
     for _ in range(20):
         stage.act()
     rig.until(lambda: written(tmp_path / "bag", 19, 5), what="actions in the bag")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from dsd_ros.training.data import (
     MODEL_WIDTH,
     SPLIT_SEEDS,
     Frame,
+    beside_way,
     free_ways,
     generate,
     load_frames,
@@ -61,6 +63,9 @@ def test_labels_of_a_situation(situation: Situation, offscreen: Offscreen) -> No
                 assert " ".join(goal.split()[-2:]) in NAMES
                 assert goal in parse_reply(text).reasoning
                 assert text.startswith("No ") == (frame.find(goal) is None), (goal, text)
+        beside = frames[COUNT - COUNT // 2 - COUNT // 4 : COUNT - COUNT // 2]
+        goal = world_of(2, situation, split).goal
+        assert beside and all(f.replies[0][0] == goal and f.before == "" for f in beside)
         way = frames[COUNT - COUNT // 2 :]
         assert way[0].before == ""
         for earlier, later in zip(way, way[1:], strict=False):
@@ -106,6 +111,20 @@ def test_no_goal_is_asked_for_beside_a_look_alike_of_another_split(offscreen: Of
                     assert all(may_meet(split, name, one) for one in present), (goal, text)
                     asked += name not in present
     assert asked > 20
+
+
+def test_beside_the_way_is_near_it_and_free() -> None:
+    world, rng = World.from_seed(3), np.random.default_rng(3)
+    for _ in range(200):
+        x, y, yaw = beside_way(world, world.start, rng)
+        assert math.dist((x, y), world.start[:2]) <= 0.4
+        assert abs(math.remainder(yaw - world.start[2], 2 * math.pi)) <= math.radians(40.0)
+        assert world.clearance(x, y) > 0.04 or (x, y) == world.start[:2]
+    thing = world.things[0]
+    inside = (thing.x, thing.y, 0.0)
+    crowded = replace(world, things=tuple(replace(thing, x=thing.x + 0.2 * i, y=thing.y + 0.2 * k)
+                                          for i in range(-4, 5) for k in range(-4, 5)))  # fmt: skip
+    assert beside_way(crowded, inside, rng)[:2] == inside[:2]
 
 
 def test_free_ways_end_at_what_stands_in_them() -> None:

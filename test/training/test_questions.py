@@ -109,6 +109,29 @@ def test_a_batch_asks_what_the_expert_answers_and_marks_where(tokenizer) -> None
     assert set(batch.telling.tolist()) <= set(batch.wanted.tolist())
 
 
+def test_most_questions_are_about_a_pictures_first_goal(tokenizer) -> None:
+    labels = walk()
+    questions = Questions(tokenizer, labels)
+    goals = list(questions.goals)
+    first = [goals[questions.goal[n]] if n >= 0 else "" for n in questions.own]
+    # Whether it is in view or not; not where it was searched for all round, which one picture cannot tell.
+    assert first == ["" if frame.searched else "blue box" for frame in labels]
+    mixer = Mixer(questions, 1000, seed=4, variants=2)
+    batch = mixer.draw(0, 0.0)
+    length = batch.ids.shape[1]
+    said: dict[int, list[int]] = {}
+    for place, token in zip(batch.wanted.tolist(), batch.targets.tolist(), strict=True):
+        said.setdefault(place // length, []).append(token)
+    rows = batch.pictures[batch.back].tolist()
+    box = [
+        "blue box" in tokenizer.decode(said[n]).partition("in view")[0].partition(";")[0]
+        for n in range(1000)
+        if not labels[rows[n]].searched
+    ]
+    # Half, and a third of the rest where it is not in view (as in eight of nine), half of it where it is.
+    assert np.mean(box) == pytest.approx(0.5 + 0.5 * (0.32 * 8 + 0.5) / 9, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("reply", "cheap"),
     [

@@ -35,7 +35,7 @@ from dsd_ros.evaluation.pair_scenes import (
     scenes_of,
 )
 from dsd_ros.evaluation.pair_speakers import Speaker, weights_mb
-from dsd_ros.evaluation.pair_words import asked_in, read_words, words_figures
+from dsd_ros.evaluation.pair_words import Words, asked_in, read_words, words_figures
 from dsd_ros.robot.situations import Split
 from dsd_ros.robot.world import World
 from dsd_ros.vlm.loading import ModelSettings, resolve_directory
@@ -170,12 +170,9 @@ def measure(
         "tokens_per_round": None,
     }
     evidence = Evidence(figures, asked)
-    instructions = None if others is None else asked_in(others, asked)
     if words:
         figures["words"] = Path(words).name
-    task = _Task(
-        evidence, rooms, lengths, instructions, one_by_one, max_steps, history, repeats, tell
-    )
+    task = _Task(evidence, rooms, lengths, others, one_by_one, max_steps, history, repeats, tell)
     speaker = task.model("target", target, 0.05, 0.5 if draft is not None else 0.9)
     replies = task.replies
     found = exit_agreement(speaker.model, *_some(asked, replies))
@@ -211,7 +208,7 @@ class _Task:
         evidence: Evidence,
         rooms: dict[str, list[World]],
         lengths: dict[str, list[float | None]],
-        others: list[str] | None,
+        others: Words | None,
         one_by_one: bool,
         max_steps: int,
         history: int,
@@ -219,7 +216,7 @@ class _Task:
         tell: Report,
     ) -> None:
         self.evidence, self.rooms, self.lengths = evidence, rooms, lengths
-        self.others = others  # instructions of each scene in other words
+        self.others = others
         self.one_by_one, self.max_steps, self.history = one_by_one, max_steps, history
         self.repeats, self.tell = repeats, tell
         # The demo's rooms are no test of what a pair is to reach.
@@ -242,8 +239,11 @@ class _Task:
         evidence.texts[role] = [speaker.text(reply) for reply in self.replies]
         in_words: dict[str, Any] = {}
         if self.others is not None:
-            told = speaker.replies([scene.picture for scene in scenes], self.others)
-            in_words["words"] = words_figures(scenes, [speaker.text(reply) for reply in told])
+            counted = [scene for scene in scenes if scene.situation in self.counted]
+            words = asked_in(self.others, counted)
+            self.tell(f"{role}: replies in other words", half)
+            told = speaker.replies([scene.picture for scene in counted], words)
+            in_words["words"] = words_figures(counted, words, [speaker.text(r) for r in told])
         named = [(name, room) for name, rooms in self.rooms.items() for room in rooms]
         drives = f"{role}: {len(named)} runs"
         runs = drive(

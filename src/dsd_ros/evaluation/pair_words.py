@@ -9,6 +9,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+import numpy as np
+
 from dsd_ros.evaluation.intervals import share
 from dsd_ros.evaluation.pair_runs import action_of
 from dsd_ros.evaluation.pair_scenes import Scene
@@ -22,6 +24,7 @@ _WHICH_OF = {word: which for which, words in WHICH.items() for word in words}
 _NAMED = re.compile(
     rf"\b(?:({'|'.join(_WHICH_OF)})\s+)?({'|'.join(COLOURS)})\s+({'|'.join(KINDS)})(?:e?s)?\b"
 )
+_EXAMPLES = 40
 _PLACES = {"", "s"}  # of a template: where "red chair" goes, and where "red chairs" does
 
 
@@ -74,19 +77,26 @@ def _is_template(text: str) -> bool:
 
 
 def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
-    """An instruction for each scene's goal, those of an intent in turn."""
-    said = dict.fromkeys(words, 0)
+    """An instruction for each scene's goal: those of an intent in turn, each time in another order, the same again."""
+    rng = np.random.default_rng(62)
+    left: dict[str, list[int]] = {intent: [] for intent in words}
     texts = []
     for scene in scenes:
         which, name = split_goal(scene.goal)
         intent = which or FIND
-        texts.append(fill(words[intent][said[intent] % len(words[intent])], name))
-        said[intent] += 1
+        if not left[intent]:
+            left[intent] = rng.permutation(len(words[intent])).tolist()
+        texts.append(fill(words[intent][left[intent].pop()], name))
     return texts
 
 
-def words_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> dict[str, Any]:
-    """Of replies to instructions in other words: shares that name the goal, by intent and all, and actions right."""
+def words_figures(
+    scenes: Sequence[Scene], instructions: Sequence[str], texts: Sequence[str]
+) -> dict[str, Any]:
+    """Of replies to instructions in other words: shares that name the goal, by intent and all, and actions right.
+
+    "misnamed": the first 40 (instruction, reply) that do not.
+    """
     named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
     intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]
     right = [
@@ -97,4 +107,12 @@ def words_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> dict[str, An
         for intent in INTENTS
         if intent in intents
     }
-    return {"named": {**by_intent, "all": share(named)}, "actions_right": share(right)}
+    return {
+        "named": {**by_intent, "all": share(named)},
+        "actions_right": share(right),
+        "misnamed": [
+            [asked, text]
+            for asked, text, one in zip(instructions, texts, named, strict=True)
+            if not one
+        ][:_EXAMPLES],
+    }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -15,12 +14,13 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsd_ros.decoding.modes import mode as decoding_mode
 from dsd_ros.nodes.bringup import (
     DEMO,
     DEMO_SEED,
+    RECORD,
     ROBOTS,
     RVIZ,
     TRANSPORTS,
@@ -31,18 +31,22 @@ from dsd_ros.nodes.bringup import (
 from dsd_ros.nodes.demo_scenarios import scenario
 from dsd_ros.nodes.processes import Child, ProcessGroup
 from dsd_ros.nodes.respawn import Restarts
+from dsd_ros.nodes.verifier_address import VerifierAddress, address_in
 from dsd_ros.robot.world import World
 from dsd_ros.views.web import MISSING as VIEW_MISSING
 from dsd_ros.views.web import available as view_available
 from dsd_ros.wire.proxy import LinkProxy
 
+if TYPE_CHECKING:
+    from dsd_ros.nodes.demo_client import DemoClient
+
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 DEMO_INSTRUCTION = "find the silver bottle"
 MAX_INSTRUCTION_CHARS = 2000
 _READY_LIMIT_S = 180.0
+_RECORDER_LIMIT_S = 15.0  # behind that: the run does not depend on its recording
 _VIEW = "view_node"
 _OWN = {"namespace", "domain", "verifier"}  # arguments that would part the demo from its own nodes
-_ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,7 @@ class DemoSettings:
     )
     time_limit: float = 180.0  # of the run, s
     arguments: dict[str, str] = field(default_factory=dict)  # more of the demo system's, by name
-    relay: LinkProxy | None = (
-        None  # stands in front of the verifier, wherever that is; the caller closes it
-    )
+    relay: LinkProxy | None = None  # is pointed at the verifier, over a websocket; the caller's
 
     def with_scenario(self) -> DemoSettings:
         """The same with what was left to the scenario; ValueError for one that is none."""
@@ -203,6 +205,8 @@ def _check(settings: DemoSettings) -> None:
         raise ValueError(
             f"'{settings.transport}' is no transport; choose from {', '.join(TRANSPORTS)}."
         )
+    if settings.relay is not None and settings.transport != "websocket":
+        raise ValueError(f"Over {settings.transport} nothing goes through a relay: use websocket.")
     if settings.robot not in ROBOTS:
         raise ValueError(f"'{settings.robot}' is no robot; choose from {', '.join(ROBOTS)}.")
     text = settings.instruction.strip()
@@ -242,6 +246,8 @@ def _run(
     client = DemoClient(live=not settings.headless, driver=driver, memory=memory, recorded=recorded)
     try:
         _wait(client.ready, group, stop, _READY_LIMIT_S, "The nodes did not become ready")
+        if recorded:
+            _await_recorder(client, group, stop)
         report.startup_seconds = round(time.monotonic() - began, 3)
         print(
             f"ready after {report.startup_seconds:.1f} s: seed {settings.seed}, mode {settings.mode} over "
@@ -277,6 +283,22 @@ def _run(
     return EXIT_LINK if report.outcome in client.LINK_OUTCOMES else EXIT_MISSED
 
 
+def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Event) -> None:
+    """Wait until the recorder hears everything; say what it does not hear, if that is not soon, and go on."""
+    deadline = time.monotonic() + _RECORDER_LIMIT_S
+    recorder = group.child(RECORD.executable)
+    _wait(
+        lambda: not client.unheard() or recorder.given_up or time.monotonic() > deadline,
+        group, stop, _READY_LIMIT_S, "The recorder was not ready",
+    )  # fmt: skip
+    unheard = sorted(client.unheard())
+    if recorder.given_up:
+        print("dsd demo: nothing is recorded: record_node has ended", file=sys.stderr)
+    elif unheard:
+        told = f"{', '.join(unheard)} after {_RECORDER_LIMIT_S:.0f} s; the bag may lack some of it"
+        print(f"dsd demo: record_node does not hear {told}", file=sys.stderr)
+
+
 def _arguments(settings: DemoSettings) -> dict[str, str]:
     """The demo system's arguments; ValueError for one that is the demo's own to set."""
     known = {
@@ -305,6 +327,7 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
     values = values_of(DEMO, overrides)
     if not settings.headless and not view_available():
         print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
+    named: list[VerifierAddress] = []
     for program in reversed(
         DEMO.programs
     ):  # RViz first: the verifier's branch starts the rest and returns
@@ -312,23 +335,23 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
             if program.wanted(values) and shutil.which(program.name):
                 group.start(program.name, program_command(program, values), optional=True)
         elif program.wanted(values):
-            address = _Address()
             verifier = group.start(
                 program.name,
                 program_command(program, values),
-                on_line=address.look,
+                on_line=lambda line: named.extend(filter(None, [address_in(line)])),
                 restarts=Restarts() if program.respawn else None,
             )
             # The other nodes need not wait for the verifier's model: only the bridge needs the address.
             starts = [s for s in plan("demo", overrides) if s.entry.executable != "bridge_node"]
             for start in starts:
                 group.start_node(start)
-            _wait(address.known, group, stop, _READY_LIMIT_S, "The verifier named no address")
-            if settings.relay is not None:
-                settings.relay.target = address.target
-            overrides["verifier"] = address.url if settings.relay is None else settings.relay.url
+            _wait(lambda: named, group, stop, _READY_LIMIT_S, "The verifier named no address")
+            address, relay = named[0], settings.relay
+            if relay is not None:
+                relay.target = (address.host, address.port)
+            overrides["verifier"] = address.url if relay is None else relay.url
             # Started again, it has to be where the bridge looks for it.
-            port = {"verifier_port": str(address.target[1])}
+            port = {"verifier_port": str(address.port)}
             verifier.command = program_command(program, values | port)
             for start in plan("demo", overrides):
                 if start.entry.executable == "bridge_node":
@@ -336,27 +359,6 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
             return
     for start in plan("demo", overrides):
         group.start_node(start)
-
-
-class _Address:
-    """Finds the address in what `dsd verifier` prints."""
-
-    def __init__(self) -> None:
-        self.url = ""
-
-    def look(self, line: str) -> None:
-        found = _ADDRESS.search(line)
-        if found and not self.url:
-            self.url = found.group()
-
-    def known(self) -> bool:
-        return bool(self.url)
-
-    @property
-    def target(self) -> tuple[str, int]:
-        """Host and port."""
-        host, _, port = self.url.partition("://")[2].rpartition(":")
-        return host, int(port)
 
 
 def _wait(

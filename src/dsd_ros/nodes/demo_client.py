@@ -19,8 +19,8 @@ from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes import qos
 from dsd_ros.nodes.bringup import RECORD
+from dsd_ros.nodes.health import HEARD
 from dsd_ros.nodes.lifecycle_watch import LifecycleWatch
-from dsd_ros.nodes.record_topics import HEARD, TOPICS
 from dsd_ros.nodes.stamps import pose_of, seconds
 from dsd_ros.nodes.standalone import SpinningNode
 
@@ -63,7 +63,7 @@ class DemoClient:
     ) -> None:
         """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
         :param memory: a memory_node has to be active as well.
-        :param recorded: a record_node has to hear all that is published of a run.
+        :param recorded: a record_node is asked what it hears, for `unheard`.
         """
         self._ros = SpinningNode("demo_client")
         node = self._ros.node
@@ -78,7 +78,7 @@ class DemoClient:
         self._reached = False
         self._camera_seen = self._rejected = False
         self._driver, self._robot_ready = driver, not driver
-        self._recorded, self._heard = recorded, set[str]()
+        self._heard = set[str]()  # by the recorder
         self._result: Any = None
         self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
 
@@ -113,13 +113,15 @@ class DemoClient:
             and self._robot_ready
             and self._distance is not None
             and self._navigate.server_is_ready()
-            and (not self._recorded or self._published() <= self._heard)
         )
 
-    def _published(self) -> set[str]:
-        """The system's topics that somebody publishes."""
+    def unheard(self) -> set[str]:
+        """Topics of a run that the recorder does not hear, or not yet: all that somebody publishes, and its core."""
+        from dsd_ros.nodes.record_topics import CORE, TOPICS  # they bring what writes bags
+
         node = self._ros.node
-        return {name for name in TOPICS if node.count_publishers(node.resolve_topic_name(name))}
+        published = {n for n in TOPICS if node.count_publishers(node.resolve_topic_name(n))}
+        return (published | CORE) - self._heard
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
         """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
@@ -170,7 +172,7 @@ class DemoClient:
 
     def _on_health(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            if status.name.endswith(RECORD.executable):
+            if status.name == RECORD.executable:
                 values = {pair.key: pair.value for pair in status.values}
                 self._heard = set(values.get(HEARD, "").split(", "))
             if self._driver and status.name.endswith(self._driver):

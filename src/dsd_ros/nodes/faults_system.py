@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import time
 import uuid
@@ -17,12 +16,12 @@ from dsd_ros.nodes.faults_plan import Fault, Kind
 from dsd_ros.nodes.faults_watch import Watcher
 from dsd_ros.nodes.processes import ProcessGroup
 from dsd_ros.nodes.respawn import Restarts
+from dsd_ros.nodes.verifier_address import address_in
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.emulation import LinkProfile
 from dsd_ros.wire.messages import Outcome, SessionClose
 from dsd_ros.wire.proxy import Conditions, LinkProxy, Way
 
-_ADDRESS = re.compile(r"wss?://([\w.\-\[\]:]+):(\d+)")
 _MARK = "DSD_FAULTS_BENCH"  # in the environment of every process, to find what is left over
 LOSS, JITTER_S = 0.05, 0.3
 
@@ -65,9 +64,9 @@ class SystemUnderTest:
 
     def _look(self, line: str) -> None:
         """Find the verifier's address in what it prints; a restarted one has another."""
-        found = _ADDRESS.search(line)
-        if found and self.proxy is not None:
-            self.proxy.target = (found.group(1), int(found.group(2)))
+        found = address_in(line)
+        if found is not None and self.proxy is not None:
+            self.proxy.target = (found.host, found.port)
 
     def _hear(self, name: str, line: str) -> None:
         self.lines.append(f"[{name}] {line}")

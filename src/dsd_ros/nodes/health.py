@@ -14,6 +14,7 @@ from std_msgs.msg import String
 
 from dsd_ros.nodes import qos
 
+HEARD = "heard"  # of record_node's figures: its topics of which every publisher is heard, with ", " between
 HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
 
 OK = DiagnosticStatus.OK

@@ -30,7 +30,6 @@ from dsd_ros.nodes.record_facts import ParameterCollector, versions
 from dsd_ros.nodes.record_pictures import Pictures
 from dsd_ros.nodes.record_topics import (
     CAMERA,
-    HEARD,
     PICTURE_TYPE,
     PICTURES,
     TOPICS,
@@ -105,7 +104,10 @@ class RecordNode(Node):
             *filter(None, map(str.strip, self._settings.topics.split(","))),
         ]
         self._unknown: set[str] = set()
-        self._heard: list[str] = []
+        self._matched: set[str] = set()  # topics of which every publisher is, at the last look
+        self._heard: list[
+            str
+        ] = []  # at the last two: the publishers have had time to find out, too
         self._stop = threading.Event()
         self._health = health.Health(self)
         started: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -137,7 +139,7 @@ class RecordNode(Node):
 
     def _subscribe(self, name: str, qos: QoSProfile) -> None:
         """Listen to a topic, anew if it is listened to in another way."""
-        old = self._listening.pop(name, None)
+        old = self._listening.get(name)
         if old is not None:
             self.destroy_subscription(old[0])
         kind = self._kinds[name]
@@ -155,7 +157,7 @@ class RecordNode(Node):
 
     def _look(self) -> None:
         """Find publishers that have come: of topics that may be there, and with another quality of service."""
-        heard = []
+        matched = set()
         for name in (*TOPICS, *self._extra):
             offers = self.get_publishers_info_by_topic(self.resolve_topic_name(name))
             if not offers or name in self._unknown:
@@ -164,8 +166,9 @@ class RecordNode(Node):
             wanted = fitting_profile(name, [offer.qos_profile for offer in offers])
             known = self._listening.get(name)
             if known is not None and known[1] == wanted:
-                if known[0].get_publisher_count() >= len(offers):
-                    heard.append(name)
+                ours = [offer for offer in offers if offer.topic_type == self._kinds[name]]
+                if 0 < len(ours) <= known[0].get_publisher_count():
+                    matched.add(name)
                 continue
             try:
                 definition(self._kinds[name])
@@ -173,7 +176,7 @@ class RecordNode(Node):
             except TypeUnknown as error:
                 self._unknown.add(name)
                 self.get_logger().warning(f"{name} is not recorded: {error}")
-        self._heard = heard
+        self._heard, self._matched = sorted(matched & self._matched), matched
         self._facts.look()
 
     def _put(self, name: str, topic: str, kind: str, qos: list[Any], payload: bytes) -> None:
@@ -259,7 +262,7 @@ class RecordNode(Node):
         figures = {
             "messages": bag.messages,
             "left out": self.dropped,
-            HEARD: ", ".join(self._heard),
+            health.HEARD: ", ".join(self._heard),
         }
         if self.dropped:
             sentence = f"{self.dropped} messages left out: the disk is too slow"

@@ -17,7 +17,6 @@ from rosbags.interfaces import (
 CAMERA = "camera/image_raw"
 PICTURES = "camera/image_raw/compressed"  # what is kept of it; image_transport's name
 PICTURE_TYPE = "sensor_msgs/msg/CompressedImage"
-HEARD = "heard"  # of the recorder's health: its topics of which every publisher is heard, with ", " between
 
 # Relative name -> type. Subscribed to from the beginning, so that nothing said at first is missed.
 TOPICS: dict[str, str] = {
@@ -41,6 +40,10 @@ TOPICS: dict[str, str] = {
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
 }
+# Without these no run can be replayed.
+CORE = frozenset(
+    {CAMERA, "instruction", "observation", "draft", "outcome", "reply_progress", "nav_action"}
+)
 # Recorded with whatever type they have, once somebody publishes them.
 WHERE_THERE = (
     "/tf", "/tf_static", "/clock", "imu", "collision", "ground_truth/target_distance",

@@ -55,7 +55,7 @@ _MIX = tuple(
 FRAMES_PER_WORLD = 16
 _WORLDS_PER_SHARD = 40
 _APART = math.radians(6.0)  # between two of a name whose sides are asked for, at least
-_CLEAR = 0.04  # metres that a place in a picture's pose keeps from everything
+_CLEAR = 0.04  # metres that the robot keeps from everything where a picture is taken
 _TELLING = 0.25  # metres by which one of two must be nearer to be asked for as such
 
 
@@ -199,7 +199,10 @@ def _poses(world: World, rng: np.random.Generator, count: int) -> list[tuple[flo
 def beside_way(
     world: World, pose: tuple[float, float, float], rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """A free pose up to 0.4 m from one and turned by up to 40 degrees: where a robot may stray to."""
+    """A free pose up to 0.4 m from one and turned by up to 40 degrees: where a robot may stray to.
+
+    The place stays where no free one is found.
+    """
     x, y, yaw = pose
     for _ in range(20):
         away, angle = rng.uniform(0.0, 0.4), rng.uniform(-math.pi, math.pi)
@@ -226,7 +229,8 @@ def world_frames(
 ) -> tuple[list[np.ndarray], list[Frame]]:
     """Pictures and labels of one world: first scattered poses, then from beside the expert's way, then along it.
 
-    At the scattered poses the first goal is any thing in view, if there is one; elsewhere it is the world's own.
+    At the scattered poses the first goal is any thing in view, if there is one; elsewhere it is the world's own, which
+    beside the way may be the only one of two in view, and is then that.
     Without a split the world is `World.from_seed` of the seed, and a third of the pictures are on the way; with
     one, half of them and a quarter beside it, and the situation is the seed's in the mix unless it is given.
     """

@@ -24,7 +24,9 @@ ACTIONS = (
 )  # fmt: skip
 _CAPTION_PIECE = 2
 _BLOCK = 20_000  # texts tokenized at once
-_OWN = 0.5  # of the questions are about a picture's first goal, on the expert's way the one that leads there
+# So many questions are about a picture's first goal, on and beside the expert's way the one that leads there; two
+# thirds with those that are so by chance.
+_OWN = 0.5
 _SEEN = 0.68  # of the others are about something in view
 _ALL_STEPS = 0.75  # of the prompts with a history hold all of it that there is
 UNHEARD = 0.5  # of the instructions hold words that nobody has said

@@ -85,6 +85,14 @@ def test_what_cannot_be_gone_on_from_is_said(tmp_path: Path) -> None:
         load_start(build_model(SIZES["small"][0]), SHIPPED / "target")
     with pytest.raises(ValueError, match="leave out start, or smoke"):
         train_pair(TrainSettings(smoke=True, start=SHIPPED, cache=tmp_path))
+
+
+def test_a_smoke_run_is_on_the_device_and_compiled_as_asked(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(ValueError, match="cuda:99 is not there"):
+        train_pair(TrainSettings(smoke=True, device="cuda:99", cache=tmp_path))
+    monkeypatch.setenv("CXX", "no-compiler")
+    with pytest.raises(ValueError, match="There is no no-compiler to compile the passes with"):
+        train_pair(TrainSettings(smoke=True, compile=True, cache=tmp_path))
     assert not list(tmp_path.iterdir())
 
 

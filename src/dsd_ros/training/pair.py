@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[st
         # A tiny run must not take the place of the shipped pair, nor mix with a whole run's pictures.
         smoke = settings.cache / "smoke"
         out = smoke / "models" if settings.out == Path("models") else settings.out
-        settings = smoke_settings(out, smoke, settings.seed)
+        settings = replace(
+            smoke_settings(out, smoke, settings.seed),
+            device=settings.device, compile=settings.compile,
+        )  # fmt: skip
     report = report or (lambda line, share: None)
     settings = settings.resolved()
     torch.set_num_threads(settings.threads)

@@ -149,7 +149,7 @@ def test_an_interrupted_language_stage_ends_with_the_same_weights(
         look = cached_look(features)
         torch.manual_seed(6)
         return train_language(
-            model, GoalHeads(DRAFT.width), look, mixer, tmp_path / name, 1.0, steps=14, captions=0.3, report=report,
+            model, GoalHeads(DRAFT.width), look, mixer, tmp_path / name, 1.0, steps=20, captions=0.3, report=report,
             save_seconds=0.0 if report else 60.0,
         )  # fmt: skip
 

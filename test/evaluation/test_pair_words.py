@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsd_ros.evaluation.pair_scenes import scenes_of
-from dsd_ros.evaluation.pair_words import asked_in, names_goal, read_words, words_figures
+from dsd_ros.evaluation.pair_truth import names_goal
+from dsd_ros.evaluation.pair_words import asked_in, read_words, words_figures
 from dsd_ros.training.phrases import INTENTS
 
 WORDS = {

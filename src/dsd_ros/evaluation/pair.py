@@ -237,13 +237,10 @@ class _Task:
             tell=lambda share: self.tell(says, first + share * (half - first)),
         )
         evidence.texts[role] = [speaker.text(reply) for reply in self.replies]
-        in_words: dict[str, Any] = {}
+        found: dict[str, Any] = {"situations": {}}
         if self.others is not None:
-            counted = [scene for scene in scenes if scene.situation in self.counted]
-            words = asked_in(self.others, counted)
             self.tell(f"{role}: replies in other words", half)
-            told = speaker.replies([scene.picture for scene in counted], words)
-            in_words["words"] = words_figures(counted, words, [speaker.text(r) for r in told])
+            found["words"] = self._in_words(self.others, speaker)
         named = [(name, room) for name, rooms in self.rooms.items() for room in rooms]
         drives = f"{role}: {len(named)} runs"
         runs = drive(
@@ -254,28 +251,28 @@ class _Task:
             lambda share: self.tell(drives, half + share * (last - half)),
         )
         evidence.runs[role] = [(name, run) for (name, _), run in zip(named, runs, strict=True)]
-        found: dict[str, Any] = {"situations": {}}
         for name in self.rooms:
             found["situations"][name] = self._figures(role, [name])
         found["all"] = self._figures(role, self.counted)
         world = World.from_seed(DEMO_SEED, DEMO_INSTRUCTION)
         demo = drive(speaker, [world], self.max_steps, self.history)
-        evidence.figures[role] = (
-            found
-            | in_words
-            | {
-                "name": speaker.model.name,
-                "parameters": speaker.parameters,
-                "weights_mb": weights_mb(resolve_directory(settings.path)),
-                "tokens": sum(map(len, self.replies)) / len(self.replies),
-                "one_by_one": not speaker.batched,
-                "demo_reached": demo[0].reached,
-                "ms": time_model(
-                    speaker.model, scenes[0].picture, scenes[0].instruction, self.repeats
-                ),
-            }
-        )
+        evidence.figures[role] = found | {
+            "name": speaker.model.name,
+            "parameters": speaker.parameters,
+            "weights_mb": weights_mb(resolve_directory(settings.path)),
+            "tokens": sum(map(len, self.replies)) / len(self.replies),
+            "one_by_one": not speaker.batched,
+            "demo_reached": demo[0].reached,
+            "ms": time_model(speaker.model, scenes[0].picture, scenes[0].instruction, self.repeats),
+        }
         return speaker
+
+    def _in_words(self, words: Words, speaker: Speaker) -> dict[str, Any]:
+        """Of answers to the same questions in other words."""
+        scenes = [scene for scene in self.evidence.scenes if scene.situation in self.counted]
+        instructions = asked_in(words, scenes)
+        replies = speaker.replies([scene.picture for scene in scenes], instructions)
+        return words_figures(scenes, instructions, [speaker.text(reply) for reply in replies])
 
     def _figures(self, role: str, situations: Sequence[str]) -> dict[str, Any]:
         """Of answers and runs in some situations."""

@@ -11,8 +11,7 @@ from typing import Any
 from dsd_ros.evaluation.intervals import ratio, share
 from dsd_ros.evaluation.pair_runs import Run, action_of
 from dsd_ros.evaluation.pair_scenes import Scene
-from dsd_ros.evaluation.pair_truth import FIGURES, truthful, truths
-from dsd_ros.evaluation.pair_words import names_goal
+from dsd_ros.evaluation.pair_truth import FIGURES, names_goal, truthful, truths
 from dsd_ros.training.curves import stages_of
 
 Figures = dict[str, Any]

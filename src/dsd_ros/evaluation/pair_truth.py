@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from dsd_ros.robot.world import COLOURS, KINDS
+from dsd_ros.robot.world import COLOURS, KINDS, WHICH, Goal
 from dsd_ros.training.expert import View
 
 FIGURES = ("object", "colour", "side", "distance", "other")
@@ -25,6 +25,8 @@ _ANGLE_SLACK, _DEPTH_SLACK = 0.03, 0.1
 _COLOUR = "|".join(COLOURS)
 _KIND = "|".join(KINDS)
 _THING = re.compile(rf"\b(?:({_COLOUR})\s+)?({_KIND})(?:s|es)?\b")
+_WHICH_OF = {word: which for which, words in WHICH.items() for word in words}
+_GOAL = re.compile(rf"\b(?:({'|'.join(_WHICH_OF)})\s+)?({_COLOUR})\s+({_KIND})(?:s|es)?\b")
 _UNSEEN = re.compile(
     rf"\b(?:no|not any)\b[^.;,]{{0,40}}\b(?:{_KIND})\b|\bnone\b|\bnot (?:in view|visible|in sight|seen|here|in the)"
     r"|(?:n't|not|cannot) see\b|\bnowhere\b|\bout of (?:view|sight)\b"
@@ -119,6 +121,14 @@ def truths(text: str, view: View, goal: str) -> dict[str, bool | None]:
             abs(claims.metres - gap) <= METRES_SLACK + 1e-9
         )
     return found
+
+
+def names_goal(text: str, goal: str) -> bool:
+    """Whether the first thing that a reply names is its goal, such as "red chair" or "left red chair"."""
+    named = _GOAL.search(text.lower())
+    if named is None:
+        return False
+    return Goal(named[3], named[2], _WHICH_OF.get(named[1] or "", "")).name == goal
 
 
 def truthful(found: dict[str, bool | None]) -> bool:

@@ -1,9 +1,8 @@
-"""Whether a model names the goal that it was asked for, in a split's words or in those of a file."""
+"""Questions in the words of a file, in place of a split's, and how a model takes them."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import Formatter
@@ -14,27 +13,14 @@ import numpy as np
 from dsd_ros.evaluation.intervals import share
 from dsd_ros.evaluation.pair_runs import action_of
 from dsd_ros.evaluation.pair_scenes import Scene
+from dsd_ros.evaluation.pair_truth import names_goal
 from dsd_ros.robot.guide import split_goal
-from dsd_ros.robot.world import COLOURS, KINDS, WHICH
 from dsd_ros.training.phrases import INTENTS, fill
 from dsd_ros.training.wordings import FIND
 
 Words = dict[str, tuple[str, ...]]
-_WHICH_OF = {word: which for which, words in WHICH.items() for word in words}
-_NAMED = re.compile(
-    rf"\b(?:({'|'.join(_WHICH_OF)})\s+)?({'|'.join(COLOURS)})\s+({'|'.join(KINDS)})(?:e?s)?\b"
-)
 _EXAMPLES = 40
 _PLACES = {"", "s"}  # of a template: where "red chair" goes, and where "red chairs" does
-
-
-def names_goal(text: str, goal: str) -> bool:
-    """Whether the first thing that a reply names is its goal, such as "red chair" or "left red chair"."""
-    named = _NAMED.search(text.lower())
-    if named is None:
-        return False
-    which = _WHICH_OF.get(named[1] or "", "")
-    return f"{which} {named[2]} {named[3]}".strip() == goal
 
 
 def read_words(path: str | Path) -> Words:

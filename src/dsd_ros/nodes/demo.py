@@ -328,6 +328,12 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
     if not settings.headless and not view_available():
         print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
     named: list[VerifierAddress] = []
+
+    def look(line: str) -> None:
+        found = address_in(line)
+        if found is not None:
+            named.append(found)
+
     for program in reversed(
         DEMO.programs
     ):  # RViz first: the verifier's branch starts the rest and returns
@@ -338,7 +344,7 @@ def _start_processes(settings: DemoSettings, group: ProcessGroup, stop: threadin
             verifier = group.start(
                 program.name,
                 program_command(program, values),
-                on_line=lambda line: named.extend(filter(None, [address_in(line)])),
+                on_line=look,
                 restarts=Restarts() if program.respawn else None,
             )
             # The other nodes need not wait for the verifier's model: only the bridge needs the address.

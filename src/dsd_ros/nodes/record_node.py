@@ -104,10 +104,10 @@ class RecordNode(Node):
             *filter(None, map(str.strip, self._settings.topics.split(","))),
         ]
         self._unknown: set[str] = set()
-        self._matched: set[str] = set()  # topics of which every publisher is, at the last look
-        self._heard: list[
-            str
-        ] = []  # at the last two: the publishers have had time to find out, too
+        # Topics of which every publisher is matched at the last look; and at the last two, so that the publishers
+        # have had time to find out, too.
+        self._matched: set[str] = set()
+        self._heard: list[str] = []
         self._stop = threading.Event()
         self._health = health.Health(self)
         started: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -9,6 +9,7 @@ from dsd_ros.robot.guide import MIN_PIXELS, View, decide, walk
 from dsd_ros.robot.sight import visible_pixels
 from dsd_ros.robot.situations import Situation, Split, world_of
 from dsd_ros.robot.world import Thing, World
+from dsd_ros.training.data import beside_way
 
 GOAL = Thing("ball", "red", 1.0, 0.0, 0.0)
 BOX = Thing("box", "blue", -0.5, 0.1, 0.0)
@@ -75,3 +76,58 @@ def test_straight_ahead_or_near_by_the_goal_is_gone_to() -> None:
     assert decide(room(GOAL, degrees=-40), "red ball").action == "turn left 45 degrees"
     assert decide(room(GOAL, x=0.0, degrees=-30), "red ball").action == "turn left 30 degrees"
     assert decide(room(GOAL, x=0.2), "red ball").action == "stop"
+
+
+def test_where_nothing_nearer_is_free_a_goal_in_reach_is_reached() -> None:
+    """It turned away from what stood before it, and back to the goal, for good."""
+    beside = Thing("box", "blue", 0.55, 0.3, 0.0)
+    near, far = (decide(room(GOAL, beside, x=x), "red ball") for x in (0.07, -0.2))
+    assert near.action == "stop" and near.index == 0
+    assert far.verb != "stop"
+    assert decide(room(GOAL, x=0.07), "red ball").action == "forward 25 cm"
+
+
+def test_a_turn_that_begins_a_way_round_is_not_taken_back() -> None:
+    """It lost the goal, or left no step free, and was taken back: to and fro, for good."""
+    begun = 0
+    for seed in range(1_400_000, 1_400_020):
+        world = world_of(seed, Situation.HIDDEN, Split.TRAINING)
+        rng = np.random.default_rng(seed)
+        name = world.target.name
+        for before in walk(world).views:
+            for _ in range(4):
+                view = View.at(world, beside_way(world, before.pose, rng), name)
+                decision = decide(view, world.goal)
+                if not decision.side or decision.verb == "forward":
+                    continue
+                begun += 1
+                x, y, yaw = view.pose
+                turn = math.radians(decision.amount) * (1 if decision.verb == "turn left" else -1)
+                then = decide(View.at(world, (x, y, yaw + turn), name), world.goal)
+                taken_back = {"turn left": "turn right", "turn right": "turn left"}[decision.verb]
+                assert then.verb != taken_back, (seed, view.pose)
+    assert begun > 30
+
+
+def test_a_goal_beside_the_way_is_not_touched_in_passing() -> None:
+    """Once a robot with the goal on the left at 0.6 m went 75 cm past it, and brushed it in every other run."""
+    touching = [
+        (ahead, aside)
+        for ahead in np.arange(0.8, 3.0, 0.05)
+        for aside in np.arange(0.3, 2.0, 0.05)
+        for view in [room(Thing("chair", "yellow", -2.0 + ahead, aside, 0.0))]
+        if view.index_of("yellow chair") is not None
+        for decision in [decide(view, "yellow chair")]
+        if decision.verb == "forward"
+        and min(view.world.clearance(-2.0 + k / 100, 0.0) for k in range(decision.amount)) < 0.04
+    ]
+    assert touching == []
+
+
+def test_a_walk_that_keeps_clear_counts_what_comes_nearer_as_a_contact() -> None:
+    beside = room(GOAL, Thing("ball", "blue", 0.0, 0.55, 0.0)).world
+    nearest = min(beside.clearance(x, 0.0) for x in np.arange(-1.0, 1.0, 0.01) if x < 0.3)
+    assert 0.0 < nearest < 0.2
+    start = replace(beside, start=(-2.0, 0.0, 0.0))
+    assert not walk(start, clear=nearest - 0.02).collided
+    assert walk(start, clear=nearest + 0.02).collided

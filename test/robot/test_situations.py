@@ -187,6 +187,7 @@ def test_the_guide_solves_every_layout_from_single_pictures() -> None:
             assert run.actions == ("turn left 45 degrees",) * 7 + ("stop",) and run.length == 0.0
         else:
             assert world.gap(*run.path[-1]) <= REACH
+        assert not walk(world, clear=0.06).collided, (world.situation, world.seed)
 
 
 def test_a_full_round_is_turns_that_add_up_and_never_saw_the_goal() -> None:

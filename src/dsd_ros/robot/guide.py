@@ -24,6 +24,7 @@ from .simulator import Simulator
 from .world import REACH, ROBOT_RADIUS, World
 
 STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface: near enough
+_BLOCKED_GAP = REACH - 0.05  # the same where something else is in the way: what can be misjudged, and is still in reach
 MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
 AHEAD = math.radians(10.0)
 LITTLE = math.radians(22.5)
@@ -149,18 +150,21 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     way, what = free_way(view, bearing, index)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
     if gap > _NEARER and abs(bearing) > _PASSED:
-        step = _step_past(view, index, free)
+        past, _ = free_way(view, 0.0, None)  # of the goal, too: it must not be touched in passing
+        step = _step_past(view, index, past)
         if step == 0:
             return _turn(bearing, index)
         if not blocked:
-            return Decision("forward", step, index, free=free)
-        return Decision("forward", step, index, what, "right" if bearing > 0 else "left", free)
+            return Decision("forward", step, index, free=past)
+        return Decision("forward", step, index, what, "right" if bearing > 0 else "left", past)
     turn, side = _detour(view, index) if blocked else (0.0, "")
     if side:
         return replace(_turn(turn, index), obstacle=what, side=side)
     if abs(bearing) > AHEAD:
         return _turn(bearing, index)
     if free < 0.27:
+        if gap <= _BLOCKED_GAP:
+            return Decision("stop", 0, index)
         left, right = free_way(view, 0.7, index)[0], free_way(view, -0.7, index)[0]
         return Decision("turn left" if left > right else "turn right", 30, index, ahead)
     step = 75 if gap >= 0.95 else 50 if gap >= 0.70 else 25
@@ -192,18 +196,30 @@ def _detour(view: View, index: int) -> tuple[float, str]:
 
     Rather the right one, on which a goal may get lost to the left; no side where nothing is free.
     """
-    bearing, ways = view.bearing(index), []
+    ways = []
     for side, sign in (("right", -1), ("left", 1)):
-        off = bearing + sign * _BESIDE
-        turn = math.radians(15.0 * round(math.degrees(off) / 15.0))
-        if 0.0 < abs(turn) < math.radians(50.0):
-            ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
+        turn = round(math.degrees(view.bearing(index) + sign * _BESIDE) / 15)
+        for steps in (turn, turn - sign):  # rather less beside the way than lost
+            angle = math.radians(15.0 * steps)
+            if 0 < abs(steps) <= 3 and _stays_beside(view, index, angle):
+                ways.append((free_way(view, angle, index, _SPARE)[0], angle, side))
+                break
     for least in (_FREE, _LEAST):
         free = [way for way in ways if way[0] >= least]
         if free:
             _, turn, side = free[0] if least == _FREE else max(free)
             return turn, side
     return 0.0, ""
+
+
+def _stays_beside(view: View, index: int, turn: float) -> bool:
+    """Whether behind a turn the goal stands beside the way, in view, and on the right still is so a step later."""
+    bearing, goal = view.bearing(index) - turn, view.world.things[index]
+    distance = math.dist((goal.x, goal.y), view.pose[:2])
+    ahead = distance * math.cos(bearing) - CAMERA_AHEAD - (0.25 if bearing < 0 else 0.0)
+    return (
+        abs(bearing) > _PASSED and abs(math.atan2(distance * math.sin(bearing), ahead)) <= _KEPT
+    )
 
 
 def free_way(
@@ -290,10 +306,17 @@ class Walk:
         return sum(math.dist(a, b) for a, b in zip(self.path, self.path[1:], strict=False))
 
 
-def walk(world: World, max_steps: int = 25, rng: np.random.Generator | None = None) -> Walk:
+def walk(
+    world: World,
+    max_steps: int = 25,
+    rng: np.random.Generator | None = None,
+    clear: float = 0.0,
+) -> Walk:
     """The guide's own run in a world, by geometry alone: no renderer; with a generator, as noisy as a real robot.
 
     Where the goal is absent, reached means stopped after a full round.
+
+    :param clear: metres that the robot keeps from everything; what comes nearer counts as a contact.
     """
     x, y, yaw = world.start
     actions: list[str] = []
@@ -317,7 +340,7 @@ def walk(world: World, max_steps: int = 25, rng: np.random.Generator | None = No
             step = done / 100 / steps
             for _ in range(steps):
                 x, y = x + step * math.cos(yaw), y + step * math.sin(yaw)
-                collided = collided or world.clearance(x, y) < 0.0
+                collided = collided or world.clearance(x, y) < clear
         else:
             turn = math.radians(done)
             turn = turn if decision.verb == "turn left" else -turn

@@ -42,6 +42,7 @@ _APART = math.radians(8.0)  # between two as seen at the start, at least
 _FIELD = 0.60  # radians to each side that the camera shows for certain
 _LONGEST = 1.6  # times the straight way: what a walk may take
 _MOST = 16  # actions of a walk
+_CLEAR = 0.06  # metres that a walk keeps from everything, for whoever walks a little beside it
 
 
 class Situation(StrEnum):
@@ -333,7 +334,7 @@ def _solved(world: World, noisy: int) -> bool:
     """
     for number in range(1 + noisy):
         rng = np.random.default_rng([world.seed, 30, number]) if number else None
-        run = walk(world, _MOST, rng)
+        run = walk(world, _MOST, rng, _CLEAR)
         if not run.reached:
             return False
         if world.target_index is None:

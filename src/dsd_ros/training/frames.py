@@ -15,7 +15,7 @@ from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
 
 MODEL_WIDTH, MODEL_HEIGHT = 252, 168  # the picture as the models see it
 FREE_WAYS = 36  # parts of the picture's width towards which the free way is labelled
-SHARD_VERSION = 6
+SHARD_VERSION = 7
 _SHAPE = (MODEL_HEIGHT, MODEL_WIDTH, 3)
 _REMEDY = "delete it and its .npy, and they are made anew"
 

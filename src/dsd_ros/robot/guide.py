@@ -24,7 +24,9 @@ from .simulator import Simulator
 from .world import REACH, ROBOT_RADIUS, World
 
 STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface: near enough
-_BLOCKED_GAP = REACH - 0.05  # the same where something else is in the way: what can be misjudged, and is still in reach
+_BLOCKED_GAP = (
+    REACH - 0.05
+)  # the same where something else is in the way: what can be misjudged, and is still in reach
 MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
 AHEAD = math.radians(10.0)
 LITTLE = math.radians(22.5)
@@ -217,9 +219,7 @@ def _stays_beside(view: View, index: int, turn: float) -> bool:
     bearing, goal = view.bearing(index) - turn, view.world.things[index]
     distance = math.dist((goal.x, goal.y), view.pose[:2])
     ahead = distance * math.cos(bearing) - CAMERA_AHEAD - (0.25 if bearing < 0 else 0.0)
-    return (
-        abs(bearing) > _PASSED and abs(math.atan2(distance * math.sin(bearing), ahead)) <= _KEPT
-    )
+    return abs(bearing) > _PASSED and abs(math.atan2(distance * math.sin(bearing), ahead)) <= _KEPT
 
 
 def free_way(

@@ -24,9 +24,8 @@ from .simulator import Simulator
 from .world import REACH, ROBOT_RADIUS, World
 
 STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface: near enough
-_BLOCKED_GAP = (
-    REACH - 0.05
-)  # the same where something else is in the way: what can be misjudged, and is still in reach
+# The same where something else is in the way: still in reach, also if it is a little farther than it seems.
+_BLOCKED_GAP = REACH - 0.05
 MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
 AHEAD = math.radians(10.0)
 LITTLE = math.radians(22.5)

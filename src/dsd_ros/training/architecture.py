@@ -34,7 +34,7 @@ class Size:
     width: int
     inner: int
     kv_heads: int
-    tower_layers: int = 6
+    tower_layers: int = 8
     tower_width: int = 96
 
 

@@ -4,8 +4,8 @@ A model learns these decisions from pictures, so they must follow from pictures.
 camera's field, 41 degrees to each side, and is still in the way. So the goal's place in the picture tells what goes on:
 round a thing in view the robot turns until the goal stands "on the left" (or right) and goes forward as long as it
 stands there, whether the thing can still be seen or not. A goal lost to the left is found again by the search, which
-turns left; to the right none is lost. What is out of view counts for nothing: rooms in which that ends in a contact are
-not accepted.
+turns left; to the right none is lost. What is out of view counts for nothing: rooms in which that ends in a contact, or
+nearly so, are not accepted.
 
 training/expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
 """
@@ -147,22 +147,22 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     bearing, gap = view.bearing(index), view.gap(index)
     if gap <= STOP_GAP:
         return Decision("stop", 0, index)
-    free, ahead = free_way(view, 0.0, index)
     way, what = free_way(view, bearing, index)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
     if gap > _NEARER and abs(bearing) > _PASSED:
-        past, _ = free_way(view, 0.0, None)  # of the goal, too: it must not be touched in passing
-        step = _step_past(view, index, past)
+        free, _ = free_way(view, 0.0, None)  # of the goal, too: it must not be touched in passing
+        step = _step_past(view, index, free)
         if step == 0:
             return _turn(bearing, index)
         if not blocked:
-            return Decision("forward", step, index, free=past)
-        return Decision("forward", step, index, what, "right" if bearing > 0 else "left", past)
+            return Decision("forward", step, index, free=free)
+        return Decision("forward", step, index, what, "right" if bearing > 0 else "left", free)
     turn, side = _detour(view, index) if blocked else (0.0, "")
     if side:
         return replace(_turn(turn, index), obstacle=what, side=side)
     if abs(bearing) > AHEAD:
         return _turn(bearing, index)
+    free, ahead = free_way(view, 0.0, index)
     if free < 0.27:
         if gap <= _BLOCKED_GAP:
             return Decision("stop", 0, index)
@@ -182,14 +182,19 @@ def _turn(angle: float, index: int) -> Decision:
 
 def _step_past(view: View, index: int, free: float) -> int:
     """Centimetres to go with the goal beside the way; 0: none is free, or would keep a goal on the right in view."""
-    bearing, goal = view.bearing(index), view.world.things[index]
-    distance = math.dist((goal.x, goal.y), view.pose[:2])
+    bearing = view.bearing(index)
     for step in (75, 50, 25):
-        ahead = distance * math.cos(bearing) - CAMERA_AHEAD - step / 100
-        then = math.atan2(distance * math.sin(bearing), ahead)
-        if free >= step / 100 + 0.05 and then >= -_KEPT:
+        if free >= step / 100 + 0.05 and _seen_at(view, index, bearing, step) >= -_KEPT:
             return step
     return 0
+
+
+def _seen_at(view: View, index: int, bearing: float, step: int) -> float:
+    """Radians off the camera's axis at which a goal that bears so from the base stands behind some cm forward."""
+    goal = view.world.things[index]
+    distance = math.dist((goal.x, goal.y), view.pose[:2])
+    ahead = distance * math.cos(bearing) - CAMERA_AHEAD - step / 100
+    return math.atan2(distance * math.sin(bearing), ahead)
 
 
 def _detour(view: View, index: int) -> tuple[float, str]:
@@ -199,11 +204,11 @@ def _detour(view: View, index: int) -> tuple[float, str]:
     """
     ways = []
     for side, sign in (("right", -1), ("left", 1)):
-        turn = round(math.degrees(view.bearing(index) + sign * _BESIDE) / 15)
-        for steps in (turn, turn - sign):  # rather less beside the way than lost
-            angle = math.radians(15.0 * steps)
-            if 0 < abs(steps) <= 3 and _stays_beside(view, index, angle):
-                ways.append((free_way(view, angle, index, _SPARE)[0], angle, side))
+        most = round(math.degrees(view.bearing(index) + sign * _BESIDE) / 15)
+        for parts in (most, most - sign):  # rather less beside the way than lost
+            turn = math.radians(15.0 * parts)
+            if 0 < abs(parts) <= 3 and _stays_beside(view, index, turn):
+                ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
                 break
     for least in (_FREE, _LEAST):
         free = [way for way in ways if way[0] >= least]
@@ -215,10 +220,9 @@ def _detour(view: View, index: int) -> tuple[float, str]:
 
 def _stays_beside(view: View, index: int, turn: float) -> bool:
     """Whether behind a turn the goal stands beside the way, in view, and on the right still is so a step later."""
-    bearing, goal = view.bearing(index) - turn, view.world.things[index]
-    distance = math.dist((goal.x, goal.y), view.pose[:2])
-    ahead = distance * math.cos(bearing) - CAMERA_AHEAD - (0.25 if bearing < 0 else 0.0)
-    return abs(bearing) > _PASSED and abs(math.atan2(distance * math.sin(bearing), ahead)) <= _KEPT
+    bearing = view.bearing(index) - turn
+    then = _seen_at(view, index, bearing, 25 if bearing < 0 else 0)
+    return abs(bearing) > _PASSED and abs(then) <= _KEPT
 
 
 def free_way(

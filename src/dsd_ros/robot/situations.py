@@ -328,7 +328,7 @@ def _one_is_meant(view: View) -> bool:
 
 
 def _solved(world: World, noisy: int) -> bool:
-    """Whether the guide reaches the target without a detour out of proportion, going by pictures alone.
+    """Whether the guide reaches the target clear of everything, without a detour out of proportion, by pictures alone.
 
     `noisy`: as often it must do so with a real robot's noise, too.
     """

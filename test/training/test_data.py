@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from dsd_ros.robot.guide import View
 from dsd_ros.robot.offscreen import Offscreen
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import NAMES, Situation, Split, may_meet, world_of
-from dsd_ros.robot.world import ROBOT_RADIUS, Thing, World
+from dsd_ros.robot.world import ROBOT_RADIUS, NoLayoutError, Thing, World
+from dsd_ros.training import data
 from dsd_ros.training.data import (
     FREE_WAYS,
     MODEL_HEIGHT,
@@ -172,6 +174,25 @@ def test_a_shard_is_read_as_it_was_written(tmp_path: Path) -> None:
         ValueError, match="The validation split has 100000 worlds; 100001 are too many"
     ):
         generate(tmp_path, Split.VALIDATION, 100_001, workers=1)
+
+
+def test_seeds_of_which_no_room_comes_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rarely(seed: int, situation: Situation, split: Split) -> World:
+        if seed != 1_000_001:
+            raise NoLayoutError(seed)
+        return world_of(seed, situation, split)
+
+    monkeypatch.setattr(data, "world_of", rarely)
+    seeds = [1_000_000, 1_000_001, 1_000_002]
+    assert data._write_shard(tmp_path / "shard00000", seeds, 4, Split.TRAINING) == 4
+    assert {frame.seed for frame in load_frames(tmp_path).labels} == {1_000_001}
+    with pytest.raises(ValueError, match="world's seed 1000002; take another seed") as raised:
+        data._write_shard(tmp_path / "shard00001", seeds[2:], 4, Split.TRAINING)
+    assert not (tmp_path / "shard00001.json").exists()
+    again = pickle.loads(pickle.dumps(raised.value))  # as a process that renders hands it on
+    assert str(again) == str(raised.value)
 
 
 def test_worlds_that_are_skipped_are_not_rendered(tmp_path: Path) -> None:

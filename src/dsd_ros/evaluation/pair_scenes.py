@@ -12,7 +12,7 @@ from dsd_ros.robot.guide import View, walk
 from dsd_ros.robot.offscreen import Offscreen
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import Situation, Split, world_of
-from dsd_ros.robot.world import World
+from dsd_ros.robot.world import NoLayoutError, World
 from dsd_ros.training.data import TEST_SEEDS, Frame, beside_way, shared_offscreen, world_frames
 from dsd_ros.training.expert import reply
 from dsd_ros.training.phrases import instructed, instruction_for
@@ -47,7 +47,7 @@ def rooms(situation: str, first_seed: int, split: str = Split.TEST) -> Iterator[
     while True:
         try:
             world = _room(seed, situation, split)
-        except ValueError:
+        except NoLayoutError:
             world = None
         if world is not None:
             yield world

@@ -24,6 +24,7 @@ from .world import (
     WHICH,
     Furniture,
     Goal,
+    NoLayoutError,
     Thing,
     World,
     against_wall,
@@ -94,7 +95,7 @@ def may_meet(split: Split | None, one: str, other: str) -> bool:
 def world_of(seed: int, situation: Situation, split: Split) -> World:
     """The world of a seed in a situation, of a split; equal arguments give equal worlds.
 
-    Raises ValueError on a negative seed.
+    Raises ValueError on a negative seed, NoLayoutError on the few of which no room comes.
     """
     if seed < 0:
         raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
@@ -133,7 +134,7 @@ def _found(
         world = replace(layout, seed=seed, look=look)
         if _is_so(world, situation) and _solved(world, _NOISY[situation]):
             return world
-    raise ValueError(f"No layout was found for the world's seed {seed}; take another seed.")
+    raise NoLayoutError(seed)
 
 
 class _Room:

@@ -31,6 +31,13 @@ WHICH = {
 }
 
 
+class NoLayoutError(ValueError):
+    """No world that is as asked for comes of a seed, its one argument."""
+
+    def __str__(self) -> str:
+        return f"No layout was found for the world's seed {self.args[0]}; take another seed."
+
+
 @dataclass(frozen=True)
 class Thing:
     """One coloured object on the floor; position in metres, yaw in radians."""
@@ -126,7 +133,7 @@ class World:
             world = _try_layout(seed, rng, kind, colour)
             if world is not None:
                 return replace(world, instruction=instruction or f"find the {colour} {kind}")
-        raise ValueError(f"No layout was found for the world's seed {seed}; take another seed.")
+        raise NoLayoutError(seed)
 
     def gap(self, x: float, y: float, index: int | None = None) -> float:
         """Metres between the robot's circle at (x, y) and a thing's surface (the target's)."""

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_model, save_model
 
 from dsd_ros.robot.situations import Split, world_of
-from dsd_ros.robot.world import World
+from dsd_ros.robot.world import NoLayoutError, World
 from dsd_ros.workers import begin_worker
 
 from .architecture import Size, build_model
@@ -121,7 +121,7 @@ def _block(
 def _world(world: Callable[[int], World], seed: int) -> World | None:
     try:
         return world(seed)
-    except ValueError:  # no layout was found for the seed
+    except NoLayoutError:
         return None
 
 

@@ -17,7 +17,7 @@ from dsd_ros.robot.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.simulator import Simulator
 from dsd_ros.robot.situations import Situation, Split, may_meet, world_of
-from dsd_ros.robot.world import COLOURS, KINDS, WHICH, World
+from dsd_ros.robot.world import COLOURS, KINDS, WHICH, NoLayoutError, World
 from dsd_ros.workers import begin_worker
 
 from .expert import reply
@@ -290,10 +290,15 @@ def _write_shard(path: Path, seeds: list[int], count: int, split: Split) -> int:
     labels: list[Frame] = []
     offscreen = shared_offscreen()
     for seed in seeds:
-        some, their = world_frames(seed, count, offscreen, split=split)
+        try:
+            some, their = world_frames(seed, count, offscreen, split=split)
+        except NoLayoutError:
+            continue
         images += some
         labels += their
     offscreen.close()
+    if not images:
+        raise NoLayoutError(seeds[-1])
     save_shard(path, images, labels)
     return len(images)
 
@@ -308,6 +313,8 @@ def generate(
     skip: int = 0,
 ) -> None:
     """Render `worlds` worlds of a split behind its first `skip`, situations mixed; shards already there are kept.
+
+    Seeds that make no room are passed over.
 
     `progress` hears of the pictures of each shard as it is done. Raises ValueError for more worlds than the
     split has seeds.

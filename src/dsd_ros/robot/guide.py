@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,19 +53,20 @@ class View:
     world: World
     pose: tuple[float, float, float]
     pixels: dict[int, int]
+    faint: dict[int, int] = field(default_factory=dict)  # of what shows too little to count as seen
 
     @classmethod
     def of(cls, simulator: Simulator) -> View:
         """What a simulator's camera shows now, from a rendered picture."""
-        return cls(simulator.world, simulator.pose, _seen(simulator.visible_pixels()))
+        return cls(simulator.world, simulator.pose, *_seen(simulator.visible_pixels()))
 
     @classmethod
     def at(cls, world: World, pose: tuple[float, float, float], name: str = "") -> View:
         """What the camera would show from a pose, by geometry; with a name, only of what is called so."""
         if not name:
-            return cls(world, pose, _seen(sight.visible_pixels(world, pose)))
+            return cls(world, pose, *_seen(sight.visible_pixels(world, pose)))
         called = [i for i, thing in enumerate(world.things) if thing.name == name]
-        return cls(world, pose, _seen({i: sight.pixels_of(world, pose, i) for i in called}))
+        return cls(world, pose, *_seen({i: sight.pixels_of(world, pose, i) for i in called}))
 
     def bearing(self, index: int) -> float:
         """Bearing of a thing's centre from the base's centre, radians, positive to the left."""
@@ -108,8 +109,10 @@ class View:
         return (max if which == "farther" else min)(found, key=self.gap)
 
 
-def _seen(pixels: dict[int, int]) -> dict[int, int]:
-    return {i: n for i, n in pixels.items() if n >= MIN_PIXELS}
+def _seen(pixels: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+    """What counts as seen, and what does not."""
+    faint = {i: n for i, n in pixels.items() if n < MIN_PIXELS}
+    return {i: n for i, n in pixels.items() if n >= MIN_PIXELS}, faint
 
 
 def split_goal(goal: str) -> tuple[str, str]:

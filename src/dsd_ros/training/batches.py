@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +21,25 @@ IMAGE = SPECIAL_TOKENS.index("<|image_pad|>")
 NOTHING = (-100, -100, -100, 0, 0, 0)  # classes of which no loss is taken, as of captions
 _DECIDES = 6.0  # what an error costs in a token that settles what the robot does
 TELLING = 1.5  # a token that weighs more tells of the goal or the action
+Instead = tuple[np.ndarray, np.ndarray, np.ndarray]  # places, tokens, shares
+NONE_INSTEAD: Instead = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 class Ragged:
     """Rows of different lengths in one flat array."""
 
-    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[float]], dtype: type = np.int32) -> None:
         self.lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         self.starts = np.cumsum(self.lengths) - self.lengths
         flat = [token for row in rows for token in row]
-        self.flat = np.array(flat, dtype=np.int32)
+        self.flat = np.array(flat, dtype=dtype)
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def rows(self) -> list[np.ndarray]:
+        """Every row."""
+        return np.split(self.flat, self.starts[1:])[: len(self)]
 
     def take(self, index: np.ndarray) -> np.ndarray:
         """The rows of an index, one behind the other."""
@@ -48,13 +55,39 @@ class Ragged:
         self.flat = np.concatenate([self.flat, other.flat])
 
 
+class Shares:
+    """For each of some replies: what else could follow at a place in it, and with what share (see doubt.py)."""
+
+    def __init__(self) -> None:
+        self.places, self.tokens = Ragged([]), Ragged([])
+        self.shares = Ragged([], np.float32)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def add(self, rows: Sequence[Sequence[tuple[int, int, float]]]) -> None:
+        """Append (place, token, share) of more replies."""
+        parts: tuple[list[Any], ...] = tuple(
+            [[one[k] for one in row] for row in rows] for k in range(3)
+        )
+        self.places.extend(Ragged(parts[0]))
+        self.tokens.extend(Ragged(parts[1]))
+        self.shares.extend(Ragged(parts[2], np.float32))
+
+    def take(self, index: np.ndarray, starts: np.ndarray) -> Instead:
+        """Those of some replies, as places in a row of all their tokens, in which each begins at its of `starts`."""
+        at = self.places.take(index) + np.repeat(starts, self.places.lengths[index])
+        return at, self.tokens.take(index), self.shares.take(index)
+
+
 @dataclass
 class Batch:
     """Padded token rows (N, length), and flat places in them.
 
     `pictures` are the rows of the different pictures; `back` says which of them fills each run of image
     tokens, in the order of the runs. `images` and `wanted` are places in the flattened rows: of image
-    tokens, and of those tokens whose next one is learned; `targets` and `weights` are of the latter.
+    tokens, and of those tokens whose next one is learned; `targets` and `weights` are of the latter. Where another
+    token than a target could be right, too, `unsure` is its place among the targets.
     """
 
     pictures: torch.Tensor  # (M,)
@@ -65,6 +98,9 @@ class Batch:
     wanted: torch.Tensor  # (W,)
     targets: torch.Tensor  # (W,) the next tokens
     weights: torch.Tensor  # (W,) what an error there costs
+    unsure: torch.Tensor  # (U,)
+    instead: torch.Tensor  # (U,) the other token
+    shares: torch.Tensor  # (U,) and its share of the loss; the target's is what is left of 1
     telling: torch.Tensor  # (T,) places that tell of goal or action
     classes: torch.Tensor  # (N, 6) where the goal stands, as goal_heads.goal_classes has it
 
@@ -81,10 +117,12 @@ def assemble(
     rows: np.ndarray,
     classes: np.ndarray,
     marks: tuple[int, int, int] = (-1, -1, -1),
+    instead: Instead = NONE_INSTEAD,
 ) -> Batch:
     """Pad prompts and replies, each as (flat ids, lengths), into one batch.
 
     `rows` are the pictures of all runs of image tokens, row by row, in each from the oldest to the present one.
+    `instead` are places among all tokens of the replies, other tokens there, and their shares.
     """
     (asked, before), (said, behind) = prompts, replies
     count, length = len(before), int((before + behind).max())
@@ -103,7 +141,9 @@ def assemble(
     image_at = last - (IMAGE_TOKENS - 1)
     pictures, back = np.unique(rows, return_inverse=True)
     telling = wanted[weights > TELLING]
+    unsure, others, shares = instead
     arrays = (pictures, back, ids, np.flatnonzero(is_image), image_at, wanted, said.astype(np.int64), weights,
+              unsure.astype(np.int64), others.astype(np.int64), shares,
               telling, classes.astype(np.int64))  # fmt: skip
     return Batch(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
 

@@ -20,6 +20,7 @@ from dsd_ros.robot.situations import Situation, Split, may_meet, world_of
 from dsd_ros.robot.world import COLOURS, KINDS, WHICH, NoLayoutError, World
 from dsd_ros.workers import begin_worker
 
+from .doubt import doubts
 from .expert import reply
 from .frames import FREE_WAYS as FREE_WAYS
 from .frames import MODEL_HEIGHT as MODEL_HEIGHT
@@ -91,9 +92,19 @@ def label(
     goals += [n for n in rng.permutation(names).tolist() if n != own][:5]
     goals += _not_in_view(view, seen, own, rng)
     replies = [(goal, reply(view, goal, searched and goal == own)) for goal in goals]
+    shown = {world.things[index].name for index in (*view.pixels, *view.faint)}
+    near = [
+        n for n, goal in enumerate(goals)
+        if split_goal(goal)[1] in shown and not (searched and goal == own)
+    ]  # fmt: skip
+    doubted: list[list[tuple[str, int]]] = [[] for _ in goals]
+    drawn = rng.spawn(1)[0]  # leaves what is drawn for the poses and goals as it is
+    for n, others in zip(near, doubts(view, [replies[n] for n in near], drawn), strict=True):
+        doubted[n] = others
     return Frame(
         world.seed, view.pose, things, replies, world.situation, world.camera,
         [view.bearing(index) for index in view.pixels], searched=searched, free=free_ways(view),
+        doubts=doubted,
     )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def answered(
     for frame in frames.labels:
         frame = copy.copy(frame)
         frame.replies = [(goal, next(answers)) for goal, _ in frame.replies[:GOALS]]
+        frame.doubts = []  # the expert's
         labels.append(frame)
     return labels, features
 

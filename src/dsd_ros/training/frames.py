@@ -15,7 +15,7 @@ from dsd_ros.robot.looks import CAMERA_HEIGHT, CAMERA_PITCH
 
 MODEL_WIDTH, MODEL_HEIGHT = 252, 168  # the picture as the models see it
 FREE_WAYS = 36  # parts of the picture's width towards which the free way is labelled
-SHARD_VERSION = 7
+SHARD_VERSION = 8
 _SHAPE = (MODEL_HEIGHT, MODEL_WIDTH, 3)
 _REMEDY = "delete it and its .npy, and they are made anew"
 
@@ -38,6 +38,8 @@ class Frame:
     searched: bool = (
         False  # the first reply knows of a full round without its goal, which one picture cannot
     )
+    # Of each reply: the others that doubt.py gives, and how often; none where nothing was asked for.
+    doubts: list[list[tuple[str, int]]] = field(default_factory=list)
 
     def find(self, goal: str) -> int | None:
         """Index in ``things`` of what a goal such as "red chair" or "left red chair" means; None: not in view."""
@@ -143,5 +145,6 @@ def _frame(row: dict[str, Any]) -> Frame:
     pairs = {
         "things": [tuple(t) for t in row["things"]],
         "replies": [tuple(r) for r in row["replies"]],
+        "doubts": [[tuple(d) for d in others] for others in row["doubts"]],
     }
     return Frame(**{**row, **pairs, "pose": tuple(row["pose"]), "camera": tuple(row["camera"])})

@@ -74,15 +74,19 @@ def reply_loss(
 ) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
     """Weighted mean loss of the reply's tokens, the goal heads' loss, and the share of tokens right.
 
-    The loss is the cross entropy, or the divergence from the logits that `teacher` gives (W, vocabulary).
-    """  # fmt: skip
+    The loss is the cross entropy with the targets and what could be said instead, by their shares, or the divergence
+    from the logits that `teacher` gives (W, vocabulary).
+    """
     language = model.model.language_model
     hidden, middle = passes.language(language, *embed(language, batch, features))
     goal_loss = 0.0 if goals is None else goals(middle, hidden, batch)
     logits = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).float()
     right = (logits.detach().argmax(-1) == batch.targets).float().mean()
     if teacher is None:
-        each = functional.cross_entropy(logits, batch.targets, reduction="none")
+        said = logits.log_softmax(-1)
+        each = -said.gather(1, batch.targets[:, None])[:, 0]
+        other = -said[batch.unsure, batch.instead]
+        each = each.index_add(0, batch.unsure, batch.shares * (other - each[batch.unsure]))
     else:
         wanted = teacher(batch).float().log_softmax(-1)
         said = logits.log_softmax(-1)

@@ -11,8 +11,9 @@ from dsd_ros.robot.guide import full_round
 from dsd_ros.vlm.prompts import DEFAULT_PAST, DEFAULT_PRESENT, PromptTemplate
 
 from .architecture import IMAGE_TOKENS
-from .batches import EOS, NOTHING, Batch, Ragged, assemble
+from .batches import EOS, NOTHING, Batch, Ragged, Shares, assemble
 from .data import Frame
+from .doubt import shares
 from .goal_heads import goal_classes
 from .text import instruction_for
 
@@ -66,7 +67,9 @@ class Questions:
         """`history`: how many earlier pictures a prompt will show at most."""
         self.tokenizer, self.history = tokenizer, history
         self.goals: dict[str, int] = {}
+        self.marks = _marks(tokenizer)
         self.replies = Ragged([])
+        self.doubts = Shares()  # of each reply
         self.goal = np.zeros(0, np.int64)  # of each question
         self.classes = np.zeros((0, len(NOTHING)), np.int64)
         self.gone = np.zeros(
@@ -86,6 +89,7 @@ class Questions:
         first, count = len(self.labels), len(self.goal)
         self.labels += list(labels)
         texts: list[str] = []
+        doubts: list[Sequence[tuple[str, int]]] = []
         goals, classes, gone, start, seen, unseen, own, before, action = ([] for _ in range(9))
         for row, frame in enumerate(labels, first):
             before.append(row - 1 if frame.before and row > first else -1)
@@ -103,12 +107,15 @@ class Questions:
             for n in asked:
                 goal, text = frame.replies[n]
                 texts.append(text)
+                doubts.append(frame.doubts[n] if frame.doubts else ())
                 goals.append(self.goals.setdefault(goal, len(self.goals)))
                 classes.append(goal_classes(frame, goal))
                 gone.append(self._round(row, goal) if n in other else 0)
             seen.append(len(known))
             unseen.append(len(other))
-        self.replies.extend(tokenize(self.tokenizer, texts, [EOS]))
+        said = tokenize(self.tokenizer, texts, [EOS])
+        self.replies.extend(said)
+        self.doubts.add(self._shares(said, doubts))
         self.classes = np.concatenate(
             [self.classes, np.array(classes, np.int64).reshape(-1, len(NOTHING))]
         )
@@ -116,6 +123,17 @@ class Questions:
         self.start = _longer(self.start, start)
         self.seen, self.unseen = _longer(self.seen, seen), _longer(self.unseen, unseen)
         self.own = _longer(self.own, own)
+
+    def _shares(
+        self, said: Ragged, doubts: Sequence[Sequence[tuple[str, int]]]
+    ) -> list[list[tuple[int, int, float]]]:
+        """What else could follow in replies, by the other replies to the same questions."""
+        others = tokenize(self.tokenizer, [text for row in doubts for text, _ in row], [EOS])
+        ids = iter(others.rows())
+        return [
+            shares(own.tolist(), [(next(ids).tolist(), count) for _, count in row], self.marks) if row else []
+            for own, row in zip(said.rows(), doubts, strict=True)
+        ]  # fmt: skip
 
     def _round(self, row: int, goal: str) -> int:
         """The fewest steps up to a picture that were a full round without a goal; 0 where none were."""
@@ -130,6 +148,13 @@ class Questions:
             if full_round(actions, seen):
                 return len(actions)
         return 0
+
+
+def _marks(tokenizer: Any) -> tuple[int, int, int]:
+    """Ids of ";", "," and " Action", which part a reply's clauses."""
+    encoded = tokenizer.encode_batch([";", ",", " Action"], add_special_tokens=False)
+    first, second, third = (one.ids[0] for one in encoded)
+    return first, second, third
 
 
 def _longer(array: np.ndarray, more: Sequence[int]) -> np.ndarray:
@@ -210,9 +235,6 @@ class Mixer:
         self.said.extend(tokenize(tokenizer, gone, [EOS]))
         if captions:
             self.said.extend(tokenize(tokenizer, [caption(f) for f in questions.labels], [EOS]))
-        encoded = tokenizer.encode_batch([";", ",", " Action"], add_special_tokens=False)
-        first, second, third = (one.ids[0] for one in encoded)
-        self.marks = (first, second, third)
 
     def draw(self, step: int, caption_share: float) -> Batch:
         """The batch of a step; equal steps give equal batches."""
@@ -233,10 +255,13 @@ class Mixer:
         prompts = self.prompts.of(chosen, told, actions)
         reply = np.where(gone, len(q.replies) + q.goal[asked], asked)
         reply = np.where(told, len(q.replies) + len(q.goals) + rows, reply)
-        replies = (self.said.take(reply), self.said.lengths[reply])
+        lengths = self.said.lengths[reply]
+        expert = reply < len(q.replies)
+        instead = q.doubts.take(reply[expert], (np.cumsum(lengths) - lengths)[expert])
         pictures = np.concatenate([earlier, rows[:, None]], axis=1)
         classes = np.where(told[:, None], np.array(NOTHING), q.classes[asked])
-        return assemble(prompts, replies, pictures[pictures >= 0], classes, self.marks)
+        replies = (self.said.take(reply), lengths)
+        return assemble(prompts, replies, pictures[pictures >= 0], classes, q.marks, instead)
 
     def _earlier(
         self, rows: np.ndarray, told: np.ndarray, needed: np.ndarray, rng: np.random.Generator

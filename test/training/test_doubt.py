@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from dsd_ros.robot.guide import View
+from dsd_ros.robot.sight import visible_pixels
 from dsd_ros.robot.situations import Situation, Split, world_of
 from dsd_ros.robot.world import RADIUS, ROBOT_RADIUS, Thing, World
 from dsd_ros.training import data
@@ -73,6 +74,20 @@ def test_near_an_edge_about_half_of_the_misjudged_replies_are_others(
 def test_far_from_every_edge_no_reply_has_another_action(view: View) -> None:
     own, others = actions_of(view)
     assert set(others) <= {own}
+
+
+def test_what_shows_too_little_is_kept_apart() -> None:
+    faint = 0
+    for seed in range(12):
+        world = world_of(seed, Situation.HIDDEN, Split.TRAINING)
+        for turn in range(8):
+            pose = (*world.start[:2], turn * math.pi / 4)
+            view, shown = View.at(world, pose), visible_pixels(world, pose)
+            assert {**view.pixels, **view.faint} == shown
+            assert all(view.pixels[i] >= 60 for i in view.pixels)
+            assert all(view.faint[i] < 60 for i in view.faint)
+            faint += len(view.faint)
+    assert faint > 0
 
 
 def test_everything_is_misjudged_as_seen_from_the_robot() -> None:

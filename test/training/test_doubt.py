@@ -36,8 +36,7 @@ def view_of(bearing: float, gap: float, pixels: int = 900) -> View:
     angle = math.radians(bearing)
     chair = Thing("chair", "red", away * math.cos(angle), away * math.sin(angle), 0.0)
     world = World(0, 9.0, 9.0, (chair,), (), 0, (0.0, 0.0, 0.0), "find the red chair")
-    shown = {0: pixels}
-    return View(world, (0.0, 0.0, 0.0), *((shown, {}) if pixels >= 60 else ({}, shown)))
+    return View.showing(world, (0.0, 0.0, 0.0), {0: pixels})
 
 
 def actions_of(view: View, seed: int = 0) -> tuple[str, Counter[str]]:

@@ -58,15 +58,21 @@ class View:
     @classmethod
     def of(cls, simulator: Simulator) -> View:
         """What a simulator's camera shows now, from a rendered picture."""
-        return cls(simulator.world, simulator.pose, *_seen(simulator.visible_pixels()))
+        return cls.showing(simulator.world, simulator.pose, simulator.visible_pixels())
 
     @classmethod
     def at(cls, world: World, pose: tuple[float, float, float], name: str = "") -> View:
         """What the camera would show from a pose, by geometry; with a name, only of what is called so."""
         if not name:
-            return cls(world, pose, *_seen(sight.visible_pixels(world, pose)))
+            return cls.showing(world, pose, sight.visible_pixels(world, pose))
         called = [i for i, thing in enumerate(world.things) if thing.name == name]
-        return cls(world, pose, *_seen({i: sight.pixels_of(world, pose, i) for i in called}))
+        return cls.showing(world, pose, {i: sight.pixels_of(world, pose, i) for i in called})
+
+    @classmethod
+    def showing(cls, world: World, pose: tuple[float, float, float], shown: dict[int, int]) -> View:
+        """The view in which things show so many pixels: seen with MIN_PIXELS or more, else faint."""
+        faint = {i: n for i, n in shown.items() if n < MIN_PIXELS}
+        return cls(world, pose, {i: n for i, n in shown.items() if i not in faint}, faint)
 
     def bearing(self, index: int) -> float:
         """Bearing of a thing's centre from the base's centre, radians, positive to the left."""
@@ -107,12 +113,6 @@ class View:
         if which in ("left", "right"):
             return (max if which == "left" else min)(found, key=self.camera_bearing)
         return (max if which == "farther" else min)(found, key=self.gap)
-
-
-def _seen(pixels: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
-    """What counts as seen, and what does not."""
-    faint = {i: n for i, n in pixels.items() if n < MIN_PIXELS}
-    return {i: n for i, n in pixels.items() if n >= MIN_PIXELS}, faint
 
 
 def split_goal(goal: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from itertools import groupby
 
 import numpy as np
 
-from dsd_ros.robot.guide import MIN_PIXELS, View
+from dsd_ros.robot.guide import View
 from dsd_ros.robot.world import Furniture, Thing
 
 from .expert import reply
@@ -52,7 +52,7 @@ def misjudged(view: View, rng: np.random.Generator) -> View:
     shown = {**view.pixels, **view.faint}
     size = np.exp(_SIZE * rng.standard_normal(len(shown)))
     pixels = {i: round(n * s) for (i, n), s in zip(shown.items(), size, strict=True)}
-    return View(elsewhere, view.pose, {i: n for i, n in pixels.items() if n >= MIN_PIXELS})
+    return View.showing(elsewhere, view.pose, pixels)
 
 
 def _moved(
@@ -85,7 +85,7 @@ def shares(
     """
     parts = _clauses(ids, marks)
     begins = (0, len(parts[0]), len(parts[0]) + len(parts[1]))
-    agreed = [float(DRAWS + 1)] * len(parts)
+    agreed = [DRAWS + 1] * len(parts)
     apart: list[tuple[int, int, int, int]] = []  # clause, place, token, how often
     for other, count in others:
         theirs = _clauses(other, marks)

@@ -82,14 +82,13 @@ def reply_loss(
     goal_loss = 0.0 if goals is None else goals(middle, hidden, batch)
     logits = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).float()
     right = (logits.detach().argmax(-1) == batch.targets).float().mean()
+    said = logits.log_softmax(-1)
     if teacher is None:
-        said = logits.log_softmax(-1)
         each = -said.gather(1, batch.targets[:, None])[:, 0]
         other = -said[batch.unsure, batch.instead]
         each = each.index_add(0, batch.unsure, batch.shares * (other - each[batch.unsure]))
     else:
         wanted = teacher(batch).float().log_softmax(-1)
-        said = logits.log_softmax(-1)
         each = functional.kl_div(said, wanted, reduction="none", log_target=True).sum(-1)
     return (each * batch.weights).sum() / batch.weights.sum(), goal_loss, right
 

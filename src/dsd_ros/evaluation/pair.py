@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dsd_ros.evaluation.intervals import ratio
 from dsd_ros.evaluation.overhead import machine
 from dsd_ros.evaluation.pair_cards import write_card
 from dsd_ros.evaluation.pair_costs import REPEATS, exit_agreement, time_model
@@ -19,8 +20,10 @@ from dsd_ros.evaluation.pair_figures import (
     answer_figures,
     bars,
     exit_figures,
+    near_misses,
     run_figures,
 )
+from dsd_ros.evaluation.pair_near import kept
 from dsd_ros.evaluation.pair_runs import MAX_STEPS, Run, action_of, drive, expert_length
 from dsd_ros.evaluation.pair_scenes import (
     DEMO,
@@ -52,11 +55,12 @@ Report = Callable[[str, float], None]
 
 @dataclass
 class Evidence:
-    """Figures, and what they were counted from: scenes, each model's replies to them, and its runs."""
+    """Figures, and what they were counted from: scenes, each model's replies to them, near misses, and runs."""
 
     figures: dict[str, Any]
     scenes: list[Scene]
     texts: dict[str, list[str]] = field(default_factory=dict)
+    near: dict[str, list[bool]] = field(default_factory=dict)  # whose action is a near miss
     runs: dict[str, list[tuple[str, Run]]] = field(default_factory=dict)  # situation, run
 
 
@@ -169,6 +173,10 @@ def measure(
         "acceptance": None,
         "tokens_per_round": None,
     }
+    counted = _counted(situations)
+    figures["expert_misjudging"] = ratio(
+        [kept(scene.view, scene.goal) for scene in asked if scene.situation in counted]
+    )
     evidence = Evidence(figures, asked)
     if words:
         figures["words"] = Path(words).name
@@ -219,8 +227,7 @@ class _Task:
         self.others = others
         self.one_by_one, self.max_steps, self.history = one_by_one, max_steps, history
         self.repeats, self.tell = repeats, tell
-        # The demo's rooms are no test of what a pair is to reach.
-        self.counted = [name for name in rooms if name != DEMO] or list(rooms)
+        self.counted = _counted(list(rooms))
         self.replies: list[list[int]] = []  # of the model that was asked last
 
     def model(self, role: str, settings: ModelSettings, first: float, last: float) -> Speaker:
@@ -237,6 +244,7 @@ class _Task:
             tell=lambda share: self.tell(says, first + share * (half - first)),
         )
         evidence.texts[role] = [speaker.text(reply) for reply in self.replies]
+        evidence.near[role] = near_misses(scenes, evidence.texts[role])
         found: dict[str, Any] = {"situations": {}}
         if self.others is not None:
             self.tell(f"{role}: replies in other words", half)
@@ -280,8 +288,16 @@ class _Task:
         rows = [n for n, scene in enumerate(scenes) if scene.situation in situations]
         runs = [run for name, run in self.evidence.runs[role] if name in situations]
         lengths = [length for name in situations for length in self.lengths[name]]
-        answers = answer_figures([scenes[n] for n in rows], [texts[n] for n in rows])
+        near = self.evidence.near[role]
+        answers = answer_figures(
+            [scenes[n] for n in rows], [texts[n] for n in rows], [near[n] for n in rows]
+        )
         return answers | run_figures(runs, lengths)
+
+
+def _counted(situations: Sequence[str]) -> list[str]:
+    """Those of all figures: the demo's rooms are no test of what a pair is to reach."""
+    return [name for name in situations if name != DEMO] or list(situations)
 
 
 def _some(scenes: list[Scene], replies: list[list[int]]) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.evaluation.intervals import ratio, share
+from dsd_ros.evaluation.pair_near import near_miss
 from dsd_ros.evaluation.pair_runs import Run, action_of
 from dsd_ros.evaluation.pair_scenes import Scene
 from dsd_ros.evaluation.pair_truth import FIGURES, names_goal, truthful, truths
@@ -18,9 +19,18 @@ Figures = dict[str, Any]
 _SHORTEST = 0.05  # metres of the expert's path; what is shorter is no way to compare with
 
 
-def answer_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> Figures:
-    """Shares of replies: right, parsed, naming the goal, word for word the expert's, truthful by figure; and which
-    action for which.
+def near_misses(scenes: Sequence[Scene], texts: Sequence[str]) -> list[bool]:
+    """Which replies end in a wrong action that is a near miss, as ``pair_near`` has it."""
+    said = [action_of(text) for text in texts]
+    return [
+        bool(a) and a != action_of(s.reply) and near_miss(s.view, s.goal, a)
+        for a, s in zip(said, scenes, strict=True)
+    ]
+
+
+def answer_figures(scenes: Sequence[Scene], texts: Sequence[str], near: Sequence[bool]) -> Figures:
+    """Shares of replies: right, right or a near miss (``near``: which are one), parsed, naming the goal, word for word
+    the expert's, truthful by figure; and which action for which.
     """
     wanted = [action_of(scene.reply) for scene in scenes]
     said = [action_of(text) for text in texts]
@@ -35,6 +45,7 @@ def answer_figures(scenes: Sequence[Scene], texts: Sequence[str]) -> Figures:
     }
     return {
         "actions_right": share(right),
+        "actions_right_or_near": share([r or n for r, n in zip(right, near, strict=True)]),
         "actions_right_on_the_way": share(
             [r for r, s in zip(right, scenes, strict=True) if s.on_way]
         ),

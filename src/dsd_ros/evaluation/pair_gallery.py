@@ -26,13 +26,15 @@ _FONT_SIZE = 12
 _WRAP = 54
 
 
-def wrong_decisions(scenes: Sequence[Scene], texts: Sequence[str], most: int = 6) -> list[int]:
-    """Which scenes to show: replies whose action is not the expert's, of each situation in turn."""
-    by_situation: dict[str, list[int]] = {}
+def wrong_decisions(
+    scenes: Sequence[Scene], texts: Sequence[str], near: Sequence[bool], most: int = 6
+) -> list[int]:
+    """Which scenes to show: replies whose action is not the expert's, of each situation in turn, near misses last."""
+    found: dict[bool, dict[str, list[int]]] = {False: {}, True: {}}
     for n, (scene, text) in enumerate(zip(scenes, texts, strict=True)):
         if action_of(text) != action_of(scene.reply):
-            by_situation.setdefault(scene.situation, []).append(n)
-    return _in_turn(list(by_situation.values()), most)
+            found[near[n]].setdefault(scene.situation, []).append(n)
+    return [n for some in found.values() for n in _in_turn(list(some.values()), most)][:most]
 
 
 def failed_runs(runs: Sequence[tuple[str, Run]], most: int = 6) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dsd_ros.evaluation.pair_gallery import (
     how_it_ended,
     wrong_decisions,
 )
+from dsd_ros.evaluation.pair_near import LEAST, VIEWS
 from dsd_ros.evaluation.pair_plots import (
     draw_actions,
     draw_paths,
@@ -25,6 +27,7 @@ from dsd_ros.evaluation.pair_text import (
     bar_rows,
     cost_rows,
     exit_rows,
+    percent,
     situation_rows,
     table,
     times,
@@ -32,6 +35,7 @@ from dsd_ros.evaluation.pair_text import (
     word_rows,
 )
 from dsd_ros.training.curves import draw_training, stages_of
+from dsd_ros.training.doubt import ASIDE, FAR, SIZE
 
 Figures = dict[str, Any]
 _ABOUT = {
@@ -154,10 +158,15 @@ def _reached(figures: Figures) -> list[str]:
 
 def _explained(figures: Figures) -> list[str]:
     return [
-        "An action is right when it is exactly the expert's, amount and all. A run reaches its goal when the robot",
-        "stopped by itself within 0.6 m of it and touched nothing; where there is none, when it ended by saying so, or",
-        "by a full round in which no reply saw one. Paths are compared in runs that reached the goal: the sum of their",
-        "lengths over the sum of the expert's.",
+        "An action is right when it is exactly the expert's, amount and all. A near miss is wrong, but what the expert",
+        f"does, too, in {LEAST} or more of {VIEWS} views of the picture in which it misjudges everything a little:",
+        f"bearings by {math.degrees(ASIDE):.1f} degrees, distances by {100 * FAR:.0f} %, how much of a thing shows by "
+        f"{100 * SIZE:.0f} % (standard deviations). So",
+        f"misjudging, it keeps its own action in {percent(figures['expert_misjudging'])} of the views.",
+        "",
+        "A run reaches its goal when the robot stopped by itself within 0.6 m of it and touched nothing; where there",
+        "is none, when it ended by saying so, or by a full round in which no reply saw one. Paths are compared in runs",
+        "that reached the goal: the sum of their lengths over the sum of the expert's.",
     ]
 
 
@@ -215,7 +224,8 @@ def _costs(figures: Figures) -> list[str]:
 def _gallery(evidence: Evidence, images: Path) -> list[str]:
     """What went wrong: the target's, each situation in turn."""
     texts, runs = evidence.texts["target"], evidence.runs["target"]
-    wrong, failed = wrong_decisions(evidence.scenes, texts), failed_runs(runs)
+    near = evidence.near["target"]
+    wrong, failed = wrong_decisions(evidence.scenes, texts, near), failed_runs(runs)
     lines = ["## What goes wrong", ""]
     if wrong:
         draw_decisions(
@@ -224,7 +234,7 @@ def _gallery(evidence: Evidence, images: Path) -> list[str]:
             images / "pair-decisions.png",
         )
         lines += [
-            "Wrong decisions of the target: the instruction, its reply (red), the expert's (green).",
+            "Wrong decisions of the target, near misses last: the instruction, its reply (red), the expert's (green).",
             "",
             "![pictures with wrong decisions](images/pair-decisions.png)",
             "",

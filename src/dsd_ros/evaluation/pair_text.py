@@ -34,12 +34,13 @@ def times(figure: Figures, digits: int = 2) -> str:
 
 def situation_rows(model: Figures) -> Rows:
     """Actions and runs by situation."""
-    head = ("situation", "actions right", "runs that reach the goal", "runs with a collision",
+    head = ("situation", "actions right", "... or a near miss", "runs that reach the goal", "runs with a collision",
             "path, times the expert's", "steps")  # fmt: skip
     rows: list[Sequence[str]] = [
         (
             name,
             percent(row["actions_right"]),
+            percent(row["actions_right_or_near"]),
             percent(row["closed_loop"]),
             percent(row["collided"]),
             times(row["path_ratio"]),

@@ -25,9 +25,9 @@ from .expert import reply
 
 DRAWS = 20  # of misjudged replies
 _MOST = 0.45  # share of all other tokens at a place: what the expert says stays the likeliest
-_ASIDE = math.radians(0.7)  # standard deviations: of bearings,
-_FAR = 0.03  # of distances from the robot's centre, as a share,
-_SIZE = 0.15  # and of the pixels that show a thing, as a share
+ASIDE = math.radians(0.7)  # standard deviations: of bearings,
+FAR = 0.03  # of distances from the robot's centre, as a share,
+SIZE = 0.15  # and of the pixels that show a thing, as a share
 
 
 def misjudged(view: View, rng: np.random.Generator) -> View:
@@ -35,11 +35,11 @@ def misjudged(view: View, rng: np.random.Generator) -> View:
     x, y, yaw = view.pose
     world = view.world
     bodies = [*world.things, *world.furniture]
-    far = np.exp(_FAR * rng.standard_normal(len(bodies)))
-    turned = _ASIDE * rng.standard_normal(len(bodies))
+    far = np.exp(FAR * rng.standard_normal(len(bodies)))
+    turned = ASIDE * rng.standard_normal(len(bodies))
     moved = [_moved(one, x, y, *by) for one, *by in zip(bodies, far, turned, strict=True)]
     walls = [
-        half + _FAR * noise * (half - math.copysign(place, place * heading))
+        half + FAR * noise * (half - math.copysign(place, place * heading))
         for half, place, heading, noise in zip(
             (world.half_x, world.half_y), (x, y), (math.cos(yaw), math.sin(yaw)),
             rng.standard_normal(2), strict=True,
@@ -50,7 +50,7 @@ def misjudged(view: View, rng: np.random.Generator) -> View:
         world, half_x=walls[0], half_y=walls[1], things=tuple(moved[:count]), furniture=tuple(moved[count:])
     )  # fmt: skip
     shown = {**view.pixels, **view.faint}
-    size = np.exp(_SIZE * rng.standard_normal(len(shown)))
+    size = np.exp(SIZE * rng.standard_normal(len(shown)))
     pixels = {i: round(n * s) for (i, n), s in zip(shown.items(), size, strict=True)}
     return View.showing(elsewhere, view.pose, pixels)
 

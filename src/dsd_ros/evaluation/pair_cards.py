@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from dsd_ros.evaluation.pair_text import action_rows, percent, situation_rows, t
 from dsd_ros.training.architecture import IMAGE_TOKENS
 from dsd_ros.training.curves import stages_of
 from dsd_ros.training.data import MODEL_HEIGHT, MODEL_WIDTH
+from dsd_ros.training.doubt import ASIDE, FAR
 
 PLOT = "training.png"
 _EXITS = re.compile(
@@ -94,6 +96,9 @@ def card(
         *table(("", ""), facts),
         "",
         *table(*situation_rows(mine)),
+        "",
+        "A near miss is an action that the expert, too, takes where it misjudges the picture a little: bearings by",
+        f"{math.degrees(ASIDE):.1f} degrees, distances by {100 * FAR:.0f} % (`dsd_ros.evaluation.pair_near`).",
         "",
         f"Missed seeds: {'; '.join(f'{name} {seeds}' for name, seeds in missed.items()) or 'none'}.",
         "",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import random
 import tempfile
@@ -39,7 +38,6 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
             monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
             yield domain
-            gc.collect()  # nodes in reference cycles: no participant outlives its hold on the domain
             return
     pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")
 

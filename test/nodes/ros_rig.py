@@ -264,6 +264,7 @@ class GoalClient:
         self._stop.set()
         self._thread.join(timeout=5.0)
         self._executor.shutdown(timeout_sec=1.0)
+        self._client.destroy()  # its node does not, and the participant's shared memory would stay
         self._node.destroy_node()
 
     def _run(self, ask: Callable[[], Any], timeout: float = PATIENCE_S) -> Callable[[], Any]:

@@ -33,8 +33,8 @@ def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(
 ):
     monkeypatch.delenv("FASTDDS_BUILTIN_TRANSPORTS", raising=False)
     lines: dict[str, str] = dict.fromkeys(RUNNING, "")
-    # What is there already is not theirs, though they map what they discover: rclpy may not have let
-    # go of an earlier test's node yet.
+    # What is there already is not theirs, though they map what they discover: processes of other
+    # tests that were killed leave theirs.
     before = {str(path) for path in Path("/dev/shm").glob("fastrtps_*")}
 
     def listen(name: str, line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -24,11 +25,16 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 
 class Progress:
-    """A bar on stderr, with the last line said behind it; nothing where stderr is no terminal."""
+    """A bar on stderr, with the last line said behind it.
 
-    def __init__(self) -> None:
+    Where stderr is no terminal: such a line every `logged_every` seconds, for the log of a job of hours, or nothing.
+    """
+
+    def __init__(self, logged_every: float | None = None) -> None:
         self._bar: Any = None
         self._drawn = 0.0
+        self._logged_every = logged_every
+        self._began = self._logged = time.monotonic()
         self._steps = 0
 
     def __enter__(self) -> Progress:
@@ -44,19 +50,30 @@ class Progress:
 
     def to(self, share: float, line: str) -> None:
         """Be at ``share`` of the whole, 0 to 1."""
+        share = min(max(share, 0.0), 1.0)
+        line = " ".join(line.split())
         if not is_terminal(sys.stderr):
+            self._log(share, line)
             return
         if self._bar is None:
             from tqdm import tqdm
 
             form = "{percentage:3.0f}% |{bar:20}| {desc} [{elapsed}]"
             self._bar = tqdm(total=1000, bar_format=form, leave=False, dynamic_ncols=True)
-        self._bar.n = int(1000 * min(max(share, 0.0), 1.0))
+        self._bar.n = int(1000 * share)
         now = time.monotonic()
         due = now - self._drawn > _REDRAW_S
-        self._bar.set_description_str(" ".join(line.split()), refresh=due)
+        self._bar.set_description_str(line, refresh=due)
         if due:
             self._drawn = now
+
+    def _log(self, share: float, line: str) -> None:
+        now = time.monotonic()
+        if self._logged_every is None or now - self._logged < self._logged_every:
+            return
+        self._logged = now
+        elapsed = timedelta(seconds=int(now - self._began))
+        print(f"{share:4.0%} {line} [{elapsed}]", file=sys.stderr, flush=True)
 
     def step(self, of: int, line: str) -> None:
         """Another of ``of`` parts is done."""

@@ -168,7 +168,7 @@ def test_progress_of_hours_is_logged_now_and_then(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    with terminal.Progress(logged_every=60) as bar:
+    with terminal.Progress() as bar:
         for clock[0], share in ((130, 0.1), (161, 0.2), (219, 0.3), (4161, 1.2)):
             bar.to(share, "joint\nstep")
     assert sys.stderr.getvalue() == " 20% joint step [0:01:01]\n100% joint step [1:07:41]\n"

@@ -1,4 +1,4 @@
-"""What only a person at a terminal gets to see: colours and progress."""
+"""What a person sees who waits: colours and progress."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 _REDRAW_S = 0.1
+_LOG_S = 60.0
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -27,13 +28,12 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 class Progress:
     """A bar on stderr, with the last line said behind it.
 
-    Where stderr is no terminal: such a line every `logged_every` seconds, for the log of a job of hours, or nothing.
+    Where stderr is no terminal: such a line once a minute, for the log of a job of hours.
     """
 
-    def __init__(self, logged_every: float | None = None) -> None:
+    def __init__(self) -> None:
         self._bar: Any = None
         self._drawn = 0.0
-        self._logged_every = logged_every
         self._began = self._logged = time.monotonic()
         self._steps = 0
 
@@ -69,7 +69,7 @@ class Progress:
 
     def _log(self, share: float, line: str) -> None:
         now = time.monotonic()
-        if self._logged_every is None or now - self._logged < self._logged_every:
+        if now - self._logged < _LOG_S:
             return
         self._logged = now
         elapsed = timedelta(seconds=int(now - self._began))

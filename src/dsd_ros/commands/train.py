@@ -9,7 +9,6 @@ from dsd_ros.commands.terminal import Progress
 from dsd_ros.flags import add_settings, settings_from
 
 SUMMARY = "train the shipped models, or early exits for any model"
-_LOGGED_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +54,7 @@ def _train_pair(args: argparse.Namespace) -> int:
     from dsd_ros.training.pair import train_pair
     from dsd_ros.training.settings import TrainSettings
 
-    with Progress(logged_every=_LOGGED_S) as bar:
+    with Progress() as bar:
         figures = train_pair(settings_from(args, TrainSettings), bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
@@ -65,7 +64,7 @@ def _train_reader(args: argparse.Namespace) -> int:
     from dsd_ros.training.reader import train_reader
     from dsd_ros.training.settings import ReaderSettings
 
-    with Progress(logged_every=_LOGGED_S) as bar:
+    with Progress() as bar:
         figures = train_reader(settings_from(args, ReaderSettings), bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
@@ -83,7 +82,7 @@ def _train_exits(args: argparse.Namespace) -> int:
         write_json(args.json, {"counts": counts})
         return EXIT_DONE
     args.model = model_path(args.model, "target")
-    with Progress(logged_every=_LOGGED_S) as bar:
+    with Progress() as bar:
         report = train_exits(settings_from(args, ExitSettings), bar.report)
     print(table(report))
     write_json(args.json, report)

@@ -28,7 +28,7 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 class Progress:
     """A bar on stderr, with the last line said behind it.
 
-    Where stderr is no terminal: such a line once a minute, for the log of a job of hours.
+    Where stderr is no terminal: such a line at most once a minute, for the log of a job of hours.
     """
 
     def __init__(self) -> None:

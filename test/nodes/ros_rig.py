@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
+from rcl_interfaces.srv import ListParameters
 from rclpy.action import ActionClient
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import NodeNameNonExistentError
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
@@ -43,6 +47,7 @@ class Rig:
     def __enter__(self) -> Rig:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node("test_rig")
+        self._calls = ReentrantCallbackGroup()  # a test's service that takes long holds up no call
         self._executor = ThreadedExecutor(4)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
@@ -86,9 +91,10 @@ class Rig:
 
     def call(self, kind: type, name: str, request: Any, timeout: float = PATIENCE_S) -> Any:
         """Call a service and return its answer."""
-        client = self.node.create_client(kind, name)
+        client = self.node.create_client(kind, name, callback_group=self._calls)
         try:
             self.until(client.service_is_ready, what=f"service {name}")
+            self.until_known_to(name)
             future = client.call_async(request)
             self.until(future.done, timeout, f"answer of {name}")
             return future.result()
@@ -101,7 +107,7 @@ class Rig:
         An answer is lost where the node has not found the client yet, a question where a killed node is not missed
         yet and its successor has not been found.
         """
-        client = self.node.create_client(kind, name)
+        client = self.node.create_client(kind, name, callback_group=self._calls)
         futures: list[Any] = []
         due = time.monotonic()
 
@@ -117,6 +123,26 @@ class Rig:
         finally:
             self.node.destroy_client(client)
 
+    def until_known_to(self, service: str) -> None:
+        """Wait until the node that offers ``service`` has found every client that this process has made so far.
+
+        It drops the answers to others, and one of a call that changes something cannot be had by asking again. So a
+        client made later is answered first: DDS tells of clients in the order in which they were made, and the node
+        has found the earlier ones, too, then.
+        """
+        full = self.node.resolve_service_name(service)
+
+        def server() -> str:
+            for name, namespace in self.node.get_node_names_and_namespaces():
+                with suppress(NodeNameNonExistentError):  # it has gone meanwhile
+                    offers = self.node.get_service_names_and_types_by_node(name, namespace)
+                    if full in (offered for offered, _ in offers):
+                        return f"{namespace.rstrip('/')}/{name}"
+            return ""
+
+        node = self.until(server, what=f"a node that offers {service}")
+        self.ask(ListParameters, f"{node}/list_parameters", ListParameters.Request())
+
     def state(self, node: str) -> int:
         """The id of a lifecycle node's state, asked for until it is answered."""
         answer = self.ask(GetState, f"{node}/get_state", GetState.Request())
@@ -126,12 +152,13 @@ class Rig:
         """Lead a lifecycle node through transitions; False when one is refused.
 
         None can be asked for twice, and a node started again after a kill may not hear what is asked before it is
-        found. So a client made later is answered first: DDS tells of clients in the order in which they were made,
-        and the node has found the earlier one, too, then.
+        found.
         """
-        client = self.node.create_client(ChangeState, f"{node}/change_state")
+        client = self.node.create_client(
+            ChangeState, f"{node}/change_state", callback_group=self._calls
+        )
         try:
-            self.state(node)
+            self.until_known_to(f"{node}/change_state")
             for transition in transitions:
                 request = ChangeState.Request(transition=Transition(id=transition))
                 future = client.call_async(request)
@@ -245,6 +272,7 @@ class GoalClient:
     def send(self, feedback: Callable[[Any], None] | None = None, **goal: Any) -> Any:
         """Send a goal and return its handle."""
         message = Navigate.Goal(**{"instruction": "find the silver bottle"} | goal)
+        self._rig.until_known_to("navigate/_action/send_goal")
         return self._run(lambda: self._client.send_goal_async(message, feedback))()
 
     def result(self, handle: Any, timeout: float = 60.0) -> Callable[[], Any]:

@@ -115,6 +115,7 @@ class LostInMidAnswer:
         for topic in ("verdict_up", "verdict_down"):
             rig.node.create_subscription(Verdict, topic, self._on_verdict, qos.PROPOSALS)
         rig.until(self._client.service_is_ready)
+        rig.until_known_to("ask")
         rig.until(lambda: rig.node.count_publishers("verdict_up"))
 
     def _on_question(self, question: Question) -> None:

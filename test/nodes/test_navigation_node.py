@@ -90,6 +90,7 @@ class NavigationRig:
         value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
         request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
         self.rig.until(self.switch.service_is_ready)
+        self.rig.until_known_to("simulator_node/set_parameters")
         self.rig.until(self.switch.call_async(request).done)
 
     def send(self, **goal):

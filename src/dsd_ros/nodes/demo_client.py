@@ -95,7 +95,9 @@ class DemoClient:
         if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
-        names = ("draft_node", "memory_node") if memory else ("draft_node",)
+        # Behind the action client: a node that answers has found both (DDS tells of them in the order in which they
+        # were made), so the navigation node's word that it has accepted a goal is not dropped.
+        names = ["navigation_node", "draft_node"] + ["memory_node"] * memory
         self._watches = [LifecycleWatch(node, name) for name in names]
         self._ros.start()
 

@@ -26,3 +26,13 @@ def rig(ros_domain, tmp_path):
     """A node of the test's own in a domain of its own, and the processes it starts."""
     with Rig(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def without_shared_memory(monkeypatch):
+    """For tests that freeze or kill a node.
+
+    In a lock of its shared memory it would hold up each that writes to it, which is Fast DDS's matter and not the
+    test's.
+    """
+    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")

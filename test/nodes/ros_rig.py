@@ -14,11 +14,12 @@ import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
-from rcl_interfaces.srv import ListParameters
+from rcl_interfaces.srv import ListParameters, SetParameters
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import NodeNameNonExistentError
+from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 
@@ -142,6 +143,14 @@ class Rig:
 
         node = self.until(server, what=f"a node that offers {service}")
         self.ask(ListParameters, f"{node}/list_parameters", ListParameters.Request())
+
+    def set_parameter(self, node: str, name: str, value: Any) -> None:
+        """Set a running node's parameter."""
+        request = SetParameters.Request(
+            parameters=[Parameter(name, value=value).to_parameter_msg()]
+        )
+        result = self.call(SetParameters, f"{node}/set_parameters", request).results[0]
+        assert result.successful, result.reason
 
     def state(self, node: str) -> int:
         """The id of a lifecycle node's state, asked for until it is answered."""

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
-from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
 from ros_rig import OdometryRig
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
@@ -75,10 +73,7 @@ class RobotRig:
         return {item.key: item.value for item in self.health[-1].values}[key]
 
     def set_fault(self, name: str) -> None:
-        value = ParameterValue(type=ParameterType.PARAMETER_STRING, string_value=name)
-        request = SetParameters.Request(parameters=[Parameter(name="fault", value=value)])
-        answer = self.rig.call(SetParameters, "go2_standin_node/set_parameters", request)
-        assert answer.results[0].successful, answer.results[0].reason
+        self.rig.set_parameter("go2_standin_node", "fault", name)
 
     def drive(self, length: float, wz: float = 0.6, vx: float = 0.0) -> float:
         """Publish cmd_vel for a while; when the last one was sent."""

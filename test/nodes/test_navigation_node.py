@@ -15,8 +15,6 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
 from lifecycle_msgs.msg import Transition
-from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
 from rclpy.callback_groups import ReentrantCallbackGroup
 from ros_rig import GoalClient, OdometryRig
 from std_msgs.msg import Bool
@@ -57,7 +55,6 @@ class NavigationRig:
         rig.node.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED)
         self.odometry = OdometryRig(rig)
         self.client = GoalClient(rig)
-        self.switch = rig.node.create_client(SetParameters, "simulator_node/set_parameters")
         self.simulator = rig.start("simulator_node")
         self.navigation = rig.start("navigation_node", **parameters)
         # The draft node is this rig itself, and has no heart.
@@ -87,11 +84,7 @@ class NavigationRig:
         return answer
 
     def camera(self, on: bool) -> None:
-        value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
-        request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
-        self.rig.until(self.switch.service_is_ready)
-        self.rig.until_known_to("simulator_node/set_parameters")
-        self.rig.until(self.switch.call_async(request).done)
+        self.rig.set_parameter("simulator_node", "camera_on", on)
 
     def send(self, **goal):
         return self.client.send(self.feedback.append, **{"instruction": "find it"} | goal)
@@ -208,10 +201,9 @@ def test_cancel_stops_within_the_watchdogs_time(rig):
     assert nav.run(STOP)[1].outcome == RunOutcome.ARRIVED
 
 
+@pytest.mark.usefixtures("without_shared_memory")
 def test_the_safety_supervisor_holds_and_ends_runs(rig):
-    # Poses may be late on a busy machine, and behind a node that was killed while it held a lock of Fast DDS' shared
-    # memory, for which each that writes to it waits a second. That ends a run by another name, elsewhere.
-    nav = NavigationRig(rig, run__safety_patience_s=4.0, run__odometry_timeout_s=10.0)
+    nav = NavigationRig(rig, run__safety_patience_s=4.0)
     stop = rig.node.create_publisher(Bool, "emergency_stop", qos.STATE)
     joystick = rig.node.create_publisher(Twist, "cmd_vel_joy", qos.STATE)
 
@@ -337,6 +329,7 @@ def test_a_robot_that_falls_silent_is_stopped_and_the_run_ends(rig):
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.usefixtures("without_shared_memory")
 def test_the_robot_stops_when_the_navigation_node_does(rig, number):
     nav = NavigationRig(rig)
     nav.script = [LEFT, LEFT]

@@ -7,8 +7,6 @@ import time
 import numpy as np
 import pytest
 from geometry_msgs.msg import Twist
-from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
-from rcl_interfaces.srv import SetParameters
 from ros_rig import OdometryRig
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CameraInfo, Image, Imu
@@ -109,11 +107,7 @@ def test_the_camera_can_fall_silent_and_come_back(rig, heard):
     rig.until(lambda: heard["camera/image_raw"])
 
     def switch(on: bool) -> None:
-        value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
-        request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
-        assert (
-            rig.call(SetParameters, "simulator_node/set_parameters", request).results[0].successful
-        )
+        rig.set_parameter("simulator_node", "camera_on", on)
 
     switch(False)
     time.sleep(0.5)

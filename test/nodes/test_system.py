@@ -7,8 +7,8 @@ import signal
 import pytest
 import yaml
 from diagnostic_msgs.msg import DiagnosticArray
-from rcl_interfaces.msg import Parameter, ParameterType, ParameterValue
-from rcl_interfaces.srv import DescribeParameters, ListParameters, SetParameters
+from rcl_interfaces.msg import ParameterType
+from rcl_interfaces.srv import DescribeParameters, ListParameters
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_ros.navigation.run import RunOutcome
@@ -58,14 +58,11 @@ class SystemRig:
         return RunOutcome(answer.outcome), answer.message
 
     def camera(self, on: bool) -> None:
-        value = ParameterValue(type=ParameterType.PARAMETER_BOOL, bool_value=on)
-        request = SetParameters.Request(parameters=[Parameter(name="camera_on", value=value)])
-        self.rig.call(SetParameters, "simulator_node/set_parameters", request)
+        self.rig.set_parameter("simulator_node", "camera_on", on)
 
 
-def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair, monkeypatch):
-    # A process frozen inside shared memory's locks is Fast DDS's matter, not this test's.
-    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
+@pytest.mark.usefixtures("without_shared_memory")
+def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
     system = SystemRig(rig, tiny_pair)
     start = system.odometry.pose
     # Gibberish moves nothing.

@@ -40,12 +40,12 @@ format: setup ## rewrite the code as ruff formats it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-train: setup ## train the shipped pair anew (hours); ARGS are those of dsd train
-	@$(IN) $(BIN)/dsd train $(ARGS)
+train: setup ## train the shipped pair anew (hours); ARGS are those of dsd-lab train
+	@$(IN) $(BIN)/dsd-lab train $(ARGS)
 
 clean: ## remove caches and build products, keep .venv
 	rm -rf build install log .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find src test tools launch -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	rm -rf .venv src/*.egg-info
+	rm -rf .venv src/*.egg-info src/dsd_lab/*.egg-info

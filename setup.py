@@ -23,19 +23,7 @@ NODES = (
     "visual",
     "view",
 )
-EXTRAS = (
-    "cloud",
-    "robot",
-    "ros",
-    "sim",
-    "train",
-    "dev",
-    "real-models",
-    "go2",
-    "text-model",
-    "rag",
-    "view",
-)
+EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag", "view")
 
 
 def requirements(name: str) -> list[str]:
@@ -88,8 +76,8 @@ setup(
     zip_safe=False,
     entry_points={
         "console_scripts": [
-            "dsd = dsd_ros.cli:run",
-            *(f"{node}_node = dsd_ros.nodes.entry:{node}_node" for node in NODES),
+            "dsd = dsd_ros.cli.main:run",
+            *(f"{node}_node = dsd_ros.ros.entry:{node}_node" for node in NODES),
         ]
     },
 )

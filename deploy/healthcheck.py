@@ -23,10 +23,7 @@ def answers(port: int) -> bool:
         http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S),
         http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=anybody),
     ):
-        with (
-            contextlib.closing(connection),
-            contextlib.suppress(OSError, http.client.HTTPException),
-        ):
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/")
             connection.getresponse()
             return True

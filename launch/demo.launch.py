@@ -2,10 +2,10 @@
 
     ros2 launch dsd_ros demo.launch.py seed:=0 mode:=dsd
 
-Nodes, arguments and parameter files are those of dsd_ros.nodes.bringup, which `dsd` reads, too.
+Nodes, arguments and parameter files are those of dsd_ros.ros.bringup, which `dsd` reads, too.
 """
 
-from dsd_ros.nodes.launching import describe
+from dsd_ros.ros.launching import describe
 from launch import LaunchDescription
 
 

@@ -2,10 +2,10 @@
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 
-Nodes, arguments and parameter files are those of dsd_ros.nodes.bringup, which `dsd` reads, too.
+Nodes, arguments and parameter files are those of dsd_ros.ros.bringup, which `dsd` reads, too.
 """
 
-from dsd_ros.nodes.launching import describe
+from dsd_ros.ros.launching import describe
 from launch import LaunchDescription
 
 

@@ -42,6 +42,35 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     pytest.fail(f"all ROS domains from {DOMAINS[0]} to {DOMAINS[-1]} are taken by other tests")
 
 
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory):
+    """Directories of a tiny target and of a draft that often, not always, agrees with it."""
+    from tiny_models import make_tiny_model
+
+    folder = tmp_path_factory.mktemp("pair")
+    target = make_tiny_model(folder / "target", seed=5, vocab_rows=272)
+    return target, make_tiny_model(folder / "draft", seed=5, noise=0.15)
+
+
+@pytest.fixture
+def rig(ros_domain, tmp_path):
+    """A node of the test's own in a domain of its own, and the processes it starts."""
+    from ros_rig import Rig
+
+    with Rig(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def without_shared_memory(monkeypatch):
+    """For tests that freeze or kill a node.
+
+    In a lock of its shared memory it would hold up each that writes to it, which is Fast DDS's matter and not the
+    test's.
+    """
+    monkeypatch.setenv("FASTDDS_BUILTIN_TRANSPORTS", "UDPv4")
+
+
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What run side by side: files. Tests with real nodes keep time, so no two of them run at once."""

@@ -20,11 +20,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from dsd_ros.evaluation.bag_reader import open_bag
-from dsd_ros.evaluation.bag_run import read_run
-from dsd_ros.nodes.demo import DemoSettings, run_demo
-from dsd_ros.wire.emulation import LinkProfile
-from dsd_ros.wire.proxy import Conditions, LinkProxy, Way
+from dsd_lab.links.emulation import LinkProfile
+from dsd_lab.links.proxy import Conditions, LinkProxy, Way
+from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_ros.observe.bag.reader import open_bag
+from dsd_ros.observe.bag.run import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = Path(tempfile.gettempdir()) / "dsd_ros"
@@ -46,9 +46,7 @@ PICTURE_BYTES = 15_000  # at least so many go up with a picture, within a quarte
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(RUNS)} (default: all)"
-    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(RUNS)} (default: all)")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)  # the copy's part of the work
     args = parser.parse_args()
     unknown = sorted({*args.names} - {*RUNS})

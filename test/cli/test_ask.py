@@ -12,8 +12,8 @@ from tiny_text import make_tiny_text
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.rag.opening import Documents
-from dsd_ros.rag.service import ServiceSettings
+from dsd_ros.dragon.opening import Documents
+from dsd_ros.dragon.server import ServiceSettings
 from dsd_ros.vlm.loading import ModelSettings
 
 QUESTION = "which chair do I like?"
@@ -67,9 +67,7 @@ def test_a_verifier_with_documents_answers(capsys, reader, folders):
     settings = VerifierSettings(port=0)
     documents = Documents.load(general, ModelSettings(str(reader)))
     here = ask(capsys, reader, "--robot-documents", own, "--cloud-documents", general)
-    engine = documents.serve(
-        lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings()
-    )
+    engine = documents.serve(lambda: VerifierEngine(TableModel(1, ends=False), settings), ServiceSettings())
     with engine, VerifierServer(engine, settings) as server:
         there = ask(capsys, reader, "--robot-documents", own, "--verifier", server.url)
     assert there[:2] == here[:2] and there[0] == 0
@@ -77,13 +75,8 @@ def test_a_verifier_with_documents_answers(capsys, reader, folders):
 
 def test_a_verifier_without_documents_says_so(capsys, reader, folders):
     settings = VerifierSettings(port=0)
-    with (
-        VerifierEngine(TableModel(1, ends=False), settings) as engine,
-        VerifierServer(engine, settings) as server,
-    ):
-        code, out, err = ask(
-            capsys, reader, "--robot-documents", folders[0], "--verifier", server.url
-        )
+    with VerifierEngine(TableModel(1, ends=False), settings) as engine, VerifierServer(engine, settings) as server:
+        code, out, err = ask(capsys, reader, "--robot-documents", folders[0], "--verifier", server.url)
     assert code == 3 and out == "" and "started without documents" in err
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from in_process import dsd
 
-from dsd_ros.commands import shared
+from dsd_ros.cli import shared
 
 INSTRUCTION = "find the red chair"
 ADDRESS = re.compile(r"wss?://\S+:\d+")
@@ -99,9 +99,7 @@ def test_all_modes_give_the_same_tokens(decode):
 
 def test_earlier_pictures_go_with_their_actions(decode, picture):
     step = ("--history-image", picture, "--history-action", "turn left 15 degrees")
-    plain, told, again = (
-        json.loads(decode("--json", *steps)[1]) for steps in ((), step, (*step, *step))
-    )
+    plain, told, again = (json.loads(decode("--json", *steps)[1]) for steps in ((), step, (*step, *step)))
     assert plain["tokens"] != told["tokens"] != again["tokens"]
     assert again["bytes_up"] < told["bytes_up"] + 400  # the same picture travels once
     code, out, err = decode("--history-image", picture)
@@ -141,10 +139,7 @@ def test_a_verifier_elsewhere_gives_the_same_tokens(decode, models):
 def test_the_verifier_wants_its_token(decode, models, tmp_path):
     (tmp_path / "right").write_text("s3cret-of-the-verifier\n")
     (tmp_path / "wrong").write_text("an0ther-one\n")
-    with verifier("--model", str(models / "target"), "--token-file", str(tmp_path / "right")) as (
-        url,
-        _,
-    ):
+    with verifier("--model", str(models / "target"), "--token-file", str(tmp_path / "right")) as (url, _):
         assert decode("--verifier", url, "--token-file", tmp_path / "right")[0] == 0
         for options in ([], ["--token-file", tmp_path / "wrong"]):
             code, out, err = decode("--verifier", url, *options)
@@ -167,12 +162,7 @@ def test_a_port_in_use_is_named(models):
         taken.listen()
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", port]
-        done = subprocess.run(
-            [*command, "--model", str(models / "target")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = subprocess.run([*command, "--model", str(models / "target")], capture_output=True, text=True, timeout=60)
     assert done.returncode == shared.EXIT_BAD_INPUT
     assert port in done.stderr and done.stderr.count("\n") == 1
 
@@ -214,7 +204,7 @@ def test_doctor_says_what_a_machine_without_models_lacks(capsys, monkeypatch, tm
     findings = {finding["name"]: finding for finding in json.loads(out)}
     assert code == shared.EXIT_GOAL_MISSED
     assert not findings["shipped models"]["ok"]
-    assert "dsd train pair" in findings["shipped models"]["remedy"]
+    assert "dsd-lab train pair" in findings["shipped models"]["remedy"]
     assert findings["torch"]["ok"]
     assert "rclpy" not in findings and "mujoco" not in findings
 
@@ -226,15 +216,7 @@ def test_doctor_finds_this_machine_fit_for_the_demo(capsys):
 
 
 def test_every_command_explains_itself(capsys):
-    for command in (
-        "demo",
-        "decode",
-        "verifier",
-        "doctor",
-        "bench overhead",
-        "train pair",
-        "evaluate pair",
-    ):
+    for command in ("demo", "decode", "verifier", "doctor"):
         code, out, _ = dsd(capsys, *command.split(), "--help")
         assert code == 0
         assert "usage: dsd" in out

@@ -8,9 +8,9 @@ import pytest
 from hashed_words import HashedWords
 from in_process import dsd
 
-from dsd_ros.commands import shared
+from dsd_ros.cli import shared
+from dsd_ros.dragon.documents import embedding
 from dsd_ros.paths import data_directory
-from dsd_ros.rag import embedding
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,7 @@ def test_documents_are_added_found_and_removed(capsys, notes):
     code, out, _ = dsd(capsys, "documents", "add", str(notes), "--place", "home")
     assert f"unchanged {notes / 'chairs.md'}" in out and f"added     {notes / 'lift.txt'}" in out
     code, out, _ = dsd(capsys, "documents", "list")
-    assert f"     1 {notes / 'chairs.md'}  (home)\n" in out and out.endswith(
-        "2 documents, 2 chunks\n"
-    )
+    assert f"     1 {notes / 'chairs.md'}  (home)\n" in out and out.endswith("2 documents, 2 chunks\n")
     code, out, _ = dsd(capsys, "documents", "search", "which chair is red", "--count", "1")
     assert "The Viola chair is red.\n" in out and f"{notes / 'chairs.md'} (Chairs)" in out
     code, out, _ = dsd(capsys, "documents", "remove", str(notes / "lift.txt"), "other.md")

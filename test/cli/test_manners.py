@@ -15,13 +15,16 @@ import argcomplete
 import pytest
 from in_process import dsd
 
-from dsd_ros import __version__, cli
-from dsd_ros.commands import completion, shared, terminal, theory
-from dsd_ros.parsing import every_parser
+from dsd_lab.cli import theory
+from dsd_lab.cli.main import LAB
+from dsd_ros import __version__
+from dsd_ros.cli import completion, main, shared, terminal
+from dsd_ros.cli.parsing import every_parser
 from dsd_ros.wire.version import PROTOCOL_VERSION
 
-DSD = [sys.executable, "-m", "dsd_ros.cli"]
+DSD_LAB = [sys.executable, "-m", "dsd_lab.cli"]
 COST = ("theory", "fsd-cost")
+PROGRAMS = {"dsd": main.DSD, "dsd-lab": LAB}
 
 
 class Terminal(io.StringIO):
@@ -38,8 +41,9 @@ def test_the_version_names_protocol_and_commit(capsys):
 
 def test_neither_help_nor_completion_loads_models_or_ros():
     program = (
-        "import sys; from dsd_ros.cli import COMMANDS, build_parser; from dsd_ros.parsing import every_parser\n"
-        "[parser.format_help() for parser in every_parser(build_parser(COMMANDS))]\n"
+        "import sys; from dsd_lab.cli.main import LAB; from dsd_ros.cli.main import DSD, build_parser\n"
+        "from dsd_ros.cli.parsing import every_parser\n"
+        "[parser.format_help() for p in (DSD, LAB) for parser in every_parser(build_parser(p.commands, p))]\n"
         "heavy = {'torch', 'transformers', 'numpy', 'rclpy', 'mujoco', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )
@@ -47,15 +51,14 @@ def test_neither_help_nor_completion_loads_models_or_ros():
     assert done.returncode == 0, done.stderr
 
 
-def test_every_command_and_option_says_what_it_is_for():
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_every_command_and_option_says_what_it_is_for(program):
     silent = []
-    for parser in every_parser(cli.build_parser(cli.COMMANDS)):
+    for parser in every_parser(main.build_parser(program.commands, program)):
         assert parser.description, parser.prog
         for action in parser._actions:
             told = (action.help or "").strip()
-            if not isinstance(action, argparse._SubParsersAction) and (
-                not told or told.startswith("(")
-            ):
+            if not isinstance(action, argparse._SubParsersAction) and (not told or told.startswith("(")):
                 silent.append(f"{parser.prog} {action.dest}")
     assert not silent
 
@@ -63,21 +66,24 @@ def test_every_command_and_option_says_what_it_is_for():
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("decod", "did you mean decode?"),
-        ("bench wirre", "did you mean wire?"),
-        ("theory fsd-cost --tua 3", "did you mean --tau?"),
-        ("theory fsd-cost --tau two", "'two'"),
-        ("theory fsd-cost more", "'more'"),
-        ("theory fsd-cost --draft-price 1 2", "--target-price"),
-        ("theory fsd-cost --json no/such/folder/x.json", "make it first"),
-        ("theory fsd-cost --json .", "is a folder"),
-        ("completion tcsh", "tcsh"),
-        ("", "COMMAND"),
-        ("train", "WHAT"),
+        ("dsd decod", "did you mean decode?"),
+        ("dsd-lab bench wirre", "did you mean wire?"),
+        ("dsd-lab theory fsd-cost --tua 3", "did you mean --tau?"),
+        ("dsd-lab theory fsd-cost --tau two", "'two'"),
+        ("dsd-lab theory fsd-cost more", "'more'"),
+        ("dsd-lab theory fsd-cost --draft-price 1 2", "--target-price"),
+        ("dsd-lab theory fsd-cost --json no/such/folder/x.json", "make it first"),
+        ("dsd-lab theory fsd-cost --json .", "is a folder"),
+        ("dsd completion tcsh", "tcsh"),
+        ("dsd", "COMMAND"),
+        ("dsd-lab train", "WHAT"),
+        ("dsd train pair", "dsd-lab train"),
+        ("dsd bench", "pip install ./src/dsd_lab"),
     ],
 )
 def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
-    code, out, err = dsd(capsys, *line.split())
+    name, *words = line.split()
+    code, out, err = dsd(capsys, *words, program=PROGRAMS[name])
     assert (code, out) == (shared.EXIT_BAD_INPUT, "")
     assert err.startswith("dsd") and err.count("\n") == 1 and named in err
 
@@ -85,9 +91,9 @@ def test_a_slip_is_one_line_with_the_remedy(capsys, line, named):
 @pytest.mark.parametrize("line", ["--debug {} {}", "{} --debug {}", "{} {} --debug"])
 def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
     words = line.format(*COST).split()
-    code, _, err = dsd(capsys, *words, "--draft-price", "1", "2")
+    code, _, err = dsd(capsys, *words, "--draft-price", "1", "2", program=LAB)
     assert code == shared.EXIT_BAD_INPUT
-    assert "Traceback" in err and err.splitlines()[-1].startswith("dsd: ")
+    assert "Traceback" in err and err.splitlines()[-1].startswith("dsd-lab: ")
 
 
 @pytest.mark.parametrize(
@@ -101,14 +107,12 @@ def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
         (KeyboardInterrupt(), shared.EXIT_INTERRUPTED, ""),
     ],
 )  # fmt: skip
-def test_whatever_goes_wrong_is_one_line_without_a_traceback(
-    capsys, monkeypatch, error, code, named
-):
+def test_whatever_goes_wrong_is_one_line_without_a_traceback(capsys, monkeypatch, error, code, named):
     def fail(_: object) -> int:
         raise error
 
     monkeypatch.setattr(theory, "_cost", fail)
-    found, out, err = dsd(capsys, *COST)
+    found, out, err = dsd(capsys, *COST, program=LAB)
     assert (found, out) == (code, "")
     assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
 
@@ -118,13 +122,11 @@ def test_an_interruption_while_a_command_loads_is_one_too(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(theory, "add_arguments", interrupted)
-    assert dsd(capsys, *COST) == (shared.EXIT_INTERRUPTED, "", "")
+    assert dsd(capsys, *COST, program=LAB) == (shared.EXIT_INTERRUPTED, "", "")
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    with subprocess.Popen(
-        [*DSD, *COST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*DSD_LAB, *COST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == shared.EXIT_PIPE
@@ -132,10 +134,10 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 def test_json_takes_the_place_of_the_text_or_goes_to_a_file(capsys, tmp_path):
     file = tmp_path / "cost.json"
-    _, text, _ = dsd(capsys, *COST, "--json", file)
+    _, text, _ = dsd(capsys, *COST, "--json", file, program=LAB)
     assert "prices in dollars" in text
     for options in (["--json"], ["--json", "-"]):
-        code, out, err = dsd(capsys, *COST, *options)
+        code, out, err = dsd(capsys, *COST, *options, program=LAB)
         assert (code, err) == (0, "")
         assert json.loads(out) == json.loads(file.read_text())
 
@@ -177,20 +179,20 @@ def test_progress_of_hours_is_logged_now_and_then(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
-        ("dsd tr", ["train"]),
-        ("dsd bench wi", ["wire"]),
+        ("dsd-lab tr", ["train"]),
+        ("dsd-lab bench wi", ["wire"]),
         ("dsd decode --instr", ["--instruction"]),
         ("dsd decode --mode ds", ["dsd", "dssd"]),
         ("dsd demo --mode coup", ["coupled"]),
         ("dsd demo --transport w", ["websocket"]),
-        ("dsd train exits --count vic", ["vicuna-13b"]),
+        ("dsd-lab train exits --count vic", ["vicuna-13b"]),
         ("dsd completion z", ["zsh"]),
     ],
 )
 def test_tab_completes(monkeypatch, line, wanted):
     monkeypatch.setenv("_ARGCOMPLETE", "1")
     monkeypatch.setenv("COMP_LINE", line)
-    parser = cli.build_parser(completion.asked())
+    parser = main.build_parser(completion.asked(), PROGRAMS[line.split()[0]])
     finder = argcomplete.CompletionFinder(parser)
     _, prefix, suffix, words, _ = argcomplete.split_line(line)
     found = finder._get_completions(words, prefix, suffix, None)
@@ -204,17 +206,18 @@ def test_each_shell_gets_its_code(capsys, shell):
 
 
 def test_bash_completes_with_it(tmp_path):
-    (tmp_path / "dsd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dsd_ros.cli "$@"\n')
-    (tmp_path / "dsd").chmod(0o755)
+    for name, package in (("dsd", "dsd_ros"), ("dsd-lab", "dsd_lab")):
+        (tmp_path / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {package}.cli "$@"\n')
+        (tmp_path / name).chmod(0o755)
     script = (
-        'eval "$(dsd completion bash)"; COMP_LINE="dsd eval"; COMP_POINT=8; COMP_TYPE=9; COMP_WORDS=(dsd eval); '
-        'COMP_CWORD=1; _python_argcomplete dsd eval dsd; echo "[${COMPREPLY[*]}]"'
+        'eval "$(dsd completion bash)"; COMP_LINE="dsd-lab eval"; COMP_POINT=12; COMP_TYPE=9; '
+        'COMP_WORDS=(dsd-lab eval); COMP_CWORD=1; _python_argcomplete dsd-lab eval dsd-lab; echo "[${COMPREPLY[*]}]"'
     )
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(main.__file__).parents[1])},
     )
     assert re.search(r"\[evaluate ?\]", done.stdout), done.stderr

@@ -35,9 +35,7 @@ def test_a_text_is_answered_without_a_picture(capsys, pair):
 
 def test_what_is_asked_must_fit_the_models(capsys, pair, tmp_path):
     Image.fromarray(np.zeros((56, 56, 3), np.uint8)).save(tmp_path / "a.png")
-    code, _, err = dsd(
-        capsys, "decode", *pair, "--instruction", "look", "--image", tmp_path / "a.png"
-    )
+    code, _, err = dsd(capsys, "decode", *pair, "--instruction", "look", "--image", tmp_path / "a.png")
     assert code == 2 and "reads text alone; ask it without a picture" in err
     code, _, err = dsd(capsys, "decode", "--instruction", "look")
     assert code == 2 and "no picture is named; give --image" in err and err.count("\n") == 1

@@ -20,7 +20,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.logs import Flood, JsonFormatter, LogSettings, TextFormatter, logging_to_stderr
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 SECRET = "correct-horse-battery"
 INSTRUCTION = "go to the purple elephant"
@@ -35,34 +35,12 @@ def free_port() -> int:
 def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
     token, port = tmp_path / "token", free_port()
     token.write_text(SECRET)
-    command = [
-        sys.executable,
-        "-m",
-        "dsd_ros.cli",
-        "verifier",
-        "--port",
-        "0",
-        "--model",
-        str(models / "target"),
-    ]
-    command += [
-        "--token-file",
-        str(token),
-        "--metrics-port",
-        str(port),
-        "--log-format",
-        "json",
-        "--log-level",
-        level,
-    ]
+    command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", str(models / "target")]
+    command += ["--token-file", str(token), "--metrics-port", str(port), "--log-format", "json", "--log-level", level]
     said = tmp_path / "stderr"
     with said.open("w") as stderr:
         process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
         )
     try:
         url = re.search(r"ws://\S+", process.stdout.readline())[0]
@@ -70,17 +48,11 @@ def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
         assert metrics == f"http://127.0.0.1:{port}/metrics"
         draft = load_model(ModelSettings(str(models / "draft")))
         settings = DecodeSettings(mode="dsd", max_tokens=8)
-        with (
-            WebsocketChannel(url, token=SECRET) as channel,
-            EdgeSession(channel, draft, settings) as session,
-        ):
+        with WebsocketChannel(url, token=SECRET) as channel, EdgeSession(channel, draft, settings) as session:
             reply = session.decode(np.zeros((56, 56, 3), np.uint8), INSTRUCTION)
             number, ticket = session.verifier.session, session.verifier.ticket
         deadline, shown = time.monotonic() + 30, ""
-        while (
-            f'rounds_total{{mode="dsd"}} {reply.rounds}.0' not in shown
-            and time.monotonic() < deadline
-        ):
+        while f'rounds_total{{mode="dsd"}} {reply.rounds}.0' not in shown and time.monotonic() < deadline:
             shown = urlopen(metrics, timeout=30).read().decode()
             time.sleep(0.05)
         assert f'dsd_verifier_rounds_total{{mode="dsd"}} {reply.rounds}.0' in shown
@@ -95,11 +67,7 @@ def test_metrics_and_log_of_a_verifier_at_work(models, tmp_path, level):
     lines = [json.loads(line) for line in said.read_text().splitlines()]
     assert {"session opened", "observation read"} <= {line["message"] for line in lines}
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    about = [
-        line
-        for line in lines
-        if line["message"] in ("session opened", "observation read", "round verified")
-    ]
+    about = [line for line in lines if line["message"] in ("session opened", "observation read", "round verified")]
     assert {line["session"] for line in about} == {number}
     rounds = [line["round"] for line in lines if line["message"] == "round verified"]
     assert rounds == (list(range(1, reply.rounds + 1)) if level == "debug" else [])
@@ -115,9 +83,7 @@ def record(message: str, *args, level=logging.INFO, **extra) -> logging.LogRecor
 
 
 def test_a_line_says_what_it_is_about_and_nothing_unknown():
-    made = record(
-        "round verified", session=7, round=3, seconds=0.0125, ticket=b"x", websocket=object()
-    )
+    made = record("round verified", session=7, round=3, seconds=0.0125, ticket=b"x", websocket=object())
     line = TextFormatter().format(made)
     assert re.fullmatch(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO dsd_ros\.cloud\.metrics: round verified "

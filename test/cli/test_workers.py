@@ -27,9 +27,7 @@ if __name__ == "__main__":
 def test_workers_do_not_outlive_a_killed_run(tmp_path: Path, heeds: bool) -> None:
     script = tmp_path / "pool.py"
     script.write_text(POOL.replace("HEEDS", str(heeds)))
-    run = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    run = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert run.stdout is not None and run.stdin is not None
     worker = int(run.stdout.readline())
     ended = os.pidfd_open(worker)  # readable once the process has ended

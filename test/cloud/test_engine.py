@@ -13,13 +13,7 @@ from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire.codec import pack_distributions
-from dsd_ros.wire.messages import (
-    PROTOCOL_VERSION,
-    Outcome,
-    Refusal,
-    RefusalCode,
-    SessionClose,
-)
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode, SessionClose
 from dsd_ros.wire.pictures import encode_picture
 
 
@@ -332,9 +326,7 @@ def test_the_end_of_the_context_is_the_same_for_every_draft():
     assert len(tokens[0]) == 9
 
 
-@pytest.mark.parametrize(
-    "changes", [{"image": b"nothing"}, {"height": 3}, {"encoding": "jpeg"}, {"encoding": "rgb8"}]
-)
+@pytest.mark.parametrize("changes", [{"image": b"nothing"}, {"height": 3}, {"encoding": "jpeg"}, {"encoding": "rgb8"}])
 def test_a_bad_picture_is_refused_for_every_round_of_its_reply(robot, changes):
     robot.observe(reply=2, **changes)
     refusal = robot.get()

@@ -32,15 +32,8 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.codec import decode, encode
-from dsd_ros.wire.messages import (
-    PROTOCOL_VERSION,
-    Draft,
-    Observation,
-    RefusalCode,
-    SessionReply,
-    SessionRequest,
-)
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Observation, RefusalCode, SessionReply, SessionRequest
+from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 ANY = MetricsSettings()
@@ -123,30 +116,16 @@ def test_the_counts_are_those_of_the_robots_session(served):
         assert of(found, "round_seconds_count", mode=mode) == len(records)
         assert of(found, "round_seconds_sum", mode=mode) > 0
     assert of(found, "accepted_tokens_total", mode="dsd") > 0
-    assert of(found, "accepted_tokens_total", mode="dsd") < of(
-        found, "drafted_tokens_total", mode="dsd"
-    )
-    drafted = [
-        r for m, done in replies.items() if m != "ar" for reply in done for r in reply.records
-    ]
+    assert of(found, "accepted_tokens_total", mode="dsd") < of(found, "drafted_tokens_total", mode="dsd")
+    drafted = [r for m, done in replies.items() if m != "ar" for reply in done for r in reply.records]
     assert of(found, "round_accepted_tokens_count") == sum(bool(r.drafted) for r in drafted)
     assert of(found, "observation_seconds_count") == count
     assert of(found, "queue_wait_seconds_count") >= sum(rounds.values()) + count
     assert of(found, "received_bytes_total") == bytes_up
     assert of(found, "sent_bytes_total") == bytes_down
-    for name in (
-        "sessions_resumed_total",
-        "sessions_refused_total",
-        "outcomes_resent_total",
-        "failures_total",
-    ):
+    for name in ("sessions_resumed_total", "sessions_refused_total", "outcomes_resent_total", "failures_total"):
         assert of(found, name) == 0, name
-    assert (
-        of(found, "sessions", link="up")
-        == of(found, "queue_turns")
-        == of(found, "queue_bytes")
-        == 0
-    )
+    assert of(found, "sessions", link="up") == of(found, "queue_turns") == of(found, "queue_bytes") == 0
     assert sum(value for name, value in found.items() if "refusals_total" in name) == 0
     assert found["process_resident_memory_bytes"] > 1e6 and found["process_open_fds"] > 0
     info = next(name for name in found if name.startswith("dsd_verifier_info"))
@@ -156,9 +135,7 @@ def test_the_counts_are_those_of_the_robots_session(served):
 def request(number: int = 1, mode: str = "dsd", resume: bytes = b"", **changes) -> SessionRequest:
     fingerprint = TableModel(1).tokenizer_fingerprint
     fingerprint = changes.pop("tokenizer_fingerprint", fingerprint)
-    return SessionRequest(
-        number, PROTOCOL_VERSION, mode, fingerprint, 8, 0.0, 0, 1.0, 0, resume=resume, **changes
-    )
+    return SessionRequest(number, PROTOCOL_VERSION, mode, fingerprint, 8, 0.0, 0, 1.0, 0, resume=resume, **changes)
 
 
 def test_what_is_sent_again_resumed_or_refused_is_told(served):
@@ -213,9 +190,7 @@ def test_expired_and_evicted_sessions_are_told_apart():
             scrape_until(endpoint.url, lambda f, said=said: bool(said))
             engine.disconnect(peer)
         now[0] = 100.0
-        found = scrape_until(
-            endpoint.url, lambda f: of(f, "sessions_ended_total", reason="expired") == 1
-        )
+        found = scrape_until(endpoint.url, lambda f: of(f, "sessions_ended_total", reason="expired") == 1)
         assert of(found, "sessions_ended_total", reason="evicted") == 1
         assert of(found, "sessions_ended_total", reason="expired") == 1
         assert of(found, "sessions_limit") == 1
@@ -233,9 +208,7 @@ def test_early_outcomes_are_counted_by_layer(tmp_path):
     ):
         with EdgeSession(channel, model, DecodeSettings(mode="fsd", max_tokens=16)) as session:
             reply = session.decode(np.zeros((56, 56, 3), np.uint8), "go")
-        found = scrape_until(
-            endpoint.url, lambda f: of(f, "rounds_total", mode="fsd") >= reply.rounds
-        )
+        found = scrape_until(endpoint.url, lambda f: of(f, "rounds_total", mode="fsd") >= reply.rounds)
         # Those that wait when the final outcome comes are not sent.
         early = {layer: of(found, "early_outcomes_total", layer=str(layer)) for layer in (1, 2)}
         assert sum(early.values()) >= reply.exits > 0
@@ -259,17 +232,7 @@ def test_no_peer_makes_a_series(served):
     assert sum(v for name, v in found.items() if "sessions_opened" in name) == 0
     assert len(found) < 400
     labels = {label for name in found for label in re.findall(r'(\w+)="', name)}
-    assert labels == {
-        "mode",
-        "code",
-        "reason",
-        "link",
-        "layer",
-        "le",
-        "version",
-        "protocol",
-        "model",
-    }
+    assert labels == {"mode", "code", "reason", "link", "layer", "le", "version", "protocol", "model"}
     modes = {m for name in found for m in re.findall(r'mode="([^"]*)"', name)}
     assert modes == {*PRESETS, "other"}
 
@@ -315,10 +278,7 @@ def is_over(link: socket.socket) -> bool:
 
 @pytest.fixture
 def endpoint():
-    with (
-        VerifierEngine(TableModel(1)) as engine,
-        MetricsEndpoint(engine.metrics.registry, ANY) as served,
-    ):
+    with VerifierEngine(TableModel(1)) as engine, MetricsEndpoint(engine.metrics.registry, ANY) as served:
         yield served
 
 
@@ -377,15 +337,11 @@ def test_closing_gives_thread_and_socket_back():
         again = MetricsSettings(metrics_port=int(port))
         with MetricsEndpoint(engine.metrics.registry, again) as first:
             assert scrape(first.url)
-            with pytest.raises(
-                ServerError, match=f"metrics port {port} on 127.0.0.1 is in use; .*0 for none"
-            ):
+            with pytest.raises(ServerError, match=f"metrics port {port} on 127.0.0.1 is in use; .*0 for none"):
                 MetricsEndpoint(engine.metrics.registry, again).start()
 
 
-@pytest.mark.parametrize(
-    "given", [{"metrics_port": -1}, {"metrics_port": 65536}, {"metrics_host": ""}]
-)
+@pytest.mark.parametrize("given", [{"metrics_port": -1}, {"metrics_port": 65536}, {"metrics_host": ""}])
 def test_settings_out_of_place_are_refused(given):
     with pytest.raises(ValueError, match=next(iter(given))):
         VerifierSettings(**given)

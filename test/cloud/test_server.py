@@ -35,7 +35,7 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 from dsd_ros.wire.pictures import encode_picture
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 SETTINGS = VerifierSettings(port=0)
@@ -59,9 +59,7 @@ def url(engine):
 
 
 def reply(channel, model, mode="dsd", **changes):
-    with EdgeSession(
-        channel, model, DecodeSettings(mode=mode, max_tokens=12, **changes)
-    ) as session:
+    with EdgeSession(channel, model, DecodeSettings(mode=mode, max_tokens=12, **changes)) as session:
         return session.decode(IMAGE, "go").tokens
 
 
@@ -141,10 +139,7 @@ def test_tls(engine, model, certificate):
         assert server.url.startswith("wss://")
         with WebsocketChannel(server.url, ca_file=certificate[0]) as channel:
             assert len(reply(channel, model)) == 12
-        with (
-            WebsocketChannel(server.url) as channel,
-            pytest.raises(LinkRefused, match="not trusted"),
-        ):
+        with WebsocketChannel(server.url) as channel, pytest.raises(LinkRefused, match="not trusted"):
             channel.reconnect()
         with (
             WebsocketChannel(server.url.replace("wss", "ws"), connect_timeout=1) as channel,
@@ -203,13 +198,8 @@ def test_a_robot_that_does_not_read_is_bounded_and_hurts_nobody(engine, model, u
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     narrow.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
-    with (
-        WebsocketChannel(url) as channel,
-        connect(url, sock=narrow, proxy=None, max_queue=1) as silent,
-    ):
-        request = SessionRequest(
-            1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0
-        )
+    with WebsocketChannel(url) as channel, connect(url, sock=narrow, proxy=None, max_queue=1) as silent:
+        request = SessionRequest(1, PROTOCOL_VERSION, "ar", model.tokenizer_fingerprint, 8, 0.0, 0, 1.0, 0)
         silent.send(encode(request))
         session = decode(silent.recv(timeout=10)).session
         silent.send(encode(Observation(session, 1, "go", 2, 2, "png", encode_picture(IMAGE))))
@@ -337,7 +327,7 @@ def test_shutting_down_gives_threads_and_sockets_back(engine, model):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_process_prints_its_address_and_ends_on_a_signal(number):
-    command = [sys.executable, str(Path(__file__).parent.parent / "serve_model.py"), "table:1:0"]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "serve_model.py"), "table:1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()

@@ -12,10 +12,10 @@ from tiny_models import make_tiny_model
 import dsd_ros.cloud.verification as verification
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.decoding.acceptance import rounded_up
 from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.rejection import rounded_up
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, transform
-from dsd_ros.decoding.trees import (
+from dsd_ros.decoding.tree import (
     ROOT,
     TokenTree,
     TreeVerdict,
@@ -87,10 +87,7 @@ def other(*tokens: int) -> int:
 def along(said: list[int]) -> TokenTree:
     """A tree of PARENTS whose path 1, 5, 7 says what the target does, and no other node what it should."""
     wrong = [other(token) for token in said]
-    return TokenTree(
-        (wrong[0], said[0], wrong[0], said[1], wrong[1], said[1], wrong[1], said[2], said[2]),
-        PARENTS,
-    )
+    return TokenTree((wrong[0], said[0], wrong[0], said[1], wrong[1], said[1], wrong[1], said[2], said[2]), PARENTS)
 
 
 def verified(engine, robot: Robot) -> list[int]:
@@ -197,10 +194,7 @@ def chances(tree: TokenTree, q: torch.Tensor) -> bytes:
 
 def rounded(tree: TokenTree, q: torch.Tensor) -> list[float]:
     r = rounded_up(q)
-    return [
-        float(r[tree.inner.index(parent), token])
-        for parent, token in zip(tree.parents, tree.tokens, strict=True)
-    ]
+    return [float(r[tree.inner.index(parent), token]) for parent, token in zip(tree.parents, tree.tokens, strict=True)]
 
 
 def rejecting(behind: int, seeds=range(200)) -> tuple[int, TokenTree, torch.Tensor]:
@@ -229,9 +223,7 @@ def test_a_rejection_brings_all_that_the_robot_needs(engine, node):
     said = list(tree.tokens_of(tree.path_to(node)))
     assert verified(engine, robot) == said
     # What the robot then finds goes up with its next draft.
-    finished = finish_split_tree(
-        tree, node, q, torch.from_numpy(np.stack(rows)), np.random.default_rng(seed)
-    )
+    finished = finish_split_tree(tree, node, q, torch.from_numpy(np.stack(rows)), np.random.default_rng(seed))
     found = [*tree.tokens_of(finished.path)[len(said) :], finished.next_token]
     following, q = drafted(seed + 1000)
     confirmed = len(said) + len(found)
@@ -283,9 +275,7 @@ ODD = [
         *((ends, *odd) for ends in (False, True) for odd in ODD),
     ],
 )
-def test_tokens_that_cannot_follow_are_refused_and_change_nothing(
-    engine, ends, confirmed, resampled, code
-):
+def test_tokens_that_cannot_follow_are_refused_and_change_nothing(engine, ends, confirmed, resampled, code):
     robot, _ = rejected(engine)
     following, q = drafted(7)
     proven = {"evidence": chances(following, q)}
@@ -320,9 +310,7 @@ def test_more_rows_than_a_message_holds_are_refused(engine, monkeypatch):
     assert "draft smaller trees" in robot.get().sentence
     assert verified(engine, robot) == []
     # A sequence of the same nodes gets a row where it is rejected, as ever.
-    robot.draft(
-        1, 0, tree.tokens[:1], evidence=pack_chances(np.array(rounded(tree, q)[:1], np.float32))
-    )
+    robot.draft(1, 0, tree.tokens[:1], evidence=pack_chances(np.array(rounded(tree, q)[:1], np.float32)))
     assert len(robot.get().distribution) <= 100
 
 

@@ -55,10 +55,7 @@ def answered(device: Offer, cloud: Offer, rows, noise, draws=None) -> tuple[Deci
 
 
 def whole_offers(rows, tokens, weights=WEIGHTS) -> list[Offer]:
-    return [
-        Offer(token, weight, Known.whole(row))
-        for row, token, weight in zip(rows, tokens, weights, strict=True)
-    ]
+    return [Offer(token, weight, Known.whole(row)) for row, token, weight in zip(rows, tokens, weights, strict=True)]
 
 
 def seen_by(side: int, rows, tokens, weights, noise, size: int, loose=1.0) -> list[Offer]:
@@ -91,9 +88,7 @@ class Tables:
             found[path] = np.prod([p[tuple(ids[i : i + 3])] for i in range(LENGTH)])
         return found
 
-    def counts(
-        self, seed: int, stretches: int, *, independent: bool, sparse: bool, weights=WEIGHTS
-    ):
+    def counts(self, seed: int, stretches: int, *, independent: bool, sparse: bool, weights=WEIGHTS):
         """Counts of stretches and how often each side's draft was the token, each (…)."""
         generators = [np.random.default_rng([seed, stream]) for stream in range(3)]
         counts, accepted = np.zeros((V,) * LENGTH), np.zeros(2)

@@ -44,11 +44,7 @@ def test_the_noise_is_gumbels_and_independent():
 def test_the_logarithm_is_right_to_the_last_bits():
     generator = np.random.default_rng(0)
     values = np.concatenate(
-        [
-            generator.random(20_000),
-            1 - np.exp2(-generator.uniform(1, 53, 2000)),
-            [2.0**-53, 36.7, 1e-300],
-        ]
+        [generator.random(20_000), 1 - np.exp2(-generator.uniform(1, 53, 2000)), [2.0**-53, 36.7, 1e-300]]
     )
     assert _log(values) == pytest.approx(np.log(values), rel=6e-16, abs=0)
 

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from dsd_ros.decoding.sampling import (
-    SamplingError,
-    SamplingSettings,
-    generator_for,
-    sample,
-    transform,
-)
+from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, generator_for, sample, transform
 
 LOGITS = torch.tensor([2.0, 0.5, -1.0, 2.5, -torch.inf])
 
@@ -50,12 +44,7 @@ def test_top_p_over_a_large_and_flat_vocabulary():
     assert int((p > 0).sum()) == pytest.approx(2500, abs=2)
 
 
-@given(
-    st.integers(0, 1 << 30),
-    st.floats(0, 100),
-    st.integers(0, 40),
-    st.floats(0.01, 1.0),
-)
+@given(st.integers(0, 1 << 30), st.floats(0, 100), st.integers(0, 40), st.floats(0.01, 1.0))
 @profile(max_examples=60)
 def test_rows_are_distributions_and_do_not_depend_on_their_batch(seed, temperature, top_k, top_p):
     logits = torch.from_numpy(np.random.default_rng(seed).normal(0, 4, (3, 30)).astype(np.float32))
@@ -104,15 +93,7 @@ def test_broken_logits_are_refused(value, temperature):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        (-1.0, 0, 1.0),
-        (float("nan"), 0, 1.0),
-        (101.0, 0, 1.0),
-        (1.0, -1, 1.0),
-        (1.0, 0, 0.0),
-        (1.0, 0, 1.1),
-    ],
+    "values", [(-1.0, 0, 1.0), (float("nan"), 0, 1.0), (101.0, 0, 1.0), (1.0, -1, 1.0), (1.0, 0, 0.0), (1.0, 0, 1.1)]
 )
 def test_settings_out_of_range_are_refused(values):
     with pytest.raises(SamplingError, match="use"):

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from sequence_rules import verify_split
 
-from dsd_ros.decoding import acceptance
-from dsd_ros.decoding.acceptance import residual, rounded_up, split_residual
+from dsd_ros.decoding import rejection
+from dsd_ros.decoding.rejection import residual, rounded_up, split_residual
 from dsd_ros.decoding.sampling import SamplingError, sample
-from dsd_ros.decoding.tree_growth import ExpansionTree, draw_children
-from dsd_ros.decoding.trees import (
+from dsd_ros.decoding.tree import (
     ROOT,
     TokenTree,
     TreeError,
@@ -25,6 +24,7 @@ from dsd_ros.decoding.trees import (
     verify_split_tree,
     verify_tree,
 )
+from dsd_ros.decoding.tree_growth import ExpansionTree, draw_children
 
 #   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)
 TREE = TokenTree((5, 6, 5, 7, 8, 9, 5), (-1, -1, -1, 0, 0, 2, 4))
@@ -141,7 +141,7 @@ def halves(tree: TokenTree, q, p, generator, finish) -> TreeVerdict:
     r = [0.0] * len(tree)
     for row, node in enumerate(tree.inner):
         for child in tree.children(node):
-            r[child] = float(acceptance.rounded_up(q[row])[tree.tokens[child]])
+            r[child] = float(rejection.rounded_up(q[row])[tree.tokens[child]])
     verdict = verify_split_tree(tree, r, p, generator)
     if not verdict.owed:
         return verdict
@@ -192,7 +192,7 @@ def test_both_halves_leave_what_the_target_says():
 
 
 def test_both_halves_leave_what_the_target_says_however_coarse_the_rounding(monkeypatch):
-    monkeypatch.setattr(acceptance, "rounded_up", coarse)
+    monkeypatch.setattr(rejection, "rounded_up", coarse)
     assert p_value(count(6_000)) > ALPHA
 
 
@@ -216,9 +216,7 @@ def goes_on(tree, node, q, p, generator, left) -> TreeVerdict:
     """The robot's half by ``verify_tree``, over a tree of what is left alone."""
     kept = remaining_nodes(tree, node)
     place = {old: new for new, old in enumerate(kept)} | {node: ROOT}
-    smaller = TokenTree(
-        tuple(tree.tokens[old] for old in kept), tuple(place[tree.parents[old]] for old in kept)
-    )
+    smaller = TokenTree(tuple(tree.tokens[old] for old in kept), tuple(place[tree.parents[old]] for old in kept))
     back = {ROOT: node} | dict(enumerate(kept))
     rows = [tree.inner.index(back[inner]) for inner in smaller.inner]
     verdict = verify_tree(smaller, q[rows], torch.stack([left, *p[1:]]), generator)
@@ -228,7 +226,7 @@ def goes_on(tree, node, q, p, generator, left) -> TreeVerdict:
 
 @pytest.mark.parametrize("wrong", [plain_residual, uncorrected])
 def test_wrong_rules_are_seen(monkeypatch, wrong):
-    monkeypatch.setattr(acceptance, "rounded_up", coarse)
+    monkeypatch.setattr(rejection, "rounded_up", coarse)
     assert p_value(count(2_000, wrong)) < 1e-6
 
 

@@ -13,17 +13,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
-from dsd_ros.decoding.acceptance import Verdict, residual
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.ranges import expansion_nodes, parse_expansion
+from dsd_ros.decoding.rejection import Verdict, residual
 from dsd_ros.decoding.sampling import SamplingError, sample
-from dsd_ros.decoding.tree_growth import (
-    BudgetTree,
-    ExpansionTree,
-    draw_children,
-    likeliest_children,
-)
-from dsd_ros.decoding.trees import (
+from dsd_ros.decoding.tree import (
     MAX_NODES,
     ROOT,
     TokenTree,
@@ -35,6 +29,7 @@ from dsd_ros.decoding.trees import (
     verify_tree,
     verify_tree_greedy,
 )
+from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, draw_children, likeliest_children
 
 #   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)
 TREE = TokenTree((5, 6, 5, 7, 8, 9, 5), (-1, -1, -1, 0, 0, 2, 4))

@@ -74,11 +74,7 @@ class Notes:
 
     def _note(self, node: Node, way: str, kind: type, name: str, args: Any, rest: Any) -> None:
         about = _kind(kind)
-        if about.split("/")[0] in (
-            "rcl_interfaces",
-            "lifecycle_msgs",
-            "type_description_interfaces",
-        ):
+        if about.split("/")[0] in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
             return
         owner = node.get_name().removesuffix("_link").removesuffix("_ears")
         end = End(owner, way, name.replace("~", owner), about)
@@ -91,7 +87,6 @@ class Notes:
 
 def make_all(notes: Notes) -> None:
     """Every node of the bring-up table, inactive, and what some make only when active or asked for."""
-    from dsd_ros.nodes import dds_channel, live, sensor_ahead
     from dsd_ros.nodes.bridge_node import BridgeNode
     from dsd_ros.nodes.draft_node import DraftNode
     from dsd_ros.nodes.go2_node import Go2Node
@@ -102,6 +97,8 @@ def make_all(notes: Notes) -> None:
     from dsd_ros.nodes.supervisor_node import SupervisorNode
     from dsd_ros.nodes.verifier_node import VerifierNode
     from dsd_ros.nodes.visual_node import VisualNode
+    from dsd_ros.observe.ros import live
+    from dsd_ros.ros import dds_channel, sensor_ahead
 
     args = ["--ros-args"]
     for name in MANAGED:
@@ -123,9 +120,7 @@ def make_all(notes: Notes) -> None:
             supervisor = nodes["supervisor_node"]
             for sensor in ("range", "scan", "depth"):
                 wants = replace(supervisor._required, obstacle=sensor)
-                sensor_ahead.listen_ahead(
-                    supervisor, wants, supervisor._limits, supervisor._view, print
-                )
+                sensor_ahead.listen_ahead(supervisor, wants, supervisor._limits, supervisor._view, print)
             seen = live.Live(nodes["visual_node"])
             seen.picture()
             seen.close()

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from pages import DOCS, PAGES, ROOT, Command, all_commands, anchors, blocks, links, text_of
 
-from dsd_ros import cli
-from dsd_ros.nodes import bringup
+from dsd_lab.cli.main import LAB
+from dsd_ros.cli.main import DSD, build_parser, main
+from dsd_ros.ros import bringup
 
 COMMANDS = all_commands()
+PROGRAMS = {"dsd": DSD, "dsd-lab": LAB}
 BY_NAME = {page.name: page for page in PAGES}
 
 
@@ -46,11 +48,11 @@ def of(*start: str) -> Iterator[Command]:
     return (command for command in COMMANDS if command.words[: len(start)] == start)
 
 
-@pytest.mark.parametrize("command", sorted(set(of("dsd")), key=str), ids=str)
+@pytest.mark.parametrize("command", sorted({*of("dsd"), *of("dsd-lab")}, key=str), ids=str)
 def test_dsd_understands_its_command(command: Command) -> None:
     argv = [re.sub(r"^N$", "1", word) for word in command.words[1:]]
     try:
-        cli.build_parser(argv).parse_args(argv)
+        build_parser(argv, PROGRAMS[command.words[0]]).parse_args(argv)
     except SystemExit as end:  # --version, --help
         assert end.code == 0, f"{command} is refused"
 
@@ -72,7 +74,7 @@ def test_other_commands_exist() -> None:
         name, *rest = command.words
         if name in ("python", "python3") and rest[:1] == ["-m"] and rest[1].startswith("dsd_ros"):
             assert importlib.util.find_spec(rest[1]), str(command)
-            if rest[1] == "dsd_ros.nodes.processes":
+            if rest[1] == "dsd_ros.ros.processes":
                 system = bringup.SYSTEMS[rest[2]]
                 bringup.values_of(system, dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
 
@@ -90,9 +92,9 @@ def test_quick_commands_run_as_written(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert command.words[0] == "dsd", f"{command}: only dsd's commands are run"
+    assert command.words[0] in PROGRAMS, f"{command}: only the project's commands are run"
     try:
-        code = cli.main(list(command.words[1:]))
+        code = main(list(command.words[1:]), PROGRAMS[command.words[0]])
     except SystemExit as end:
         code = int(end.code or 0)
     assert code == 0

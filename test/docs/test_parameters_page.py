@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dsd_ros.nodes import parameters_page
-from dsd_ros.nodes.bringup import SYSTEMS
-from dsd_ros.nodes.parameters_page import NODES, flat
+from dsd_ros.ros.bringup import SYSTEMS
+from tools import parameters_page
+from tools.parameters_page import NODES, flat
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "parameters.md"

@@ -50,13 +50,11 @@ def test_the_page_is_what_the_nodes_create(ends: set[End]) -> None:
         for name, (kind, source, drain, *rest) in listed.items():
             made = by_name[service, name]
             everybody = [*made[out], *made[into]]
-            assert {end.kind.replace("/msg/", "/").replace("/srv/", "/") for end in everybody} == {
-                kind.strip("`")
-            }, name
+            assert {end.kind.replace("/msg/", "/").replace("/srv/", "/") for end in everybody} == {kind.strip("`")}, (
+                name
+            )
             for cell, way in ((source, out), (drain, into)):
-                assert {end.node for end in made[way]} - ELSEWHERE == names(cell) - ELSEWHERE, (
-                    f"{name}: {way}"
-                )
+                assert {end.node for end in made[way]} - ELSEWHERE == names(cell) - ELSEWHERE, f"{name}: {way}"
             if not service:
                 assert {end.qos for end in made[out] or made[into]} == {rest[0]}, name
 

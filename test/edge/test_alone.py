@@ -12,8 +12,8 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DecodeCancelled, LinkSilent
-from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkClosed
 from dsd_ros.wire.local import LocalChannel
@@ -72,9 +72,7 @@ def test_a_coupled_one_draws_with_the_noise_of_the_target(channel):
 def test_sampled_ones_are_those_of_their_seed_and_follow_the_drafts_distribution(channel):
     one, another = (alone(channel, mode="dsd", temperature=1.0)[0].tokens for _ in range(2))
     assert one == another
-    p = transform(
-        DRAFT.prefill(IMAGE, "go").next_logits(), DecodeSettings(temperature=1.0).sampling
-    )
+    p = transform(DRAFT.prefill(IMAGE, "go").next_logits(), DecodeSettings(temperature=1.0).sampling)
     firsts = np.zeros(12)
     for seed in range(400):
         chosen = DecodeSettings(mode="dsd", temperature=1.0, max_tokens=1, seed=seed)

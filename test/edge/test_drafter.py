@@ -15,7 +15,7 @@ from table_model import TableModel
 from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafter import DraftedRound, Drafting, advance
+from dsd_ros.edge.draft_model import DraftedRound, Drafting, advance
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
@@ -73,9 +73,7 @@ def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof
             draft.take(logits)
         advance([looking])
         assert draft.tree == wanted.draft.tree
-        assert (
-            len(draft.q) == len(wanted.draft.q) and draft.sequence.tokens[: len(gained)] == gained
-        )
+        assert len(draft.q) == len(wanted.draft.q) and draft.sequence.tokens[: len(gained)] == gained
         for one, other in zip(draft.q, wanted.draft.q, strict=True):
             assert torch.equal(one, other)
         assert len(draft.kept) == (len(draft.q) if proof is Proof.TRUNCATED else 0)
@@ -166,7 +164,5 @@ def test_the_settings_of_a_decode_shape_its_drafts():
     found = Drafting.of(chosen, frozenset({2}), 5)
     assert (found.depth, found.expansion, found.shape) == (2, (3, 1), Shape.EXPANSION)
     assert (found.proof, found.top_k_proof, found.seed, found.reply) == (Proof.TRUNCATED, 32, 4, 5)
-    found = Drafting.of(
-        DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1
-    )
+    found = Drafting.of(DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
     assert (found.depth, found.budget, found.shape) == (5, 9, Shape.BUDGET)

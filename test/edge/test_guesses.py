@@ -13,9 +13,9 @@ from sequence_rules import verify_draft
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
-from dsd_ros.decoding.trees import TokenTree, verify_tree
-from dsd_ros.edge.drafter import Drafting
-from dsd_ros.edge.guesses import Guesser, Trust
+from dsd_ros.decoding.tree import TokenTree, verify_tree
+from dsd_ros.edge.draft_model import Drafting
+from dsd_ros.edge.outcome_predictor import Guesser, Trust
 
 V = 9
 chain = TokenTree.chain
@@ -60,9 +60,7 @@ def test_a_draft_that_is_trusted_too_much_or_too_little_is_found_out():
         tokens = rows[:-1].argmax(-1).tolist()
         first = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
         for _ in range(50):
-            guesser.learn(
-                chain(tokens), guesser.chances(1, 1, chain(tokens), list(rows[:-1])), accepted
-            )
+            guesser.learn(chain(tokens), guesser.chances(1, 1, chain(tokens), list(rows[:-1])), accepted)
         later = guesser.chances(1, 1, chain(tokens), list(rows[:-1]))
         assert all((b > a) == better for a, b in zip(first, later, strict=True))
         assert all(0 < chance < 1 for chance in later)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from table_model import TableModel
 
 from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.edge.drafter import DraftedRound, Drafting, advance
-from dsd_ros.edge.guesses import Guess
+from dsd_ros.edge.draft_model import DraftedRound, Drafting, advance
+from dsd_ros.edge.outcome_predictor import Guess
 from dsd_ros.edge.outcomes import FLOOR, Outcomes
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from dsd_ros.edge.pictures import Pictures
+from dsd_ros.edge.observation import Pictures
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.history import UnknownPicture, kept_pictures, read_pictures

@@ -11,9 +11,9 @@ from table_model import TableModel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
 from dsd_ros.edge.limits import Limits
-from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout
 from dsd_ros.wire.local import LocalChannel
@@ -97,10 +97,7 @@ def test_the_end_of_a_reply_is_the_same_wherever_it_falls_in_a_draft(gamma):
             tokens = {}
             for mode in MODES:
                 chosen = DecodeSettings(mode=mode, draft_length=gamma, max_tokens=25)
-                with (
-                    LocalChannel(engine) as channel,
-                    EdgeSession(channel, draft, chosen) as session,
-                ):
+                with LocalChannel(engine) as channel, EdgeSession(channel, draft, chosen) as session:
                     reply = session.decode(IMAGE, "go")
                 tokens[mode] = reply.tokens
                 assert reply.finished == (reply.tokens[-1] == 7)
@@ -164,9 +161,7 @@ def test_distributions_too_large_for_the_wire_are_refused(channel):
     EdgeSession(channel, huge, DecodeSettings(draft_length=20))
     # Up go distributions of nodes with children, here 13; down those behind two thirds of the nodes, 27.
     for mode, rows in (("mc-dsd", 13), ("dssd", 27)):
-        chosen = DecodeSettings(
-            mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3"
-        )
+        chosen = DecodeSettings(mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3")
         with pytest.raises(ValueError, match=f"'3,3,3' takes {rows} distr.* no more than 10 fit"):
             EdgeSession(channel, huge, chosen)
         EdgeSession(channel, huge, replace(chosen, tree_expansion="3,2"))
@@ -200,9 +195,7 @@ def test_a_full_verifier_says_so(target, draft):
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_a_bad_input_is_a_sentence_and_the_session_goes_on(
-    channel, target, draft, mode, image, instruction, words
-):
+def test_a_bad_input_is_a_sentence_and_the_session_goes_on(channel, target, draft, mode, image, instruction, words):
     with EdgeSession(channel, draft, DecodeSettings(mode=mode, max_tokens=9)) as session:
         with pytest.raises(ValueError, match=words):
             session.decode(image, instruction)
@@ -341,9 +334,7 @@ def test_greedy_rounds_carry_no_distributions(engine, draft):
         assert all(d.confirmed + len(d.tokens) < 12 for d in drafts)
 
 
-@pytest.mark.parametrize(
-    "values", [{"response_timeout_s": 0}, {"attempts": 0}, {"image_encoding": "jpeg"}]
-)
+@pytest.mark.parametrize("values", [{"response_timeout_s": 0}, {"attempts": 0}, {"image_encoding": "jpeg"}])
 def test_link_settings_out_of_place_are_refused(values):
     with pytest.raises(ValueError, match="use"):
         LinkSettings(**values)

@@ -13,9 +13,7 @@ from dsd_ros.edge.translation import Translation
 from dsd_ros.edge.vocabulary import Transcript, Vocabulary
 from dsd_ros.vlm.errors import ModelError
 
-SENTENCE = (
-    "The red chair is ahead on the left, it's 15 cm away: Größe 漢字 🪑🚪!  Action: forward 25 cm"
-)
+SENTENCE = "The red chair is ahead on the left, it's 15 cm away: Größe 漢字 🪑🚪!  Action: forward 25 cm"
 KINDS = {
     "english": byte_level(),
     "german": byte_level(GERMAN, 330, end="</s>"),
@@ -215,7 +213,4 @@ def test_files_that_are_no_tokenizers_are_refused(tmp_path):
         Vocabulary.load(tmp_path)
     KINDS["german"].save(str(tmp_path / "tokenizer.json"))
     for path in (tmp_path, tmp_path / "tokenizer.json"):
-        assert (
-            Vocabulary.load(path).tokenizer_fingerprint
-            == VOCABULARIES["german"].tokenizer_fingerprint
-        )
+        assert Vocabulary.load(path).tokenizer_fingerprint == VOCABULARIES["german"].tokenizer_fingerprint

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from dsd_ros.decoding.expected import accepted_by_tree
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.edge.draft_length import Plan, Tuner
 from dsd_ros.edge.estimates import Line
+from dsd_ros.edge.expected import accepted_by_tree
 from dsd_ros.edge.results import RoundRecord
-from dsd_ros.edge.tuning import Plan, Tuner
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,11 @@ SETTINGS = {
     "slow link": Setting(alpha=0.85, draft=0.01, target=0.05, delay=0.3, jitter=0.02),
     "costly draft": Setting(alpha=0.7, draft=0.072, target=0.1, delay=0.01),
     "draft as good as none": Setting(alpha=0.2, draft=0.05, target=0.05, delay=0.005),
-    "costly bytes": Setting(
-        alpha=0.85, draft=0.005, target=0.05, delay=0.1, rate=3e6, token_bytes=8000, jitter=0.005
-    ),
+    "costly bytes": Setting(alpha=0.85, draft=0.005, target=0.05, delay=0.1, rate=3e6, token_bytes=8000, jitter=0.005),
     "costly bytes of a large vocabulary": Setting(
         alpha=0.8, draft=0.005, target=0.1, delay=0.02, rate=5e7, token_bytes=600_000
     ),
-    "costly verification": Setting(
-        alpha=0.9, draft=0.001, target=0.02, delay=0.005, per_token=0.006
-    ),
+    "costly verification": Setting(alpha=0.9, draft=0.001, target=0.02, delay=0.005, per_token=0.006),
     "drafted ahead": Setting(alpha=0.85, draft=0.072, target=0.62, delay=0.12, hit=0.9),
     "sometimes drafted ahead": Setting(alpha=0.85, draft=0.072, target=0.2, delay=0.02, hit=0.5),
 }
@@ -208,12 +204,8 @@ def test_one_rank_makes_the_formula_of_a_sequence() -> None:
     assert depths[-1].tolist() == list(range(1, 10))
 
 
-@pytest.mark.parametrize(
-    ("draft", "per_node", "delay"), [(0.001, 0.0, 0.3), (0.01, 0.001, 0.01), (0.05, 0.0, 0.0)]
-)
-def test_trees_are_chosen_by_what_nodes_and_levels_cost(
-    draft: float, per_node: float, delay: float
-) -> None:
+@pytest.mark.parametrize(("draft", "per_node", "delay"), [(0.001, 0.0, 0.3), (0.01, 0.001, 0.01), (0.05, 0.0, 0.0)])
+def test_trees_are_chosen_by_what_nodes_and_levels_cost(draft: float, per_node: float, delay: float) -> None:
     def seconds(plan: Plan) -> float:
         levels = depths[plan.length - 1, plan.nodes - 1]
         return levels * draft + 0.05 + per_node * plan.nodes + 2 * delay

@@ -15,17 +15,14 @@ from tiny_models import make_tiny_model
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 torch.set_num_threads(1)
-SERVER = Path(__file__).parent.parent / "serve_model.py"
+SERVER = Path(__file__).parents[1] / "support" / "serve_model.py"
 
 
 @contextmanager
 def _serving(model: str, *options: str) -> Iterator[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(
-        [sys.executable, str(SERVER), model, *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
+        [sys.executable, str(SERVER), model, *options], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
         assert process.stdout is not None

@@ -19,7 +19,7 @@ from run_bench import SETTINGS, Bench, say
 from table_model import _Tokens
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.navigation.actions import format_action
 from dsd_ros.navigation.controller import Pose
@@ -66,9 +66,7 @@ def picture(pose: Pose) -> np.ndarray:
     return np.full((2, 2, 3), [round(step) + 128 for step in steps], np.uint8)
 
 
-def carried_out(
-    mode: str, channel: RestartingChannel, attempts: int = 60
-) -> tuple[list[str], RunOutcome]:
+def carried_out(mode: str, channel: RestartingChannel, attempts: int = 60) -> tuple[list[str], RunOutcome]:
     """The actions of one run over that link, and how it ended."""
     bench = Bench(SETTINGS)
     link = LinkSettings(response_timeout_s=0.1, attempts=attempts)

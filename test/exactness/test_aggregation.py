@@ -14,19 +14,19 @@ from asking import Letters, Shelf, in_one_thread
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
+from dsd_lab.links.proxy import LinkProxy
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.dragon.answers import AnswerRefused
+from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.dragon.server import AggregationService, WithDocuments
+from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.rag.answers import AnswerRefused
-from dsd_ros.rag.prompts import DocumentPrompt
-from dsd_ros.rag.service import AggregationService, WithDocuments
-from dsd_ros.rag.session import AskSession
-from dsd_ros.rag.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.proxy import LinkProxy
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 torch.set_num_threads(1)
 OURS = Shelf(("The chair that its owner likes is the Viola.", 0.4), ("Chairs have legs.", 0.1))
@@ -44,9 +44,7 @@ EVERYTHING = [
 
 
 def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
-    return in_one_thread(
-        (device, asking(device), OURS), (cloud, asking(cloud), THEIRS), settings, QUESTION, reply
-    )
+    return in_one_thread((device, asking(device), OURS), (cloud, asking(cloud), THEIRS), settings, QUESTION, reply)
 
 
 @contextlib.contextmanager
@@ -61,10 +59,7 @@ def serving(model, asking, port: int = 0) -> Iterator[str]:
 
 @contextlib.contextmanager
 def asking_at(url: str, settings: AggregationSettings | None = None) -> Iterator[AskSession]:
-    with (
-        WebsocketChannel(url) as channel,
-        AskSession(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking,
-    ):
+    with WebsocketChannel(url) as channel, AskSession(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
         yield asking
 
 
@@ -120,13 +115,7 @@ def test_a_verifier_without_documents_says_so():
 @pytest.mark.parametrize("happens", ["cut", "silence"])
 def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
     settings = AggregationSettings(
-        temperature=1.0,
-        schedule=schedule,
-        max_tokens=24,
-        window=4,
-        patience_s=0.4,
-        attempts=8,
-        seed=7,
+        temperature=1.0, schedule=schedule, max_tokens=24, window=4, patience_s=0.4, attempts=8, seed=7
     )
     parts = urlsplit(tables)
     lost: list[int] = []
@@ -149,21 +138,13 @@ def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
 @pytest.mark.parametrize("schedule", ["device", "cloud"])
 def test_a_cloud_started_anew_in_mid_reply_changes_no_token(schedule):
     settings = AggregationSettings(
-        temperature=1.0,
-        schedule=schedule,
-        max_tokens=20,
-        window=4,
-        patience_s=2,
-        attempts=8,
-        seed=3,
+        temperature=1.0, schedule=schedule, max_tokens=20, window=4, patience_s=2, attempts=8, seed=3
     )
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as cloud:
         parts = urlsplit(cloud.enter_context(serving(CLOUD, letters)))
         proxy = stack.enter_context(LinkProxy((parts.hostname, parts.port)))
         channel = stack.enter_context(WebsocketChannel(proxy.url))
-        asking = stack.enter_context(
-            AskSession(channel, DEVICE, OURS, settings, asking=Letters(12))
-        )
+        asking = stack.enter_context(AskSession(channel, DEVICE, OURS, settings, asking=Letters(12)))
         restarts: list[int] = []
 
         def restart(_text: str, tokens: list[int]) -> None:
@@ -183,9 +164,7 @@ def test_real_models_answer_together(tmp_path_factory, temperature):
     folder = tmp_path_factory.mktemp("sides")
     device = load_model(ModelSettings(str(make_tiny_text(folder / "device", seed=3))))
     cloud = load_model(ModelSettings(str(make_tiny_text(folder / "cloud", seed=3, noise=0.05))))
-    settings = AggregationSettings(
-        temperature=temperature, schedule="random", max_tokens=16, window=4, seed=1
-    )
+    settings = AggregationSettings(temperature=temperature, schedule="random", max_tokens=16, window=4, seed=1)
     with (
         serving(cloud, DocumentPrompt) as url,
         WebsocketChannel(url) as channel,

@@ -10,18 +10,14 @@ from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.draft_length import Plan, Tuner
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession, tuner_for
-from dsd_ros.edge.tuning import Plan, Tuner
 from dsd_ros.wire.local import LocalChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
-MODES = (
-    {"mode": "dsd"},
-    {"mode": "best"},
-    {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4},
-)
+MODES = ({"mode": "dsd"}, {"mode": "best"}, {"mode": "fsd", "pipeline_depth": 3, "predraft_batch": 4})
 
 
 def decode(engine, replies: int = 2, **values) -> list[DecodedReply]:
@@ -73,9 +69,7 @@ class Restless(Tuner):
 def test_sampled_tokens_are_the_targets(values, kind):
     target = TableModel(2, ends=False, period=LENGTH)
     draft = TableModel(2, ends=False, period=LENGTH, noise=0.7, padding=4)
-    chosen = DecodeSettings(
-        draft_length=0, temperature=1.0, seed=7, max_tokens=LENGTH * PER_REPLY, **values
-    )
+    chosen = DecodeSettings(draft_length=0, temperature=1.0, seed=7, max_tokens=LENGTH * PER_REPLY, **values)
     tuner = kind(overlap=chosen.predrafts) if kind else None
     with (
         VerifierEngine(target) as engine,
@@ -93,10 +87,7 @@ def test_what_was_learned_can_be_handed_to_the_next_session():
     lengths = []
     with VerifierEngine(TARGET) as engine:
         for _ in range(2):
-            with (
-                LocalChannel(engine) as channel,
-                EdgeSession(channel, DRAFT, chosen, tuner=tuner) as session,
-            ):
+            with LocalChannel(engine) as channel, EdgeSession(channel, DRAFT, chosen, tuner=tuner) as session:
                 records = session.decode(IMAGE, "go").records
             lengths.append([record.length for record in records])
     assert lengths[0][0] == 4

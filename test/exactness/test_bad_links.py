@@ -16,12 +16,12 @@ from table_model import TableModel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkClosed
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 PATIENT = LinkSettings(response_timeout_s=0.05, attempts=60)
@@ -57,9 +57,7 @@ def undisturbed():
     cut=st.floats(0, 0.04),
 )
 @profile(max_examples=25, suppress_health_check=list(HealthCheck))
-def test_any_misfortune_leaves_the_reply_as_it_is(
-    undisturbed, seed, mode, temperature, loss, doubled, delayed, cut
-):
+def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, mode, temperature, loss, doubled, delayed, cut):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
         assert decode(channel, mode, temperature) == undisturbed[mode, temperature]
@@ -122,11 +120,7 @@ def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
                 self._engine = second
             super().send(message)
 
-    with (
-        VerifierEngine(TARGET) as first,
-        VerifierEngine(TARGET) as second,
-        Restarting(first) as channel,
-    ):
+    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second, Restarting(first) as channel:
         assert decode(channel, mode, 1.0, 1) == undisturbed[mode, 1.0][:1]
         assert channel.sent > 10
 

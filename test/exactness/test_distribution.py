@@ -6,31 +6,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from joint import (
-    ALPHA,
-    FEW,
-    IMAGE,
-    INSTRUCTION,
-    LENGTH,
-    MANY,
-    PER_REPLY,
-    SAMPLES,
-    chi_squared,
-    count,
-    p_value,
-)
+from joint import ALPHA, FEW, IMAGE, INSTRUCTION, LENGTH, MANY, PER_REPLY, SAMPLES, chi_squared, count, p_value
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.judges as judges
 import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.acceptance import Verdict, residual
+from dsd_ros.decoding.rejection import Verdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.trees import TreeVerdict
+from dsd_ros.decoding.tree import TreeVerdict
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.local import LocalChannel
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 
 def settings(mode: str = "dsd", gamma: int = 2, **sampling: float) -> DecodeSettings:
@@ -41,10 +29,7 @@ def settings(mode: str = "dsd", gamma: int = 2, **sampling: float) -> DecodeSett
 
 def models(noise: float = 0.7) -> tuple[TableModel, TableModel]:
     """A target of 8 tokens, and a draft of it with another padding."""
-    return (
-        TableModel(2, ends=False, period=LENGTH),
-        TableModel(2, ends=False, period=LENGTH, noise=noise, padding=4),
-    )
+    return (TableModel(2, ends=False, period=LENGTH), TableModel(2, ends=False, period=LENGTH, noise=noise, padding=4))
 
 
 def in_process(chosen: DecodeSettings, samples: int = SAMPLES) -> tuple[np.ndarray, np.ndarray]:
@@ -174,9 +159,7 @@ def test_same_seed_same_reply_and_another_seed_another():
 @pytest.mark.parametrize("mode", ["ar", "dsd"])
 def test_a_real_model_sampled(target, draft, picture, mode):
     """The first two tokens of a Qwen2-VL, cut to its three likeliest each: nine cells."""
-    chosen = DecodeSettings(
-        mode=mode, temperature=1.5, top_k=3, draft_length=1, max_tokens=2, seed=11
-    )
+    chosen = DecodeSettings(mode=mode, temperature=1.5, top_k=3, draft_length=1, max_tokens=2, seed=11)
     image, cells = picture(9), {}
     from dsd_ros.decoding.sampling import transform
 

@@ -54,9 +54,7 @@ class Player:
     def __init__(self, engine, drafter, temperature: float, **asked) -> None:
         self.robot = Robot(engine)
         self.settings = SamplingSettings(temperature)
-        said = self.robot.open(
-            temperature=temperature, seed=SEED, vocab_size=drafter.vocab_size, mode="fsd", **asked
-        )
+        said = self.robot.open(temperature=temperature, seed=SEED, vocab_size=drafter.vocab_size, mode="fsd", **asked)
         assert said.error == ""
         self.drafter = drafter
         self.tokens: list[int] = []
@@ -112,20 +110,12 @@ def verdicts(finals: list[Outcome]) -> list[tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(engine, drafter):
-    return {
-        temperature: verdicts(Player(engine, drafter, temperature).play())
-        for temperature in (0.0, 1.0)
-    }
+    return {temperature: verdicts(Player(engine, drafter, temperature).play()) for temperature in (0.0, 1.0)}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "asked",
-    [{}, {"exit_layers": [2]}, {"exit_policy": "fifo"}, {"min_exit_confidence": 0.3}],
-)
-def test_with_exits_the_final_outcomes_are_the_same(
-    engine, drafter, undisturbed, temperature, asked
-):
+@pytest.mark.parametrize("asked", [{}, {"exit_layers": [2]}, {"exit_policy": "fifo"}, {"min_exit_confidence": 0.3}])
+def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed, temperature, asked):
     player = Player(engine, drafter, temperature, exits=True, **asked)
     assert verdicts(player.play()) == undisturbed[temperature]
     accepted = {outcome[0] for outcome in undisturbed[temperature]}
@@ -137,9 +127,7 @@ def test_with_exits_the_final_outcomes_are_the_same(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_exit_that_sees_what_the_final_layer_sees_foretells_it(
-    engine, target, drafter, temperature
-):
+def test_an_exit_that_sees_what_the_final_layer_sees_foretells_it(engine, target, drafter, temperature):
     """Untrained adapters behind layers that change nothing: every exit draws as the final layer will."""
     held = target._layers[1:]
     target._layers[1:] = [Same() for _ in held]
@@ -160,9 +148,7 @@ class Same(torch.nn.Module):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(
-    engine, drafter, undisturbed, temperature
-):
+def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(engine, drafter, undisturbed, temperature):
     """Every round is sent ahead twice: behind what will come true, known from before, and behind not."""
     known = undisturbed[temperature]
 
@@ -205,12 +191,7 @@ def test_whatever_is_sent_ahead_doubled_or_late(engine, drafter, undisturbed, se
                     more, _, guess = player.drafted(assumed, ahead)
                     assumed += [*more, guess]
                     ahead += 1
-                draft = (
-                    assumed,
-                    ahead,
-                    *player.drafted(assumed, ahead)[:2],
-                    prefix_digest(assumed),
-                )
+                draft = (assumed, ahead, *player.drafted(assumed, ahead)[:2], prefix_digest(assumed))
                 player.send(*draft)
                 sent.append(draft)
 

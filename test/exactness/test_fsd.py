@@ -19,8 +19,8 @@ from tiny_models import make_tiny_model
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_POLICIES, PREDRAFT_SOURCES, DecodeSettings
-from dsd_ros.edge.drafter import GrowingDraft
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
+from dsd_ros.edge.draft_model import GrowingDraft
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
@@ -112,9 +112,7 @@ def plain(speaking, draft, picture):
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("policy", PREDRAFT_POLICIES)
 @pytest.mark.parametrize("source", PREDRAFT_SOURCES)
-def test_every_combination_gives_the_tokens_of_dsd(
-    speaking, draft, picture, plain, source, policy, batch, depth
-):
+def test_every_combination_gives_the_tokens_of_dsd(speaking, draft, picture, plain, source, policy, batch, depth):
     seed = random.Random(f"{source}{policy}{batch}{depth}").randrange(5)
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         for temperature, kind in ((0.0, Unhurried), (1.0, LocalChannel), (1.0, Unhurried)):
@@ -243,9 +241,7 @@ def test_rounds_fly_while_what_they_assume_holds(target, picture, temperature, s
         with LocalChannel(engine) as channel:
             (dsd,) = decode(channel, target, picture(2), "go", mode="dsd", **values)
         with Watched(engine) as channel:
-            (fsd,) = decode(
-                channel, target, picture(2), "go", mode="fsd", pipeline_depth=depth, **values
-            )
+            (fsd,) = decode(channel, target, picture(2), "go", mode="fsd", pipeline_depth=depth, **values)
     assert fsd.tokens == dsd.tokens
     late = 1 if shape == "sequence" else 5  # which branch is the likeliest has to be learned
     assert {record.source for record in fsd.records[late:]} == {"flight"}
@@ -292,9 +288,7 @@ class Meddling(LocalChannel):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("source, depth", [("exits", 1), ("both", 1), ("both", 3)])
-def test_whatever_early_exits_say_the_reply_stays(
-    speaking, draft, picture, plain, source, depth, temperature
-):
+def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plain, source, depth, temperature):
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         for seed in range(5):
             with Meddling(engine, seed) as channel:
@@ -353,9 +347,7 @@ def undisturbed():
     cut=st.floats(0, 0.04),
 )
 @profile(max_examples=15, suppress_health_check=list(HealthCheck))
-def test_any_misfortune_leaves_the_reply_as_it_is(
-    undisturbed, seed, depth, loss, doubled, delayed, cut
-):
+def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, depth, loss, doubled, delayed, cut):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
         replies = over(channel, mode="fsd", pipeline_depth=depth, predraft_workers=2)
@@ -375,11 +367,7 @@ def test_a_verifier_that_restarts_in_the_middle(undisturbed, depth):
                 self._engine = second
             super().send(message)
 
-    with (
-        VerifierEngine(TARGET) as first,
-        VerifierEngine(TARGET) as second,
-        Restarting(first) as channel,
-    ):
+    with VerifierEngine(TARGET) as first, VerifierEngine(TARGET) as second, Restarting(first) as channel:
         (reply,) = over(channel, 1, mode="fsd", pipeline_depth=depth)
         assert reply.tokens == undisturbed[0] and channel.sent > 100
 
@@ -397,9 +385,7 @@ class Failing(TableModel):
 def test_a_worker_that_fails_costs_no_token_and_is_told_of(undisturbed, depth):
     failing = Failing(4, 12, ends=False, noise=0.6, padding=3)
     with VerifierEngine(TARGET) as engine, Unhurried(engine) as channel:
-        chosen = DecodeSettings(
-            mode="fsd", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth
-        )
+        chosen = DecodeSettings(mode="fsd", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth)
         with EdgeSession(channel, failing, chosen) as session:
             channel.session = session
             replies = [session.decode(IMAGE, f"go {n}") for n in range(2)]

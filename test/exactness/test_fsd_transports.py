@@ -11,7 +11,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")
 VARIANTS = (

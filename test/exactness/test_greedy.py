@@ -8,7 +8,7 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.local import LocalChannel
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")
 

@@ -8,14 +8,14 @@ from lossy_channel import LossyChannel
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.channel import LinkClosed
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Observation
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 STEPS, TOKENS = 10, 10
 ACTIONS = ("forward 25 cm", "turn left 15 degrees", "stop")
@@ -92,9 +92,7 @@ def test_coupled_replies_are_the_targets_own(target, draft, walk):
     assert len({tuple(tokens) for tokens in replies["dsd"]}) > STEPS // 2
 
 
-def test_over_a_websocket_the_same_and_one_new_picture_a_step(
-    target_directory, draft, walk, expected, serving
-):
+def test_over_a_websocket_the_same_and_one_new_picture_a_step(target_directory, draft, walk, expected, serving):
     """Eight earlier pictures cost their names and actions: nothing of them travels twice."""
     settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
     sent = {}
@@ -167,9 +165,7 @@ def test_a_restarted_verifier_is_told_everything_again(target, draft, walk, mode
             channel._engine.close()
 
 
-def test_pictures_that_the_verifier_has_dropped_are_sent_again_at_once(
-    target, draft, walk, expected
-):
+def test_pictures_that_the_verifier_has_dropped_are_sent_again_at_once(target, draft, walk, expected):
     settings = DecodeSettings(mode="dsd", max_tokens=TOKENS)
     with VerifierEngine(target) as engine, LocalChannel(engine) as channel:
         with EdgeSession(channel, draft, settings) as session:
@@ -205,9 +201,7 @@ def test_what_was_not_answered_is_sent_again(target, draft, walk, expected):
         (0, [(np.zeros((4, 4), np.uint8), "stop")], ImageError, "shape"),
     ],
 )
-def test_a_history_that_cannot_be_used_is_refused_with_a_sentence(
-    target, draft, walk, image, history, error, sentence
-):
+def test_a_history_that_cannot_be_used_is_refused_with_a_sentence(target, draft, walk, image, history, error, sentence):
     history = [(walk[0][0] if isinstance(one, int) else one, action) for one, action in history]
     with (
         VerifierEngine(target) as engine,

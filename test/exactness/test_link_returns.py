@@ -20,17 +20,17 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire import websocket_client
+from dsd_ros.wire import websocket
 from dsd_ros.wire.channel import LinkClosed
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 PATIENT = LinkSettings(attempts=60)
-SERVER = Path(__file__).parent.parent / "serve_model.py"
+SERVER = Path(__file__).parents[1] / "support" / "serve_model.py"
 DRAFT = TableModel(4, ends=False, noise=0.6)
 
 
@@ -105,10 +105,7 @@ def test_a_verifier_killed_and_started_again_goes_on_with_the_reply():
             processes[0].kill()
             processes.append(Process(urlsplit(url).port))  # the robot dials until it listens
 
-        with (
-            After(url, 3, happens) as channel,
-            EdgeSession(channel, DRAFT, settings("fsd"), PATIENT) as session,
-        ):
+        with After(url, 3, happens) as channel, EdgeSession(channel, DRAFT, settings("fsd"), PATIENT) as session:
             before = session._link.session
             assert decoded(session) == undisturbed("fsd")
             assert len(processes) == 2 and session._link.session != before
@@ -117,14 +114,12 @@ def test_a_verifier_killed_and_started_again_goes_on_with_the_reply():
             process.kill()
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="127.0.0.2 is an address of the loopback on Linux"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of the loopback on Linux")
 @pytest.mark.parametrize("mode", ["ar", "dssd", "fsd"])
 def test_a_robot_that_changes_its_address_resumes_its_session(mode, monkeypatch):
     """The old connection is not closed: nothing of it arrives any more, and the verifier does not know."""
     address = ["127.0.0.2"]
-    dial = websocket_client.connect
+    dial = websocket.connect
     dialled, left = [], []
 
     def connect(*args, **options):
@@ -132,7 +127,7 @@ def test_a_robot_that_changes_its_address_resumes_its_session(mode, monkeypatch)
         dialled.append(connection.local_address[0])
         return connection
 
-    monkeypatch.setattr(websocket_client, "connect", connect)
+    monkeypatch.setattr(websocket, "connect", connect)
 
     def roams():
         address[0] = "127.0.0.3"

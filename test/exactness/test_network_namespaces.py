@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROBOT = Path(__file__).parent.parent / "namespace_robot.py"
+ROBOT = Path(__file__).parents[1] / "support" / "namespace_robot.py"
 # Without root, a user namespace gives the right to make the others.
 UNSHARE = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
@@ -30,9 +30,7 @@ def namespaces():
 
 @pytest.mark.slow
 def test_tokens_survive_a_bad_link_a_pulled_cable_and_a_new_address(namespaces, record_property):
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, str(ROBOT)], capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([*UNSHARE, sys.executable, str(ROBOT)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     emulation = report.pop("emulation")

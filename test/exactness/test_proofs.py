@@ -15,21 +15,21 @@ from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
 import dsd_ros.cloud.judges as judges
+import dsd_ros.decoding.tree as trees
 import dsd_ros.decoding.tree_growth as tree_growth
-import dsd_ros.decoding.trees as trees
-import dsd_ros.edge.drafter as drafter
+import dsd_ros.edge.draft_model as drafter
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.trees import TreeVerdict
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.decoding.tree import TreeVerdict
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)
@@ -53,9 +53,7 @@ def tokens_of(replies: list[DecodedReply]) -> list[list[int]]:
     return [reply.tokens for reply in replies]
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.7}, {"temperature": 0.0}]
-)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.7}, {"temperature": 0.0}])
 def test_coupled_says_what_the_target_alone_says_with_the_same_noise(sampling):
     with VerifierEngine(TARGET) as engine:
 
@@ -72,9 +70,7 @@ def test_coupled_says_what_the_target_alone_says_with_the_same_noise(sampling):
             assert sum(sum(reply.accepted) for reply in replies) > 0
 
 
-def test_every_proof_through_a_websocket_to_another_process(
-    target_directory, draft, picture, serving
-):
+def test_every_proof_through_a_websocket_to_another_process(target_directory, draft, picture, serving):
     """A real model: the tokens of a verifier in this process, whatever the shape and whoever drafts when."""
     noise = {"proof": "coupled", "temperature": 0.8}
     drawn = {"temperature": 0.8, "top_k": 40}
@@ -249,9 +245,7 @@ def undisturbed():
     cut=st.floats(0, 0.04),
 )
 @profile(max_examples=15, suppress_health_check=list(HealthCheck))
-def test_any_misfortune_leaves_the_reply_as_it_is(
-    undisturbed, seed, proof, mode, shape, loss, doubled, delayed, cut
-):
+def test_any_misfortune_leaves_the_reply_as_it_is(undisturbed, seed, proof, mode, shape, loss, doubled, delayed, cut):
     with VerifierEngine(TARGET) as engine, LocalChannel(engine) as inner:
         channel = LossyChannel(inner, seed, loss, doubled, delayed, cut)
         replies = over(

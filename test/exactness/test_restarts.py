@@ -13,8 +13,8 @@ from restarting_channel import EVENTS, RestartingChannel
 from table_model import TableModel
 
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import VerifierRefused
-from dsd_ros.edge.link import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.messages import Draft, Observation
 
@@ -47,9 +47,7 @@ DECODES = {
 
 def decoded(channel: RestartingChannel, name: str, max_tokens: int = 14) -> list[int]:
     """The reply, whose progress never shrank and told each token once."""
-    chosen = DecodeSettings(
-        **{"temperature": 1.0, "seed": 3, "max_tokens": max_tokens} | DECODES[name]
-    )
+    chosen = DecodeSettings(**{"temperature": 1.0, "seed": 3, "max_tokens": max_tokens} | DECODES[name])
     told: list[int] = []
 
     def on_progress(text, count, record):
@@ -104,8 +102,7 @@ def test_each_round_may_meet_another_verifier(name, where):
 
 
 @given(
-    name=st.sampled_from(list(DECODES)),
-    events=st.dictionaries(st.integers(0, 60), st.sampled_from(EVENTS), max_size=8),
+    name=st.sampled_from(list(DECODES)), events=st.dictionaries(st.integers(0, 60), st.sampled_from(EVENTS), max_size=8)
 )
 @profile(max_examples=40, suppress_health_check=list(HealthCheck))
 def test_restarts_cuts_and_doubles_at_any_message_leave_the_reply_as_it_is(name, events):
@@ -118,9 +115,7 @@ def test_restarts_cuts_and_doubles_at_any_message_leave_the_reply_as_it_is(name,
 @pytest.mark.parametrize("name", DECODES)
 def test_a_restart_at_every_single_message_leaves_the_reply_as_it_is(name, event):
     for at in range(60):
-        channel = RestartingChannel(
-            TARGET, lambda boundary, message, at=at: event * (boundary == at)
-        )
+        channel = RestartingChannel(TARGET, lambda boundary, message, at=at: event * (boundary == at))
         assert decoded(channel, name) == undisturbed(name), at
         if not channel.restarts:
             break

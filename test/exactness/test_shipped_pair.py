@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsd_lab.pair.pair import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.evaluation.pair import held_out_scenes
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.local import LocalChannel
 
@@ -17,10 +17,7 @@ MODELS = Path(__file__).parents[2] / "models"
 
 
 def replies(engine, draft, scenes, **values) -> list[list[int]]:
-    with (
-        LocalChannel(engine) as channel,
-        EdgeSession(channel, draft, DecodeSettings(seed=4, **values)) as session,
-    ):
+    with LocalChannel(engine) as channel, EdgeSession(channel, draft, DecodeSettings(seed=4, **values)) as session:
         return [session.decode(image, text).tokens for image, text in scenes]
 
 
@@ -32,17 +29,9 @@ def test_every_mode_says_what_the_shipped_target_says():
     with VerifierEngine(load_model(ModelSettings(str(MODELS / "target")))) as engine:
         alone = replies(engine, draft, scenes, mode="ar")
         assert replies(engine, draft, scenes, mode="dsd", draft_length=6) == alone
-        for values in (
-            {},
-            {"predraft_source": "exits"},
-            {"pipeline_depth": 3, "predraft_batch": 6},
-        ):
+        for values in ({}, {"predraft_source": "exits"}, {"pipeline_depth": 3, "predraft_batch": 6}):
             assert replies(engine, draft, scenes, mode="fsd", **values) == alone, values
-        for values in (
-            {"mode": "mc-dsd"},
-            {"mode": "best"},
-            {"mode": "best", "tree_budget": 16, "draft_length": 8},
-        ):
+        for values in ({"mode": "mc-dsd"}, {"mode": "best"}, {"mode": "best", "tree_budget": 16, "draft_length": 8}):
             assert replies(engine, draft, scenes, **values) == alone, values
         noisy = replies(engine, draft, scenes, mode="ar", proof="coupled", temperature=1.0)
         assert replies(engine, draft, scenes, mode="best", temperature=1.0) == noisy != alone

@@ -12,15 +12,8 @@ from table_model import TableModel, joint_distribution
 
 from dsd_ros.decoding.coupling import choose, gumbel, scores
 from dsd_ros.decoding.sampling import SamplingSettings, transform
+from dsd_ros.decoding.tree import TokenTree, TreeVerdict, check_tree, follow_tree, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
-from dsd_ros.decoding.trees import (
-    TokenTree,
-    TreeVerdict,
-    check_tree,
-    follow_tree,
-    verify_tree,
-    verify_tree_greedy,
-)
 
 Grower = ExpansionTree | BudgetTree
 
@@ -117,8 +110,7 @@ def test_replies_of_shared_randomness_are_the_targets(target, draft, picture):
 
 
 @pytest.mark.parametrize(
-    "expansion, sampling",
-    [((2, 2), SamplingSettings(1.0)), ((3,), SamplingSettings(0.8, top_p=0.8))],
+    "expansion, sampling", [((2, 2), SamplingSettings(1.0)), ((3,), SamplingSettings(0.8, top_p=0.8))]
 )
 def test_three_tokens_are_distributed_as_the_target_says(expansion, sampling):
     size = 5

@@ -42,9 +42,7 @@ def decode(engine, replies: int = 2, model=DRAFT, **values) -> list[DecodedReply
     return watched(engine, replies, model, **values)[0]
 
 
-def watched(
-    engine, replies: int = 2, model=DRAFT, **values
-) -> tuple[list[DecodedReply], list[Draft]]:
+def watched(engine, replies: int = 2, model=DRAFT, **values) -> tuple[list[DecodedReply], list[Draft]]:
     chosen = DecodeSettings(**({"seed": 3, "max_tokens": 40, "mode": "dsd"} | values))
     with Watched(engine) as channel, EdgeSession(channel, model, chosen) as session:
         return [session.decode(IMAGE, f"go {n}") for n in range(replies)], channel.drafts
@@ -106,9 +104,7 @@ def test_replies_end_where_they_should(proof, values):
     short = TableModel(4, 12, ends=False, max_length=30)
     with VerifierEngine(target) as engine, VerifierEngine(short) as full:
         for longest in (1, 2, 3, 5, 24):
-            replies = decode(
-                engine, 4, draft, proof=proof, max_tokens=longest, **EXPANSION, **values
-            )
+            replies = decode(engine, 4, draft, proof=proof, max_tokens=longest, **EXPANSION, **values)
             for reply in replies:
                 assert reply.finished or len(reply.tokens) == longest
                 assert len(reply.tokens) <= longest
@@ -117,7 +113,5 @@ def test_replies_end_where_they_should(proof, values):
         small = TableModel(4, 12, ends=False, noise=0.6, max_length=20)
         for model in (small, DRAFT):
             for longest in (27, 28):  # the target holds 30, of which the prompt takes two
-                (reply,) = decode(
-                    full, 1, model, proof=proof, max_tokens=longest, **EXPANSION, **values
-                )
+                (reply,) = decode(full, 1, model, proof=proof, max_tokens=longest, **EXPANSION, **values)
                 assert len(reply.tokens) == longest

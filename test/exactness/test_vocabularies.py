@@ -13,15 +13,15 @@ from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
 from safetensors.torch import load_file, save_file
 from tiny_models import SPECIAL_TOKENS, make_tiny_model, make_tokenizer
 
+from dsd_lab.pair.pair import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.evaluation.pair import held_out_scenes
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.local import LocalChannel
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 MODELS = Path(__file__).parents[2] / "models"
 TEXT = f"Ahead, it's 15 cm away: Größe 漢字 🪑🚪! {ENGLISH}"
@@ -38,9 +38,7 @@ BLACK = np.zeros((28, 28, 3), np.uint8)
 
 
 def reciting(kind: str, text: str) -> RecitingModel:
-    return RecitingModel(
-        TOKENIZERS[kind], text, "</s>" if kind in ("german", "metaspace") else "<|im_end|>"
-    )
+    return RecitingModel(TOKENIZERS[kind], text, "</s>" if kind in ("german", "metaspace") else "<|im_end|>")
 
 
 def merged(directory: Path, size: int) -> Path:
@@ -147,9 +145,7 @@ def test_a_shared_vocabulary_is_not_translated(target, target_directory, draft, 
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"temperature": 0.7}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"shape": "budget"}],
-    ids=str,
+    "values", [{"temperature": 0.7}, {"mode": "fsd"}, {"mode": "mc-dsd"}, {"shape": "budget"}], ids=str
 )
 def test_what_cannot_be_translated_is_refused(target, target_directory, foreign, values):
     vocabulary = Vocabulary.load(target_directory)
@@ -175,8 +171,7 @@ def test_the_shipped_draft_in_other_tokens_is_as_good(tmp_path, gamma):
     shutil.copytree(MODELS / "draft", tmp_path / "draft")
     renumber(tmp_path / "draft")
     same, other, target = (
-        load_model(ModelSettings(str(path)))
-        for path in (MODELS / "draft", tmp_path / "draft", MODELS / "target")
+        load_model(ModelSettings(str(path))) for path in (MODELS / "draft", tmp_path / "draft", MODELS / "target")
     )
     assert other.tokenizer_fingerprint != target.tokenizer_fingerprint
     images, labels = held_out_scenes(12)

@@ -43,11 +43,7 @@ def test_every_action_parses_behind_reasoning(action):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "  I see it.\n  ACTION:  Turn   LEFT 30 degrees \n",
-        "I see it. action: turn left 30 degrees",
-    ],
+    "text", ["  I see it.\n  ACTION:  Turn   LEFT 30 degrees \n", "I see it. action: turn left 30 degrees"]
 )
 def test_case_and_space_are_tolerated(text):
     reply = parse_reply(text)
@@ -117,20 +113,7 @@ def test_arbitrary_text_is_refused_or_means_what_it_ends_in(text):
     assert squeezed.endswith(f"action: {format_action(reply.action)}")
 
 
-_WORDS = [
-    "Action:",
-    "action: ",
-    "forward",
-    "turn left",
-    "25 cm",
-    "30 degrees",
-    "stop",
-    " ",
-    ".",
-    "\n",
-    "75",
-    "cm",
-]
+_WORDS = ["Action:", "action: ", "forward", "turn left", "25 cm", "30 degrees", "stop", " ", ".", "\n", "75", "cm"]
 
 
 @given(st.lists(st.sampled_from(_WORDS), max_size=12).map(" ".join))
@@ -159,12 +142,7 @@ def test_amounts_have_units_and_signs(action):
 
 @pytest.mark.parametrize(
     ("kind", "amount"),
-    [
-        (ActionKind.FORWARD, 30),
-        (ActionKind.TURN_LEFT, 25),
-        (ActionKind.STOP, 1),
-        (ActionKind.FORWARD, 0),
-    ],
+    [(ActionKind.FORWARD, 30), (ActionKind.TURN_LEFT, 25), (ActionKind.STOP, 1), (ActionKind.FORWARD, 0)],
 )
 def test_an_action_outside_the_grammar_cannot_be_made(kind, amount):
     with pytest.raises(ValueError, match="takes an amount of"):

@@ -73,9 +73,7 @@ def test_one_that_comes_back_and_has_no_session_in_time_ends_it_too():
     assert len(bench.asked) < 8
 
 
-@pytest.mark.parametrize(
-    "safety", [silent("verifier_node"), report(Cause.LINK_LOST), report(Cause.CAMERA_STALE)]
-)
+@pytest.mark.parametrize("safety", [silent("verifier_node"), report(Cause.LINK_LOST), report(Cause.CAMERA_STALE)])
 def test_other_troubles_ask_nothing_again(safety):
     bench = Bench()
     bench.until_request()

@@ -26,9 +26,7 @@ SETTINGS = MotionSettings()
 class Rig:
     """A unicycle that follows commands ``latency`` samples late, scaled by ``slip``."""
 
-    def __init__(
-        self, pose: Pose, latency: int = 1, slip: float = 1.0, blocked: bool = False
-    ) -> None:
+    def __init__(self, pose: Pose, latency: int = 1, slip: float = 1.0, blocked: bool = False) -> None:
         self.pose = pose
         self.velocity = AT_REST
         self._queue = deque([AT_REST] * latency)
@@ -61,12 +59,7 @@ def drive(action: Action, rig: Rig, dt: float = 0.02, settings: MotionSettings =
 
 
 @settings(max_examples=60)
-@given(
-    st.sampled_from(all_actions()),
-    st.floats(-math.pi, math.pi),
-    st.integers(0, 3),
-    st.floats(0.8, 1.1),
-)
+@given(st.sampled_from(all_actions()), st.floats(-math.pi, math.pi), st.integers(0, 3), st.floats(0.8, 1.1))
 def test_an_action_ends_where_it_should_and_at_rest(action, yaw, latency, slip):
     rig = Rig(Pose(1.0, -2.0, yaw), latency, slip)
     controller, commands = drive(action, rig)

@@ -13,9 +13,7 @@ VIEW = DepthView()
 CAMERA = Intrinsics(97.0, 97.0, 84.0, 56.0, 168, 112)
 
 
-def scene(
-    view: DepthView = VIEW, camera: Intrinsics = CAMERA, boxes: tuple = (), floor: bool = True
-) -> np.ndarray:
+def scene(view: DepthView = VIEW, camera: Intrinsics = CAMERA, boxes: tuple = (), floor: bool = True) -> np.ndarray:
     """Depths of a floor and of upright plates: (ahead, left from, left to, low, high) in metres."""
     v, u = np.mgrid[: camera.height, : camera.width]
     x, y = (u - camera.cx) / camera.fx, (v - camera.cy) / camera.fy
@@ -114,8 +112,7 @@ def test_any_noise_gives_a_distance_or_nothing():
     rng = np.random.default_rng(3)
     for _ in range(50):
         depths = rng.choice(
-            np.array([np.nan, 0, -1, np.inf, -np.inf, 1e-30, 1e30, 0.4, 5], np.float32),
-            (CAMERA.height, CAMERA.width),
+            np.array([np.nan, 0, -1, np.inf, -np.inf, 1e-30, 1e30, 0.4, 5], np.float32), (CAMERA.height, CAMERA.width)
         )
         found = corridor().nearest(depths)
         assert found is None or found >= 0.0

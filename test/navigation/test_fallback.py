@@ -53,9 +53,7 @@ class World:
 
     def act(self, word: str, kind: ActionKind = ActionKind.FORWARD, amount: int = 50) -> Motion:
         """Announce an action and command its motion; what of it goes to the robot."""
-        self.supervisor.on_action(
-            kind, amount, word == VERIFIED, self.now - 0.1, self.now, self.now, word == RETRACING
-        )
+        self.supervisor.on_action(kind, amount, word == VERIFIED, self.now - 0.1, self.now, self.now, word == RETRACING)
         self.command = AHEAD if kind is ActionKind.FORWARD else Motion(wz=0.5)
         return self.step()
 
@@ -65,9 +63,7 @@ class World:
         count = max(1, round(math.hypot(x - before.x, y - before.y) / 0.05))
         for i in range(1, count + 1):
             share = i / count
-            self.pose = Pose(
-                before.x + share * (x - before.x), before.y + share * (y - before.y), 0.0
-            )
+            self.pose = Pose(before.x + share * (x - before.x), before.y + share * (y - before.y), 0.0)
             self.step()
 
     @property
@@ -76,8 +72,7 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("fallback", "word", "lost"),
-    list(product(FALLBACKS, (VERIFIED, UNVERIFIED, RETRACING), (False, True))),
+    ("fallback", "word", "lost"), list(product(FALLBACKS, (VERIFIED, UNVERIFIED, RETRACING), (False, True)))
 )
 def test_every_combination(fallback, word, lost):
     world = World(Fallback(fallback), lost)
@@ -141,9 +136,7 @@ def test_an_unverified_action_keeps_to_the_grammar_the_picture_and_the_limits():
     assert Cause.UNPARSABLE_ACTION in world.causes
     world.supervisor.on_action(ActionKind.FORWARD, 50, False, world.now - 9.0, world.now, world.now)
     assert world.step() == STILL and Cause.STALE_REPLY in world.causes
-    assert world.act(UNVERIFIED, ActionKind.TURN_LEFT, 30) == Motion(
-        wz=pytest.approx(0.4 * math.radians(30))
-    )
+    assert world.act(UNVERIFIED, ActionKind.TURN_LEFT, 30) == Motion(wz=pytest.approx(0.4 * math.radians(30)))
     assert world.act(UNVERIFIED).moving
     world.command = Motion(0.8)
     assert world.step() == STILL and Cause.MOTION_REFUSED in world.causes

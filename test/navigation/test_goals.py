@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsd_ros.navigation.goals import instruction_in, needs_memory
-from dsd_ros.robot.world import COLOURS, KINDS
+from dsd_ros.robot.sim.world import COLOURS, KINDS
 
 OF_THE_SPEAKER = [
     "bring me to the chair I like",

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, say
 
 from dsd_ros.navigation.actions import all_actions, parse_action
-from dsd_ros.navigation.controller import (
-    AT_REST,
-    MotionController,
-    MotionSettings,
-    Pose,
-    Velocity,
-)
+from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.lookahead import Track, fits
 from dsd_ros.navigation.records import Answer, Phase
 from dsd_ros.navigation.settings import RunOutcome
@@ -32,9 +26,7 @@ def answer_ahead(bench: Bench, text: str, verified: bool = True) -> Pose:
     bench.until(lambda: len(bench.asked) > count)
     assert bench.run.phase is Phase.EXECUTING and bench.velocity != AT_REST
     request, seen_from = bench.asked[-1], bench.before
-    bench.run.on_answer(
-        request.number, Answer(text, request.not_before, verified, object()), bench.moment
-    )
+    bench.run.on_answer(request.number, Answer(text, request.not_before, verified, object()), bench.moment)
     return seen_from
 
 
@@ -54,9 +46,7 @@ def carried_out(bench: Bench, count: int) -> None:
     bench.until(lambda: bench.run.phase is Phase.DECODING and bench.command == AT_REST)
 
 
-@pytest.mark.parametrize(
-    "first", ["forward 75 cm", "turn left 45 degrees", "turn right 45 degrees"]
-)
+@pytest.mark.parametrize("first", ["forward 75 cm", "turn left 45 degrees", "turn right 45 degrees"])
 @pytest.mark.parametrize("then", ["forward 50 cm", "turn left 30 degrees", "turn right 30 degrees"])
 def test_an_action_counts_from_the_pose_of_its_picture(first, then):
     bench = Watched(AHEAD)
@@ -110,11 +100,7 @@ def test_without_look_ahead_nothing_is_asked_of_a_robot_that_moves():
 
 
 @given(
-    actions=st.lists(
-        st.sampled_from([a for a in all_actions() if a.radians or a.metres]),
-        min_size=2,
-        max_size=6,
-    ),
+    actions=st.lists(st.sampled_from([a for a in all_actions() if a.radians or a.metres]), min_size=2, max_size=6),
     look_ahead=st.floats(0.0, 1.5),
     lag=st.floats(0.0, 0.7),
     delay=st.floats(0.02, 1.0),
@@ -191,9 +177,7 @@ def test_what_fits(phrase, pose, expected):
     assert fits(parse_action(phrase), Pose(0.0, 0.0, 0.0), pose) is expected
 
 
-@pytest.mark.parametrize(
-    "phrase", ["forward 75 cm", "turn left 45 degrees", "turn right 15 degrees"]
-)
+@pytest.mark.parametrize("phrase", ["forward 75 cm", "turn left 45 degrees", "turn right 15 degrees"])
 def test_the_time_that_is_left_is_known(phrase):
     settings, pose, now = MotionSettings(), Pose(0.0, 0.0, 0.0), 0.0
     controller = MotionController(parse_action(phrase), settings, pose, now)
@@ -211,9 +195,7 @@ def test_the_time_that_is_left_is_known(phrase):
 
 def test_a_drive_that_begins_askew_turns_into_its_direction_first():
     pose, now = Pose(0.1, 0.02, math.radians(12)), 0.0
-    drive = MotionController(
-        parse_action("forward 50 cm"), MotionSettings(), pose, now, origin=Pose(0.0, 0.0, 0.0)
-    )
+    drive = MotionController(parse_action("forward 50 cm"), MotionSettings(), pose, now, origin=Pose(0.0, 0.0, 0.0))
     velocity = Velocity()
     while not drive.finished:
         velocity = drive.update(pose, velocity, now)
@@ -225,9 +207,7 @@ def test_a_drive_that_begins_askew_turns_into_its_direction_first():
         pose = Pose(pose.x + way * math.cos(yaw), pose.y + way * math.sin(yaw), yaw)
     assert pose.x == pytest.approx(0.5, abs=0.02) and abs(pose.y - 0.02) < 0.02
     assert drive.travelled == pytest.approx(0.4, abs=0.02)
-    stuck = MotionController(
-        parse_action("forward 50 cm"), MotionSettings(), Pose(0.0, 0.0, 0.2), 0.0, Pose(0, 0, 0)
-    )
+    stuck = MotionController(parse_action("forward 50 cm"), MotionSettings(), Pose(0.0, 0.0, 0.2), 0.0, Pose(0, 0, 0))
     while not stuck.finished:
         now += 0.02
         stuck.update(Pose(0.0, 0.0, 0.2), AT_REST, now)

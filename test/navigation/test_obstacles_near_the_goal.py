@@ -7,25 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from dsd_lab.train.expert import View, reply
 from dsd_ros.navigation.actions import ActionKind, parse_reply
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
-from dsd_ros.navigation.safety import (
-    Cause,
-    Limits,
-    Motion,
-    Requirements,
-    Timeouts,
-    range_reading,
-)
+from dsd_ros.navigation.safety import Cause, Limits, Motion, Requirements, Timeouts, range_reading
 from dsd_ros.navigation.supervisor import Supervisor
-from dsd_ros.robot.arrival import check_arrival
-from dsd_ros.robot.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.rangefinder import MAX_RANGE, MIN_RANGE
-from dsd_ros.robot.scene import build_mjcf
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import World
-from dsd_ros.training.expert import View, reply
+from dsd_ros.robot.sim.arrival import check_arrival
+from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
+from dsd_ros.robot.sim.rangefinder import MAX_RANGE, MIN_RANGE
+from dsd_ros.robot.sim.scene import build_mjcf
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
 
 STEP = 0.02
 SENSOR_EVERY = 3  # steps: 16 readings a second
@@ -63,9 +56,7 @@ class Run:
                 return True
             self.actions += 1
             stamp = self.now
-            self._supervisor.on_action(
-                action.kind, action.amount, True, stamp - 0.01, stamp, self.now
-            )
+            self._supervisor.on_action(action.kind, action.amount, True, stamp - 0.01, stamp, self.now)
             control = MotionController(action, MotionSettings(), self._pose, self.now)
             while not control.finished and self._steps < STEPS:
                 vx, _, wz = self.simulator.velocity
@@ -104,8 +95,7 @@ class Run:
 
 
 @pytest.mark.parametrize(
-    ("sensor", "seed"),
-    [("depth", seed) for seed in (24, 1, 2)] + [("range", seed) for seed in range(8)],
+    ("sensor", "seed"), [("depth", seed) for seed in (24, 1, 2)] + [("range", seed) for seed in range(8)]
 )
 def test_the_goal_is_reached_with_the_way_watched(offscreen, sensor, seed):
     instruction = "find the silver bottle" if seed == 24 else None

@@ -169,9 +169,7 @@ def test_a_request_tells_of_the_last_eight_steps():
     assert not bench.until_request().history  # moved by hand, it begins anew
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Go ahead!", "Action: forward 25 cm now", "Action: stop Action: stop"]
-)
+@pytest.mark.parametrize("text", ["", "Go ahead!", "Action: forward 25 cm now", "Action: stop Action: stop"])
 def test_what_does_not_parse_ends_the_run_without_motion(text):
     bench = Bench()
     bench.answer(text)
@@ -270,9 +268,7 @@ def checking() -> Bench:
     return bench
 
 
-@pytest.mark.parametrize(
-    ("arrived", "outcome"), [(True, RunOutcome.ARRIVED), (False, RunOutcome.NOT_THERE)]
-)
+@pytest.mark.parametrize(("arrived", "outcome"), [(True, RunOutcome.ARRIVED), (False, RunOutcome.NOT_THERE)])
 def test_an_arrival_is_checked_where_that_is_wanted(arrived, outcome):
     bench = checking()
     assert bench.run.take_check() and not bench.run.take_check()

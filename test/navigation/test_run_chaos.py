@@ -26,12 +26,7 @@ SAFETY = [
     silent("draft_node"),
     None,
 ]
-FAILURES = [
-    RunOutcome.LINK_LOST,
-    RunOutcome.DECODE_TIMEOUT,
-    RunOutcome.NO_OBSERVATION,
-    RunOutcome.VERIFIER_REFUSED,
-]
+FAILURES = [RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT, RunOutcome.NO_OBSERVATION, RunOutcome.VERIFIER_REFUSED]
 
 
 class Chaos(RuleBasedStateMachine):
@@ -81,11 +76,7 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(count):
             self._tick()
 
-    @rule(
-        text=st.sampled_from(TEXTS),
-        age=st.floats(0.0, 1.0),
-        verified=st.sampled_from([True] * 3 + [False]),
-    )
+    @rule(text=st.sampled_from(TEXTS), age=st.floats(0.0, 1.0), verified=st.sampled_from([True] * 3 + [False]))
     def answer(self, text, age, verified):
         bench = self.bench
         if not bench.asked:
@@ -94,9 +85,7 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(round(age / TICK_S)):
             self._tick()
         details = (request.number, len(bench.announcements))
-        bench.run.on_answer(
-            request.number, Answer(text, request.not_before, verified, details), bench.moment
-        )
+        bench.run.on_answer(request.number, Answer(text, request.not_before, verified, details), bench.moment)
         bench.listen()
 
     @rule(number=st.integers(0, 8), text=st.sampled_from(TEXTS), age=st.floats(-1.0, 8.0))

@@ -58,11 +58,7 @@ class World:
         return [cause for cause, _ in self.decision.causes]
 
     def act(
-        self,
-        kind: ActionKind | None = ActionKind.FORWARD,
-        amount: int = 50,
-        verified: bool = True,
-        age: float = 0.2,
+        self, kind: ActionKind | None = ActionKind.FORWARD, amount: int = 50, verified: bool = True, age: float = 0.2
     ) -> None:
         stamp = self.now + CLOCK
         self.supervisor.on_action(kind, amount, verified, stamp - age, stamp, self.now)

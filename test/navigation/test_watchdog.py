@@ -68,9 +68,7 @@ def test_a_senseless_timeout_is_refused(timeout):
         Watchdog(timeout)
 
 
-_EVENTS = st.lists(
-    st.tuples(st.sampled_from(["command", "odometry"]), st.floats(0.0, 0.4)), max_size=30
-)
+_EVENTS = st.lists(st.tuples(st.sampled_from(["command", "odometry"]), st.floats(0.0, 0.4)), max_size=30)
 
 
 @given(_EVENTS, st.floats(0.0, 2.0))

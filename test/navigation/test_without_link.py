@@ -30,10 +30,7 @@ def test_by_default_the_run_ends():
     bench.answer(GO)
     assert not bench.asked[-1].allow_unverified
     bench.fail(RunOutcome.LINK_LOST, "The verifier does not answer.")
-    assert (bench.run.outcome, bench.run.sentence) == (
-        RunOutcome.LINK_LOST,
-        "The verifier does not answer.",
-    )
+    assert (bench.run.outcome, bench.run.sentence) == (RunOutcome.LINK_LOST, "The verifier does not answer.")
 
 
 @pytest.mark.parametrize("settings", [LONG, RETURN])
@@ -121,12 +118,7 @@ def test_an_action_that_the_lost_link_held_goes_on_when_it_is_back():
 
 
 def go_out(bench: Bench) -> None:
-    for action in [
-        "forward 75 cm",
-        "turn left 45 degrees",
-        "forward 50 cm",
-        "turn right 30 degrees",
-    ]:
+    for action in ["forward 75 cm", "turn left 45 degrees", "forward 50 cm", "turn right 30 degrees"]:
         bench.answer(say(action))
     bench.until_request()
 
@@ -226,9 +218,7 @@ def test_a_cancel_ends_the_way_back_at_once():
 
 @given(
     actions=st.lists(
-        st.sampled_from(
-            ["forward 25 cm", "forward 75 cm", "turn left 45 degrees", "turn right 30 degrees"]
-        ),
+        st.sampled_from(["forward 25 cm", "forward 75 cm", "turn left 45 degrees", "turn right 30 degrees"]),
         min_size=1,
         max_size=5,
     ),
@@ -237,9 +227,7 @@ def test_a_cancel_ends_the_way_back_at_once():
     seed=st.integers(0, 1000),
 )
 @hypothesis_settings(max_examples=12)
-def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(
-    actions, lag, noise, seed
-):
+def test_the_way_back_ends_at_the_start_with_a_robot_that_lags_and_an_odometry_that_jitters(actions, lag, noise, seed):
     bench = Bench(replace(RETURN, max_reversals=40, max_stuck=20), lag=lag, noise=noise, seed=seed)
     for action in actions:
         bench.answer(say(action))

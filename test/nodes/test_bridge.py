@@ -14,14 +14,14 @@ import pytest
 from ros_rig import picture
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LinkClosed, LinkError
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
-SERVER = Path(__file__).parent.parent / "serve_model.py"
+SERVER = Path(__file__).parents[1] / "support" / "serve_model.py"
 INSTRUCTION = "find the silver bottle"
 PATIENT = LinkSettings(response_timeout_s=1.0, attempts=60)
 

@@ -13,16 +13,16 @@ from ros_rig import OdometryRig
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
 
-from dsd_ros.nodes import qos
 from dsd_ros.nodes.go2_messages import RosLink
 from dsd_ros.nodes.go2_node import decode_picture
 from dsd_ros.nodes.go2_standin_node import encode_picture
-from dsd_ros.nodes.images import ImageError, to_rgb
-from dsd_ros.nodes.stamps import seconds
 from dsd_ros.robot.driver import Cause, DriverError, Posture
-from dsd_ros.robot.go2_driver import Go2Driver
-from dsd_ros.robot.go2_protocol import SportApi
-from dsd_ros.robot.go2_settings import Go2Settings
+from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.go2.protocol import SportApi
+from dsd_ros.robot.go2.settings import Go2Settings
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.stamps import seconds
 from unitree_api.msg import Request, Response
 
 
@@ -55,19 +55,12 @@ class RobotRig:
 
     def start_node(self, **parameters):
         self.node = self.rig.start("go2_node", **parameters)
-        self.rig.until(
-            lambda: self.says("ready", DiagnosticStatus.OK) and self.listening(),
-            what="go2_node ready",
-        )
+        self.rig.until(lambda: self.says("ready", DiagnosticStatus.OK) and self.listening(), what="go2_node ready")
         self.rig.until(self.command.get_subscription_count)
         return self.node
 
     def says(self, words: str, level: bytes = DiagnosticStatus.ERROR) -> bool:
-        return (
-            bool(self.health)
-            and self.health[-1].level == level
-            and words in self.health[-1].message
-        )
+        return bool(self.health) and self.health[-1].level == level and words in self.health[-1].message
 
     def value(self, key: str) -> str:
         return {item.key: item.value for item in self.health[-1].values}[key]
@@ -120,9 +113,7 @@ def test_it_publishes_what_the_simulated_robot_does(rig):
     assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera")
     assert to_rgb(image).std() > 5.0
     assert info.k[0] == pytest.approx(image.height / 2 / np.tan(np.pi / 6))
-    assert (
-        abs(seconds(image.header.stamp) - time.time()) < 30.0
-    )  # the wall clock may be set meanwhile
+    assert abs(seconds(image.header.stamp) - time.time()) < 30.0  # the wall clock may be set meanwhile
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81, abs=0.1)
     assert heard["battery_state"][-1].percentage == pytest.approx(0.8)
     stamps = [sample[0] for sample in robot.odometry.samples]
@@ -158,11 +149,7 @@ def test_loss_of_cmd_vel_zero_and_ctrl_c_each_end_in_an_acknowledged_stop(rig):
 def test_each_fault_is_named_and_ends_the_motion_and_a_robot_that_was_gone_is_left_lying(rig):
     robot = RobotRig(rig, lying=False)
     robot.start_node(**PLAIN)
-    for fault, words in (
-        ("freeze", "state has not come"),
-        ("die", "acknowledged"),
-        ("reject", "3202"),
-    ):
+    for fault, words in (("freeze", "state has not come"), ("die", "acknowledged"), ("reject", "3202")):
         robot.drive(0.3)
         rig.until(lambda: not robot.still(), 20.0, f"motion before {fault}")
         robot.set_fault(fault)

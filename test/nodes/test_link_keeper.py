@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DecodeCancelled
-from dsd_ros.edge.link import LinkSettings
 from dsd_ros.nodes import link_keeper
 from dsd_ros.nodes.bridge_node import BridgeSettings
 from dsd_ros.nodes.decode_service import DraftNodeSettings
@@ -28,9 +28,7 @@ class Link:
         self.tried = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
-        self.keeper = LinkKeeper(
-            self.mend, self.found.set, lambda error: self.failures.append(str(error))
-        )
+        self.keeper = LinkKeeper(self.mend, self.found.set, lambda error: self.failures.append(str(error)))
 
     def mend(self) -> None:
         self.tried.release()
@@ -56,17 +54,11 @@ def link(monkeypatch):
 
 
 def test_it_tries_until_it_works_whatever_is_raised(link):
-    one = link(
-        LinkClosed("no network"), DecodeCancelled(), RuntimeError("a defect"), LinkClosed("x")
-    )
+    one = link(LinkClosed("no network"), DecodeCancelled(), RuntimeError("a defect"), LinkClosed("x"))
     assert not one.keeper.down
     one.keeper.lost()
     assert one.found.wait(WAIT_S)
-    assert one.failures == [
-        "no network",
-        "the session cannot be mended: RuntimeError('a defect')",
-        "x",
-    ]
+    assert one.failures == ["no network", "the session cannot be mended: RuntimeError('a defect')", "x"]
     assert not one.keeper.down
     # The next loss is mended, too.
     one.found.clear()

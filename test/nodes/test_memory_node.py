@@ -12,14 +12,14 @@ from tiny_text import make_tiny_text
 
 from dsd_msgs.msg import NavAction, Question, Verdict
 from dsd_msgs.srv import Ask
+from dsd_ros.dragon.documents.places import open_documents
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel, VerifierTopics
 from dsd_ros.nodes.remembering import SOURCE, Remembering, sightings
-from dsd_ros.nodes.stamps import quaternion, to_stamp
-from dsd_ros.nodes.topic_order import TopicOrder
-from dsd_ros.rag.places import open_documents
+from dsd_ros.ros import qos
+from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, VerifierTopics
+from dsd_ros.ros.stamps import quaternion, to_stamp
+from dsd_ros.ros.topic_order import TopicOrder
 from dsd_ros.wire import messages as wire
 
 QUESTION = "which chair do I like?"
@@ -107,9 +107,7 @@ class LostInMidAnswer:
         self._rig, self._process = rig, process
         self._client = rig.node.create_client(Ask, "ask")
         self._armed = False
-        self._asks: dict[
-            int, list[int]
-        ] = {}  # of each answer: with how many tokens it was asked for
+        self._asks: dict[int, list[int]] = {}  # of each answer: with how many tokens it was asked for
         self._done_with: set[int] = set()
         rig.node.create_subscription(Question, "question", self._on_question, qos.LINK)
         for topic in ("verdict_up", "verdict_down"):
@@ -243,10 +241,7 @@ def test_only_what_is_said_to_be_seen_is_remembered(reasoning, place):
     else:
         (seen,) = found
         assert seen.thing == "the red chair"
-        assert (seen.x, seen.y) == (
-            pytest.approx(place[0], abs=0.01),
-            pytest.approx(place[1], abs=0.01),
-        )
+        assert (seen.x, seen.y) == (pytest.approx(place[0], abs=0.01), pytest.approx(place[1], abs=0.01))
 
 
 def test_memory_outlives_the_node(tmp_path):
@@ -274,9 +269,7 @@ def test_only_verified_replies_are_remembered(rig, reader):
         ("green", False, False), ("blue", True, True), ("red", True, False),
     ]:  # fmt: skip
         odometry.publish(at)
-        action = NavAction(
-            reasoning=SEEN.replace("red", colour), verified=verified, retracing=retracing
-        )
+        action = NavAction(reasoning=SEEN.replace("red", colour), verified=verified, retracing=retracing)
         action.observation_stamp = to_stamp(1.0e9)
         actions.publish(action)
     rig.until(lambda: any("remembered: " in line for line in rig.lines))

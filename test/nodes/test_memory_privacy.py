@@ -11,7 +11,7 @@ from ros_rig import Rig
 from tiny_text import make_tiny_text
 
 from dsd_msgs.srv import Ask
-from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel
+from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
 
@@ -40,9 +40,7 @@ class TopicTap:
                     continue
                 self.counts[topic] = 0
                 offers = rig.node.get_publishers_info_by_topic(topic)
-                reliable = all(
-                    offer.qos_profile.reliability == ReliabilityPolicy.RELIABLE for offer in offers
-                )
+                reliable = all(offer.qos_profile.reliability == ReliabilityPolicy.RELIABLE for offer in offers)
                 profile = QoSProfile(depth=2000)
                 if not reliable:
                     profile.reliability = ReliabilityPolicy.BEST_EFFORT
@@ -58,9 +56,7 @@ class TopicTap:
         return take
 
 
-def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(
-    rig, tiny_pair, reader, tmp_path
-):
+def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny_pair, reader, tmp_path):
     for side, texts in (("robot", OWN), ("cloud", OTHERS)):
         (tmp_path / side).mkdir()
         for number, text in enumerate(texts):
@@ -70,9 +66,7 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(
         NODE, model__path=reader, documents=tmp_path / "robot", answer__max_tokens=6,
         answer__evidence="full", answer__temperature=1.0, answer__schedule="random",
     )  # fmt: skip
-    rig.start(
-        "verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud"
-    )
+    rig.start("verifier_node", model__path=tiny_pair[0], text_model=reader, documents=tmp_path / "cloud")
     rig.until_active(NODE)
     rig.until_active("verifier_node")
     watch = Watch(model, OWN)

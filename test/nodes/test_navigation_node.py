@@ -23,7 +23,7 @@ from std_srvs.srv import Trigger
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.nodes import qos
+from dsd_ros.ros import qos
 
 FORWARD = "I see it. Action: forward 25 cm"
 LEFT = "It is left. Action: turn left 45 degrees"
@@ -45,9 +45,7 @@ class NavigationRig:
         self.feedback: list = []
         self.free = False  # the supervisor sees no cause to stop
         group = ReentrantCallbackGroup()
-        self.service = rig.node.create_service(
-            Decode, "decode", self._on_decode, callback_group=group
-        )
+        self.service = rig.node.create_service(Decode, "decode", self._on_decode, callback_group=group)
         rig.node.create_subscription(
             Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
         )
@@ -78,9 +76,7 @@ class NavigationRig:
             return answer
         seconds_back = int(self.age)
         answer.success, answer.verified, answer.text = True, True, said
-        answer.observation_stamp = Time(
-            sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec
-        )
+        answer.observation_stamp = Time(sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec)
         return answer
 
     def camera(self, on: bool) -> None:
@@ -158,12 +154,7 @@ def test_bad_ends_are_named_and_the_next_run_works(rig):
     ]:
         _, result = nav.run((code, "This is why."))
         assert (result.outcome, result.message) == (outcome, "This is why.")
-    for goal in [
-        {"instruction": " "},
-        {"instruction": "x" * 2001},
-        {"time_limit": -1.0},
-        {"time_limit": math.nan},
-    ]:
+    for goal in [{"instruction": " "}, {"instruction": "x" * 2001}, {"time_limit": -1.0}, {"time_limit": math.nan}]:
         _, result = nav.run(**goal)
         assert result.outcome == RunOutcome.BAD_GOAL
     nav.age = 20.0

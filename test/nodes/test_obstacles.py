@@ -13,11 +13,11 @@ from std_msgs.msg import Float64, String, UInt32
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.images import ImageError, to_rgb
-from dsd_ros.nodes.stamps import seconds, to_stamp
-from dsd_ros.robot.rangefinder import range_ahead
-from dsd_ros.robot.world import World
+from dsd_ros.robot.sim.rangefinder import range_ahead
+from dsd_ros.robot.sim.world import World
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.stamps import seconds, to_stamp
 
 SEED = 0
 
@@ -94,9 +94,7 @@ def test_driven_at_what_stands_there_the_robot_is_stopped_before_it(rig, sensor)
     rig.until(lambda: navigation.odometry.velocity.vx == 0.0, 10.0)
     left = range_ahead(world, navigation.pose)
     assert navigation.collisions == 0 and 0.0 < left < began
-    assert left == pytest.approx(
-        0.12, abs=0.08
-    )  # the limit; its own last centimetres were slow ones
+    assert left == pytest.approx(0.12, abs=0.08)  # the limit; its own last centimetres were slow ones
     assert navigation.slowest < 0.2
     # It stays there.
     time.sleep(0.5)

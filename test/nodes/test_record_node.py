@@ -15,11 +15,12 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 
 from dsd_msgs.msg import NavAction, ReplyProgress, SafetyState
-from dsd_ros.evaluation.bag_reader import BagError, open_bag
-from dsd_ros.nodes import qos, record_pictures
-from dsd_ros.nodes.health import HEARD
-from dsd_ros.nodes.images import from_rgb, to_rgb
-from dsd_ros.nodes.record_pictures import Pictures, from_png
+from dsd_ros.observe.bag.reader import BagError, open_bag
+from dsd_ros.observe.ros import bag_pictures as record_pictures
+from dsd_ros.observe.ros.bag_pictures import Pictures, from_png
+from dsd_ros.ros import qos
+from dsd_ros.ros.health import HEARD
+from dsd_ros.ros.images import from_rgb, to_rgb
 
 
 class Stage:
@@ -162,9 +163,7 @@ def test_pictures_are_chosen_by_time_and_by_what_replies_are_about():
     chosen = [kept(pictures.take(cdr(n), n * second // 10)) for n in range(1, 31)]
     assert [n for n in chosen if n] == [1, 11, 21]
     assert kept(pictures.named(15 * second)) == 15
-    assert (
-        pictures.named(15 * second) is None and pictures.named(11 * second) is None
-    )  # kept already
+    assert pictures.named(15 * second) is None and pictures.named(11 * second) is None  # kept already
     assert pictures.named(31 * second) is None  # not here yet
     assert kept(pictures.take(cdr(31), 3_100_000_000)) == 31
     assert all(kept(Pictures(0.0).take(cdr(n), n)) == n for n in range(1, 5))

@@ -14,9 +14,9 @@ from std_msgs.msg import Float64, UInt32
 from std_srvs.srv import Trigger
 
 from dsd_msgs.srv import CheckArrival
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.images import to_rgb
-from dsd_ros.nodes.stamps import seconds
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import to_rgb
+from dsd_ros.ros.stamps import seconds
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from ros_rig import Rig
 
+from dsd_lab.cli.main import main
+from dsd_lab.faults.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS
+from dsd_lab.faults.safety_standin import StandIn
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.cli import main
 from dsd_ros.navigation.safety import Cause, Source
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS
-from dsd_ros.nodes.safety_standin import StandIn
+from dsd_ros.ros import qos
 
-# What `dsd bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.
+# What `dsd-lab bench safety` measures is at most 0.5 s; this is for a machine with far too much to do.
 LATEST_S = 1.5
 
 

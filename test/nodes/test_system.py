@@ -12,7 +12,7 @@ from rcl_interfaces.srv import DescribeParameters, ListParameters
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.nodes.bringup import SYSTEMS
+from dsd_ros.ros.bringup import SYSTEMS
 
 ENTRIES = {entry.executable: entry for system in SYSTEMS.values() for entry in system.nodes}
 # Declared by rclpy for every node, not by ours.

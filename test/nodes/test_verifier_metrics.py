@@ -13,7 +13,7 @@ from ros_rig import picture
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.nodes.dds_channel import DdsChannel
+from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 
@@ -42,8 +42,7 @@ def test_rounds_over_topics_are_counted_and_sigint_ends_the_node(rig, tiny_pair)
         what="as many rounds counted as there were",
     )
     rig.until(  # of the topics: taken into the metrics once a second
-        lambda: sum(n for name, n in counted().items() if "_bytes" in name) >= reply.bytes_up,
-        what="bytes",
+        lambda: sum(n for name, n in counted().items() if "_bytes" in name) >= reply.bytes_up, what="bytes"
     )
     with socket.create_connection(("127.0.0.1", port)):  # somebody who asks for nothing
         child.process.send_signal(signal.SIGINT)

@@ -14,22 +14,20 @@ from rclpy.serialization import deserialize_message
 from ros_rig import CameraRig
 from sensor_msgs.msg import Image
 
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.images import to_bgr
-from dsd_ros.nodes.polled import Beat, Paced
-from dsd_ros.nodes.sight import Sight
-from dsd_ros.views import web
-from dsd_ros.views.overlay import PANEL_HEIGHT
+from dsd_ros.observe.ros.sight import Sight
+from dsd_ros.observe.view import web
+from dsd_ros.observe.view.overlay import PANEL_HEIGHT
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import to_bgr
+from dsd_ros.ros.polled import Beat, Paced
 
 
-@pytest.mark.skipif(
-    not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)"
-)
+@pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
 def test_both_views_in_one_process(rig):
     node = rig.node
     # As launch does: what is meant for view_node reaches every node of its process.
     options = ["--ros-args", "-p", "visual:=true", "-p", "web_port:=0", "-p", "data_port:=0"]
-    command = [sys.executable, "-m", "dsd_ros.nodes.entry", "view_node", *options]
+    command = [sys.executable, "-m", "dsd_ros.ros.entry", "view_node", *options]
     view = rig.group.start("view_node", command)
     rig.start("simulator_node", seed=0)
     pictures, levels = [], {}
@@ -69,11 +67,7 @@ def test_a_picture_is_drawn_once_for_both(rig):
         message = deserialize_message(bytes(sight.message(336)), Image)
         alone = sight.frame(336, panel=False)
         assert np.shares_memory(alone, sight.frame(336, panel=True))
-        assert np.array_equal(to_bgr(message)[:-PANEL_HEIGHT], alone) and alone.shape == (
-            224,
-            336,
-            3,
-        )
+        assert np.array_equal(to_bgr(message)[:-PANEL_HEIGHT], alone) and alone.shape == (224, 336, 3)
         assert (alone[100] == 90).all() and message.header.frame_id == "front_camera"
         assert sight.frame(168, panel=False).shape == (112, 168, 3)
     finally:

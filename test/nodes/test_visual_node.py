@@ -10,29 +10,24 @@ import pytest
 import yaml
 from builtin_interfaces.msg import Time
 from nav_msgs.msg import Path
-from rclpy.qos import (
-    DurabilityPolicy,
-    QoSCompatibility,
-    QoSProfile,
-    ReliabilityPolicy,
-    qos_check_compatible,
-)
+from rclpy.qos import DurabilityPolicy, QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_msgs.msg import NavAction, ReplyProgress, RoundStats
 from dsd_ros.edge.results import RoundRecord
-from dsd_ros.nodes import qos, visual_messages
-from dsd_ros.nodes.images import to_rgb
-from dsd_ros.nodes.live import round_of, step_of
 from dsd_ros.nodes.progress import Progress, shortened
-from dsd_ros.nodes.stamps import yaw_of
-from dsd_ros.nodes.world_markers import world_markers
+from dsd_ros.observe.ros import visual_messages
+from dsd_ros.observe.ros.live import round_of, step_of
+from dsd_ros.observe.view.state import Overlay, Step
+from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
-from dsd_ros.robot.world import World
-from dsd_ros.views.state import Overlay, Step
-from dsd_ros.views.typeset import ACCEPTED, REJECTED
+from dsd_ros.robot.sim.world import World
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import to_rgb
+from dsd_ros.ros.stamps import yaw_of
+from dsd_ros.ros.world_markers import world_markers
 
 # Display class of RViz 2 (rviz_default_plugins of Jazzy) -> the type it subscribes to.
 DISPLAYS = {
@@ -65,9 +60,7 @@ def subscriptions():
         if topic is not None:
             profile = QoSProfile(
                 depth=topic["Depth"],
-                reliability=ReliabilityPolicy[
-                    topic["Reliability Policy"].upper().replace(" ", "_")
-                ],
+                reliability=ReliabilityPolicy[topic["Reliability Policy"].upper().replace(" ", "_")],
                 durability=DurabilityPolicy[topic["Durability Policy"].upper().replace(" ", "_")],
             )
             found.append((display["Name"], topic["Value"], kind, profile))
@@ -126,10 +119,7 @@ def test_the_configuration_against_the_live_graph(rig):
         tell.publish(progress)
         act.publish(action)
         drawn = to_rgb(pictures[-1])
-        return all(
-            np.abs(drawn.astype(int) - colour).max(axis=-1).min() < 12
-            for colour in (ACCEPTED, REJECTED)
-        )
+        return all(np.abs(drawn.astype(int) - colour).max(axis=-1).min() < 12 for colour in (ACCEPTED, REJECTED))
 
     rig.until(shown, what="tokens in the picture")
     assert pictures[-1].header.frame_id == "front_camera"
@@ -137,10 +127,7 @@ def test_the_configuration_against_the_live_graph(rig):
     begin, end = intended[-1].poses[0].pose.position, intended[-1].poses[-1].pose.position
     assert math.dist((begin.x, begin.y), (end.x, end.y)) == pytest.approx(0.5, abs=1e-6)
     names = {marker.ns for array in markers for marker in array.markers}
-    rig.until(
-        lambda: {m.ns for a in markers for m in a.markers} >= {"intended", "steps", "reply"},
-        what=str(names),
-    )
+    rig.until(lambda: {m.ns for a in markers for m in a.markers} >= {"intended", "steps", "reply"}, what=str(names))
     assert walked[-1].header.frame_id == intended[-1].header.frame_id == "odom"
 
 
@@ -175,11 +162,7 @@ def test_the_robots_description_gives_the_chain_of_frames():
     urdf = visual_messages.description(config_directory() / "go2.urdf", base_height=0.32)
     fixed = visual_messages.fixed_transforms(urdf, Time())
     parents = {t.child_frame_id: t.header.frame_id for t in fixed}
-    assert parents == {
-        "odom": "map",
-        "base_footprint": "base_link",
-        "front_camera": "base_footprint",
-    }
+    assert parents == {"odom": "map", "base_footprint": "base_link", "front_camera": "base_footprint"}
     foot = next(t for t in fixed if t.child_frame_id == "base_footprint")
     assert foot.transform.translation.z == -0.32
     without = visual_messages.fixed_transforms(urdf, Time(), odom=False)
@@ -206,9 +189,7 @@ def test_moving_joints_are_left_to_their_publisher():
 def test_progress_tells_each_rounds_tokens():
     told = []
     publisher = type("Publisher", (), {"publish": lambda self, message: told.append(message)})()
-    progress = Progress(
-        publisher, HEADER, "find it", lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1)
-    )
+    progress = Progress(publisher, HEADER, "find it", lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1))
     record = RoundRecord(
         3, 1, 0.1, 0.2, 0.05, 10, 20, gained=(1, 2), rejected=(8, 9), exit_layers=(2, 4), exit_seconds=(0.1, 0.15),
         began_seconds=0.5, length=3,

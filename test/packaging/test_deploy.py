@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.nodes.bringup import ROBOT
+from dsd_ros.ros.bringup import ROBOT
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -54,17 +54,15 @@ def test_units_are_hardened_and_bounded(name):
 
 
 def test_the_verifiers_unit_runs_a_command_that_exists(capsys):
-    from dsd_ros import cli
+    from dsd_ros.cli import main
 
     service = directives("dsd-verifier")["Service"]
-    given = dict(
-        item.split("=", 1) for line in service["Environment"] for item in shlex.split(line)
-    )
+    given = dict(item.split("=", 1) for line in service["Environment"] for item in shlex.split(line))
     command = re.sub(r"\$\{(\w+)\}", lambda name: given[name[1]], service["ExecStart"][0])
     words = shlex.split(command.replace("%d", "/run/credentials/x").replace(" $DSD_OPTIONS", ""))
     assert words[0].endswith("/venv/bin/dsd") and service["DynamicUser"] == ["yes"]
     missing = ["--model", "/does/not/exist"]
-    assert cli.main([*words[1:], *missing]) == 2  # every option is understood
+    assert main.main([*words[1:], *missing]) == 2  # every option is understood
     assert "no model directory /does/not/exist" in capsys.readouterr().err
 
 
@@ -83,14 +81,9 @@ def test_systemd_finds_nothing_wrong(name, tmp_path):
         pytest.skip("systemd is not installed")
     text = (DEPLOY / f"{name}.service").read_text()
     unit = tmp_path / f"{name}.service"
-    unit.write_text(
-        text.replace("/opt/dsd/venv/bin/dsd", "/bin/true").replace("file:/opt", "file:/")
-    )
+    unit.write_text(text.replace("/opt/dsd/venv/bin/dsd", "/bin/true").replace("file:/opt", "file:/"))
     found = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)],
-        capture_output=True,
-        text=True,
-        timeout=60,
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
     )
     complaints = [line for line in found.stderr.splitlines() if unit.name in line]
     assert not complaints, complaints

@@ -14,13 +14,11 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.nodes.conversions import RENAMED
+from dsd_ros.ros.conversions import RENAMED
 from dsd_ros.wire import messages as wire
 
 DSD_MSGS = Path(__file__).resolve().parents[2] / "src" / "dsd_msgs"
-DEFINITIONS = sorted(
-    path for folder in ("msg", "srv", "action") for path in (DSD_MSGS / folder).iterdir()
-)
+DEFINITIONS = sorted(path for folder in ("msg", "srv", "action") for path in (DSD_MSGS / folder).iterdir())
 
 WIRE_MESSAGES = list(wire.Message.__args__)
 
@@ -59,14 +57,10 @@ def test_every_field_is_explained_and_bounded(path: Path) -> None:
     assert f'"{path.parent.name}/{path.name}"' in listed
     assert path.read_text().startswith("# ")
     for definition, comment in fields(path):
-        explained = comment or re.fullmatch(
-            r"\w+ [A-Z_]+=\d+", definition
-        )  # a constant's name may say it all
+        explained = comment or re.fullmatch(r"\w+ [A-Z_]+=\d+", definition)  # a constant's name may say it all
         assert explained, f"{path.name}: '{definition}' has no comment"
         assert "[]" not in definition, f"{path.name}: '{definition}' is not bounded"
-        assert not re.match(r"w?string\s", definition), (
-            f"{path.name}: '{definition}' is not bounded"
-        )
+        assert not re.match(r"w?string\s", definition), f"{path.name}: '{definition}' is not bounded"
 
 
 @pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)

@@ -22,16 +22,7 @@ MANIFESTS = [
 ]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==[\w.!+]+")
-ROBOT_ONLY = (
-    "cv2",
-    "mujoco",
-    "rclpy",
-    "dsd_msgs",
-    "sensor_msgs",
-    "tqdm",
-    "matplotlib",
-    "unitree_sdk2py",
-)
+ROBOT_ONLY = ("cv2", "mujoco", "rclpy", "dsd_msgs", "sensor_msgs", "tqdm", "matplotlib", "unitree_sdk2py")
 
 
 def requirements(name: str) -> dict[str, str]:
@@ -90,7 +81,7 @@ def test_all_executables_are_declared() -> None:
         "view",
     )
     nodes = {f"{name}_node" for name in names}
-    assert {entry.name for entry in entry_points()} == nodes | {"dsd"}
+    assert {entry.name for entry in entry_points()} == nodes | {"dsd"}  # the laboratory's command is another package's
 
 
 @pytest.mark.parametrize("entry", entry_points(), ids=lambda entry: entry.name)
@@ -133,18 +124,7 @@ def test_extras_are_the_requirements_files() -> None:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
         if extra:
             declared.setdefault(extra[1], set()).add(requirement.strip().lower())
-    for name in (
-        "cloud",
-        "robot",
-        "ros",
-        "sim",
-        "train",
-        "dev",
-        "real-models",
-        "go2",
-        "text-model",
-        "rag",
-    ):
+    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag"):
         assert declared[name] == {line.lower() for line in requirements(name).values()}, name
 
 
@@ -157,16 +137,14 @@ class Absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Absent())
 import dsd_ros
-for room in ("decoding", "vlm", "wire", "edge", "cloud", "rag"):
+for room in ("decoding", "vlm", "wire", "edge", "cloud", "dragon"):
     package = importlib.import_module(f"dsd_ros.{{room}}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-import dsd_ros.cli
+import dsd_ros.cli.main
 print("imported")
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout.strip() == "imported", result.stderr
 
 
@@ -177,26 +155,20 @@ def test_files_beside_the_code_are_found() -> None:
 
 
 def test_missing_share_directory_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py")
-    )
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
     with pytest.raises(FileNotFoundError, match="install the package again"):
         paths.share_directory()
 
 
-def test_share_directory_of_an_installed_package(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_share_directory_of_an_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     share = tmp_path / "share" / "dsd_ros"
     index = tmp_path / "share" / "ament_index" / "resource_index" / "packages"
     share.mkdir(parents=True)
     index.mkdir(parents=True)
     (share / "package.xml").touch()
     (index / "dsd_ros").touch()
-    monkeypatch.setattr(
-        paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py")
-    )
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "lib" / "python" / "dsd_ros" / "paths.py"))
     monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
     assert paths.share_directory() == share

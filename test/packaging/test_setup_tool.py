@@ -68,9 +68,7 @@ def test_interrupted_and_moved_environments_are_made_again(
     tool: ModuleType, no_ros: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[list[str]] = []
-    monkeypatch.setattr(
-        tool, "run", lambda command, what, **_: made.append(list(map(str, command)))
-    )
+    monkeypatch.setattr(tool, "run", lambda command, what, **_: made.append(list(map(str, command))))
 
     tool.make_environment("wheels")
     assert len(made) == 1 and tool.UNFINISHED.exists()
@@ -88,9 +86,7 @@ def test_interrupted_and_moved_environments_are_made_again(
     assert len(made) == 3 and not tool.PYTHON.exists()
 
 
-def test_refused_update_keeps_a_working_environment(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_update_keeps_a_working_environment(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(command: list[str], what: str, **_: object) -> None:
         raise tool.SetupError(what)
 
@@ -118,9 +114,7 @@ def test_wheels_need_their_python(
     assert tool.find_python("wheels") == str(tmp_path / "python3")
 
 
-def test_a_sourced_ros_is_used(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_sourced_ros_is_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROS_DISTRO", "jazzy")
     monkeypatch.setenv("AMENT_PREFIX_PATH", str(tmp_path))
     monkeypatch.setenv("PYTHON", str(executable(tmp_path / "python3", "echo 3 12")))
@@ -138,26 +132,20 @@ def test_a_sourced_ros_is_used(
 def test_system_packages_are_left_to_a_sourced_ros(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tool.PYTHON = executable(
-        tmp_path / "python3", 'case "$2" in *numpy*) echo 1;; *) exit 1;; esac'
-    )
+    tool.PYTHON = executable(tmp_path / "python3", 'case "$2" in *numpy*) echo 1;; *) exit 1;; esac')
     path = tmp_path / "robot.txt"
     path.write_text("-r cloud.txt\nnumpy==2.4.6\nopencv-python-headless==5.0.0.93\n")
     folder = tool.without_system_packages([path])
     assert (folder / "robot.txt").read_text() == "-r cloud.txt\nopencv-python-headless==5.0.0.93\n"
 
 
-def test_missing_compiler_is_named(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_compiler_is_named(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(tool.SetupError, match=r"g\+\+ and make needed.*apt-get install g\+\+ make"):
         tool.check_tools("wheels")
 
 
-def test_another_environments_variables_do_not_leak(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_environments_variables_do_not_leak(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ROS_WHEELS_BOOTSTRAP_COMPLETE", "1")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/other/lib")
     monkeypatch.setenv("VIRTUAL_ENV", "/other")
@@ -165,29 +153,16 @@ def test_another_environments_variables_do_not_leak(
     monkeypatch.delenv("AMENT_PREFIX_PATH", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     env = tool.environment(MUJOCO_GL="egl")
-    left = {
-        "_ROS_WHEELS_BOOTSTRAP_COMPLETE",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-    } & env.keys()
+    left = {"_ROS_WHEELS_BOOTSTRAP_COMPLETE", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH"} & env.keys()
     assert not left and env["HOME"] and env["MUJOCO_GL"] == "egl"
 
 
 def test_wheels_cmake_files_name_this_python(tool: ModuleType) -> None:
     tool.PYTHON = Path(sys.executable)
-    path = (
-        tool.VENV
-        / "share"
-        / "std_msgs"
-        / "cmake"
-        / "export_std_msgs__rosidl_generator_pyExport.cmake"
-    )
+    path = tool.VENV / "share" / "std_msgs" / "cmake" / "export_std_msgs__rosidl_generator_pyExport.cmake"
     path.parent.mkdir(parents=True)
     base = "/opt/python/cp311-cp311"
-    path.write_text(
-        f'"{base}/include/python3.11;{base}/lib/python3.11/site-packages/numpy/_core/include"\n'
-    )
+    path.write_text(f'"{base}/include/python3.11;{base}/lib/python3.11/site-packages/numpy/_core/include"\n')
     tool.patch_wheels()
     headers, numpy = path.read_text().strip().strip('"').split(";")
     assert (Path(headers) / "Python.h").is_file()
@@ -197,17 +172,7 @@ def test_wheels_cmake_files_name_this_python(tool: ModuleType) -> None:
 @pytest.mark.slow
 def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
     """The documented `colcon build --base-paths . src/dsd_msgs`, on a copy, against whatever ROS 2 is here."""
-    command = [
-        "git",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "-z",
-        "--",
-        ".",
-        ":!models",
-    ]
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".", ":!models"]
     files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, files.split("\0")):
         if (ROOT / name).is_file():
@@ -224,18 +189,12 @@ def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
     build += f" -DPython3_EXECUTABLE={sys.executable}"
     subprocess.run(build, shell=True, cwd=tmp_path, env=environment, check=True, timeout=550)
 
-    executables = {
-        path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()
-    }
-    scripts = importlib.metadata.distribution("dsd_ros").entry_points.select(
-        group="console_scripts"
-    )
+    executables = {path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()}
+    scripts = importlib.metadata.distribution("dsd_ros").entry_points.select(group="console_scripts")
     assert executables == {entry.name for entry in scripts}
     code = "import dsd_msgs.action; from dsd_ros import paths; print(paths.share_directory())"
     check = f'. install/local_setup.sh && command -v dsd && cd / && python -c "{code}"'
-    result = subprocess.run(
-        check, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    result = subprocess.run(check, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
     installed = tmp_path / "install" / "dsd_ros"
     assert result.stdout.split() == [
         str(installed / "lib" / "dsd_ros" / "dsd"),
@@ -244,9 +203,7 @@ def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
     assert (installed / "share" / "dsd_ros" / "config").is_dir()
 
 
-def test_the_robots_messages_are_built_only_where_no_system_has_them(
-    tool: ModuleType, tmp_path: Path
-) -> None:
+def test_the_robots_messages_are_built_only_where_no_system_has_them(tool: ModuleType, tmp_path: Path) -> None:
     assert not tool.system_has("unitree_go", "wheels")
     tool.PYTHON = executable(tmp_path / "python3", "echo /opt/ros/jazzy/unitree_go/__init__.py")
     assert tool.system_has("unitree_go", "jazzy")
@@ -257,13 +214,9 @@ def test_the_robots_messages_are_built_only_where_no_system_has_them(
     assert not tool.system_has("unitree_go", "jazzy")
 
 
-def test_each_package_of_messages_is_built_once(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_package_of_messages_is_built_once(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
-    monkeypatch.setattr(
-        tool, "install_messages_into_environment", lambda source, *_: built.append(source.name)
-    )
+    monkeypatch.setattr(tool, "install_messages_into_environment", lambda source, *_: built.append(source.name))
     for name in ("dsd_msgs", *tool.OF_OTHERS):
         (tool.ROOT / "src" / name).mkdir(parents=True)
         (tool.ROOT / "src" / name / "A.msg").write_text("int32 a\n")

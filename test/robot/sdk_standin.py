@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 
-from dsd_ros.robot.go2_protocol import Request
-from dsd_ros.robot.go2_standin import Go2Standin
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import World
+from dsd_ros.robot.go2.protocol import Request
+from dsd_ros.robot.go2.standin import Go2Standin
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
 
 
 def tell(**message) -> None:

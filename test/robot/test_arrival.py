@@ -4,18 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_ros.robot.arrival import check_arrival
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import Thing, World
+from dsd_ros.robot.sim.arrival import check_arrival
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import Thing, World
 
 
 @pytest.fixture
 def simulator() -> Simulator:
     """A room with a red bottle 1.5 m ahead of the robot."""
     thing = Thing("bottle", "red", 1.5, 0.0, 0.0)
-    world = replace(
-        World.from_seed(1), things=(thing,), furniture=(), target_index=0, start=(0.0, 0.0, 0.0)
-    )
+    world = replace(World.from_seed(1), things=(thing,), furniture=(), target_index=0, start=(0.0, 0.0, 0.0))
     return Simulator(world)
 
 
@@ -59,12 +57,7 @@ def test_another_target_is_not_arrived(simulator: Simulator, instruction, senten
 def test_one_of_two_must_be_told_apart() -> None:
     things = (Thing("chair", "red", 1.5, 0.8, 0.0), Thing("chair", "red", 1.5, -0.8, 0.0))
     world = replace(
-        World.from_seed(1),
-        things=things,
-        furniture=(),
-        target_index=0,
-        which="left",
-        start=(0.0, 0.0, 0.0),
+        World.from_seed(1), things=things, furniture=(), target_index=0, which="left", start=(0.0, 0.0, 0.0)
     )
     simulator = Simulator(world)
     simulator.pose = (0.7, 0.8, 0.0)

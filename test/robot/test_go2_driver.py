@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_ros.robot import go2_driver
 from dsd_ros.robot.driver import Cause, DriverError, Limits, Posture, wait_until
-from dsd_ros.robot.go2_driver import Go2Driver
-from dsd_ros.robot.go2_protocol import (
+from dsd_ros.robot.go2 import driver as go2_driver
+from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.go2.go2_state import robot_state
+from dsd_ros.robot.go2.protocol import (
     API_VERSION,
     OBSTACLES_AVOID,
     SPORT,
@@ -28,16 +29,13 @@ from dsd_ros.robot.go2_protocol import (
     move_parameter,
     read_parameter,
 )
-from dsd_ros.robot.go2_settings import Go2Settings
-from dsd_ros.robot.go2_standin import Go2Standin, StandinFault
-from dsd_ros.robot.go2_state import robot_state
-from dsd_ros.robot.simulated_driver import SimulatedDriver
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import World
+from dsd_ros.robot.go2.settings import Go2Settings
+from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
+from dsd_ros.robot.sim.driver import SimulatedDriver
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
 
-QUICK = Go2Settings(
-    request_timeout_s=0.15, state_timeout_s=0.25, command_timeout_s=0.3, posture_timeout_s=3.0
-)
+QUICK = Go2Settings(request_timeout_s=0.15, state_timeout_s=0.25, command_timeout_s=0.3, posture_timeout_s=3.0)
 
 
 class Robot:
@@ -162,11 +160,7 @@ def test_velocities_are_limited_and_gained_slowly(make):
 def test_slowing_down_is_never_delayed():
     limits = Limits()
     assert limits.approach((1.0, 0.0, 0.0), (0.2, 0.0, 0.0), 0.05) == (0.2, 0.0, 0.0)
-    assert limits.approach((0.5, 0.0, 1.0), (-0.5, 0.0, -1.0), 0.05) == (
-        -0.1,
-        0.0,
-        pytest.approx(-0.3),
-    )
+    assert limits.approach((0.5, 0.0, 1.0), (-0.5, 0.0, -1.0), 0.05) == (-0.1, 0.0, pytest.approx(-0.3))
     with pytest.raises(ValueError, match="finite"):
         Limits(vx_max=float("nan"))
 
@@ -183,9 +177,7 @@ def test_a_frozen_robot_gets_no_motion_and_may_move_again_after_its_stop_is_ackn
         driver.stop(0.2)
     assert wait_until(robot.still, 1.5)  # the firmware holds the last Move for a second
     robot.standin.fault = StandinFault.NONE
-    assert wait_until(lambda: not driver.moving, 10.0) and wait_until(
-        lambda: not driver.fault(), 10.0
-    )
+    assert wait_until(lambda: not driver.moving, 10.0) and wait_until(lambda: not driver.fault(), 10.0)
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
     assert not robot.still()
 
@@ -366,13 +358,7 @@ def test_the_standins_codes():
     assert answer(standin, SportApi.STAND_UP, now=1.0) == Code.OK
     assert answer(standin, SportApi.BALANCE_STAND, now=1.5) == Code.NOT_READY  # still rising
     assert answer(standin, SportApi.BALANCE_STAND, now=2.5) == Code.OK
-    for text in (
-        "[]",
-        "{",
-        '{"x": 1}',
-        '{"x": 1, "y": 0, "z": 1e999}',
-        '{"x": true, "y": 0, "z": 0}',
-    ):
+    for text in ("[]", "{", '{"x": 1}', '{"x": 1, "y": 0, "z": 1e999}', '{"x": true, "y": 0, "z": 0}'):
         assert answer(standin, SportApi.MOVE, text, now=3.0) == Code.BAD_PARAMETER
     assert answer(standin, SportApi.MOVE, move_parameter(0.1, 0, 0), now=3.0) == Code.OK
     assert answer(standin, SportApi.DAMP, now=3.0) == Code.OK

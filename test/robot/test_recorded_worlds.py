@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from dsd_ros.robot.scene import build_mjcf
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import World
+from dsd_ros.robot.sim.scene import build_mjcf
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
 
 BOTTLE = "find the silver bottle"
 
@@ -48,9 +48,7 @@ def digest(text: str) -> str:
 
 
 @pytest.mark.parametrize(("seed", "instruction", "laid_out", "drawn", "blocks", "pixels"), RECORDED)
-def test_a_recorded_seed_gives_its_world_and_picture(
-    seed, instruction, laid_out, drawn, blocks, pixels
-) -> None:
+def test_a_recorded_seed_gives_its_world_and_picture(seed, instruction, laid_out, drawn, blocks, pixels) -> None:
     world = World.from_seed(seed, instruction)
     assert digest(plan(world)) == laid_out
     assert digest(build_mjcf(world)) == drawn

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.robot import sdk_process
 from dsd_ros.robot.driver import Cause, DriverError, wait_until
-from dsd_ros.robot.go2_driver import Go2Driver
-from dsd_ros.robot.go2_protocol import Request, SportApi
-from dsd_ros.robot.sdk_link import SdkError, SdkLink
+from dsd_ros.robot.go2 import sdk_process
+from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.go2.protocol import Request, SportApi
+from dsd_ros.robot.go2.sdk_link import SdkError, SdkLink
 
 STANDIN = Path(__file__).parent / "sdk_standin.py"
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
-from dsd_ros.robot.faults import FaultBoard
-from dsd_ros.robot.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.rangefinder import FIELD_OF_VIEW, MAX_RANGE, range_ahead
-from dsd_ros.robot.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH, build_mjcf
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import Furniture, Thing, World
+from dsd_ros.robot.sim.faults import FaultBoard
+from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
+from dsd_ros.robot.sim.rangefinder import FIELD_OF_VIEW, MAX_RANGE, range_ahead
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH, build_mjcf
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import Furniture, Thing, World
 
 
 def room(*things: Thing, furniture: tuple[Furniture, ...] = ()) -> World:
@@ -59,9 +59,7 @@ def test_the_range_finder_measures_the_plan():
     aside = Thing("bottle", "red", 1.5, 1.5 * math.tan(FIELD_OF_VIEW / 2) + 0.3, 0.0)
     assert range_ahead(room(aside), (0.0, 0.0, 0.0)) > 2.0
     cabinet = Furniture(1.5, 0.1, 0.2, 0.3, 1.0)
-    assert range_ahead(room(FAR, furniture=(cabinet,)), (0.0, 0.0, 0.0)) == pytest.approx(
-        1.3 - CAMERA_AHEAD
-    )
+    assert range_ahead(room(FAR, furniture=(cabinet,)), (0.0, 0.0, 0.0)) == pytest.approx(1.3 - CAMERA_AHEAD)
     assert range_ahead(room(FAR, furniture=(cabinet,)), (0.0, 0.0, math.pi)) > 1.5
 
 
@@ -74,9 +72,7 @@ def test_the_depth_camera_sees_each_kind_of_thing_where_it_is(kind, offscreen):
             _, depths = simulator.render_with_depth()
             truth = 1.2 - thing.radius - x - CAMERA_AHEAD
             found = corridor(simulator).nearest(depths)
-            assert (
-                truth - 0.01 < found < truth + 0.13
-            )  # its surface is not everywhere on its circle
+            assert truth - 0.01 < found < truth + 0.13  # its surface is not everywhere on its circle
 
 
 def test_the_depth_camera_sees_walls_and_no_floor(offscreen):
@@ -100,10 +96,7 @@ def test_the_depth_camera_agrees_with_the_plan_in_seeded_worlds(offscreen):
             assert found is not None
             # What is in the robot's way by the plan is seen, and what is seen is in its way.
             free = 0.0
-            while (
-                free < 1.0
-                and world.clearance(x + free * math.cos(yaw), y + free * math.sin(yaw)) > 0.0
-            ):
+            while free < 1.0 and world.clearance(x + free * math.cos(yaw), y + free * math.sin(yaw)) > 0.0:
                 free += 0.01
             if free < 1.0:
                 assert found < free + 0.25

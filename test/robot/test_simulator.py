@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsd_ros.robot.simulator import VX_MAX, WZ_MAX, Simulator
-from dsd_ros.robot.world import Thing, World
+from dsd_ros.robot.sim.simulator import VX_MAX, WZ_MAX, Simulator
+from dsd_ros.robot.sim.world import Thing, World
 
 
 def facing(kind: str = "bottle", colour: str = "red", distance: float = 1.5) -> World:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsd_ros.robot.world import COLOURS, KINDS, ROBOT_RADIUS, World, named_thing
+from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS, World, named_thing
 
 
 def test_the_same_seed_gives_the_same_world_and_another_seed_another() -> None:

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from tiny_models import make_tiny_model
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from tiny_models import make_tiny_model  # noqa: E402
-
-from dsd_ros.vlm.loading import ModelSettings, load_model  # noqa: E402
+from dsd_ros.vlm.loading import ModelSettings, load_model
 
 torch.set_num_threads(1)
 

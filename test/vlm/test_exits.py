@@ -104,7 +104,7 @@ def test_exits_take_the_precision_of_their_model(model, directory):
 def test_exits_of_other_weights_are_refused(model, directory):
     trained(model).save(directory, model.fingerprint)
     make_tiny_model(directory, seed=6, layers=4)
-    with pytest.raises(ModelError, match="other weights.*dsd train exits"):
+    with pytest.raises(ModelError, match="other weights.*dsd-lab train exits"):
         load_model(ModelSettings(str(directory)))
     assert load_model(ModelSettings(str(directory)), exits=False).exits is None
 
@@ -113,9 +113,7 @@ def load(directory, fingerprint="f"):
     return load_exits(directory, fingerprint, 64, 4, torch.float32, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut", "empty", "no metadata", "format", "layers", "missing", "shape", "rank"]
-)
+@pytest.mark.parametrize("damage", ["cut", "empty", "no metadata", "format", "layers", "missing", "shape", "rank"])
 def test_a_damaged_file_is_named(model, tmp_path, damage):
     path = ExitAdapters.untrained(model).save(tmp_path, "f")
     tensors = load_file(path)

@@ -23,10 +23,7 @@ ACTIONS = ["forward 25 cm", "turn left 15 degrees", "turn right 45 degrees", "st
 @pytest.fixture
 def steps(picture):
     """Makes the last ``count`` of eight steps, no two pictures of one size."""
-    return lambda count: [
-        (picture(10 + index, *SIZES[index]), ACTIONS[index % len(ACTIONS)])
-        for index in range(count)
-    ]
+    return lambda count: [(picture(10 + index, *SIZES[index]), ACTIONS[index % len(ACTIONS)]) for index in range(count)]
 
 
 @torch.no_grad()
@@ -92,13 +89,7 @@ def test_order_pictures_and_actions_all_count(model, picture, steps):
     image, history = picture(1), steps(2)
     told = [
         model.prefill(image, INSTRUCTION, past).next_logits()
-        for past in (
-            [],
-            history,
-            history[::-1],
-            history[1:],
-            [(history[0][0], history[1][1]), history[1]],
-        )
+        for past in ([], history, history[::-1], history[1:], [(history[0][0], history[1][1]), history[1]])
     ]
     for index, one in enumerate(told):
         for other in told[index + 1 :]:
@@ -182,9 +173,7 @@ def test_the_tower_looks_at_each_picture_once(model_directory, picture, steps):
     for count in range(1, 5):
         told = model.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits()
         assert len(looks) == count + 1
-        assert torch.equal(
-            told, fresh.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits()
-        )
+        assert torch.equal(told, fresh.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits())
         fresh._backbone._looks.clear()
     model.prefill(walk[0][0], INSTRUCTION)  # without a history nothing is remembered or looked up
     assert len(looks) == 6

@@ -53,9 +53,7 @@ def test_pixels_are_those_of_transformers(model_directory, picture, size):
     images = ImageProcessor(model_directory)
     image = picture(0, *size)
     pixels, grid = images(image)
-    theirs = Qwen2VLImageProcessorPil.from_pretrained(model_directory)(
-        Image.fromarray(image), return_tensors="pt"
-    )
+    theirs = Qwen2VLImageProcessorPil.from_pretrained(model_directory)(Image.fromarray(image), return_tensors="pt")
     assert pixels.dtype == torch.float32 and torch.equal(grid, theirs["image_grid_thw"])
     torch.testing.assert_close(pixels, theirs["pixel_values"])
     assert int(grid.prod()) // 4 == images.image_tokens(*size)

@@ -47,10 +47,7 @@ def test_equals_transformers_layers(model, plain_model, picture):
 
 def test_weights_are_shared_not_copied(model):
     attention, mlp = model._language.layers[0].self_attn, model._language.layers[0].mlp
-    for first, *others in (
-        (attention.q_proj, attention.k_proj, attention.v_proj),
-        (mlp.gate_proj, mlp.up_proj),
-    ):
+    for first, *others in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
         storage = first.weight.untyped_storage().data_ptr()
         assert all(linear.weight.untyped_storage().data_ptr() == storage for linear in others)
 

@@ -104,9 +104,7 @@ def test_stock_sizes_fit_the_same_code():
     assert hf.model.visual.spatial_merge_size == 2
 
 
-@pytest.mark.parametrize(
-    "path", ["/nowhere/at/all", "./models/nothing", "nothing", "~/nothing/here", "a/b/c"]
-)
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./models/nothing", "nothing", "~/nothing/here", "a/b/c"])
 def test_missing_directory(path):
     with pytest.raises(ModelError, match="there is no model directory .*check the path"):
         load_model(ModelSettings(path))
@@ -257,9 +255,7 @@ def test_fingerprints_tell_models_and_tokenizers_apart(model, tmp_path):
     foreign = load("foreign", seed=3, vocab_rows=272, other_tokenizer=True)
     assert twin.fingerprint == model.fingerprint
     assert len({m.fingerprint for m in (model, padded, noisy)}) == 3
-    assert (
-        padded.tokenizer_fingerprint == noisy.tokenizer_fingerprint == model.tokenizer_fingerprint
-    )
+    assert padded.tokenizer_fingerprint == noisy.tokenizer_fingerprint == model.tokenizer_fingerprint
     assert foreign.tokenizer_fingerprint != model.tokenizer_fingerprint
 
 
@@ -288,9 +284,7 @@ def test_tied_embeddings(own_directory):
         tolerance = 1e-4 if quantization == "none" else 0.5
         with torch.inference_mode():
             logits = tied.head(hidden)
-        torch.testing.assert_close(
-            logits[:, :TOKENS], expected[:, :TOKENS], atol=tolerance, rtol=tolerance
-        )
+        torch.testing.assert_close(logits[:, :TOKENS], expected[:, :TOKENS], atol=tolerance, rtol=tolerance)
 
 
 def test_sharded_weights(model, own_directory, picture):
@@ -301,8 +295,7 @@ def test_sharded_weights(model, own_directory, picture):
     (own_directory / "model.safetensors").unlink(missing_ok=True)
     sharded = load_model(ModelSettings(str(own_directory)))
     torch.testing.assert_close(
-        sharded.prefill(picture(), INSTRUCTION).next_logits(),
-        model.prefill(picture(), INSTRUCTION).next_logits(),
+        sharded.prefill(picture(), INSTRUCTION).next_logits(), model.prefill(picture(), INSTRUCTION).next_logits()
     )
     shards[-1].unlink()
     with pytest.raises(ModelError, match="cannot be loaded"):

@@ -35,11 +35,7 @@ def test_braces_in_an_instruction_are_text():
 
 @pytest.mark.parametrize(
     ("instruction", "text"),
-    [
-        ("  find\n the\tred  ball ", "find the red ball"),
-        ("cafe\u0301", "caf\u00e9"),
-        ("x" * 2000, "x" * 2000),
-    ],
+    [("  find\n the\tred  ball ", "find the red ball"), ("cafe\u0301", "caf\u00e9"), ("x" * 2000, "x" * 2000)],
 )
 def test_instructions_are_normalized(instruction, text):
     assert check_instruction(instruction) == text

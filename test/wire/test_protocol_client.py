@@ -71,9 +71,7 @@ def unpacked(data: bytes, size: int) -> np.ndarray:
     count, width = int.from_bytes(data[1:5], "little"), max(1, (size - 1).bit_length())
     packed = int.from_bytes(data[5 : -4 * count], "little")
     p = np.zeros(size, np.float32)
-    p[[packed >> (width * i) & ((1 << width) - 1) for i in range(count)]] = np.frombuffer(
-        data[-4 * count :], "<f4"
-    )
+    p[[packed >> (width * i) & ((1 << width) - 1) for i in range(count)]] = np.frombuffer(data[-4 * count :], "<f4")
     return p
 
 

@@ -13,27 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from dsd_ros.decoding.acceptance import rounded_up, split_residual
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.decoding.trees import (
-    TokenTree,
-    check_tree,
-    finish_split_tree,
-    remaining_nodes,
-    verify_split_tree,
-)
+from dsd_ros.decoding.rejection import rounded_up, split_residual
+from dsd_ros.decoding.tree import TokenTree, check_tree, finish_split_tree, remaining_nodes, verify_split_tree
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions
-from dsd_ros.wire.frames import (
-    DraftFrame,
-    ObservationFrame,
-    OutcomeFrame,
-    pack_varints,
-    unpack_varints,
-)
+from dsd_ros.wire.frames import DraftFrame, ObservationFrame, OutcomeFrame, pack_varints, unpack_varints
 from dsd_ros.wire.packing import (
     pack_chances,
     pack_distribution,
@@ -110,8 +98,7 @@ def takes_bytes(struct: type[msgspec.Struct], name: str) -> bool:
 
 EXAMPLES = {e.name: e for e in (Example(text) for kind, text in BLOCKS if kind == "message")}
 FIGURES: dict[str, dict[str, Any]] = {
-    figures.pop("example"): figures
-    for figures in (json.loads(text) for kind, text in BLOCKS if kind == "json")
+    figures.pop("example"): figures for figures in (json.loads(text) for kind, text in BLOCKS if kind == "json")
 }
 
 
@@ -292,9 +279,7 @@ def test_full_rows_are_those_of_the_example():
 def test_split_verification_is_that_of_the_example():
     figures = FIGURES["split"]
     p, q = (torch.tensor(figures[name]) for name in "pq")
-    draft, outcome = (
-        EXAMPLES[name].message for name in ("a round with probabilities", "a rejection")
-    )
+    draft, outcome = (EXAMPLES[name].message for name in ("a round with probabilities", "a rejection"))
     asked = torch.tensor(figures["chances"])
     assert pack_chances(rounded_up(asked).numpy()).hex() == figures["evidence"]
     assert rounded_up(asked).tolist() == figures["rounded_up"]
@@ -328,10 +313,7 @@ def tree_of(figures: dict[str, Any], draft: m.Draft) -> TokenTree:
 
 def test_a_tree_is_that_of_the_example():
     figures = FIGURES["tree"]
-    draft, outcome = (
-        EXAMPLES[name].message
-        for name in ("a tree with truncated distributions", "a branch that holds")
-    )
+    draft, outcome = (EXAMPLES[name].message for name in ("a tree with truncated distributions", "a branch that holds"))
     tree = tree_of(figures, draft)
     assert list(tree.inner) == figures["rows_of"]
     kept = [(np.array(ids), np.array(weights, np.float16)) for ids, weights in figures["kept"]]

@@ -139,9 +139,7 @@ class VerifierEngine:
 
     # ------------------------------------------------------------------ queueing, under self._wake
 
-    def _enqueue_request(
-        self, message: SessionRequest, reply: Answer, peer: Hashable
-    ) -> Message | None:
+    def _enqueue_request(self, message: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
         if self._waiting[peer] >= MAX_WAITING_PER_SESSION:
             return _overloaded(0, 0, 0)
         self._waiting[peer] += 1
@@ -159,10 +157,7 @@ class VerifierEngine:
         if key in self._waiting_keys:
             return None  # the one that waits will be answered
         size = _size(message)
-        if (
-            self._waiting[message.session] >= MAX_WAITING_PER_SESSION
-            or self._waiting_bytes + size > MAX_WAITING_BYTES
-        ):
+        if self._waiting[message.session] >= MAX_WAITING_PER_SESSION or self._waiting_bytes + size > MAX_WAITING_BYTES:
             return _overloaded(message.session, message.reply, number)
         self._waiting_keys.add(key)
         self._waiting[message.session] += 1
@@ -349,9 +344,7 @@ class VerifierEngine:
         with self._wake:
             self._turns.append((session, reply, time.perf_counter()))
 
-    def _round(
-        self, session: Session, reply: Reply, draft: Draft, early: Answer | None = None
-    ) -> bool:
+    def _round(self, session: Session, reply: Reply, draft: Draft, early: Answer | None = None) -> bool:
         began = time.perf_counter()
         try:
             outcome = verify_round(self.model, session, reply, draft, early)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsd_ros.decoding.acceptance import Verdict
+from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.vlm.model import VisionLanguageModel
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,7 @@ Judge = Callable[[torch.Tensor], Verdict]
 Say = Callable[[Verdict, int, float], object]
 
 
-def exit_layers(
-    model: VisionLanguageModel, wanted: bool, layers: Sequence[int], share: float
-) -> tuple[int, ...]:
+def exit_layers(model: VisionLanguageModel, wanted: bool, layers: Sequence[int], share: float) -> tuple[int, ...]:
     """The exits that speak in a session that asked for ``layers`` (empty: all there are)."""
     adapters = getattr(model, "exits", None)
     if not wanted or adapters is None or share <= 0.0:

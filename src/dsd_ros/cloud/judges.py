@@ -9,11 +9,11 @@ import torch
 
 from dsd_ros.cloud.exits import Judge
 from dsd_ros.cloud.sessions import Session
-from dsd_ros.decoding.acceptance import Verdict
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.decoding.sampling import SamplingError, generator_for, transform
-from dsd_ros.decoding.trees import (
+from dsd_ros.decoding.tree import (
     TokenTree,
     TreeVerdict,
     check_tree,

@@ -8,9 +8,7 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.local import LocalChannel
 
 
-def in_process_channel(
-    model: ModelSettings | str, settings: EngineSettings | None = None
-) -> LocalChannel:
+def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:
     """Load the target and return a channel to an engine that serves it; closing it ends both.
 
     Raises ModelError when the model cannot be used.

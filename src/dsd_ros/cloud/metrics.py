@@ -12,26 +12,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from dsd_ros import __version__
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.wire.messages import (
-    PROTOCOL_VERSION,
-    Draft,
-    Message,
-    Outcome,
-    Refusal,
-    RefusalCode,
-    SessionReply,
-)
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Refusal, RefusalCode, SessionReply
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.engine import VerifierEngine
@@ -70,9 +55,7 @@ class Metrics:
             return {value: family.labels(value) for value in (*values, OTHER)}
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(
-                f"dsd_verifier_{name}", text, registry=registry, buckets=tuple(buckets)
-            )
+            return Histogram(f"dsd_verifier_{name}", text, registry=registry, buckets=tuple(buckets))
 
         self._opened = counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
         self._resumed = counter("sessions_resumed_total", "Sessions resumed over a new link.")
@@ -96,9 +79,7 @@ class Metrics:
             registry=registry, buckets=SECONDS,
         )  # fmt: skip
         self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
-        self._read_seconds = histogram(
-            "observation_seconds", "Reading one observation with the target.", SECONDS
-        )
+        self._read_seconds = histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
         self._queue_seconds = histogram(
             "queue_wait_seconds", "What an observation or a round waited for its turn.", SECONDS
         )
@@ -108,9 +89,7 @@ class Metrics:
         )  # fmt: skip
         exits = getattr(model, "exits", None)
         layers = exits.layers if exits is not None else ()
-        self._early = counters(
-            "early_outcomes_total", "Early outcomes of exits.", "layer", map(str, layers)
-        )
+        self._early = counters("early_outcomes_total", "Early outcomes of exits.", "layer", map(str, layers))
         self._resent = counter("outcomes_resent_total", "Outcomes sent again: they got lost.")
         self._failures = counter("failures_total", "Turns that ended in a defect.")
         self._received = counter("received_bytes_total", "Frames received.")
@@ -119,9 +98,7 @@ class Metrics:
             "connections_refused_total", "Connections refused: wrong token, or too many.", "reason",
             REFUSED_CONNECTIONS,
         )  # fmt: skip
-        self._connections = Gauge(
-            "dsd_verifier_connections", "Robots' connections.", registry=registry
-        )
+        self._connections = Gauge("dsd_verifier_connections", "Robots' connections.", registry=registry)
 
     def _gauges(self) -> None:
         """What is read off the engine when somebody asks."""
@@ -198,9 +175,7 @@ class Metrics:
             "observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds}
         )  # fmt: skip
 
-    def verified(
-        self, session: Session, reply: Reply, draft: Draft, outcome: Outcome, seconds: float
-    ) -> None:
+    def verified(self, session: Session, reply: Reply, draft: Draft, outcome: Outcome, seconds: float) -> None:
         """A round has been verified; the reply's sequence is behind it."""
         assert reply.sequence is not None
         mode = session.request.mode if session.request.mode in self._rounds else OTHER

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.messages import (
-    EXIT_POLICIES,
-    PROTOCOL_VERSION,
-    Question,
-    QuestionReply,
-    SessionRequest,
-)
+from dsd_ros.wire.messages import EXIT_POLICIES, PROTOCOL_VERSION, Question, QuestionReply, SessionRequest
 
 
 def check_request(model: VisionLanguageModel, request: SessionRequest) -> SamplingSettings:
@@ -27,13 +21,10 @@ def check_request(model: VisionLanguageModel, request: SessionRequest) -> Sampli
     except (ModeError, SamplingError) as error:
         raise ValueError(f"the verifier cannot serve this: {error}") from error
     if request.proof not in ("", *Proof):
-        raise ValueError(
-            f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}"
-        )
+        raise ValueError(f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}")
     if request.exit_policy not in EXIT_POLICIES:
         raise ValueError(
-            f"the verifier knows no exit policy {request.exit_policy!r}; "
-            f"use one of {', '.join(EXIT_POLICIES)}"
+            f"the verifier knows no exit policy {request.exit_policy!r}; use one of {', '.join(EXIT_POLICIES)}"
         )
     ours, theirs = model.tokenizer_fingerprint, request.tokenizer_fingerprint
     # Without drafts a robot may do without a tokenizer: only ids of the target travel.

@@ -51,9 +51,7 @@ class Served(Protocol):
     def model(self) -> Any: ...
     @property
     def metrics(self) -> Metrics: ...
-    def submit(
-        self, message: Message, reply: Callable[[Message], object], peer: Hashable
-    ) -> bool: ...
+    def submit(self, message: Message, reply: Callable[[Message], object], peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
@@ -153,18 +151,12 @@ class VerifierServer:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        if self._token is not None and not shows_token(
-            _single(request.headers.get_all("Authorization")), self._token
-        ):
+        if self._token is not None and not shows_token(_single(request.headers.get_all("Authorization")), self._token):
             self._engine.metrics.refused_connection("token")
-            return connection.respond(
-                http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n"
-            )
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
         if self._connections >= 2 * self._settings.max_sessions:
             self._engine.metrics.refused_connection("full")
-            return connection.respond(
-                http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n"
-            )
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n")
         return None
 
     async def _handle(self, connection: ServerConnection) -> None:
@@ -216,9 +208,7 @@ class VerifierServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await sender
 
-    async def _send(
-        self, connection: ServerConnection, outbox: Outbox, ready: asyncio.Event
-    ) -> None:
+    async def _send(self, connection: ServerConnection, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link."""
         link = connection.transport.get_extra_info("socket")
         if _UNSENT_OPTION is not None:
@@ -253,10 +243,7 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
         metrics = MetricsEndpoint(engine.metrics.registry, settings)
         if settings.metrics_port:
             stack.enter_context(metrics)
-        before = {
-            number: signal.signal(number, lambda *_: stop.set())
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             print(f"verifier of {engine.model.name} listening on {server.url}", flush=True)
             if metrics.url:

@@ -31,9 +31,7 @@ class Reply:
     number: int
     sequence: Sequence | None
     prefill_us: int = 0
-    refusal: Refusal | None = (
-        None  # the observation could not be used: the answer to all its rounds
-    )
+    refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
     outcomes: list[Outcome] = field(default_factory=list)
     begun_at: int = 0
     last_autonomous_round: int = 0
@@ -66,9 +64,7 @@ class Session:
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
     reply: Reply | None = None
-    pictures: Recent[bytes, np.ndarray] = field(
-        default_factory=kept_pictures
-    )  # the last, by digest
+    pictures: Recent[bytes, np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property
@@ -95,9 +91,7 @@ class SessionsFull(Exception):
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
 
-    def __init__(
-        self, settings: EngineSettings, on_end: Callable[[int, str], object] = lambda *_: None
-    ) -> None:
+    def __init__(self, settings: EngineSettings, on_end: Callable[[int, str], object] = lambda *_: None) -> None:
         """``on_end(session, "closed" | "expired" | "evicted")`` is told of each that ends."""
         self._settings = settings
         self._on_end = on_end
@@ -119,32 +113,18 @@ class SessionTable:
         return found if found is not None and found.peer == peer else None
 
     def open(
-        self,
-        request: SessionRequest,
-        sampling: SamplingSettings,
-        peer: Hashable,
-        answer: Answer,
-        now: float,
+        self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
     ) -> tuple[Session, bool]:
         """Resume the session the request names, or open one (then True); SessionsFull when there is no room."""
         with self._lock:
             opener = (peer, request.request)
-            known = next(
-                (s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None
-            )
+            known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
                 return known, False
             self._make_room(now)
             session = Session(
-                self._unused_id(),
-                secrets.token_bytes(TICKET_BYTES),
-                request,
-                sampling,
-                opener,
-                peer,
-                answer,
-                now,
+                self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
             self._sessions[session.id] = session
             return session, True
@@ -194,6 +174,4 @@ class SessionTable:
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:
     """Whether a request resumes a session, or is a double of the one that opened it."""
-    return (bool(ticket) and secrets.compare_digest(session.ticket, ticket)) or (
-        session.opener == opener
-    )
+    return (bool(ticket) and secrets.compare_digest(session.ticket, ticket)) or (session.opener == opener)

@@ -19,9 +19,7 @@ class ServerError(OSError):
     """A server cannot listen; one sentence with the remedy."""
 
 
-def listen_error(
-    error: Exception, what: str, port: int, host: str, zero: str = "any free one"
-) -> ServerError:
+def listen_error(error: Exception, what: str, port: int, host: str, zero: str = "any free one") -> ServerError:
     """Why ``what`` ("port") cannot be listened on; ``zero`` is what 0 means there."""
     where = f"{what} {port} on {host}"
     number = error.errno if isinstance(error, OSError) else None
@@ -37,9 +35,7 @@ def listen_error(
 class EngineSettings:
     """What the engine holds, whatever carries its messages."""
 
-    max_sessions: int = field(
-        default=64, metadata={"help": "sessions held at once", "min": 1, "max": 100_000}
-    )
+    max_sessions: int = field(default=64, metadata={"help": "sessions held at once", "min": 1, "max": 100_000})
     session_expiry_s: float = field(
         default=120.0,
         metadata={
@@ -76,15 +72,11 @@ class MetricsSettings:
             "range": "0 (no metrics) to 65535",
         },
     )
-    metrics_host: str = field(
-        default="127.0.0.1", metadata={"help": "address of the Prometheus metrics"}
-    )
+    metrics_host: str = field(default="127.0.0.1", metadata={"help": "address of the Prometheus metrics"})
 
     def __post_init__(self) -> None:
         if not self.metrics_host:
-            raise VerifierSettingsError(
-                "metrics_host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
-            )
+            raise VerifierSettingsError("metrics_host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
         check_bounds(self, VerifierSettingsError)
 
 
@@ -101,9 +93,7 @@ class DocumentSettings:
     )
     text_model: str = field(
         default="",
-        metadata={
-            "help": "directory or hub id of the text model that answers questions; empty: the shipped reader"
-        },
+        metadata={"help": "directory or hub id of the text model that answers questions; empty: the shipped reader"},
     )
 
 
@@ -122,25 +112,16 @@ class VerifierSettings(MetricsSettings, EngineSettings):
         },
     )
     token_file: str = field(
-        default="",
-        metadata={"help": "file with the bearer token that robots must show; empty: none"},
+        default="", metadata={"help": "file with the bearer token that robots must show; empty: none"}
     )
-    certificate: str = field(
-        default="", metadata={"help": "TLS certificate chain, PEM; empty: no TLS"}
-    )
+    certificate: str = field(default="", metadata={"help": "TLS certificate chain, PEM; empty: no TLS"})
     key: str = field(default="", metadata={"help": "TLS private key, PEM"})
 
     def __post_init__(self) -> None:
         MetricsSettings.__post_init__(self)  # and with it every bound
         if not self.host:
-            raise VerifierSettingsError(
-                "host is empty; use 127.0.0.1, or 0.0.0.0 for every interface"
-            )
+            raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
         if bool(self.certificate) != bool(self.key):
-            raise VerifierSettingsError(
-                "TLS needs both a certificate and a key; give both or neither"
-            )
+            raise VerifierSettingsError("TLS needs both a certificate and a key; give both or neither")
         if self.metrics_port and self.metrics_port == self.port:
-            raise VerifierSettingsError(
-                f"metrics_port and port are both {self.port}; give the metrics another"
-            )
+            raise VerifierSettingsError(f"metrics_port and port are both {self.port}; give the metrics another")

@@ -12,24 +12,16 @@ import torch
 from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.judges import judge_of, most_owed
 from dsd_ros.cloud.sessions import Reply, Session
-from dsd_ros.decoding.acceptance import Verdict
 from dsd_ros.decoding.recent import Recent
+from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.trees import TokenTree, TreeError
+from dsd_ros.decoding.tree import TokenTree, TreeError
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.history import UnknownPicture, read_pictures
-from dsd_ros.wire.messages import (
-    MAX_EVIDENCE_BYTES,
-    Draft,
-    Observation,
-    Outcome,
-    Refusal,
-    RefusalCode,
-    prefix_digest,
-)
+from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, Draft, Observation, Outcome, Refusal, RefusalCode, prefix_digest
 from dsd_ros.wire.packing import pack_distribution, pack_rows
 
 _log = logging.getLogger(__name__)
@@ -44,9 +36,7 @@ class Refused(Exception):
         self.code = code
 
 
-def open_reply(
-    model: VisionLanguageModel, observation: Observation, kept: Recent[bytes, np.ndarray]
-) -> Reply:
+def open_reply(model: VisionLanguageModel, observation: Observation, kept: Recent[bytes, np.ndarray]) -> Reply:
     """Read the observation with the target. A failure is kept in the reply, to answer all its rounds.
 
     ``kept``: the session's last pictures by digest. UnknownPicture when one of the history is not there.
@@ -77,9 +67,7 @@ def _check_progress(model: VisionLanguageModel, observation: Observation) -> Non
     if rounds > len(verified) or bool(rounds) != bool(verified):
         raise WireError(f"{rounds} rounds do not give the {len(verified)} tokens of a reply so far")
     if verified and max(verified) >= model.vocab_size:
-        raise WireError(
-            f"token {max(verified)} is none of the target's, which has {model.vocab_size}"
-        )
+        raise WireError(f"token {max(verified)} is none of the target's, which has {model.vocab_size}")
 
 
 def verify_round(
@@ -171,8 +159,7 @@ def end_reply(model: VisionLanguageModel, reply: Reply, draft: Draft) -> None:
     if not _follows(reply, draft):
         raise Refused(
             RefusalCode.OUT_OF_STEP,
-            f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of "
-            f"{_known(reply)}",
+            f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of {_known(reply)}",
         )
     try:
         _take(model, reply, draft.resampled)
@@ -203,9 +190,7 @@ def _take(model: VisionLanguageModel, reply: Reply, found: list[int]) -> None:
     if not found:
         return
     if max(found) >= model.vocab_size:
-        raise SamplingError(
-            f"token {max(found)} cannot follow a rejection: the target has {model.vocab_size} tokens"
-        )
+        raise SamplingError(f"token {max(found)} cannot follow a rejection: the target has {model.vocab_size} tokens")
     assert reply.sequence is not None
     reply.sequence.append(found)
     reply.owed = 0

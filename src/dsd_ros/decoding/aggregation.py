@@ -24,9 +24,7 @@ from dsd_ros.decoding.coupling import _log
 from dsd_ros.decoding.sampling import SamplingError
 
 DEVICE, CLOUD = "device", "cloud"
-MAX_ASKED = (
-    1024  # entries that one question names; those that may be the token most likely come first
-)
+MAX_ASKED = 1024  # entries that one question names; those that may be the token most likely come first
 _MASS = 1e-3  # by which the sum of a distribution in single precision may be off
 _OUTWARD = 1.0 + 1e-12  # exp is off by less than this
 _SLACK = 1e-9  # of a score: far more than np.log is off
@@ -73,12 +71,8 @@ class Known:
         """All of p (V,). SamplingError where it is no distribution."""
         row = _row(p)
         # NaN fails every comparison.
-        if not (
-            row.ndim == 1 and bool((row >= 0.0).all()) and abs(float(row.sum()) - 1.0) <= _MASS
-        ):
-            raise SamplingError(
-                "a side's distribution is none: its entries must be 0 or more and sum to 1"
-            )
+        if not (row.ndim == 1 and bool((row >= 0.0).all()) and abs(float(row.sum()) - 1.0) <= _MASS):
+            raise SamplingError("a side's distribution is none: its entries must be 0 or more and sum to 1")
         return cls(row, row)
 
     @classmethod
@@ -91,9 +85,7 @@ class Known:
         bound = float(head.bound)
         if ids.ndim != 1 or ids.shape != values.shape or ids.dtype.kind not in "iu":
             raise SamplingError("a head must have one value for each of its ids")
-        if len(ids) and not (
-            int(ids[0]) >= 0 and int(ids[-1]) < vocab_size and bool((ids[1:] > ids[:-1]).all())
-        ):
+        if len(ids) and not (int(ids[0]) >= 0 and int(ids[-1]) < vocab_size and bool((ids[1:] > ids[:-1]).all())):
             raise SamplingError(f"a head's ids must ascend, from 0 to below {vocab_size}")
         exact = values.astype(np.float64)
         if not (bool((exact >= 0.0).all()) and float(exact.sum()) <= 1.0 + _MASS):
@@ -180,19 +172,14 @@ def eta(log_weight_device: float, log_weight_cloud: float) -> tuple[float, float
 
 
 def mixture(
-    p_device: torch.Tensor,
-    p_cloud: torch.Tensor,
-    log_weight_device: float,
-    log_weight_cloud: float,
+    p_device: torch.Tensor, p_cloud: torch.Tensor, log_weight_device: float, log_weight_cloud: float
 ) -> torch.Tensor:
     """p = eta^d p^d + eta^c p^c (equation 2), (V,) float64 over the larger of the two vocabularies."""
     shares = eta(log_weight_device, log_weight_cloud)
     return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
 
 
-def acceptance(
-    p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float
-) -> tuple[float, float]:
+def acceptance(p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float) -> tuple[float, float]:
     """How often Algorithm 1 takes the device's and the cloud's draft (equation 5).
 
     alpha^s = (1 - eta^o d) / 2 + sum_x p^s(x) p(x) / 2 with d = 1 - sum_x min(p^d, p^c), o the other side.
@@ -207,9 +194,7 @@ def acceptance(
     )
 
 
-def decide(
-    device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None
-) -> Decision | Undecided:
+def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None) -> Decision | Undecided:
     """The token of one position, or what must be known first; either vocabulary may be the larger.
 
     Without ``draws``: argmax(log p + G) of the noise G (V or more,), or argmax p where ``noise`` is None; the
@@ -223,9 +208,7 @@ def decide(
         if not 0 <= offer.token < len(offer.known.hi):
             raise SamplingError(f"the {side}'s draft {offer.token} is none of its vocabulary")
         if not offer.known.hi[offer.token] > 0.0:
-            raise SamplingError(
-                f"the {side}'s draft {offer.token} has no probability in its own distribution"
-            )
+            raise SamplingError(f"the {side}'s draft {offer.token} has no probability in its own distribution")
     if draws is None:
         lowest = _mixed(device.known.lo, cloud.known.lo, shares)
         highest = _mixed(device.known.hi, cloud.known.hi, shares)
@@ -256,8 +239,7 @@ def _algorithm_1(
     own_p = float(own.hi[token])
     inside = token < len(other.hi)
     least, most = (
-        own_share * own_p + other_share * (float(bounds[token]) if inside else 0.0)
-        for bounds in (other.lo, other.hi)
+        own_share * own_p + other_share * (float(bounds[token]) if inside else 0.0) for bounds in (other.lo, other.hi)
     )
     if draws.keep * own_p < least:
         return token
@@ -272,11 +254,7 @@ def _algorithm_1(
 
 
 def _settled(
-    lowest: np.ndarray,
-    highest: np.ndarray,
-    noise: np.ndarray | None,
-    device: Known,
-    cloud: Known,
+    lowest: np.ndarray, highest: np.ndarray, noise: np.ndarray | None, device: Known, cloud: Known
 ) -> int | Undecided | None:
     """The argmax of weights in ``lowest`` .. ``highest`` (V,), both of log weight + G where there is noise.
 

@@ -12,11 +12,7 @@ def check_bounds(settings: Any, error: type[ValueError]) -> None:
     The sentence names field, value and what may be used: ``range`` of the metadata where it says it in words.
     """
     for item in fields(settings):
-        value, low, high = (
-            getattr(settings, item.name),
-            item.metadata.get("min"),
-            item.metadata.get("max"),
-        )
+        value, low, high = (getattr(settings, item.name), item.metadata.get("min"), item.metadata.get("max"))
         # NaN fails every comparison.
         if low is not None and high is not None and not low <= value <= high:
             words = item.metadata.get("range", f"{low} to {high}")

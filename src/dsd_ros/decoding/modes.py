@@ -18,9 +18,7 @@ class Proof(StrEnum):
     NONE = "none"  # there is no draft
     FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
     SPLIT = "split"  # each drafted token's probability (DSSD); where one is rejected, p comes down
-    TRUNCATED = (
-        "truncated"  # what is kept of each distribution before a token is drawn from it (TSLT)
-    )
+    TRUNCATED = "truncated"  # what is kept of each distribution before a token is drawn from it (TSLT)
     COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
 
 

@@ -27,9 +27,7 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
-            raise SamplingError(
-                f"temperature is {self.temperature}; use 0 (greedy) or a number up to 100"
-            )
+            raise SamplingError(f"temperature is {self.temperature}; use 0 (greedy) or a number up to 100")
         if self.top_k < 0:
             raise SamplingError(f"top_k is {self.top_k}; use 0 (off) or a positive count")
         if not 0.0 < self.top_p <= 1.0:
@@ -52,9 +50,7 @@ def parse_expansion(text: str) -> tuple[int, ...]:
     except ValueError:
         expansion = (0,)
     if min(expansion) < 1 or len(expansion) > MAX_NODES:
-        raise TreeError(
-            f"expansion {text!r} is none; give the children of a node level by level, as 2,2,2"
-        )
+        raise TreeError(f"expansion {text!r} is none; give the children of a node level by level, as 2,2,2")
     nodes = expansion_nodes(expansion)
     if nodes > MAX_NODES:
         raise TreeError(f"expansion {text!r} makes {nodes} nodes; at most {MAX_NODES} are possible")

@@ -41,9 +41,7 @@ def highest_of(logits: torch.Tensor) -> torch.Tensor:
     """The largest of each row, (..., 1); SamplingError for NaN, or where no token can occur."""
     highest = logits.amax(dim=-1, keepdim=True)
     if not all(map(math.isfinite, highest.flatten().tolist())):
-        raise SamplingError(
-            "the model's logits are not finite; its weights or precision are broken"
-        )
+        raise SamplingError("the model's logits are not finite; its weights or precision are broken")
     return highest
 
 

@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 
 from dsd_ros.decoding.bounds import check_bounds
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, Shape, mode
-from dsd_ros.decoding.ranges import (
-    FLOATS,
-    MAX_KEPT,
-    MAX_NODES,
-    SamplingSettings,
-    TreeError,
-    parse_expansion,
-)
+from dsd_ros.decoding.ranges import FLOATS, MAX_KEPT, MAX_NODES, SamplingSettings, TreeError, parse_expansion
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
@@ -41,10 +34,7 @@ class DecodeSettings:
     mode: str = field(default="dsd", metadata={"help": "decoding mode", "choices": tuple(PRESETS)})
     proof: str = field(
         default="preset",
-        metadata={
-            "help": "what lets the cloud verify a sampled draft; preset: what the mode says",
-            "choices": PROOFS,
-        },
+        metadata={"help": "what lets the cloud verify a sampled draft; preset: what the mode says", "choices": PROOFS},
     )
     top_k_proof: int = field(
         default=32,
@@ -71,16 +61,13 @@ class DecodeSettings:
         },
     )
     tree_expansion: str = field(
-        default="2,2,2",
-        metadata={"help": "in shape expansion, the children of every node, level by level"},
+        default="2,2,2", metadata={"help": "in shape expansion, the children of every node, level by level"}
     )
     tree_budget: int = field(
-        default=16,
-        metadata={"help": "nodes of a tree in shape budget", "min": 1, "max": MAX_NODES},
+        default=16, metadata={"help": "nodes of a tree in shape budget", "min": 1, "max": MAX_NODES}
     )
     top_float_proof: str = field(
-        default="float16",
-        metadata={"help": "how proof truncated sends what it keeps", "choices": FLOATS},
+        default="float16", metadata={"help": "how proof truncated sends what it keeps", "choices": FLOATS}
     )
     draft_length: int = field(
         default=PRESET_LENGTH,
@@ -97,23 +84,13 @@ class DecodeSettings:
         default=0.0, metadata={"help": "sampling temperature; 0: greedy", "min": 0.0, "max": 100.0}
     )
     top_k: int = field(
-        default=0,
-        metadata={"help": "sample from the K likeliest tokens; 0: all", "min": 0, "max": 1 << 20},
+        default=0, metadata={"help": "sample from the K likeliest tokens; 0: all", "min": 0, "max": 1 << 20}
     )
     top_p: float = field(
-        default=1.0,
-        metadata={
-            "help": "sample from the likeliest tokens of this mass; 1: all",
-            "min": 0.0,
-            "max": 1.0,
-        },
+        default=1.0, metadata={"help": "sample from the likeliest tokens of this mass; 1: all", "min": 0.0, "max": 1.0}
     )
-    seed: int = field(
-        default=0, metadata={"help": "of the random draws", "min": 0, "max": (1 << 63) - 1}
-    )
-    max_tokens: int = field(
-        default=96, metadata={"help": "longest reply in tokens", "min": 1, "max": 4096}
-    )
+    seed: int = field(default=0, metadata={"help": "of the random draws", "min": 0, "max": (1 << 63) - 1})
+    max_tokens: int = field(default=96, metadata={"help": "longest reply in tokens", "min": 1, "max": 4096})
     predraft_source: str = field(
         default="both",
         metadata={
@@ -126,12 +103,9 @@ class DecodeSettings:
         default=6, metadata={"help": "drafts made ahead at the same time", "min": 1, "max": 64}
     )
     predraft_policy: str = field(
-        default="priority",
-        metadata={"help": "order of the outcomes to draft behind", "choices": PREDRAFT_POLICIES},
+        default="priority", metadata={"help": "order of the outcomes to draft behind", "choices": PREDRAFT_POLICIES}
     )
-    predraft_budget: int = field(
-        default=24, metadata={"help": "drafts begun ahead per round", "min": 1, "max": 1024}
-    )
+    predraft_budget: int = field(default=24, metadata={"help": "drafts begun ahead per round", "min": 1, "max": 1024})
     predraft_batch: int = field(
         default=1,
         metadata={
@@ -142,23 +116,16 @@ class DecodeSettings:
     )
     pipeline_depth: int = field(
         default=1,
-        metadata={
-            "help": "rounds on their way at once; above 1 they are sent on assumptions",
-            "min": 1,
-            "max": 8,
-        },
+        metadata={"help": "rounds on their way at once; above 1 they are sent on assumptions", "min": 1, "max": 8},
     )
     exit_layers: str = field(
-        default="",
-        metadata={"help": "exits that may speak, as 2,4; empty: all there are; none: none of them"},
+        default="", metadata={"help": "exits that may speak, as 2,4; empty: all there are; none: none of them"}
     )
     exit_policy: str = field(
-        default="priority",
-        metadata={"help": "order of early outcomes waiting for the link", "choices": EXIT_POLICIES},
+        default="priority", metadata={"help": "order of early outcomes waiting for the link", "choices": EXIT_POLICIES}
     )
     min_exit_confidence: float = field(
-        default=0.0,
-        metadata={"help": "early outcomes below this are not sent", "min": 0.0, "max": 1.0},
+        default=0.0, metadata={"help": "early outcomes below this are not sent", "min": 0.0, "max": 1.0}
     )
 
     def __post_init__(self) -> None:
@@ -187,8 +154,7 @@ class DecodeSettings:
             return self.preset.proof
         if not self.preset.drafts and self.proof != Proof.COUPLED:
             raise SettingsError(
-                f"mode {self.mode} has no drafts that proof {self.proof!r} could be about; "
-                "use preset or coupled"
+                f"mode {self.mode} has no drafts that proof {self.proof!r} could be about; use preset or coupled"
             )
         return Proof(self.proof)
 
@@ -197,9 +163,7 @@ class DecodeSettings:
         """The shape in force."""
         shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
         if not self.preset.drafts and shape is not Shape.SEQUENCE:
-            raise SettingsError(
-                f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset"
-            )
+            raise SettingsError(f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset")
         sampled = not (self.sampling.greedy or self.proven_by is Proof.COUPLED)
         if shape is Shape.BUDGET and sampled:
             raise SettingsError(

@@ -17,7 +17,7 @@ import torch
 
 from dsd_ros.decoding.ranges import MAX_NODES, TreeError, expansion_nodes
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.trees import ROOT, TokenTree
+from dsd_ros.decoding.tree import ROOT, TokenTree
 
 Level = tuple[list[int], list[int]]
 
@@ -51,9 +51,7 @@ def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -
     if not all(math.isfinite(total) and total > 0.0 for total in totals):
         raise SamplingError("cannot draw from weights that are no probabilities")
     draws = torch.from_numpy(generator.random((len(q), count)) * np.array(totals)[:, None])
-    families: list[list[int]] = torch.searchsorted(
-        cumulative, draws.to(q.device), right=True
-    ).tolist()
+    families: list[list[int]] = torch.searchsorted(cumulative, draws.to(q.device), right=True).tolist()
     for row, family in zip(q, families, strict=True):
         if max(family) >= len(row):  # a product was rounded up to the total
             last = int(row.nonzero()[-1])
@@ -144,15 +142,10 @@ class ExpansionTree(Grower):
     """
 
     def __init__(
-        self,
-        expansion: Sequence[int],
-        ends: frozenset[int] = frozenset(),
-        generator: np.random.Generator | None = None,
+        self, expansion: Sequence[int], ends: frozenset[int] = frozenset(), generator: np.random.Generator | None = None
     ) -> None:
         if min(expansion, default=1) < 1 or expansion_nodes(expansion) > MAX_NODES:
-            raise TreeError(
-                f"expansion {tuple(expansion)} makes no tree of at most {MAX_NODES} nodes"
-            )
+            raise TreeError(f"expansion {tuple(expansion)} makes no tree of at most {MAX_NODES} nodes")
         super().__init__(ends, bool(expansion))
         self._expansion = tuple(expansion)
         self._generator = generator
@@ -167,11 +160,7 @@ class ExpansionTree(Grower):
         else:
             families = draw_children(rows, count, self._generator)
             self._q.append(rows)
-        added = [
-            self._add(node, token)
-            for node, family in zip(nodes, families, strict=True)
-            for token in family
-        ]
+        added = [self._add(node, token) for node, family in zip(nodes, families, strict=True) for token in family]
         if self._depth < len(self._expansion):
             self._open = [node for node in added if self._tokens[node] not in self._ends]
 
@@ -198,9 +187,7 @@ class BudgetTree(Grower):
 
     def __init__(self, budget: int, depth: int, ends: frozenset[int] = frozenset()) -> None:
         if not 0 <= budget <= MAX_NODES or depth < 0:
-            raise TreeError(
-                f"a tree of {budget} nodes and {depth} levels is none; use 0 to {MAX_NODES} nodes"
-            )
+            raise TreeError(f"a tree of {budget} nodes and {depth} levels is none; use 0 to {MAX_NODES} nodes")
         super().__init__(ends, budget > 0 and depth > 0)
         self._budget, self._levels = budget, depth
         self._chances: list[float] = []
@@ -223,9 +210,7 @@ class BudgetTree(Grower):
                     self._chances.append(above * min(chance, 1.0))
         if self._depth < self._levels:
             self._open = [
-                node
-                for node in sorted(self._chosen())
-                if node >= first and self._tokens[node] not in self._ends
+                node for node in sorted(self._chosen()) if node >= first and self._tokens[node] not in self._ends
             ]
 
     @property
@@ -239,8 +224,7 @@ class BudgetTree(Grower):
         chosen = sorted(self._chosen())
         place = {node: index for index, node in enumerate(chosen)} | {ROOT: ROOT}
         tree = TokenTree(
-            tuple(self._tokens[node] for node in chosen),
-            tuple(place[self._parents[node]] for node in chosen),
+            tuple(self._tokens[node] for node in chosen), tuple(place[self._parents[node]] for node in chosen)
         )
         return GrownTree(tree, tuple(self._fed[node] for node in chosen))
 

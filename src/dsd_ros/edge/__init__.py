@@ -1,1 +1,1 @@
-"""The robot's half of a decode: the drafter and the session that drives its rounds."""
+"""The robot's half of a decode: the session, its rounds, and what proposes tokens."""

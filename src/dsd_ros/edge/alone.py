@@ -9,7 +9,7 @@ import numpy as np
 
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.drafter import Drafting
+from dsd_ros.edge.draft_model import Drafting
 from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.results import DecodedReply, resources
 from dsd_ros.vlm.errors import ContextError

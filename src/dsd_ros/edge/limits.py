@@ -14,10 +14,7 @@ class Limits:
     """When a decode has to end: at ``deadline`` (time.monotonic()), or once ``cancelled()`` says so."""
 
     def __init__(
-        self,
-        deadline: float | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        patience: float | None = None,
+        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None, patience: float | None = None
     ) -> None:
         """``patience``: seconds of silence from the verifier after which its robot goes on without it."""
         self._deadline = deadline

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dsd_ros.edge.drafter import DraftedRound, GrowingDraft
-from dsd_ros.edge.guesses import Guess
+from dsd_ros.edge.draft_model import DraftedRound, GrowingDraft
+from dsd_ros.edge.outcome_predictor import Guess
 
 FLOOR = 1e-3  # a guess less likely than this is not worth a draft
 
@@ -40,9 +40,7 @@ class Outcomes:
     begun at most. An outcome named again is never drafted twice. For one thread at a time.
     """
 
-    def __init__(
-        self, of: DraftedRound, policy: str, budget: int, chance: random.Random, paper: bool
-    ) -> None:
+    def __init__(self, of: DraftedRound, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
         """``paper``: exits score by their confidence alone, as in FSD, where nothing is guessed."""
         self.round = of
         self.begun = 0

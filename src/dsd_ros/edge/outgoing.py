@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dsd_ros.decoding.acceptance import rounded_up
 from dsd_ros.decoding.modes import Proof
-from dsd_ros.edge.drafter import DraftedRound
+from dsd_ros.decoding.rejection import rounded_up
+from dsd_ros.edge.draft_model import DraftedRound
 from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import Draft, prefix_digest
 from dsd_ros.wire.packing import pack_chances, pack_kept

@@ -18,9 +18,7 @@ class RoundRecord:
     accepted: int  # tokens of the path that holds
     draft_seconds: float  # in the draft model, while nothing else went on
     wait_seconds: float  # from sending the draft until its outcome was there
-    verify_seconds: (
-        float  # in the target, as the verifier measured it; round 1: its prefill included
-    )
+    verify_seconds: float  # in the target, as the verifier measured it; round 1: its prefill included
     bytes_up: int
     bytes_down: int
     model_seconds: float = 0.0  # making this draft took, whoever made it and whenever
@@ -145,11 +143,7 @@ class DecodedReply:
     @property
     def link_delay_seconds(self) -> float:
         """T_c: one way, with all that is neither of the models; rounds sent ahead tell nothing of it."""
-        return _mean(
-            max(0.0, r.wait_seconds - r.verify_seconds) / 2
-            for r in self.records[1:]
-            if r.source != "flight"
-        )
+        return _mean(max(0.0, r.wait_seconds - r.verify_seconds) / 2 for r in self.records[1:] if r.source != "flight")
 
     @property
     def sync_seconds(self) -> float:

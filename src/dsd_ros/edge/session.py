@@ -10,28 +10,23 @@ import numpy as np
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.ranges import expansion_nodes
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.ahead import PredraftPool
 from dsd_ros.edge.alone import decode_alone
-from dsd_ros.edge.drafter import DraftedRound
+from dsd_ros.edge.client import LinkSettings, VerifierLink
+from dsd_ros.edge.draft_length import Tuner
+from dsd_ros.edge.draft_model import DraftedRound
 from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.limits import Limits
-from dsd_ros.edge.link import LinkSettings, VerifierLink
+from dsd_ros.edge.loop import Progress, Request, Rounds
+from dsd_ros.edge.observation import History, Pictures
 from dsd_ros.edge.outgoing import draft_message
-from dsd_ros.edge.pictures import History, Pictures
-from dsd_ros.edge.predraft import PredraftPool
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.rounds import Progress, Request, Rounds
 from dsd_ros.edge.translation import Translation, check_translatable
-from dsd_ros.edge.tuning import Tuner
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
-from dsd_ros.wire.messages import (
-    MAX_EVIDENCE_BYTES,
-    PROTOCOL_VERSION,
-    SessionReply,
-    SessionRequest,
-)
+from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, PROTOCOL_VERSION, SessionReply, SessionRequest
 
 _ROW_HEAD_BYTES = 16  # at most, in front of a distribution on its way down
 
@@ -74,9 +69,7 @@ class EdgeSession:
         self._tuner: Tuner | None = None
         if settings.needs_draft:
             if draft_model is None or not hasattr(draft_model, "prefill"):
-                raise ValueError(
-                    f"mode {settings.mode} needs a draft model; give one, or use mode ar"
-                )
+                raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
             self._draft_model = cast(VisionLanguageModel, draft_model)
             _check_room(settings, draft_model.vocab_size)
             self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
@@ -97,9 +90,7 @@ class EdgeSession:
         """What the verifier said of itself when the session opened; None before."""
         return self._link.verifier
 
-    def open(
-        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None
-    ) -> None:
+    def open(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
         """Connect and agree with the verifier; ``decode`` does it where it has not been done.
 
         LinkRefused (token, certificate), VerifierRefused (tokenizer, version, too many sessions),
@@ -107,9 +98,7 @@ class EdgeSession:
         """
         self._open(Limits(deadline, cancelled))
 
-    def mend(
-        self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None
-    ) -> None:
+    def mend(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
         """After a failed decode: dial anew, once, and resume the session or open another.
 
         Raises what ``open`` raises, and DecodeCancelled.
@@ -139,9 +128,7 @@ class EdgeSession:
         check_instruction(instruction)
         self._pictures.begin(image, history)
         self._reply += 1
-        request = Request(
-            self._reply, image, instruction, on_progress, self.text, limits, tuple(history)
-        )
+        request = Request(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
         try:
             for _ in range(self._link.settings.attempts):
                 try:
@@ -182,9 +169,7 @@ class EdgeSession:
         known = self._link.verifier if self._translation is None else None
         ends = known.eos_token_ids if known is not None else model.eos_token_ids
         limits = Limits(deadline, cancelled)
-        return decode_alone(
-            model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits
-        )
+        return decode_alone(model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The channel is the caller's to close."""
@@ -227,11 +212,7 @@ class EdgeSession:
     @property
     def _wants_exits(self) -> bool:
         settings = self.settings
-        return (
-            settings.predrafts
-            and settings.predraft_source != "guesses"
-            and settings.exits is not None
-        )
+        return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
 
     def _send_ahead(self, drafted: DraftedRound) -> None:
         self._link.post_ahead(draft_message(self._link.session, drafted, ahead=True))
@@ -267,8 +248,7 @@ def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
     if settings.shaped_by is not Shape.EXPANSION:
         if settings.proven_by is Proof.FULL and settings.draft_length > most:
             raise ValueError(
-                f"draft_length {settings.draft_length} is too long for a vocabulary of "
-                f"{vocab_size}; use {most} or less"
+                f"draft_length {settings.draft_length} is too long for a vocabulary of {vocab_size}; use {most} or less"
             )
         return
     expansion = settings.expansion

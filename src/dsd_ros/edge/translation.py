@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import GrownTree
-from dsd_ros.decoding.trees import TokenTree
-from dsd_ros.edge.drafter import DraftedRound, Drafting, GrowingDraft
+from dsd_ros.edge.draft_model import DraftedRound, Drafting, GrowingDraft
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -53,10 +53,7 @@ class Translation:
         # A special token that both have is translated by its name, any other says nothing.
         self.hidden_in_draft = _missing(ours, theirs)
         self.hidden_in_target = _missing(theirs, ours)
-        self._longer, self._recut = (
-            0,
-            0,
-        )  # how often a text became longer, and what it was cut into changed
+        self._longer, self._recut = (0, 0)  # how often a text became longer, and what it was cut into changed
 
     @property
     def looks_ahead(self) -> bool:
@@ -198,9 +195,7 @@ class TranslatedReply:
 class TranslatedDraft(GrowingDraft):
     """One round's draft in tokens of the target; made at once, since the text is cut anew with each word."""
 
-    def __init__(
-        self, reply: TranslatedReply, depth: int, drafting: Drafting, number: int, able: bool = True
-    ) -> None:
+    def __init__(self, reply: TranslatedReply, depth: int, drafting: Drafting, number: int, able: bool = True) -> None:
         super().__init__(reply.sequence, depth, drafting, number, able)
         self.reply = reply
         self._depth = depth

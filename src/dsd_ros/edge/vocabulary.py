@@ -155,9 +155,7 @@ class Transcript:
             first = self._shown(self._whole[max(0, len(self._whole) - _CONTEXT_TOKENS)])
             decode = self._vocabulary.decode
             before, text = decode(self._visible[first:known]), decode(self._visible[first:])
-            if len(self._visible) - known >= _MAX_PENDING or (
-                text != before and not text.endswith(_INCOMPLETE)
-            ):
+            if len(self._visible) - known >= _MAX_PENDING or (text != before and not text.endswith(_INCOMPLETE)):
                 self.text += text[len(before) :]
                 self._whole.append(len(self.tokens))
         elif nothing_pending:

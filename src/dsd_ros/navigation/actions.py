@@ -44,9 +44,7 @@ class Action:
     def __post_init__(self) -> None:
         allowed = _AMOUNTS[self.kind]
         if self.amount not in allowed:
-            raise ValueError(
-                f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}"
-            )
+            raise ValueError(f"'{self.kind.value}' takes an amount of {allowed}, not {self.amount!r}")
 
     @property
     def metres(self) -> float:

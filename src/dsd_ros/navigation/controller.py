@@ -37,11 +37,7 @@ def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
     """Where a robot that keeps its velocity is after ``span`` seconds (constant-twist arc)."""
     middle = pose.yaw + velocity.wz * span / 2
     way = velocity.vx * span
-    return Pose(
-        pose.x + way * math.cos(middle),
-        pose.y + way * math.sin(middle),
-        pose.yaw + velocity.wz * span,
-    )
+    return Pose(pose.x + way * math.cos(middle), pose.y + way * math.sin(middle), pose.yaw + velocity.wz * span)
 
 
 def _option(default: float, text: str, low: float, high: float) -> float:
@@ -53,16 +49,11 @@ class ControlSettings:
     """How often is commanded, and when zero is instead."""
 
     control_rate: float = field(
-        default=25.0,
-        metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0},
+        default=25.0, metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0}
     )
     watchdog_timeout_s: float = field(
         default=0.5,
-        metadata={
-            "help": "zero is sent this long after the last fresh command or odometry",
-            "min": 0.1,
-            "max": 0.5,
-        },
+        metadata={"help": "zero is sent this long after the last fresh command or odometry", "min": 0.1, "max": 0.5},
     )
 
 
@@ -73,27 +64,17 @@ class MotionSettings:
     speed: float = _option(0.5, "top speed ahead, m/s", 0.05, 1.5)
     turn_rate_deg: float = _option(30.0, "top turn rate, degrees/s", 5.0, 120.0)
     acceleration: float = _option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
-    turn_acceleration_deg: float = _option(
-        90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0
-    )
-    distance_tolerance: float = _option(
-        0.01, "a drive is done this close to its end, m", 0.002, 0.1
-    )
-    angle_tolerance_deg: float = _option(
-        0.5, "a turn is done this close to its end, degrees", 0.1, 5.0
-    )
+    turn_acceleration_deg: float = _option(90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0)
+    distance_tolerance: float = _option(0.01, "a drive is done this close to its end, m", 0.002, 0.1)
+    angle_tolerance_deg: float = _option(0.5, "a turn is done this close to its end, degrees", 0.1, 5.0)
     rest_speed: float = _option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
-    rest_turn_rate_deg: float = _option(
-        1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0
-    )
+    rest_turn_rate_deg: float = _option(1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0)
     rest_s: float = _option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
     stuck_s: float = _option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
 
     def still(self, measured: Velocity) -> bool:
         """Whether a robot of this measured velocity stands."""
-        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= math.radians(
-            self.rest_turn_rate_deg
-        )
+        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= math.radians(self.rest_turn_rate_deg)
 
     def slower(self, share: float) -> MotionSettings:
         """The same with this share of the top speeds."""
@@ -112,9 +93,7 @@ class MotionStatus(Enum):
 _CREEP = 0.1  # share of the top speed below which the profile does not fall before the goal
 _ASKEW = math.radians(3.0)  # a drive that begins further off its direction turns on the spot first
 _HEADING_GAIN = 1.5  # 1/s, holds the heading during a drive
-_REST_LIMIT_S = (
-    3.0  # a robot that still moves this long after the zero command is not ours to steer
-)
+_REST_LIMIT_S = 3.0  # a robot that still moves this long after the zero command is not ours to steer
 
 
 class MotionController:
@@ -129,12 +108,7 @@ class MotionController:
     """
 
     def __init__(
-        self,
-        action: Action,
-        settings: MotionSettings,
-        pose: Pose,
-        now: float,
-        origin: Pose | None = None,
+        self, action: Action, settings: MotionSettings, pose: Pose, now: float, origin: Pose | None = None
     ) -> None:
         self.action = action
         self.status = MotionStatus.MOVING

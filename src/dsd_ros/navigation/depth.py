@@ -33,16 +33,10 @@ class DepthView:
     """How the depth camera is mounted, and what the robot's body takes."""
 
     camera_height: float = _option(0.36, "of the depth camera above the floor, m", 0.02, 2.0)
-    camera_pitch_deg: float = _option(
-        17.0, "the depth camera looks this much downwards, degrees", -45.0, 75.0
-    )
-    corridor_width: float = _option(
-        0.5, "the robot's width, with what it must keep on both sides, m", 0.1, 2.0
-    )
+    camera_pitch_deg: float = _option(17.0, "the depth camera looks this much downwards, degrees", -45.0, 75.0)
+    corridor_width: float = _option(0.5, "the robot's width, with what it must keep on both sides, m", 0.1, 2.0)
     corridor_height: float = _option(0.5, "what hangs higher is passed below, m", 0.1, 2.0)
-    floor_clearance: float = _option(
-        0.06, "what is lower is the floor or can be stepped on, m", 0.01, 0.3
-    )
+    floor_clearance: float = _option(0.06, "what is lower is the floor or can be stepped on, m", 0.01, 0.3)
     outlier_pixels: int = field(
         default=8,
         metadata={
@@ -79,9 +73,7 @@ def read_depth(
     :raises DepthError: for an unknown encoding, or sizes that do not fit the data.
     """
     if encoding not in UNITS:
-        raise DepthError(
-            f"The depth image's encoding is {encoding!r}; known are {', '.join(UNITS)}."
-        )
+        raise DepthError(f"The depth image's encoding is {encoding!r}; known are {', '.join(UNITS)}.")
     code, unit = UNITS[encoding]
     kind = np.dtype((">" if big_endian else "<") + code)
     if height < 1 or width < 1 or step < width * kind.itemsize or len(data) < height * step:
@@ -151,9 +143,7 @@ class DepthCorridor:
         finite = np.where(np.isfinite(grid) & known, grid, np.float32(1e6))
         ahead = finite * self._ahead
         height = view.camera_height + finite * self._up
-        body = (height > view.floor_clearance + _SLOPE * np.abs(ahead)) & (
-            height < view.corridor_height
-        )
+        body = (height > view.floor_clearance + _SLOPE * np.abs(ahead)) & (height < view.corridor_height)
         inside = body & (finite * self._aside < view.corridor_width / 2) & (ahead > 0.0)
         found = np.concatenate([ahead[inside], np.zeros(int((too_near & self._watched).sum()))])
         if len(found) <= view.outlier_pixels:

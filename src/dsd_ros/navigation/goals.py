@@ -14,9 +14,7 @@ from dsd_ros.navigation.settings import MAX_INSTRUCTION_CHARS
 
 WHEN = ("never", "auto", "always")
 
-_WISH = re.compile(
-    r"\b(?:i|we)(?:\s+(?:want|need|wish)|(?:\s+would|'d)\s+like)\s+(?:you\s+)?to\b", re.IGNORECASE
-)
+_WISH = re.compile(r"\b(?:i|we)(?:\s+(?:want|need|wish)|(?:\s+would|'d)\s+like)\s+(?:you\s+)?to\b", re.IGNORECASE)
 _FOR_WHOM = re.compile(
     r"\b(?:bring|take|lead|guide|walk|drive|carry|find|show|get|fetch|tell|help|let|accompany|follow)\s+(?:me|us)\b",
     re.IGNORECASE,

@@ -75,21 +75,15 @@ class ActionGuard:
             action = None
         if action is None:
             what = "unknown" if kind is None else kind.value
-            self._refuse(
-                Cause.UNPARSABLE_ACTION,
-                f"The action ({what}, amount {amount}) is none of the grammar's.",
-            )
+            self._refuse(Cause.UNPARSABLE_ACTION, f"The action ({what}, amount {amount}) is none of the grammar's.")
         elif retracing:
             self._take(action, False, now)
         elif not -0.5 <= age <= limit:  # NaN fails here, too
             self._refuse(
-                Cause.STALE_REPLY,
-                f"The action is about a picture {age:.1f} s old; the limit is {limit:.1f} s.",
+                Cause.STALE_REPLY, f"The action is about a picture {age:.1f} s old; the limit is {limit:.1f} s."
             )
         elif observed <= self._observed:
-            self._refuse(
-                Cause.STALE_REPLY, "The action is about a picture that was acted upon before."
-            )
+            self._refuse(Cause.STALE_REPLY, "The action is about a picture that was acted upon before.")
         else:
             self._observed = observed
             self._unproved_in_a_row = 0 if verified else self._unproved_in_a_row + 1
@@ -162,14 +156,9 @@ class ActionGuard:
         if self.refusal is not None or not motion.moving:
             return
         if self.action is None:
-            self._refuse(
-                Cause.NO_ACTION, "Navigation commands motion, but no verified action is under way."
-            )
+            self._refuse(Cause.NO_ACTION, "Navigation commands motion, but no verified action is under way.")
         elif now - self._began > self._action_s:
-            self._refuse(
-                Cause.NO_ACTION,
-                f"'{format_action(self.action)}' is not over after {self._action_s:.0f} s.",
-            )
+            self._refuse(Cause.NO_ACTION, f"'{format_action(self.action)}' is not over after {self._action_s:.0f} s.")
         else:
             reason = self._beyond(self.action, motion)
             if reason:
@@ -195,9 +184,7 @@ class ActionGuard:
         margin = math.radians(limits.angle_margin_deg)
         if action.kind is ActionKind.STOP:
             return "it stands"
-        if self._retracing and not (
-            self._pose is None or self._trail.near(self._pose.x, self._pose.y)
-        ):
+        if self._retracing and not (self._pose is None or self._trail.near(self._pose.x, self._pose.y)):
             return "the robot has left the way it came"
         if travelled > action.metres + limits.distance_margin:
             return f"the robot has got {travelled:.2f} m away already"

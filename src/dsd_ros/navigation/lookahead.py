@@ -61,7 +61,5 @@ def fits(action: Action, seen_from: Pose, pose: Pose) -> bool:
 
 def _between(a: Pose, b: Pose, share: float) -> Pose:
     return Pose(
-        a.x + share * (b.x - a.x),
-        a.y + share * (b.y - a.y),
-        a.yaw + share * math.remainder(b.yaw - a.yaw, math.tau),
+        a.x + share * (b.x - a.x), a.y + share * (b.y - a.y), a.yaw + share * math.remainder(b.yaw - a.yaw, math.tau)
     )

@@ -112,9 +112,7 @@ class Announcer:
         """An action begins at ``now`` (steady, s), after the robot has stood since ``stood``."""
         self.count += 1
         standing = 0.0 if stood is None else now - stood.steady
-        self._waiting = Announcement(
-            self.count, action, reasoning, verified, retracing, now - self._last, standing
-        )
+        self._waiting = Announcement(self.count, action, reasoning, verified, retracing, now - self._last, standing)
         self._last = now
 
     def take(self) -> Announcement | None:

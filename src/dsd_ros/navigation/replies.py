@@ -27,19 +27,15 @@ def checked(answer: Answer, request: DecodeRequest, age: float, limit: float) ->
     if answer.observed_at < request.not_before - _STAMP_ROUNDING_S:
         raise Refused(
             RunOutcome.STALE_OBSERVATION,
-            "The reply is about a picture taken before the robot came to rest; "
-            "it was not carried out.",
+            "The reply is about a picture taken before the robot came to rest; it was not carried out.",
         )
     if not -_TICK_S <= age <= limit:  # NaN fails here, too
         raise Refused(
             RunOutcome.STALE_OBSERVATION,
-            f"The reply came {age:.1f} s after its picture, the limit is {limit:.1f} s; "
-            "it was not carried out.",
+            f"The reply came {age:.1f} s after its picture, the limit is {limit:.1f} s; it was not carried out.",
         )
     if not (answer.verified or request.allow_unverified):
-        raise Refused(
-            RunOutcome.LINK_LOST, "The target did not verify the reply; it was not carried out."
-        )
+        raise Refused(RunOutcome.LINK_LOST, "The target did not verify the reply; it was not carried out.")
     try:
         return parse_reply(answer.text)
     except UnparsableReply as error:

@@ -21,32 +21,17 @@ observes anew. docs/navigation.md tells all of it.
 from __future__ import annotations
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
-from dsd_ros.navigation.asking import Asking
-from dsd_ros.navigation.controller import (
-    AT_REST,
-    MotionController,
-    MotionSettings,
-    Pose,
-    Velocity,
-)
+from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
+from dsd_ros.navigation.decode_request import Asking
 from dsd_ros.navigation.holds import Hold
 from dsd_ros.navigation.lookahead import fits
+from dsd_ros.navigation.motion import Walk
 from dsd_ros.navigation.oscillation import Oscillation
-from dsd_ros.navigation.records import (
-    Announcement,
-    Announcer,
-    Answer,
-    DecodeRequest,
-    Failure,
-    Moment,
-    Phase,
-    Step,
-)
+from dsd_ros.navigation.records import Announcement, Announcer, Answer, DecodeRequest, Failure, Moment, Phase, Step
 from dsd_ros.navigation.replies import Refused, checked
 from dsd_ros.navigation.retrace import Retrace
 from dsd_ros.navigation.safety import SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, RunSettings
-from dsd_ros.navigation.walk import Walk
 
 HISTORY = 8  # steps that a request tells of
 WAY_BACK = "back the way it came"
@@ -99,9 +84,7 @@ class NavigationRun:
 
     # -- what happens --------------------------------------------------------------------------
 
-    def on_odometry(
-        self, pose: Pose, measured: Velocity, moment: Moment, stamp: float | None = None
-    ) -> Velocity:
+    def on_odometry(self, pose: Pose, measured: Velocity, moment: Moment, stamp: float | None = None) -> Velocity:
         """Take the robot's newest pose, true at ``stamp`` (None: now); returns the command for it."""
         if self.ended:
             return AT_REST
@@ -313,10 +296,7 @@ class NavigationRun:
 
     def _ask(self, not_before: float, moment: Moment, ahead: bool = False) -> None:
         settings = self._settings
-        unverified = (
-            settings.fallback == "draft_only"
-            and self._unverified_in_a_row < settings.fallback_replies
-        )
+        unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < settings.fallback_replies
         self._ahead, past = ahead, tuple(self._past)
         self._asking.ask(not_before, moment, settings.decode_timeout_s, unverified, past)
 
@@ -344,9 +324,7 @@ class NavigationRun:
         self._unverified_in_a_row = 0 if answer.verified else self._unverified_in_a_row + 1
         announcer = self._announcer
         announcer.announce(action, reply.reasoning, answer.verified, self._now, walk.stood)
-        step = Step(
-            announcer.count, reply, age, answer.observed_at, answer.verified, answer.details
-        )
+        step = Step(announcer.count, reply, age, answer.observed_at, answer.verified, answer.details)
         self.steps.append(step)
         self._past = [*self._past, step][-HISTORY:]
         self.phase = Phase.EXECUTING
@@ -359,9 +337,7 @@ class NavigationRun:
         if outcome in _LOST and self._settings.fallback == "return":
             self._walk_back(sentence)
         elif outcome in _LOST and self._unverified_in_a_row:
-            said = (
-                f"{sentence} The last {self._unverified_in_a_row} replies were by the draft alone."
-            )
+            said = f"{sentence} The last {self._unverified_in_a_row} replies were by the draft alone."
             self.end(RunOutcome.LINK_LOST, said)
         else:
             self.end(outcome, sentence)

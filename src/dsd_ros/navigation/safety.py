@@ -49,13 +49,7 @@ class Cause(IntEnum):
 
 # What is wrong with navigation's own announcements and commands: it does not pass by waiting.
 REFUSALS = frozenset(
-    {
-        Cause.UNVERIFIED_ACTION,
-        Cause.UNPARSABLE_ACTION,
-        Cause.STALE_REPLY,
-        Cause.NO_ACTION,
-        Cause.MOTION_REFUSED,
-    }
+    {Cause.UNVERIFIED_ACTION, Cause.UNPARSABLE_ACTION, Cause.STALE_REPLY, Cause.NO_ACTION, Cause.MOTION_REFUSED}
 )
 FALLBACKS = ("stop", "draft_only", "return")
 # These hold an operator's command at zero, too; the others are what an operator is there to solve.
@@ -122,27 +116,15 @@ class Limits:
     speed: float = _option(0.5, "navigation's top speed, m/s", 0.05, 1.5)
     turn_rate_deg: float = _option(30.0, "navigation's top turn rate, degrees/s", 5.0, 120.0)
     operator_speed: float = _option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
-    operator_turn_rate_deg: float = _option(
-        60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0
-    )
-    distance_margin: float = _option(
-        0.3, "a drive may get this much further than its action says, m", 0.05, 1.0
-    )
-    angle_margin_deg: float = _option(
-        20.0, "a turn may get this much further than its action says, degrees", 2.0, 45.0
-    )
-    observation_age_s: float = _option(
-        5.0, "an action may begin until its picture is this old, s", 0.1, 60.0
-    )
-    obstacle_distance: float = _option(
-        0.12, "no drive ahead with something nearer than this, m", 0.05, 3.0
-    )
+    operator_turn_rate_deg: float = _option(60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0)
+    distance_margin: float = _option(0.3, "a drive may get this much further than its action says, m", 0.05, 1.0)
+    angle_margin_deg: float = _option(20.0, "a turn may get this much further than its action says, degrees", 2.0, 45.0)
+    observation_age_s: float = _option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
+    obstacle_distance: float = _option(0.12, "no drive ahead with something nearer than this, m", 0.05, 3.0)
     obstacle_braking: float = _option(
         0.8, "towards something ahead only as fast as this braking allows, m/s^2", 0.1, 5.0
     )
-    obstacle_cone_deg: float = _option(
-        40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0
-    )
+    obstacle_cone_deg: float = _option(40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0)
     tilt_deg: float = _option(25.0, "the body's z axis may lean this far, degrees", 5.0, 80.0)
     battery: float = _option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
 
@@ -159,12 +141,8 @@ class Fallback:
             "choices": FALLBACKS,
         },
     )
-    unverified_replies: int = _option(
-        3, "draft_only: so many unverified actions in a row at most", 1, 20
-    )
-    fallback_speed: float = _option(
-        0.4, "draft_only and return: share of navigation's top speeds", 0.05, 1.0
-    )
+    unverified_replies: int = _option(3, "draft_only: so many unverified actions in a row at most", 1, 20)
+    fallback_speed: float = _option(0.4, "draft_only and return: share of navigation's top speeds", 0.05, 1.0)
 
 
 @dataclass(frozen=True)
@@ -189,16 +167,11 @@ class Requirements:
             "choices": ("none", "range", "scan", "depth"),
         },
     )
-    heartbeats: str = _option(
-        "navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated"
-    )
+    heartbeats: str = _option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")
     link: str = _option(
-        "draft_node,bridge_node",
-        "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated",
+        "draft_node,bridge_node", "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated"
     )
-    robot: str = _option(
-        "go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault"
-    )
+    robot: str = _option("go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault")
 
     @property
     def heartbeat_nodes(self) -> tuple[str, ...]:
@@ -255,12 +228,7 @@ def tilt_of(x: float, y: float, z: float, w: float) -> float | None:
 
 
 def nearest_ahead(
-    ranges: Sequence[float],
-    angle_min: float,
-    angle_increment: float,
-    nearest: float,
-    furthest: float,
-    cone: float,
+    ranges: Sequence[float], angle_min: float, angle_increment: float, nearest: float, furthest: float, cone: float
 ) -> float | None:
     """Distance (m) to the nearest return within ``cone`` (rad) around a scan's x axis.
 

@@ -59,12 +59,8 @@ class RunSettings:
         2.0, "a run ends when the robot has not reported its pose for this long, s", 0.1, 30.0
     )
     max_stuck: int = _option(3, "a run ends after this many blocked actions in a row", 1, 20)
-    max_repeats: int = _option(
-        3, "a run ends when the same is decided at the same place for this many-th time", 2, 20
-    )
-    max_reversals: int = _option(
-        4, "a run ends after so many changes of a turn's sense without a drive between", 2, 40
-    )
+    max_repeats: int = _option(3, "a run ends when the same is decided at the same place for this many-th time", 2, 20)
+    max_reversals: int = _option(4, "a run ends after so many changes of a turn's sense without a drive between", 2, 40)
     safety_patience_s: float = _option(
         2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
     )
@@ -75,10 +71,7 @@ class RunSettings:
         1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
     )
     look_ahead_s: float = _option(
-        0.0,
-        "a picture may be taken this long before the robot stands, s; 0: only at rest",
-        0.0,
-        2.0,
+        0.0, "a picture may be taken this long before the robot stands, s; 0: only at rest", 0.0, 2.0
     )
     arrival_check: str = _choice(
         "model",
@@ -91,12 +84,8 @@ class RunSettings:
         "or return (back along the way it came)",
         FALLBACKS,
     )
-    fallback_replies: int = _option(
-        3, "draft_only: so many unverified replies in a row at most", 1, 20
-    )
-    fallback_speed: float = _option(
-        0.4, "draft_only and return: share of the top speeds", 0.05, 1.0
-    )
+    fallback_replies: int = _option(3, "draft_only: so many unverified replies in a row at most", 1, 20)
+    fallback_speed: float = _option(0.4, "draft_only and return: share of the top speeds", 0.05, 1.0)
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:
         """The same with a goal's own budgets; 0 leaves one as it is.
@@ -105,11 +94,7 @@ class RunSettings:
         """
         if not (math.isfinite(time_limit) and time_limit >= 0.0):
             raise ValueError(f"The time limit is {time_limit} s; it must be 0 or more.")
-        return replace(
-            self,
-            max_steps=max_steps or self.max_steps,
-            time_limit_s=time_limit or self.time_limit_s,
-        )
+        return replace(self, max_steps=max_steps or self.max_steps, time_limit_s=time_limit or self.time_limit_s)
 
 
 def checked_instruction(instruction: str) -> str:
@@ -118,7 +103,5 @@ def checked_instruction(instruction: str) -> str:
     if not text:
         raise ValueError("The instruction is empty: say what the robot should find.")
     if len(text) > MAX_INSTRUCTION_CHARS:
-        raise ValueError(
-            f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed."
-        )
+        raise ValueError(f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed.")
     return text

@@ -175,11 +175,7 @@ class Supervisor:
         self._distance, limit = distance, self._limits.obstacle_distance
         if distance < limit:
             self._near = True
-        if (
-            self._trust(now)
-            and self._obstacle_seen.note(now, stamp)
-            and distance > limit + _OBSTACLE_BACK
-        ):
+        if self._trust(now) and self._obstacle_seen.note(now, stamp) and distance > limit + _OBSTACLE_BACK:
             self._near = False
 
     def on_battery(self, charge: float) -> None:
@@ -256,9 +252,7 @@ class Supervisor:
         times, limits, required = self._timeouts, self._limits, self._required
         found: dict[Cause, str] = {}
         if self._emergency:
-            found[Cause.EMERGENCY_STOP] = (
-                f"Emergency stop by {self._emergency}; it holds until it is reset."
-            )
+            found[Cause.EMERGENCY_STOP] = f"Emergency stop by {self._emergency}; it holds until it is reset."
         held = self._deadman_held and self._deadman_seen.fresh(now, times.deadman_s)
         if required.deadman and not held:
             found[Cause.DEADMAN] = "The deadman is not held."
@@ -275,11 +269,7 @@ class Supervisor:
         self._look_ahead(found, now)
         if self._empty:
             found[Cause.LOW_BATTERY] = f"The battery is below {limits.battery:.0%}."
-        silent = [
-            name
-            for name, seen in self._heartbeats.items()
-            if not seen.fresh(now, times.heartbeat_s)
-        ]
+        silent = [name for name, seen in self._heartbeats.items() if not seen.fresh(now, times.heartbeat_s)]
         if silent:
             found[Cause.NODE_SILENT] = (
                 f"No heartbeat of {' and '.join(silent)} for more than {times.heartbeat_s:.2f} s."
@@ -295,8 +285,7 @@ class Supervisor:
             found[self._guard.refusal[0]] = self._guard.refusal[1]
         if self._navigation.moving and not navigation:
             found[Cause.COMMAND_STALE] = (
-                "Navigation fell silent while it moved the robot, "
-                f"for more than {times.command_s:.2f} s."
+                f"Navigation fell silent while it moved the robot, for more than {times.command_s:.2f} s."
             )
         return found
 
@@ -308,9 +297,7 @@ class Supervisor:
         if not self._obstacle_seen.fresh(now, times.obstacle_s):
             found[Cause.OBSTACLE_SENSOR_STALE] = _silent("The sensor ahead", times.obstacle_s)
         if self._near and (self._guard.drives_ahead or self._navigation.vx > 0.0):
-            found[Cause.OBSTACLE] = (
-                f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
-            )
+            found[Cause.OBSTACLE] = f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
 
     def _approach(self, motion: Motion) -> Motion:
         """Slower, where something is ahead: the robot must be able to stand before it is too near."""

@@ -1,1 +1,1 @@
-"""ROS 2 nodes: parameters, topics, bring-up; each a thin shell round one of the other rooms."""
+"""The ROS 2 nodes, one file per executable."""

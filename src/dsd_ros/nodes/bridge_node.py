@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dsd_ros.nodes import health
-from dsd_ros.nodes.dds_channel import VerifierTopics
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import EXIT_BAD_START
-from dsd_ros.nodes.running import main as run_main
+from dsd_ros.ros import health
+from dsd_ros.ros.dds_channel import VerifierTopics
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import EXIT_BAD_START
+from dsd_ros.ros.running import main as run_main
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
 from dsd_ros.wire.credentials import read_token
 from dsd_ros.wire.messages import Message
-from dsd_ros.wire.websocket_client import WebsocketChannel
+from dsd_ros.wire.websocket import WebsocketChannel
 
 _OUTBOX = 256
 
@@ -33,19 +33,12 @@ class BridgeSettings:
     """Parameters of the bridge."""
 
     url: str = field(
-        default="ws://127.0.0.1:8765",
-        metadata={"help": "address of the verifier, ws://host:port or wss://host:port"},
+        default="ws://127.0.0.1:8765", metadata={"help": "address of the verifier, ws://host:port or wss://host:port"}
     )
-    token_file: str = field(
-        default="", metadata={"help": "file that holds the bearer token; empty: none is sent"}
-    )
-    ca_file: str = field(
-        default="",
-        metadata={"help": "certificate authority (PEM) to trust; empty: the system's"},
-    )
+    token_file: str = field(default="", metadata={"help": "file that holds the bearer token; empty: none is sent"})
+    ca_file: str = field(default="", metadata={"help": "certificate authority (PEM) to trust; empty: the system's"})
     longest_wait_s: float = field(
-        default=5.0,
-        metadata={"help": "longest pause between two attempts to dial, s", "min": 0.1, "max": 60.0},
+        default=5.0, metadata={"help": "longest pause between two attempts to dial, s", "min": 0.1, "max": 60.0}
     )
 
     def channel(self) -> WebsocketChannel:
@@ -79,9 +72,7 @@ class BridgeNode(ManagedNode):
 class Relay:
     """One activation of the bridge. One thread keeps the connection and reads, another sends."""
 
-    def __init__(
-        self, node: ManagedNode, settings: BridgeSettings, report: Callable[..., None]
-    ) -> None:
+    def __init__(self, node: ManagedNode, settings: BridgeSettings, report: Callable[..., None]) -> None:
         self._node, self._settings, self._tell = node, settings, report
         self._channel = settings.channel()
         self._stop = threading.Event()
@@ -92,9 +83,7 @@ class Relay:
         self._report(health.WARN, f"no link yet: dialling {settings.url}")
         self._topics.start()
         self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(work,), name=f"bridge {work.__name__}", daemon=True
-            )
+            threading.Thread(target=self._guarded, args=(work,), name=f"bridge {work.__name__}", daemon=True)
             for work in (self._read, self._write)
         ]
         for thread in self._threads:
@@ -124,9 +113,7 @@ class Relay:
                 self._node.give_up(f"The bridge failed: {error!r}")
 
     def _on_message(self, message: Message) -> None:
-        if (
-            self._up.is_set()
-        ):  # else the sender's time-out deals with it; an old message is of no use
+        if self._up.is_set():  # else the sender's time-out deals with it; an old message is of no use
             self._outbox_put(message)
 
     def _outbox_put(self, message: Message | None) -> None:

@@ -16,17 +16,17 @@ from dsd_msgs.msg import DecodeStats, ReplyProgress
 from dsd_msgs.srv import Decode
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
-from dsd_ros.edge.pictures import History
+from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.camera import Camera
-from dsd_ros.nodes.frames import Frames
-from dsd_ros.nodes.images import ImageError, to_rgb
 from dsd_ros.nodes.link_keeper import LinkKeeper
-from dsd_ros.nodes.managed import ManagedNode
 from dsd_ros.nodes.progress import Progress
-from dsd_ros.nodes.stamps import seconds
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.camera import Camera
+from dsd_ros.ros.frames import Frames
+from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.stamps import seconds
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.messages import MAX_HISTORY
 
@@ -41,14 +41,10 @@ class DraftNodeSettings:
 
     transport: str = field(
         default="dds",
-        metadata={
-            "help": "what carries the drafts from here, for the statistics",
-            "choices": ("dds", "websocket"),
-        },
+        metadata={"help": "what carries the drafts from here, for the statistics", "choices": ("dds", "websocket")},
     )
     image_timeout_s: float = field(
-        default=2.0,
-        metadata={"help": "how long to wait for a fresh picture, s", "min": 0.1, "max": 30.0},
+        default=2.0, metadata={"help": "how long to wait for a fresh picture, s", "min": 0.1, "max": 30.0}
     )
     decode_timeout_s: float = field(
         default=15.0,
@@ -85,11 +81,7 @@ class DecodeService:
     """``_lock`` is held by whoever uses or changes the session."""
 
     def __init__(
-        self,
-        node: ManagedNode,
-        report: health.Health,
-        settings: DraftNodeSettings,
-        decode_settings: DecodeSettings,
+        self, node: ManagedNode, report: health.Health, settings: DraftNodeSettings, decode_settings: DecodeSettings
     ) -> None:
         self._node = node
         self._health = report
@@ -104,9 +96,7 @@ class DecodeService:
         self._progress = node.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
         self._stats = node.create_publisher(DecodeStats, "decode_stats", qos.STATE)
         self._keeper = LinkKeeper(self._mend, self._on_found, self._on_still_lost)
-        node.create_service(
-            Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup()
-        )
+        node.create_service(Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup())
 
     # -- the session ---------------------------------------------------------------------------
 
@@ -205,11 +195,7 @@ class DecodeService:
                 f"The instruction has {len(text)} characters; 1 to {MAX_INSTRUCTION_CHARS} are allowed.",
             )
         if not 0.0 <= request.timeout <= 3600.0:
-            return _fail(
-                answer,
-                Answer.INVALID_REQUEST,
-                f"The time-out is {request.timeout} s; it must be 0 to 3600.",
-            )
+            return _fail(answer, Answer.INVALID_REQUEST, f"The time-out is {request.timeout} s; it must be 0 to 3600.")
         if len(request.history_stamps) != len(request.history_actions):
             return _fail(
                 answer,
@@ -236,11 +222,7 @@ class DecodeService:
     ) -> Decode.Response:
         """Picture, reply, statistics. Call with the lock held; DecodeCancelled."""
         if self._session is None or not self._node.active:
-            return _fail(
-                answer,
-                Answer.LINK_LOST,
-                f"There is no session with a verifier: {self._node.reason}",
-            )
+            return _fail(answer, Answer.LINK_LOST, f"There is no session with a verifier: {self._node.reason}")
         wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
         image = self._camera.fresh(seconds(request.not_before), wait, cancelled)
         if cancelled():
@@ -256,9 +238,7 @@ class DecodeService:
         try:
             rgb = to_rgb(image)
             history = self._history(request, image, rgb)
-            reply = self._reply(
-                rgb, image, text, deadline, cancelled, request.allow_unverified, history
-            )
+            reply = self._reply(rgb, image, text, deadline, cancelled, request.allow_unverified, history)
         except ImageError as error:
             return _fail(answer, Answer.NO_IMAGE, str(error))
         except DeadlineExceeded as error:
@@ -272,9 +252,7 @@ class DecodeService:
             return _fail(answer, Answer.LINK_LOST, str(error))
         except ValueError as error:
             return _fail(answer, Answer.FAILED, str(error))
-        except (
-            RuntimeError
-        ) as error:  # torch's, e.g. out of memory: this reply is lost, the node is not
+        except RuntimeError as error:  # torch's, e.g. out of memory: this reply is lost, the node is not
             self._health.report(health.ERROR, f"the draft model failed: {error}")
             return _fail(answer, Answer.FAILED, f"The draft model failed: {error}")
         answer.success = True
@@ -289,9 +267,7 @@ class DecodeService:
         self._stats.publish(answer.stats)
         self._keeper.found()
         self._health.report(
-            health.OK,
-            "session open",
-            {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"},
+            health.OK, "session open", {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"}
         )
         return answer
 
@@ -326,9 +302,7 @@ class DecodeService:
             if not (allow_unverified and session.can_decode_alone):
                 raise
             self._lost(f"link lost: {error}")
-            return session.decode_alone(
-                rgb, text, deadline=deadline, cancelled=cancelled, history=history
-            )
+            return session.decode_alone(rgb, text, deadline=deadline, cancelled=cancelled, history=history)
         progress.tell(reply.text, len(reply.tokens), reply.records[-1], done=True)
         return reply
 

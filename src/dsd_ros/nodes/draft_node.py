@@ -8,16 +8,16 @@ is resumed, or opened anew, by the next decode, or in the background before ther
 from __future__ import annotations
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.link import LinkSettings
+from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.nodes.dds_channel import DdsChannel
 from dsd_ros.nodes.decode_service import DecodeService, DraftNodeSettings
-from dsd_ros.nodes.log_lines import NodeLog
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.models import declare_model
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import main as run_main
+from dsd_ros.ros.dds_channel import DdsChannel
+from dsd_ros.ros.log_lines import NodeLog
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.models import declare_model
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import main as run_main
 from dsd_ros.vlm.loading import load_model
 
 
@@ -43,11 +43,7 @@ class DraftNode(ManagedNode):
         model = load_model(self._model_settings)
         tokenizer = self._target_tokenizer
         vocabulary = Vocabulary.load(tokenizer) if tokenizer else None
-        self._decoding.give(
-            EdgeSession(
-                self._channel, model, self._decode_settings, self._link_settings, vocabulary
-            )
-        )
+        self._decoding.give(EdgeSession(self._channel, model, self._decode_settings, self._link_settings, vocabulary))
         self.get_logger().info(f"draft model {model.name} loaded")
 
     def begin(self) -> None:

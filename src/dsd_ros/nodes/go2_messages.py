@@ -9,9 +9,9 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.running import StartError
-from dsd_ros.robot.go2_protocol import OBSTACLES_AVOID, SPORT, VIDEO, Request, Response
+from dsd_ros.robot.go2.protocol import OBSTACLES_AVOID, SPORT, VIDEO, Request, Response
+from dsd_ros.ros import qos
+from dsd_ros.ros.running import StartError
 
 SERVICES = (SPORT, OBSTACLES_AVOID, VIDEO)
 
@@ -38,9 +38,7 @@ class RosLink:
         self._driver: Any = None
         self.on_arrival: Callable[[], None] = lambda: None  # called behind every state
         self._requests = {
-            service: node.create_publisher(
-                RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE
-            )
+            service: node.create_publisher(RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE)
             for service in SERVICES
         }
         self._subscriptions: list[Any] = []
@@ -60,10 +58,7 @@ class RosLink:
         # project's own definition is used, it is the longer one, since Fast DDS drops what exceeds its reader's type.
         self._listen(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
         self._listen(
-            LowState,
-            "lf/lowstate",
-            lambda message: driver.on_battery(message.bms_state.soc / 100.0),
-            qos.ROBOT_STATE,
+            LowState, "lf/lowstate", lambda message: driver.on_battery(message.bms_state.soc / 100.0), qos.ROBOT_STATE
         )
 
     def close(self) -> None:
@@ -76,12 +71,7 @@ class RosLink:
         self._requests.clear()
 
     def _listen(
-        self,
-        kind: type,
-        name: str,
-        take: Callable[[Any], None],
-        profile: QoSProfile,
-        raw: bool = False,
+        self, kind: type, name: str, take: Callable[[Any], None], profile: QoSProfile, raw: bool = False
     ) -> None:
         self._subscriptions.append(
             self._node.create_subscription(
@@ -104,13 +94,7 @@ class RosLink:
         identity = message.header.identity
         self._driver.on_response(
             service,
-            Response(
-                identity.id,
-                identity.api_id,
-                message.header.status.code,
-                message.data,
-                message.binary.tobytes(),
-            ),
+            Response(identity.id, identity.api_id, message.header.status.code, message.data, message.binary.tobytes()),
         )
 
 
@@ -123,9 +107,7 @@ def to_message(request: Request) -> RequestMessage:
 
 def from_message(message: RequestMessage) -> Request:
     header = message.header
-    return Request(
-        header.identity.id, header.identity.api_id, message.parameter, header.policy.noreply
-    )
+    return Request(header.identity.id, header.identity.api_id, message.parameter, header.policy.noreply)
 
 
 def answer_message(response: Response) -> ResponseMessage:

@@ -1,6 +1,6 @@
 """The Go2 as a node: obeys ``cmd_vel`` and publishes what the simulated robot's node does.
 
-A thin shell round :class:`dsd_ros.robot.go2_driver.Go2Driver`. configure listens to the robot, activate has it stand
+A thin shell round :class:`dsd_ros.robot.go2.driver.Go2Driver`. configure listens to the robot, activate has it stand
 up and obeys, deactivate ends in an acknowledged stop (the robot goes on standing), cleanup lets go of it. Speaks
 plain ROS 2 messages to the robot's own services, so no vendor library is needed. The robot's clock is not trusted:
 stamps are this machine's, taken when the state arrived and, for pictures, when they were asked for.
@@ -27,18 +27,18 @@ from std_srvs.srv import Trigger
 
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, camera_info
-from dsd_ros.nodes.images import MAX_SIDE, ImageError, from_rgb
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import StartError
-from dsd_ros.nodes.running import main as run_main
 from dsd_ros.robot.driver import DriverError, Limits, until_connected
-from dsd_ros.robot.go2_driver import Go2Driver
-from dsd_ros.robot.go2_protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
-from dsd_ros.robot.go2_settings import Go2Settings
-from dsd_ros.robot.sdk_link import SdkLink
+from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
+from dsd_ros.robot.go2.sdk_link import SdkLink
+from dsd_ros.robot.go2.settings import Go2Settings
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
+from dsd_ros.ros.images import MAX_SIDE, ImageError, from_rgb
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import StartError
+from dsd_ros.ros.running import main as run_main
 
 _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
@@ -61,9 +61,7 @@ class Go2NodeSettings:
     )  # fmt: skip
     robot_prefix: str = _option("", "in front of the robot's own topics; empty: a real robot's")
     stand_up: bool = _option(True, "have the robot stand up when the node starts")
-    command_timeout_s: float = _option(
-        0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5
-    )
+    command_timeout_s: float = _option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
     odometry_rate: float = _option(50.0, "odometry samples per second, at most", 5.0, 500.0)
     camera_rate: float = _option(10.0, "pictures asked of the robot per second", 0.5, 30.0)
     camera_delay_s: float = _option(
@@ -72,9 +70,7 @@ class Go2NodeSettings:
     sdk_python: str = _option("", "of the environment with unitree_sdk2py; empty: this one")
     sdk_interface: str = _option("", "network interface to the robot; empty: the SDK chooses")
     sdk_domain: int = _option(0, "DDS domain of the robot, for the SDK", 0, 230)
-    camera_fov_deg: float = _option(
-        0.0, "the camera's vertical field of view, degrees; 0: not known", 0.0, 170.0
-    )
+    camera_fov_deg: float = _option(0.0, "the camera's vertical field of view, degrees; 0: not known", 0.0, 170.0)
 
 
 class Go2Node(ManagedNode):
@@ -112,10 +108,7 @@ class Go2Node(ManagedNode):
             ("damp", self._damp),
         ):
             self.create_service(
-                Trigger,
-                f"~/{name}",
-                lambda _, answer, act=act: self._serve(act, answer),
-                callback_group=services,
+                Trigger, f"~/{name}", lambda _, answer, act=act: self._serve(act, answer), callback_group=services
             )
         self._stop = threading.Event()  # of this activation's threads
         self._stop.set()

@@ -23,8 +23,6 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from std_msgs.msg import String
 
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.base_messages import GroundTruthPublisher
 from dsd_ros.nodes.go2_messages import (
     SERVICES,
     LowState,
@@ -35,13 +33,15 @@ from dsd_ros.nodes.go2_messages import (
     from_message,
     topic,
 )
-from dsd_ros.nodes.parameters import ParameterError, declare, refuse_unknown
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.robot.faults import OK, FaultBoard
-from dsd_ros.robot.go2_protocol import VIDEO, Code, Request, Response, VideoApi
-from dsd_ros.robot.go2_standin import Go2Standin, StandinFault
-from dsd_ros.robot.simulator import Simulator, SimulatorError
-from dsd_ros.robot.world import World
+from dsd_ros.robot.go2.protocol import VIDEO, Code, Request, Response, VideoApi
+from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
+from dsd_ros.robot.sim.faults import OK, FaultBoard
+from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
+from dsd_ros.robot.sim.world import World
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.base_messages import GroundTruthPublisher
+from dsd_ros.ros.parameters import ParameterError, declare, refuse_unknown
+from dsd_ros.ros.running import main as run_main
 
 _FAULTS = tuple(fault.value for fault in StandinFault)
 _JPEG_QUALITY = 95
@@ -56,9 +56,7 @@ class StandinSettings:
     """Parameters of the stand-in."""
 
     seed: int = _option(0, "number of the world", 0, 2**31 - 1)
-    instruction: str = _option(
-        "", "names the target, e.g. 'find the silver bottle'; empty: the world's own"
-    )
+    instruction: str = _option("", "names the target, e.g. 'find the silver bottle'; empty: the world's own")
     robot_prefix: str = _option("", "in front of the robot's topics; empty: a real robot's")
     state_rate: float = _option(50.0, "states per second", 5.0, 500.0)
     lying: bool = _option(True, "it lies at first, and must stand up before it can move")
@@ -92,14 +90,10 @@ class Go2StandinNode(Node):
         self._closing = False
         self._low_time = 0.0
 
-        self._state = self.create_publisher(
-            SportModeState, self._topic("sportmodestate"), qos.ROBOT_SERVICE
-        )
+        self._state = self.create_publisher(SportModeState, self._topic("sportmodestate"), qos.ROBOT_SERVICE)
         self._low = self.create_publisher(LowState, self._topic("lf/lowstate"), qos.ROBOT_SERVICE)
         self._answers = {
-            service: self.create_publisher(
-                ResponseMessage, self._topic(f"api/{service}/response"), qos.ROBOT_SERVICE
-            )
+            service: self.create_publisher(ResponseMessage, self._topic(f"api/{service}/response"), qos.ROBOT_SERVICE)
             for service in SERVICES
         }
         for service in SERVICES:
@@ -117,8 +111,7 @@ class Go2StandinNode(Node):
         self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)
         self._camera.start()
         self.get_logger().info(
-            f"stand-in Go2 in world {settings.seed}: {world.instruction!r}, "
-            f"{'lying' if settings.lying else 'standing'}"
+            f"stand-in Go2 in world {settings.seed}: {world.instruction!r}, {'lying' if settings.lying else 'standing'}"
         )
 
     def _topic(self, name: str) -> str:

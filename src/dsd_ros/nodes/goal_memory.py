@@ -37,8 +37,7 @@ class GoalMemorySettings:
         },
     )
     timeout_s: float = field(
-        default=30.0,
-        metadata={"help": "how long memory may take to answer, s", "min": 0.5, "max": 600.0},
+        default=30.0, metadata={"help": "how long memory may take to answer, s", "min": 0.5, "max": 600.0}
     )
 
 
@@ -58,9 +57,7 @@ class Resolved(NamedTuple):
 
     def result(self) -> Navigate.Result:
         """Of a goal that came to nothing."""
-        return Navigate.Result(
-            outcome=int(self.outcome), message=self.sentence[:1000], answer=self.answer[:8000]
-        )
+        return Navigate.Result(outcome=int(self.outcome), message=self.sentence[:1000], answer=self.answer[:8000])
 
 
 class GoalMemory:
@@ -68,11 +65,7 @@ class GoalMemory:
 
     def __init__(self, node: Node, settings: GoalMemorySettings, group: CallbackGroup) -> None:
         self._settings = settings
-        self._client = (
-            None
-            if settings.when == "never"
-            else node.create_client(Ask, "ask", callback_group=group)
-        )
+        self._client = None if settings.when == "never" else node.create_client(Ask, "ask", callback_group=group)
 
     def resolve(self, instruction: str, ended: Callable[[], RunOutcome | None]) -> Resolved:
         """What to carry out for a goal. ``ended`` is polled: an outcome ends the asking with it."""
@@ -88,9 +81,7 @@ class GoalMemory:
                 name = self._client.srv_name
                 return _unknown(f"No node offers the service '{name}': start the memory node.")
             time.sleep(_POLL_S)
-        request = Ask.Request(
-            question=instruction, timeout=max(0.5, deadline - time.monotonic() - _MARGIN_S)
-        )
+        request = Ask.Request(question=instruction, timeout=max(0.5, deadline - time.monotonic() - _MARGIN_S))
         answered = threading.Event()
         future = self._client.call_async(request)
         future.add_done_callback(lambda _: answered.set())

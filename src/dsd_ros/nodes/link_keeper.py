@@ -20,10 +20,7 @@ class LinkKeeper:
     """
 
     def __init__(
-        self,
-        mend: Callable[[], None],
-        on_found: Callable[[], None],
-        on_failed: Callable[[LinkError], None],
+        self, mend: Callable[[], None], on_found: Callable[[], None], on_failed: Callable[[LinkError], None]
     ) -> None:
         self._mend, self._on_found, self._on_failed = mend, on_found, on_failed
         self._wake = threading.Condition()
@@ -71,9 +68,7 @@ class LinkKeeper:
                     continue
                 except LinkError as error:
                     failure = error
-                except (
-                    Exception
-                ) as error:  # a defect, or a node that ends: no reason to stop trying
+                except Exception as error:  # a defect, or a node that ends: no reason to stop trying
                     failure = LinkError(f"the session cannot be mended: {error!r}")
                 with self._wake:
                     if self._losses != losses:

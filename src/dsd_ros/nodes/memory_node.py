@@ -17,25 +17,25 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallb
 
 from dsd_msgs.msg import AskStats, NavAction
 from dsd_msgs.srv import Ask
+from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.documents.places import measured_in, open_documents
+from dsd_ros.dragon.documents.store import Store
+from dsd_ros.dragon.measuring import delay_of
+from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.dds_channel import AGGREGATION, DdsChannel
-from dsd_ros.nodes.log_lines import NodeLog
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.models import declare_model
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Polled, take
 from dsd_ros.nodes.remembering import Remembering
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.stamps import pose_of, seconds
 from dsd_ros.paths import documents_directory
-from dsd_ros.rag.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
-from dsd_ros.rag.measuring import delay_of
-from dsd_ros.rag.places import measured_in, open_documents
-from dsd_ros.rag.profiler import DecodeDelay
-from dsd_ros.rag.session import AskSession
-from dsd_ros.rag.settings import AggregationSettings
-from dsd_ros.rag.store import Store
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
+from dsd_ros.ros.log_lines import NodeLog
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.models import declare_model
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.polled import Polled, take
+from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.stamps import pose_of, seconds
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
@@ -64,11 +64,7 @@ class MemorySettings:
     )
     ask_timeout_s: float = field(
         default=30.0,
-        metadata={
-            "help": "how long an answer may take when the caller gives no limit, s",
-            "min": 0.5,
-            "max": 600.0,
-        },
+        metadata={"help": "how long an answer may take when the caller gives no limit, s", "min": 0.5, "max": 600.0},
     )
 
 
@@ -119,9 +115,7 @@ class MemoryNode(ManagedNode):
                 delay=self._delay,
             )  # fmt: skip
         documents = len(store.documents())
-        self._health.report(
-            health.OK, f"text model {model.name} loaded, {documents} documents, answering"
-        )
+        self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 
     def interrupt(self) -> None:
         self._generation += 1
@@ -155,9 +149,7 @@ class MemoryNode(ManagedNode):
             return _fail(response, Response.INVALID_REQUEST, str(error))
         if not (math.isfinite(request.timeout) and 0.0 <= request.timeout <= 3600.0):
             return _fail(
-                response,
-                Response.INVALID_REQUEST,
-                f"The time-out is {request.timeout} s; it must be 0 to 3600.",
+                response, Response.INVALID_REQUEST, f"The time-out is {request.timeout} s; it must be 0 to 3600."
             )
         deadline = time.monotonic() + (request.timeout or self._settings.ask_timeout_s)
         self._generation += 1
@@ -172,18 +164,14 @@ class MemoryNode(ManagedNode):
         finally:
             self._asking.release()
 
-    def _answered(
-        self, question: str, max_tokens: int, deadline: float, mine: int, response: Response
-    ) -> Response:
+    def _answered(self, question: str, max_tokens: int, deadline: float, mine: int, response: Response) -> Response:
         session = self._session
         if session is None or not self.active:
             return _fail(response, Response.FAILED, self.reason)
         wanted = max_tokens or self._answer_settings.max_tokens
         try:
             session.settings = replace(self._answer_settings, max_tokens=wanted)
-            answer = session.answer(
-                question, cancelled=lambda: self._generation != mine, deadline=deadline
-            )
+            answer = session.answer(question, cancelled=lambda: self._generation != mine, deadline=deadline)
         except AnswerCancelled:
             return _fail(response, Response.CANCELED, _REPLACED)
         except AnswerLate as error:
@@ -207,9 +195,7 @@ class MemoryNode(ManagedNode):
         response.success, response.code = True, Response.OK
         if not answer.whole:
             response.message = "The link was lost: the end is from the robot's documents alone."
-        self._health.report(
-            health.OK, "answering", {"last answer, s": f"{answer.statistics.seconds:.2f}"}
-        )
+        self._health.report(health.OK, "answering", {"last answer, s": f"{answer.statistics.seconds:.2f}"})
         return response
 
     def _lost(self, response: Response, code: int, error: LinkError) -> Response:

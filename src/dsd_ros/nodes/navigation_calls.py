@@ -16,7 +16,7 @@ from dsd_msgs.srv import CheckArrival, Decode
 from dsd_ros.navigation.actions import ActionKind, format_action
 from dsd_ros.navigation.records import Announcement, DecodeRequest
 from dsd_ros.navigation.settings import RunOutcome
-from dsd_ros.nodes.stamps import to_stamp
+from dsd_ros.ros.stamps import to_stamp
 
 SERVICE_WAIT_S = 3.0  # a decode service that is absent this long counts as a lost link
 _ANSWER_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives

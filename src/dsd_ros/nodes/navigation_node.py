@@ -32,25 +32,16 @@ from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, RunSettings, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
-from dsd_ros.nodes import health, qos
 from dsd_ros.nodes.goal_memory import STOPPED, GoalMemory, GoalMemorySettings, Resolved
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.navigation_calls import (
-    FAILURES,
-    ArrivalCalls,
-    DecodeCalls,
-    action_message,
-    cancelling,
-)
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.stamps import pose_of, seconds, to_twist, velocity_of
+from dsd_ros.nodes.navigation_calls import FAILURES, ArrivalCalls, DecodeCalls, action_message, cancelling
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.stamps import pose_of, seconds, to_twist, velocity_of
 
 _REST_WAIT_S = 2.0  # the result waits this long for the robot to stand
-_END_WAIT_S, _CLOSE_WAIT_S = (
-    3.0,
-    0.4,
-)  # for a run to be over, at deactivate and when the process ends
+_END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for a run to be over, at deactivate and when the process ends
 _START_WAIT_S = 1.0  # a goal that comes while the node is starting waits for it
 _STILL = 0.03  # m/s and rad/s
 
@@ -81,25 +72,16 @@ class NavigationNode(ManagedNode):
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
         self._told = self.create_publisher(String, "instruction", qos.LATCHED)
-        self.create_subscription(
-            Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion
-        )
-        self.create_subscription(
-            ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service
-        )
-        self.create_subscription(
-            SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion
-        )
+        self.create_subscription(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion)
+        self.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service)
+        self.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decodes = DecodeCalls(self, service)
         self._checks = ArrivalCalls(self, service)
         self._memory = GoalMemory(self, memory_settings, service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
         # it.
         self.create_timer(
-            1.0 / self._control.control_rate,
-            self._tick,
-            motion,
-            clock=Clock(clock_type=ClockType.STEADY_TIME),
+            1.0 / self._control.control_rate, self._tick, motion, clock=Clock(clock_type=ClockType.STEADY_TIME)
         )
         self._server = ActionServer(
             self,
@@ -201,9 +183,7 @@ class NavigationNode(ManagedNode):
             self._progress = ""
             self._decodes.want(request)
         number = self._decodes.number
-        absent = self._decodes.send(
-            self._instruction, lambda number, done: self._on_decoded(run, number, done)
-        )
+        absent = self._decodes.send(self._instruction, lambda number, done: self._on_decoded(run, number, done))
         if absent:
             run.on_failure(number, RunOutcome.LINK_LOST, absent)
         if run.take_check():
@@ -355,10 +335,7 @@ class NavigationNode(ManagedNode):
         """End a goal whose run never began. The robot stands: nothing has been commanded."""
         result = resolved.result() if not resolved.instruction else STOPPED.result()
         outcome = RunOutcome(result.outcome)
-        self._health.report(
-            health.OK if outcome in _GOOD_ENDS else health.WARN,
-            f"{outcome.name}: {result.message}",
-        )
+        self._health.report(health.OK if outcome in _GOOD_ENDS else health.WARN, f"{outcome.name}: {result.message}")
         if outcome is RunOutcome.CANCELLED and cancelling(goal):
             goal.canceled()
         else:

@@ -26,11 +26,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        publisher: Publisher,
-        header: Any,
-        instruction: str = "",
-        text: Callable[[list[int]], str] | None = None,
+        self, publisher: Publisher, header: Any, instruction: str = "", text: Callable[[list[int]], str] | None = None
     ) -> None:
         self._publisher = publisher
         self._text = text
@@ -48,9 +44,7 @@ class Progress:
         self._publisher.publish(message)
 
     def _round(self, last: RoundRecord) -> RoundStats:
-        stats = RoundStats(
-            **{name: value for name, value in asdict(last).items() if name in _PLAIN}
-        )
+        stats = RoundStats(**{name: value for name, value in asdict(last).items() if name in _PLAIN})
         stats.exit_layers = list(last.exit_layers[:_MAX_EXITS])
         stats.exit_seconds = list(last.exit_seconds[:_MAX_EXITS])
         if self._text is not None:

@@ -23,12 +23,14 @@ from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 
 from dsd_msgs.msg import ReplyProgress
-from dsd_ros.nodes import health
-from dsd_ros.nodes.images import ImageError
-from dsd_ros.nodes.parameters import declare, refuse_unknown
 from dsd_ros.nodes.record_facts import ParameterCollector, versions
-from dsd_ros.nodes.record_pictures import Pictures
-from dsd_ros.nodes.record_topics import (
+from dsd_ros.nodes.record_types import TypeUnknown, definition, message_class
+from dsd_ros.observe.bag.writer import STORAGES, BagWriter, RecordError
+from dsd_ros.observe.ros.bag_pictures import Pictures
+from dsd_ros.ros import health
+from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.record_topics import (
     CAMERA,
     PICTURE_TYPE,
     PICTURES,
@@ -38,10 +40,8 @@ from dsd_ros.nodes.record_topics import (
     first_profile,
     fitting_profile,
 )
-from dsd_ros.nodes.record_types import TypeUnknown, definition, message_class
-from dsd_ros.nodes.record_writer import STORAGES, BagWriter, RecordError
-from dsd_ros.nodes.running import StartError
-from dsd_ros.nodes.running import main as run_main
+from dsd_ros.ros.running import StartError
+from dsd_ros.ros.running import main as run_main
 
 _SAVE_S = 0.5
 _LOOK_S = 1.0  # between two looks at who publishes
@@ -52,12 +52,9 @@ _CLOSE_S = 0.7
 class RecordSettings:
     """Parameters of the node."""
 
-    directory: str = field(
-        default="", metadata={"help": "folder to make for the bag; it must not be there yet"}
-    )
+    directory: str = field(default="", metadata={"help": "folder to make for the bag; it must not be there yet"})
     storage: str = field(
-        default="mcap",
-        metadata={"help": "how the bag's files are stored", "choices": tuple(STORAGES)},
+        default="mcap", metadata={"help": "how the bag's files are stored", "choices": tuple(STORAGES)}
     )
     camera_hz: float = field(
         default=0.0,
@@ -67,9 +64,7 @@ class RecordSettings:
             "max": 1000.0,
         },
     )
-    topics: str = field(
-        default="", metadata={"help": "further topics, separated by commas, whatever their types"}
-    )
+    topics: str = field(default="", metadata={"help": "further topics, separated by commas, whatever their types"})
     queue_mb: int = field(
         default=64,
         metadata={
@@ -99,10 +94,7 @@ class RecordNode(Node):
         self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._listening: dict[str, tuple[Any, QoSProfile]] = {}
         self._kinds = dict(TOPICS)
-        self._extra = [
-            *WHERE_THERE,
-            *filter(None, map(str.strip, self._settings.topics.split(","))),
-        ]
+        self._extra = [*WHERE_THERE, *filter(None, map(str.strip, self._settings.topics.split(",")))]
         self._unknown: set[str] = set()
         # Topics of which every publisher is matched at the last look; and at the last two, so that the publishers
         # have had time to find out, too.
@@ -111,22 +103,16 @@ class RecordNode(Node):
         self._stop = threading.Event()
         self._health = health.Health(self)
         started: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._write, args=(started,), name="bag writer", daemon=True
-        )
+        self._thread = threading.Thread(target=self._write, args=(started,), name="bag writer", daemon=True)
         self._thread.start()
         refusal = started.get()
         if refusal:
             raise StartError(refusal)
         self._group = MutuallyExclusiveCallbackGroup()
-        self._facts = ParameterCollector(
-            self, self._group, lambda text: self._queue.put(("parameters", text))
-        )
+        self._facts = ParameterCollector(self, self._group, lambda text: self._queue.put(("parameters", text)))
         for name in TOPICS:
             self._subscribe(name, first_profile(name))
-        self._timer = self.create_timer(
-            _LOOK_S, self._look, self._group, clock=Clock(clock_type=ClockType.STEADY_TIME)
-        )
+        self._timer = self.create_timer(_LOOK_S, self._look, self._group, clock=Clock(clock_type=ClockType.STEADY_TIME))
         self.get_logger().info(f"recording into {self._settings.directory}")
 
     def close(self) -> None:
@@ -150,9 +136,7 @@ class RecordNode(Node):
         def receive(payload: bytes) -> None:
             self._put(name, kept, kind, recorded, payload)
 
-        made = self.create_subscription(
-            message_class(kind), name, receive, qos, callback_group=self._group, raw=True
-        )
+        made = self.create_subscription(message_class(kind), name, receive, qos, callback_group=self._group, raw=True)
         self._listening[name] = made, qos
 
     def _look(self) -> None:
@@ -244,9 +228,7 @@ class RecordNode(Node):
             pictures = self.resolve_topic_name(PICTURES)
             known = self._listening[CAMERA][1]
             number = stamp.sec * 1_000_000_000 + stamp.nanosec
-            self._write_picture(
-                bag, pictures, [as_recorded(known)], lambda: self._pictures.named(number)
-            )
+            self._write_picture(bag, pictures, [as_recorded(known)], lambda: self._pictures.named(number))
         bag.write(topic, kind, qos, at, data)
 
     def _write_picture(self, bag: BagWriter, topic: str, qos: list[Any], choose: Any) -> None:
@@ -259,11 +241,7 @@ class RecordNode(Node):
             bag.write(topic, PICTURE_TYPE, qos, *chosen)
 
     def _report(self, bag: BagWriter) -> None:
-        figures = {
-            "messages": bag.messages,
-            "left out": self.dropped,
-            health.HEARD: ", ".join(self._heard),
-        }
+        figures = {"messages": bag.messages, "left out": self.dropped, health.HEARD: ", ".join(self._heard)}
         if self.dropped:
             sentence = f"{self.dropped} messages left out: the disk is too slow"
             self._health.report(health.WARN, sentence, figures)

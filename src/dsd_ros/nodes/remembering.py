@@ -6,10 +6,10 @@ import math
 import re
 from datetime import UTC, datetime
 
+from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
+from dsd_ros.dragon.documents.store import Store
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.rag.memory import Memory, Sighting, seen
-from dsd_ros.rag.store import Store
-from dsd_ros.robot.world import COLOURS, KINDS, ROBOT_RADIUS
+from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 
 SOURCE = "what the robot has seen"
 # The shipped target's words for where its goal is; what is said otherwise is not remembered.

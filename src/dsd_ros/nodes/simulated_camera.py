@@ -13,11 +13,11 @@ from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image
 from std_msgs.msg import Header
 
-from dsd_ros.nodes import qos
-from dsd_ros.nodes.base_messages import CAMERA_FRAME, camera_info
-from dsd_ros.nodes.images import from_rgb
-from dsd_ros.robot.faults import FaultBoard
-from dsd_ros.robot.simulator import Simulator, SimulatorError
+from dsd_ros.robot.sim.faults import FaultBoard
+from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
+from dsd_ros.ros import qos
+from dsd_ros.ros.base_messages import CAMERA_FRAME, camera_info
+from dsd_ros.ros.images import from_rgb
 
 _DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
 

@@ -32,18 +32,18 @@ from sensor_msgs.msg import Range
 from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import main as run_main
 from dsd_ros.nodes.simulated_camera import CAMERA_FAULTS, DEPTH_FAULTS, SimulatedCamera
-from dsd_ros.nodes.stamps import to_stamp
 from dsd_ros.robot.driver import DriverError
-from dsd_ros.robot.faults import OK, FaultBoard
-from dsd_ros.robot.rangefinder import FIELD_OF_VIEW, MAX_RANGE, MIN_RANGE
-from dsd_ros.robot.simulated_driver import SimulatedDriver
-from dsd_ros.robot.simulator import Simulator
-from dsd_ros.robot.world import World
+from dsd_ros.robot.sim.driver import SimulatedDriver
+from dsd_ros.robot.sim.faults import OK, FaultBoard
+from dsd_ros.robot.sim.rangefinder import FIELD_OF_VIEW, MAX_RANGE, MIN_RANGE
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.stamps import to_stamp
 
 _RANGE_PERIOD_S = 0.05
 
@@ -57,19 +57,12 @@ class SimulatorSettings:
     """Parameters of the simulator node."""
 
     seed: int = _option(0, "number of the world", 0, 2**31 - 1)
-    instruction: str = _option(
-        "", "names the target, e.g. 'find the silver bottle'; empty: the world's own"
-    )
+    instruction: str = _option("", "names the target, e.g. 'find the silver bottle'; empty: the world's own")
     camera_rate: float = _option(15.0, "pictures per second", 1.0, 60.0)
     odometry_rate: float = _option(50.0, "odometry samples per second", 5.0, 200.0)
-    rate: float = _option(
-        1.0, "simulated seconds per second; other than 1 needs use_sim_time", 0.1, 20.0
-    )
+    rate: float = _option(1.0, "simulated seconds per second; other than 1 needs use_sim_time", 0.1, 20.0)
     command_timeout_s: float = _option(
-        0.5,
-        "the robot stops when cmd_vel is older; the firmware alone would hold it for 1 s",
-        0.05,
-        1.0,
+        0.5, "the robot stops when cmd_vel is older; the firmware alone would hold it for 1 s", 0.05, 1.0
     )
 
 
@@ -80,9 +73,7 @@ class SimulatorNode(Node):
         super().__init__("simulator_node")
         self.failure: str | None = None
         settings = declare(self, SimulatorSettings)
-        about = ParameterDescriptor(
-            description="false: the camera falls silent, to rehearse its loss"
-        )
+        about = ParameterDescriptor(description="false: the camera falls silent, to rehearse its loss")
         camera_on = bool(self.declare_parameter("camera_on", True, about).value)
         refuse_unknown(self)
         self.add_on_set_parameters_callback(self._on_parameters)
@@ -91,9 +82,7 @@ class SimulatorNode(Node):
         self._simulator = Simulator(world)
         self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
         self._wall_start = time.time()
-        self._faults = FaultBoard(
-            {"camera": CAMERA_FAULTS, "depth": DEPTH_FAULTS, "robot": ("freeze", "die")}
-        )
+        self._faults = FaultBoard({"camera": CAMERA_FAULTS, "depth": DEPTH_FAULTS, "robot": ("freeze", "die")})
 
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
         self._base = BasePublisher(self, flat=True)

@@ -26,23 +26,14 @@ from std_srvs.srv import Trigger
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.depth import DepthView
-from dsd_ros.navigation.safety import (
-    Cause,
-    Fallback,
-    Limits,
-    Motion,
-    Requirements,
-    Source,
-    Timeouts,
-    tilt_of,
-)
+from dsd_ros.navigation.safety import Cause, Fallback, Limits, Motion, Requirements, Source, Timeouts, tilt_of
 from dsd_ros.navigation.supervisor import Decision, Supervisor
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.realtime import ask_for_realtime
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.sensor_ahead import listen_ahead
-from dsd_ros.nodes.stamps import pose_of, seconds
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.realtime import ask_for_realtime
+from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.sensor_ahead import listen_ahead
+from dsd_ros.ros.stamps import pose_of, seconds
 
 KINDS = {
     NavAction.STOP: ActionKind.STOP,
@@ -60,18 +51,11 @@ class SupervisorSettings:
     """Parameters of the node itself."""
 
     check_rate: float = field(
-        default=50.0,
-        metadata={
-            "help": "times per second that every cause is looked at",
-            "min": 20.0,
-            "max": 200.0,
-        },
+        default=50.0, metadata={"help": "times per second that every cause is looked at", "min": 20.0, "max": 200.0}
     )
     realtime: bool = field(
         default=True,
-        metadata={
-            "help": "ask for real-time scheduling, where that is allowed: models must not delay a stop"
-        },
+        metadata={"help": "ask for real-time scheduling, where that is allowed: models must not delay a stop"},
     )
 
 
@@ -136,13 +120,9 @@ class SupervisorNode(Node):
     def _listen_to_camera(self) -> Any:
         """Only stamps are wanted, so pictures stay the bytes they came as."""
         if self._required.camera == "image":
-            return self.create_subscription(
-                Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True
-            )
+            return self.create_subscription(Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True)
         if self._required.camera == "info":
-            return self.create_subscription(
-                CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True
-            )
+            return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True)
         return None
 
     def _hear_again(self) -> None:
@@ -180,9 +160,7 @@ class SupervisorNode(Node):
 
     def _on_reset_call(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         answer.success = self._supervisor.reset()
-        answer.message = (
-            "The emergency stop is lifted." if answer.success else "There was no emergency stop."
-        )
+        answer.message = "The emergency stop is lifted." if answer.success else "There was no emergency stop."
         self._decide()
         return answer
 
@@ -191,9 +169,7 @@ class SupervisorNode(Node):
         observed = seconds(message.observation_stamp)
         kind = KINDS.get(message.kind)
         now = time.monotonic()
-        self._supervisor.on_action(
-            kind, message.amount, message.verified, observed, stamp, now, message.retracing
-        )
+        self._supervisor.on_action(kind, message.amount, message.verified, observed, stamp, now, message.retracing)
         self._decide()
 
     def _on_odometry(self, message: Odometry) -> None:
@@ -280,11 +256,7 @@ class SupervisorNode(Node):
         self._health.report(level, sentences or _WELL[decision.source], values)
 
 
-_WELL = {
-    Source.NONE: "ready",
-    Source.NAVIGATION: "navigation drives",
-    Source.OPERATOR: "the operator drives",
-}
+_WELL = {Source.NONE: "ready", Source.NAVIGATION: "navigation drives", Source.OPERATOR: "the operator drives"}
 
 
 def _motion(message: Twist) -> Motion:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings
-from dsd_ros.nodes import health
-from dsd_ros.nodes.dds_channel import VerifierTopics
-from dsd_ros.nodes.log_lines import NodeLog
-from dsd_ros.nodes.managed import ManagedNode
-from dsd_ros.nodes.models import declare_model
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.running import main as run_main
+from dsd_ros.dragon.server import ServiceSettings
 from dsd_ros.paths import documents_directory, models_directory
-from dsd_ros.rag.service import ServiceSettings
+from dsd_ros.ros import health
+from dsd_ros.ros.dds_channel import VerifierTopics
+from dsd_ros.ros.log_lines import NodeLog
+from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.models import declare_model
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import main as run_main
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Message
 
 if TYPE_CHECKING:
-    from dsd_ros.rag.opening import Documents
+    from dsd_ros.dragon.opening import Documents
 
 _PEER = "dds"  # topics do not tell who wrote; sessions do
 _TURN_PATIENCE_S = 5.0  # for the round under way, when answering ends
@@ -95,7 +95,7 @@ class VerifierNode(ManagedNode):
     def load(self) -> None:
         folder = documents_directory(self._asked.documents, "cloud")
         if folder is not None:
-            from dsd_ros.rag.opening import Documents
+            from dsd_ros.dragon.opening import Documents
 
             path = self._asked.text_model or str(models_directory() / "reader")
             self._documents = Documents.load(folder, replace(self._model_settings, path=path))
@@ -105,25 +105,19 @@ class VerifierNode(ManagedNode):
         self._service = _Service(self, self._engine(), self._metrics_settings)
         assert self._model is not None
         answers = "; answering questions" if self._documents is not None else ""
-        self._health.report(
-            health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}"
-        )
+        self._health.report(health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}")
 
     def _engine(self) -> Any:
         model = self._model
         assert model is not None, "load comes first"
         if self._documents is None:
             return VerifierEngine(model, self._engine_settings)
-        return self._documents.serve(
-            lambda: VerifierEngine(model, self._engine_settings), self._answer_settings
-        )
+        return self._documents.serve(lambda: VerifierEngine(model, self._engine_settings), self._answer_settings)
 
     def end(self) -> None:
         service, self._service = self._service, None
         if service is not None and not service.close(_TURN_PATIENCE_S):
-            self.get_logger().warning(
-                "the round under way goes on until its end; the model is freed behind it"
-            )
+            self.get_logger().warning("the round under way goes on until its end; the model is freed behind it")
 
     def unload(self) -> None:
         self._model = self._documents = None

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
 
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes.images import ImageError
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Beat, Paced, Polled, spare_the_machine, take
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.sight import Sight
 from dsd_ros.nodes.visual_node import VisualNode
-from dsd_ros.views.timeline import draw_board
-from dsd_ros.views.web import Thing, ViewError, WebServer, WebView, is_local
+from dsd_ros.observe.ros.sight import Sight
+from dsd_ros.observe.view.timeline import draw_board
+from dsd_ros.observe.view.web import Thing, ViewError, WebServer, WebView, is_local
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.polled import Beat, Paced, Polled, spare_the_machine, take
+from dsd_ros.ros.running import main as run_main
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two of a kind
 _UNSEEN_S = 1.0  # the same while nobody has the page open
@@ -41,30 +41,22 @@ class ViewSettings:
     """Parameters of the web view's node."""
 
     bind: str = field(
-        default="127.0.0.1",
-        metadata={"help": "address to listen on; 0.0.0.0 lets the whole network look on"},
+        default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 lets the whole network look on"}
     )
     web_port: int = field(
-        default=9090,
-        metadata={"help": "port of the page; a free one if it is taken", "min": 0, "max": 65535},
+        default=9090, metadata={"help": "port of the page; a free one if it is taken", "min": 0, "max": 65535}
     )
     data_port: int = field(
-        default=9876,
-        metadata={"help": "port of the data; a free one if it is taken", "min": 0, "max": 65535},
+        default=9876, metadata={"help": "port of the data; a free one if it is taken", "min": 0, "max": 65535}
     )
-    rate: float = field(
-        default=10.0, metadata={"help": "pictures per second, at most", "min": 0.5, "max": 30.0}
-    )
+    rate: float = field(default=10.0, metadata={"help": "pictures per second, at most", "min": 0.5, "max": 30.0})
     memory_mb: int = field(
         default=128,
         metadata={"help": "what the server keeps for browsers that come later, MiB", "min": 16, "max": 4096},
     )  # fmt: skip
-    open_browser: bool = field(
-        default=False, metadata={"help": "open the page in this machine's browser"}
-    )
+    open_browser: bool = field(default=False, metadata={"help": "open the page in this machine's browser"})
     visual: bool = field(
-        default=False,
-        metadata={"help": "be visual_node, too: what RViz shows costs least in the same process"},
+        default=False, metadata={"help": "be visual_node, too: what RViz shows costs least in the same process"}
     )
 
 
@@ -211,9 +203,7 @@ class _Web:
     """The server, and what is sent to it."""
 
     def __init__(self, settings: ViewSettings) -> None:
-        self.server = WebServer(
-            settings.bind, settings.web_port, settings.data_port, settings.memory_mb
-        )
+        self.server = WebServer(settings.bind, settings.web_port, settings.data_port, settings.memory_mb)
         try:
             self.view = WebView(self.server.data_url)
         except Exception:
@@ -229,9 +219,7 @@ class _Web:
 
 def has_desktop() -> bool:
     """Whether there is a place for a window; a browser for terminals would take over this one."""
-    return sys.platform in ("darwin", "win32") or any(
-        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
-    )
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def things_of(message: MarkerArray) -> list[Thing]:
@@ -246,9 +234,7 @@ def things_of(message: MarkerArray) -> list[Thing]:
     goals = [thing for thing in things if thing.label.startswith("goal: ")]
     named = {(goal.x, goal.y) for goal in goals}
     return [
-        Thing(t.x, t.y, t.radius, t.colour, "", t.half)
-        if (t.x, t.y) in named and t not in goals
-        else t
+        Thing(t.x, t.y, t.radius, t.colour, "", t.half) if (t.x, t.y) in named and t not in goals else t
         for t in sorted(things, key=lambda t: t not in goals)
     ]
 

@@ -17,16 +17,16 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header, String
 from visualization_msgs.msg import MarkerArray
 
-from dsd_ros.nodes import health, qos
-from dsd_ros.nodes import visual_messages as shapes
-from dsd_ros.nodes.companion import named
-from dsd_ros.nodes.images import ImageError
-from dsd_ros.nodes.live import Live
-from dsd_ros.nodes.parameters import declare, refuse_unknown
-from dsd_ros.nodes.polled import Beat, Paced, spare_the_machine
-from dsd_ros.nodes.running import main as run_main
-from dsd_ros.nodes.sight import Sight
+from dsd_ros.observe.ros import visual_messages as shapes
+from dsd_ros.observe.ros.live import Live
+from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.paths import config_directory
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.companion import named
+from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.polled import Beat, Paced, spare_the_machine
+from dsd_ros.ros.running import main as run_main
 from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between two looks for subscribers
@@ -40,8 +40,7 @@ class VisualSettings:
     """Parameters of the visualization node."""
 
     rate: float = field(
-        default=15.0,
-        metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0},
+        default=15.0, metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0}
     )
     overlay_width: int = field(
         default=336,  # the simulated camera's: to enlarge a picture takes longer than to send it
@@ -55,9 +54,7 @@ class VisualSettings:
         default=True,
         metadata={"help": "publish robot_description and its fixed transforms; false where robot_state_publisher does"},
     )  # fmt: skip
-    description: str = field(
-        default="", metadata={"help": "URDF file of the robot; empty: that of a Go2"}
-    )
+    description: str = field(default="", metadata={"help": "URDF file of the robot; empty: that of a Go2"})
     base_height: float = field(
         default=0.0,
         metadata={"help": "height of base_link over the floor in odometry, m", "min": 0.0, "max": 2.0},

@@ -1,1 +1,1 @@
-"""Robots: the simulated Go2 and its world."""
+"""Robots: one driver interface, the real Go2 and the simulated one."""

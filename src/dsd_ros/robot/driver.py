@@ -23,9 +23,7 @@ class Cause(Enum):
     NO_ANSWER = "The robot's service has not answered in time."
     REJECTED = "The robot has rejected the request."
     UNCONFIRMED = "The robot has said yes, but its state does not show it."
-    STOP_UNCONFIRMED = (
-        "The robot has not acknowledged the stop; it gets no further motion until it does."
-    )
+    STOP_UNCONFIRMED = "The robot has not acknowledged the stop; it gets no further motion until it does."
     WRONG_POSTURE = "The robot is not standing, so it cannot move."
     BAD_COMMAND = "The velocity is not a finite number."
     BAD_STATE = "The robot's state cannot be read."
@@ -102,10 +100,7 @@ class Limits:
     ) -> tuple[float, float, float]:
         """The next velocity on the way to the wanted one, ``span`` seconds on; slowing down is never delayed."""
         gains = (self.ax, self.ay, self.awz)
-        x, y, z = (
-            _approach(a, b, gain * span)
-            for a, b, gain in zip(present, self.clip(*wanted), gains, strict=True)
-        )
+        x, y, z = (_approach(a, b, gain * span) for a, b, gain in zip(present, self.clip(*wanted), gains, strict=True))
         return x, y, z
 
 

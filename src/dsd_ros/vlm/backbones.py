@@ -79,9 +79,7 @@ class TextBackbone:
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return Prompt(self.language.embed_tokens(tokens), positions, 0)
 
-    def rotations(
-        self, like: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotations(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines (1, n, head size), of the type of ``like``, at positions (1, n)."""
         cos, sin = self.language.rotary_emb(like, positions)
         return cos, sin
@@ -146,9 +144,7 @@ class QwenVlBackbone(TextBackbone):
                 self._looks.put(picture.name, known, features.nbytes)
         return features
 
-    def rotations(
-        self, like: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotations(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See ``TextBackbone``; also at positions (3, 1, n) of time, height and width."""
         if positions.ndim == 2:
             positions = positions.expand(3, 1, -1)

@@ -13,9 +13,7 @@ from dsd_ros.vlm.errors import SequenceError
 from dsd_ros.vlm.sequence import LayerHook, Sequence, TreeFeed
 
 
-def next_logits_together(
-    sequences: list[Sequence], on_layer: LayerHook | None = None
-) -> list[torch.Tensor]:
+def next_logits_together(sequences: list[Sequence], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
     """Logits (vocabulary,) float32 behind all tokens of each sequence, in the order given.
 
     Each result equals that sequence's own ``next_logits`` up to rounding, and each sequence can be
@@ -46,9 +44,7 @@ def _advance(group: list[Sequence], on_layer: LayerHook | None) -> None:
         sequence.note_row(row)
 
 
-def grow_trees_together(
-    growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]],
-) -> list[torch.Tensor]:
+def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]]) -> list[torch.Tensor]:
     """``Sequence.grow_tree`` for several sequences, (sequence, tokens, parents) each, in their order.
 
     Each result equals that sequence's own up to rounding. Those of one model share a pass, whatever

@@ -19,9 +19,7 @@ class KeyValueCache:
     ``length`` back: rows behind it are garbage to be overwritten.
     """
 
-    def __init__(
-        self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = 0
         self._capacity = 0
         self._data = torch.empty((layers, 2, 1, heads, 0, head_size), dtype=dtype, device=device)
@@ -79,9 +77,7 @@ class KeyValueCache:
         shape = (*self._data.shape[:4], count, self._data.shape[5])
         size = math.prod(shape) * self._data.element_size()
         if len(data) != size:
-            raise ValueError(
-                f"keys and values of {count} tokens take {size} bytes in this model, not {len(data)}"
-            )
+            raise ValueError(f"keys and values of {count} tokens take {size} bytes in this model, not {len(data)}")
         self.length = 0
         self.reserve(count)
         held = torch.frombuffer(bytearray(data), dtype=self._data.dtype).reshape(shape)

@@ -67,9 +67,7 @@ class ExitAdapters(nn.Module):
     ModelError for layers or a rank that the model cannot have.
     """
 
-    def __init__(
-        self, layers: Iterable[int], hidden_size: int, num_layers: int, rank: int | None = None
-    ) -> None:
+    def __init__(self, layers: Iterable[int], hidden_size: int, num_layers: int, rank: int | None = None) -> None:
         super().__init__()
         self.layers = tuple(sorted(set(layers)))
         self.rank = default_rank(hidden_size) if rank is None else rank
@@ -80,17 +78,11 @@ class ExitAdapters(nn.Module):
             )
         if not 1 <= self.rank <= hidden_size:
             raise ModelError(f"an exit's rank must be 1 to {hidden_size}, not {self.rank}")
-        self.adapters = nn.ModuleDict(
-            {str(layer): ExitAdapter(hidden_size, self.rank) for layer in self.layers}
-        )
+        self.adapters = nn.ModuleDict({str(layer): ExitAdapter(hidden_size, self.rank) for layer in self.layers})
 
     @classmethod
     def untrained(
-        cls,
-        model: ExitBackbone,
-        layers: Iterable[int] | None = None,
-        rank: int | None = None,
-        seed: int = 0,
+        cls, model: ExitBackbone, layers: Iterable[int] | None = None, rank: int | None = None, seed: int = 0
     ) -> ExitAdapters:
         """Fresh float32 adapters on the CPU, behind every layer but the last unless ``layers`` says."""
         chosen = range(1, model.num_layers) if layers is None else layers
@@ -113,9 +105,7 @@ class ExitAdapters(nn.Module):
         try:
             found = self.adapters[str(layer)]
         except KeyError:
-            raise ModelError(
-                f"there is no exit behind layer {layer}; there are {list(self.layers)}"
-            ) from None
+            raise ModelError(f"there is no exit behind layer {layer}; there are {list(self.layers)}") from None
         assert isinstance(found, ExitAdapter)
         return found
 
@@ -143,18 +133,13 @@ class ExitAdapters(nn.Module):
 
 
 def load_exits(
-    directory: Path,
-    model_fingerprint: str,
-    hidden_size: int,
-    num_layers: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    directory: Path, model_fingerprint: str, hidden_size: int, num_layers: int, dtype: torch.dtype, device: torch.device
 ) -> ExitAdapters | None:
     """The exits beside a model, frozen; None when there are none, ModelError when they do not fit."""
     path = directory / EXITS_FILE
     if not path.exists():
         return None
-    remedy = "train them anew with `dsd train exits`, or delete the file"
+    remedy = "train them anew with `dsd-lab train exits`, or delete the file"
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -162,9 +147,7 @@ def load_exits(
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read ({error}); {remedy}") from error
     if metadata.get("format") != _FORMAT:
-        raise ModelError(
-            f"{path} has format {metadata.get('format')!r} and this version reads {_FORMAT!r}; {remedy}"
-        )
+        raise ModelError(f"{path} has format {metadata.get('format')!r} and this version reads {_FORMAT!r}; {remedy}")
     if metadata.get("model") != model_fingerprint:
         raise ModelError(f"{path} was trained for other weights than those beside it; {remedy}")
     try:

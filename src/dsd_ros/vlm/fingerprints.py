@@ -30,8 +30,7 @@ def tokenizer_fingerprint(serialized: str) -> str:
         # Written as "a b" by older versions and as ["a", "b"] by newer ones.
         "merges": [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])],
         "added": sorted(
-            [token["id"], token["content"], bool(token.get("special"))]
-            for token in value.get("added_tokens", [])
+            [token["id"], token["content"], bool(token.get("special"))] for token in value.get("added_tokens", [])
         ),
         "normalizer": value.get("normalizer"),
         "pre_tokenizer": value.get("pre_tokenizer"),

@@ -26,11 +26,7 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 class GgufModel(NamedTuple):
@@ -67,9 +63,7 @@ def _read(path: Path) -> GgufModel:
         raise ModelError(f"{path} holds a model of type {kind!r}; only llama can be read from GGUF")
     scaling = [name for name in fields if name.startswith("llama.rope.scaling")]
     if scaling or any(tensor.name.startswith("rope_") for tensor in reader.tensors):
-        raise ModelError(
-            f"{path} scales its positions, which is not read from GGUF; use the safetensors model"
-        )
+        raise ModelError(f"{path} scales its positions, which is not read from GGUF; use the safetensors model")
     heads = int(fields["llama.attention.head_count"])
     groups = int(fields.get("llama.attention.head_count_kv", heads))
     weights: dict[str, torch.Tensor] = {}
@@ -91,10 +85,7 @@ def _read(path: Path) -> GgufModel:
         attention_bias="model.layers.0.self_attn.q_proj.bias" in weights,
         max_position_embeddings=int(fields["llama.context_length"]),
         rms_norm_eps=float(fields["llama.attention.layer_norm_rms_epsilon"]),
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": float(fields.get("llama.rope.freq_base", 10000.0)),
-        },
+        rope_parameters={"rope_type": "default", "rope_theta": float(fields.get("llama.rope.freq_base", 10000.0))},
         tie_word_embeddings="lm_head.weight" not in weights,
         bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=fields.get("tokenizer.ggml.eos_token_id"),
@@ -103,10 +94,7 @@ def _read(path: Path) -> GgufModel:
     template = fields.get("tokenizer.chat_template")
     if not isinstance(template, str):
         raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
-    special = {
-        "bos_token": str(tokenizer.bos_token or ""),
-        "eos_token": str(tokenizer.eos_token or ""),
-    }
+    special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
     return GgufModel(config, weights, tokenizer.backend_tokenizer.to_str(), template, special)
 
 

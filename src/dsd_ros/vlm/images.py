@@ -63,9 +63,7 @@ def read_image(path: str | Path) -> np.ndarray:
     except FileNotFoundError:
         raise ImageError(f"the image {path} does not exist; name a PNG or JPEG file") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(
-            f"the image {path} cannot be read ({error}); name a PNG or JPEG file"
-        ) from error
+        raise ImageError(f"the image {path} cannot be read ({error}); name a PNG or JPEG file") from error
 
 
 class ImageProcessor:
@@ -73,17 +71,13 @@ class ImageProcessor:
 
     def __init__(self, directory: str | Path) -> None:
         """ModelError when the directory holds no usable ``preprocessor_config.json``."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil,
-        )
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         path = Path(directory) / "preprocessor_config.json"
         if not path.exists():
             raise ModelError(f"{path} is missing; copy it from the original model")
         try:
-            self._processor = Qwen2VLImageProcessorPil.from_pretrained(
-                str(directory), local_files_only=True
-            )
+            self._processor = Qwen2VLImageProcessorPil.from_pretrained(str(directory), local_files_only=True)
             size = self._processor.size
             self.min_pixels = int(size["shortest_edge"])
             self.max_pixels = int(size["longest_edge"])
@@ -115,7 +109,5 @@ class ImageProcessor:
         if (new_height, new_width) != (height, width):
             picture = Image.fromarray(np.ascontiguousarray(image))
             image = np.asarray(picture.resize((new_width, new_height), Image.Resampling.BICUBIC))
-        batch = self._processor(
-            image, do_resize=False, input_data_format="channels_last", return_tensors="pt"
-        )
+        batch = self._processor(image, do_resize=False, input_data_format="channels_last", return_tensors="pt")
         return batch["pixel_values"], batch["image_grid_thw"]

@@ -79,9 +79,7 @@ class LeanLayer:
         turned = torch.addcmul(turned * cos, turned.roll(self._size // 2, -1), sin)
         query = turned[:, :, :queries].transpose(1, 2)
         all_keys, all_values = past_key_values.update(
-            turned[:, :, queries:].transpose(1, 2),
-            heads[:, :, queries + keys :].transpose(1, 2),
-            self._index,
+            turned[:, :, queries:].transpose(1, 2), heads[:, :, queries + keys :].transpose(1, 2), self._index
         )
         mixed = self._attend(query, all_keys, all_values, attention_mask)
         hidden = hidden + functional.linear(mixed.reshape(batch, count, -1), self._out)
@@ -90,20 +88,14 @@ class LeanLayer:
         return hidden + functional.linear(functional.silu(gate) * up, self._down)
 
     def _attend(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         """Attention of (batch, heads, n, head size); the result is (batch, n, heads, head size)."""
         batch, heads, count, size = query.shape
         attend = functional.scaled_dot_product_attention
         if mask is None and count > 1:
             groups = heads != self._keys
-            mixed = attend(
-                query, keys, values, is_causal=True, scale=self._scale, enable_gqa=groups
-            )
+            mixed = attend(query, keys, values, is_causal=True, scale=self._scale, enable_gqa=groups)
             return mixed.transpose(1, 2)
         # Heads that share keys become rows of one head, so that no key is ever copied.
         shared = heads // self._keys

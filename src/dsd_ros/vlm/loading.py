@@ -31,11 +31,7 @@ from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
 
 __all__ = ["ModelError", "ModelSettings", "load_model", "resolve_directory"]
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = ("none", "int8", "4bit")
 _CLASSES = {  # of transformers, by model_type
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
@@ -52,16 +48,12 @@ class ModelSettings:
 
     path: str = field(metadata={"help": "model directory or Hugging Face id"})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    dtype: str = field(
-        default="float32", metadata={"help": "precision of the weights", "choices": tuple(DTYPES)}
-    )
+    dtype: str = field(default="float32", metadata={"help": "precision of the weights", "choices": tuple(DTYPES)})
     quantization: str = field(
-        default="none",
-        metadata={"help": "int8 on the CPU, 4bit on CUDA", "choices": QUANTIZATIONS},
+        default="none", metadata={"help": "int8 on the CPU, 4bit on CUDA", "choices": QUANTIZATIONS}
     )
     threads: int = field(
-        default=0,
-        metadata={"help": "CPU threads of this process's models; 0: torch's choice", "min": 0},
+        default=0, metadata={"help": "CPU threads of this process's models; 0: torch's choice", "min": 0}
     )
 
     def __post_init__(self) -> None:
@@ -73,9 +65,7 @@ class ModelSettings:
         if self.dtype not in DTYPES:
             raise ModelError(f"unknown dtype {self.dtype!r}; use one of {', '.join(DTYPES)}")
         if self.quantization not in QUANTIZATIONS:
-            raise ModelError(
-                f"unknown quantization {self.quantization!r}; use one of {', '.join(QUANTIZATIONS)}"
-            )
+            raise ModelError(f"unknown quantization {self.quantization!r}; use one of {', '.join(QUANTIZATIONS)}")
         if self.threads < 0:
             raise ModelError(f"threads is {self.threads}; use 0 (torch's choice) or more")
         on_cuda = self.device.startswith("cuda")
@@ -156,9 +146,7 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
     return VisionLanguageModel(
         _stored(backbone, settings),
         tokenizer,
-        PromptTemplate(
-            TEXT_PROMPT, found.chat_template, True, found.special_tokens, _markers(tokenizer)
-        ),
+        PromptTemplate(TEXT_PROMPT, found.chat_template, True, found.special_tokens, _markers(tokenizer)),
         name=path.name,
         eos_token_ids=_eos_token_ids(path, backbone, tokenizer),
         fingerprint=file_fingerprint(path),
@@ -190,9 +178,7 @@ def resolve_directory(path: str) -> Path:
             if offline
             else str(error).strip().splitlines()[0]
         )
-        raise ModelError(
-            f"model {path} is neither a directory nor available from the hub: {hint}"
-        ) from error
+        raise ModelError(f"model {path} is neither a directory nor available from the hub: {hint}") from error
 
 
 def _model_type(directory: Path) -> str:
@@ -227,9 +213,7 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
 
 def _markers(tokenizer: Any) -> tuple[str, ...]:
     """What the tokenizer takes for special wherever it stands."""
-    return tuple(
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    )
+    return tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
 
 
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
@@ -308,9 +292,7 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
 
         config = TorchAoConfig(Int4WeightOnlyConfig(), modules_to_not_convert=skip)
     else:
-        raise ModelError(
-            "4bit quantization needs bitsandbytes or torchao; install one, or use none"
-        )
+        raise ModelError("4bit quantization needs bitsandbytes or torchao; install one, or use none")
     return {"quantization_config": config, "device_map": {"": settings.device}}
 
 

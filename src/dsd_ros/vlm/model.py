@@ -65,9 +65,7 @@ class VisionLanguageModel:
         self.num_layers: int = text.num_hidden_layers
         self.max_length: int = text.max_position_embeddings
         # Some configurations leave the head size out, others write null.
-        self._head_size: int = (
-            getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        )
+        self._head_size: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self._key_value_heads: int = text.num_key_value_heads
         # Rows behind the tokenizer's last token are padding of the matrix: they stand for nothing.
         self._tokens = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -96,9 +94,7 @@ class VisionLanguageModel:
         """How pictures are prepared; ImageError for a model that reads text alone."""
         return self._backbone.images
 
-    def prompt_tokens(
-        self, instruction: str, image_tokens: int, past: Tokens[tuple[int, str]] = ()
-    ) -> list[int]:
+    def prompt_tokens(self, instruction: str, image_tokens: int, past: Tokens[tuple[int, str]] = ()) -> list[int]:
         """Token ids of the whole prompt, see ``PromptTemplate.render``; PromptError when it cannot be used."""
         text = self.template.render(instruction, image_tokens, past)
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -110,10 +106,7 @@ class VisionLanguageModel:
 
     @torch.inference_mode()
     def prefill(
-        self,
-        image: np.ndarray | None,
-        instruction: str,
-        history: Tokens[tuple[np.ndarray, str]] = (),
+        self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
     ) -> Sequence:
         """Read an image (RGB uint8, (height, width, 3), or None) and an instruction; start a reply.
 
@@ -139,9 +132,7 @@ class VisionLanguageModel:
                 f"and {self.name} holds {self.max_length}; use {remedy}"
             )
         prompt = self._backbone.read(torch.tensor([ids], device=self._device), pictures)
-        cache = KeyValueCache(
-            self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
-        )
+        cache = KeyValueCache(self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device)
         # Room for a reply as well, so that short replies never move the cache.
         cache.reserve(min(len(ids) + 128, self.max_length))
         rotations = self._turn(prompt.hidden, prompt.positions)
@@ -151,19 +142,12 @@ class VisionLanguageModel:
 
     def begin(self) -> Sequence:
         """A sequence of nothing yet, for text given as token ids; append some before asking for logits."""
-        cache = KeyValueCache(
-            self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device
-        )
+        cache = KeyValueCache(self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device)
         return Sequence(self, cache, 0, 0, torch.empty(0, device=self._device))
 
     @torch.inference_mode()
     def forward_tokens(
-        self,
-        tokens: Tokens[int],
-        cache: KeyValueCache,
-        rope_delta: int,
-        rows: int,
-        on_layer: LayerHook | None = None,
+        self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None
     ) -> torch.Tensor:
         """Feed text tokens behind a cache; logits (rows, vocabulary) float32 of the last ``rows``.
 
@@ -238,9 +222,7 @@ class VisionLanguageModel:
         rotations = cos[0][places], sin[0][places]
         allowed = torch.from_numpy(mask).to(self._device)[:, None]
         hidden = self._run_layers(hidden, rotations, cache, allowed, clock)
-        wanted = [
-            hidden[i, n - f.rows : n] for i, (f, n) in enumerate(zip(feeds, counts, strict=True))
-        ]
+        wanted = [hidden[i, n - f.rows : n] for i, (f, n) in enumerate(zip(feeds, counts, strict=True))]
         logits = self.head(torch.cat(wanted))
         cache.commit()
         return list(logits.split([feed.rows for feed in feeds]))
@@ -302,11 +284,7 @@ class VisionLanguageModel:
         """
         for index, layer in enumerate(self._layers):
             hidden = layer(
-                hidden,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-                position_embeddings=rotations,
+                hidden, attention_mask=mask, past_key_values=cache, use_cache=True, position_embeddings=rotations
             )
             if clock is not None:
                 clock.layer_done(index + 1)

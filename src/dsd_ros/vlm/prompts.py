@@ -67,8 +67,7 @@ def check_instruction(instruction: str) -> str:
         raise PromptError(f"the instruction must be text, not {type(instruction).__name__}")
     if len(instruction) > MAX_INSTRUCTION_CHARS:
         raise PromptError(
-            f"the instruction has {len(instruction)} characters; "
-            f"shorten it to {MAX_INSTRUCTION_CHARS} or fewer"
+            f"the instruction has {len(instruction)} characters; shorten it to {MAX_INSTRUCTION_CHARS} or fewer"
         )
     text = " ".join(unicodedata.normalize("NFC", instruction).split())
     if not text:
@@ -88,8 +87,7 @@ def check_action(action: str) -> str:
         return check_instruction(action)
     except PromptError as error:
         raise PromptError(
-            f"the action of an earlier step cannot be put into a prompt ({error}); name one such as "
-            "'forward 25 cm'"
+            f"the action of an earlier step cannot be put into a prompt ({error}); name one such as 'forward 25 cm'"
         ) from error
 
 
@@ -114,9 +112,7 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         if any(self.document_prompt.count(name) != 1 for name in ("{document}", "{question}")):
-            raise ModelError(
-                "a model's prompt for a document must contain {document} and {question} exactly once each"
-            )
+            raise ModelError("a model's prompt for a document must contain {document} and {question} exactly once each")
         if self.prompt.count("{instruction}") != 1:
             raise ModelError("a model's prompt must contain {instruction} exactly once")
         if self.past.count("{image}") != 1 or self.past.count("{action}") != 1:
@@ -125,9 +121,7 @@ class PromptTemplate:
                 "{action} exactly once each"
             )
         if "<|" in self.prompt + self.past + self.present + self.document_prompt:
-            raise ModelError(
-                "a model's prompt must not contain chat markers ('<|'); use the chat template"
-            )
+            raise ModelError("a model's prompt must not contain chat markers ('<|'); use the chat template")
 
     @classmethod
     def from_directory(
@@ -155,9 +149,7 @@ class PromptTemplate:
         self.check_markers("instruction", instruction)
         return self.prompt.replace("{instruction}", instruction)
 
-    def render(
-        self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()
-    ) -> str:
+    def render(self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()) -> str:
         """The whole prompt up to where the reply begins, for a tokenizer that adds nothing itself.
 
         ``image_tokens`` > 0 repeats the image placeholder that often; 0 asks without an image. ``past``:
@@ -188,9 +180,7 @@ class PromptTemplate:
                 f"the model's chat template wrote {len(others)} image placeholders for "
                 f"{len(counts)} images; use the chat template of a Qwen2-VL model"
             )
-        return first + "".join(
-            IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True)
-        )
+        return first + "".join(IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True))
 
     def render_text(self, text: str) -> str:
         """The whole prompt of a user's text as it is, without a picture; ModelError for the template."""
@@ -204,10 +194,7 @@ class PromptTemplate:
         try:
             # Rendered in jinja's sandbox: a template must not reach into this process.
             result: Any = render_jinja_template(
-                [messages],
-                chat_template=self.chat_template,
-                add_generation_prompt=True,
-                **variables,
+                [messages], chat_template=self.chat_template, add_generation_prompt=True, **variables
             )
         except Exception as error:
             raise ModelError(f"the model's chat template does not render: {error}") from error
@@ -234,20 +221,14 @@ class PromptTemplate:
 
 def _read_texts(directory: Path, default: str) -> dict[str, str]:
     """What ``dsd.json`` says of prompts; the defaults where there is none."""
-    texts = {
-        "prompt": default,
-        "past": DEFAULT_PAST,
-        "present": DEFAULT_PRESENT,
-        "document_prompt": DOCUMENT_PROMPT,
-    }
+    texts = {"prompt": default, "past": DEFAULT_PAST, "present": DEFAULT_PRESENT, "document_prompt": DOCUMENT_PROMPT}
     path = directory / DSD_FILE
     if not path.exists():
         return texts
     settings = _read_json(path)
     if settings.get("format") != DSD_FORMAT:
         raise ModelError(
-            f"{path} has format {settings.get('format')!r}; "
-            f"this version of dsd_ros reads format {DSD_FORMAT}"
+            f"{path} has format {settings.get('format')!r}; this version of dsd_ros reads format {DSD_FORMAT}"
         )
     prompt = settings.get("prompt")
     if not isinstance(prompt, str):
@@ -272,9 +253,7 @@ def _read_chat_template(directory: Path) -> str:
             template = _read_json(directory / name).get("chat_template")
             if isinstance(template, str):
                 return template
-    raise ModelError(
-        f"{directory} has no chat template; copy chat_template.jinja from the original model"
-    )
+    raise ModelError(f"{directory} has no chat template; copy chat_template.jinja from the original model")
 
 
 def _read_variables(directory: Path) -> dict[str, str]:

@@ -135,9 +135,7 @@ class Sequence:
         self._rows, self._rows_start = rows, before
         return rows
 
-    def verify_tree(
-        self, tokens: Tokens[int], parents: Tokens[int], on_layer: LayerHook | None = None
-    ) -> torch.Tensor:
+    def verify_tree(self, tokens: Tokens[int], parents: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Hang a tree of tokens behind the reply; return the logits in front of it and behind each node.
 
         ``parents`` names each node's parent by its index, -1 for children of the last token; parents
@@ -306,7 +304,6 @@ def _checked_parents(parents: Tokens[int], count: int, held: int) -> list[int]:
     for node, parent in enumerate(parents, held):
         if not -1 <= parent < node:
             raise SequenceError(
-                f"node {node} of a tree names parent {parent}; use -1 for the last token, or a node "
-                "in front of it"
+                f"node {node} of a tree names parent {parent}; use -1 for the last token, or a node in front of it"
             )
     return parents

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsd_ros.decoding.trees import ancestor_mask, node_depths
+from dsd_ros.decoding.tree import ancestor_mask, node_depths
 
 
 @dataclass(frozen=True)

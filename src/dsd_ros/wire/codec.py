@@ -92,8 +92,7 @@ def encode(message: Message) -> bytes:
 def _defaults(struct: type[msgspec.Struct]) -> tuple[object, ...]:
     """The values that the last fields of a struct have when they are not given."""
     return tuple(
-        default.factory() if hasattr(default, "factory") else default
-        for default in struct.__struct_defaults__
+        default.factory() if hasattr(default, "factory") else default for default in struct.__struct_defaults__
     )
 
 

@@ -167,7 +167,5 @@ def unpack_varints(data: bytes, most: int = MAX_DRAFT) -> list[int]:
         elif shift >= 7 * _ID_BYTES:
             break
     if shift or len(ids) > most or any(value >= MAX_VOCABULARY for value in ids):
-        raise FrameError(
-            f"{len(data)} bytes are no varints of up to {most} token ids below {MAX_VOCABULARY}"
-        )
+        raise FrameError(f"{len(data)} bytes are no varints of up to {most} token ids below {MAX_VOCABULARY}")
     return ids

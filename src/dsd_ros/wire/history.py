@@ -52,9 +52,7 @@ def read_pictures(
         elif past.digest not in known:
             picture = kept.get(past.digest)
             if picture is None:
-                raise UnknownPicture(
-                    "the verifier has not got an earlier picture; send all of them"
-                )
+                raise UnknownPicture("the verifier has not got an earlier picture; send all of them")
             known[past.digest] = picture
     image = decode_picture(observation)
     # In the history's order, twice what stands there twice: the robot's memory must forget the same ones.

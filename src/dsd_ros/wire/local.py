@@ -14,9 +14,7 @@ from dsd_ros.wire.outbox import Outbox
 class Engine(Protocol):
     """What answers messages: ``cloud.engine.VerifierEngine``."""
 
-    def submit(
-        self, message: Message, reply: Callable[[Message], object], peer: Hashable
-    ) -> bool: ...
+    def submit(self, message: Message, reply: Callable[[Message], object], peer: Hashable) -> bool: ...
 
     def disconnect(self, peer: Hashable) -> None: ...
 

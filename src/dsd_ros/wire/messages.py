@@ -16,34 +16,25 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from dsd_ros.wire.dragon_messages import EndCode as EndCode
+from dsd_ros.wire.dragon_messages import Proposal as Proposal
+from dsd_ros.wire.dragon_messages import Question as Question
+from dsd_ros.wire.dragon_messages import QuestionEnd as QuestionEnd
+from dsd_ros.wire.dragon_messages import QuestionReply as QuestionReply
+from dsd_ros.wire.dragon_messages import Reveal as Reveal
+from dsd_ros.wire.dragon_messages import Verdict as Verdict
 from dsd_ros.wire.fields import MAX_DRAFT as MAX_DRAFT
 from dsd_ros.wire.fields import MAX_EVIDENCE_BYTES as MAX_EVIDENCE_BYTES
 from dsd_ros.wire.fields import MAX_FRAME_BYTES as MAX_FRAME_BYTES
 from dsd_ros.wire.fields import MAX_INSTRUCTION_CHARS as MAX_INSTRUCTION_CHARS
 from dsd_ros.wire.fields import MAX_REPLY as MAX_REPLY
 from dsd_ros.wire.fields import MAX_VOCABULARY as MAX_VOCABULARY
-from dsd_ros.wire.fields import (
-    EndIds,
-    Fields,
-    Instruction,
-    Seed,
-    Sentence,
-    Temperature,
-    Tokens,
-    Verified,
-)
+from dsd_ros.wire.fields import EndIds, Fields, Instruction, Seed, Sentence, Temperature, Tokens, Verified
 from dsd_ros.wire.fields import SessionId as SessionId
 from dsd_ros.wire.fields import ShortText as ShortText
 from dsd_ros.wire.fields import TokenId as TokenId
 from dsd_ros.wire.fields import UInt16 as UInt16
 from dsd_ros.wire.fields import UInt32 as UInt32
-from dsd_ros.wire.questions import EndCode as EndCode
-from dsd_ros.wire.questions import Proposal as Proposal
-from dsd_ros.wire.questions import Question as Question
-from dsd_ros.wire.questions import QuestionEnd as QuestionEnd
-from dsd_ros.wire.questions import QuestionReply as QuestionReply
-from dsd_ros.wire.questions import Reveal as Reveal
-from dsd_ros.wire.questions import Verdict as Verdict
 from dsd_ros.wire.version import PROTOCOL_VERSION as PROTOCOL_VERSION
 
 MAX_HISTORY = 8  # earlier pictures of an observation
@@ -252,6 +243,4 @@ Message = (
 
 def prefix_digest(tokens: Sequence[int]) -> bytes:
     """8 bytes that stand for a reply's tokens: BLAKE2b over their ids as little-endian uint32."""
-    return hashlib.blake2b(
-        np.asarray(tokens, dtype="<u4").tobytes(), digest_size=DIGEST_BYTES
-    ).digest()
+    return hashlib.blake2b(np.asarray(tokens, dtype="<u4").tobytes(), digest_size=DIGEST_BYTES).digest()

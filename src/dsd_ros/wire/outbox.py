@@ -55,9 +55,7 @@ class Outbox:
     @policy.setter
     def policy(self, policy: str) -> None:
         if policy not in EXIT_POLICIES:
-            raise ValueError(
-                f"unknown exit policy {policy!r}; use one of {', '.join(EXIT_POLICIES)}"
-            )
+            raise ValueError(f"unknown exit policy {policy!r}; use one of {', '.join(EXIT_POLICIES)}")
         self._policy = policy
 
     def obey(self, message: Message) -> None:
@@ -129,9 +127,7 @@ class Outbox:
         if len(self._finished) > _SESSIONS_REMEMBERED:
             del self._finished[next(iter(self._finished))]
         self._early = [
-            early
-            for early in self._early
-            if early.session != final.session or (early.reply, early.round) > newest
+            early for early in self._early if early.session != final.session or (early.reply, early.round) > newest
         ]
 
     def _pop(self, early: bool) -> Message | None:

@@ -59,11 +59,7 @@ def pack_distribution(p: np.ndarray) -> bytes:
     ids = np.flatnonzero(p)
     if _COUNT_BYTES + ids_bytes(len(ids), len(p)) + 4 * len(ids) >= 4 * len(p):
         return bytes([_DENSE]) + p.astype("<f4", copy=False).tobytes()
-    return (
-        struct.pack("<BI", _SPARSE, len(ids))
-        + pack_ids(ids, len(p))
-        + p[ids].astype("<f4", copy=False).tobytes()
-    )
+    return struct.pack("<BI", _SPARSE, len(ids)) + pack_ids(ids, len(p)) + p[ids].astype("<f4", copy=False).tobytes()
 
 
 def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
@@ -79,9 +75,7 @@ def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
             ids = unpack_ids(data[1 + _COUNT_BYTES : at], count, vocab_size)
             p[ids] = np.frombuffer(data, "<f4", offset=at)
             return p
-    raise WireError(
-        f"{len(data)} bytes are no packed distribution over a vocabulary of {vocab_size}"
-    )
+    raise WireError(f"{len(data)} bytes are no packed distribution over a vocabulary of {vocab_size}")
 
 
 def pack_rows(rows: Sequence[np.ndarray]) -> bytes:
@@ -140,9 +134,7 @@ def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) ->
     """
     width = rows[0][1].dtype.itemsize if rows else 2
     return bytes([width]) + b"".join(
-        struct.pack("<H", len(ids) - 1)
-        + pack_ids(ids, vocab_size)
-        + weights.astype(f"<f{width}", copy=False).tobytes()
+        struct.pack("<H", len(ids) - 1) + pack_ids(ids, vocab_size) + weights.astype(f"<f{width}", copy=False).tobytes()
         for ids, weights in rows
     )
 
@@ -169,9 +161,7 @@ def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarra
         kept.append((ids, np.frombuffer(data[values:end], f"<f{width}").astype(f"=f{width}")))
         at = end
     if at != len(data):
-        raise WireError(
-            f"{len(data) - at} bytes are left over behind {rows} truncated distributions"
-        )
+        raise WireError(f"{len(data) - at} bytes are left over behind {rows} truncated distributions")
     return kept
 
 
@@ -194,11 +184,7 @@ def pack_head(ids: np.ndarray, values: np.ndarray, bound: float, vocab_size: int
 
     The bound as float64, the ids, then the probabilities.
     """
-    return (
-        struct.pack("<d", bound)
-        + pack_ids(ids, vocab_size)
-        + values.astype("<f4", copy=False).tobytes()
-    )
+    return struct.pack("<d", bound) + pack_ids(ids, vocab_size) + values.astype("<f4", copy=False).tobytes()
 
 
 def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -210,9 +196,7 @@ def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, f
     count = 8 * max(0, len(data) - _BOUND_BYTES) // (width + 32)
     at = _BOUND_BYTES + ids_bytes(count, vocab_size)
     if count > vocab_size or len(data) != at + 4 * count:
-        raise WireError(
-            f"{len(data)} bytes are no head of a distribution over a vocabulary of {vocab_size}"
-        )
+        raise WireError(f"{len(data)} bytes are no head of a distribution over a vocabulary of {vocab_size}")
     ids = unpack_ids(data[_BOUND_BYTES:at], count, vocab_size)
     (bound,) = struct.unpack_from("<d", data)
     if not bound >= 0:  # nor is a NaN

@@ -37,9 +37,7 @@ def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
     else:
         raise WireError(f"unknown picture encoding {encoding!r}; use one of {', '.join(ENCODINGS)}")
     if len(data) > MAX_IMAGE_BYTES:
-        raise WireError(
-            f"the image takes {len(data)} bytes as {encoding} and {MAX_IMAGE_BYTES} can be sent; shrink it"
-        )
+        raise WireError(f"the image takes {len(data)} bytes as {encoding} and {MAX_IMAGE_BYTES} can be sent; shrink it")
     return data
 
 
@@ -70,9 +68,7 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
             )
         return np.frombuffer(observation.image, np.uint8).reshape(height, width, 3).copy()
     if observation.encoding != "png":
-        raise WireError(
-            f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}"
-        )
+        raise WireError(f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}")
     try:
         with Image.open(io.BytesIO(observation.image), formats=["PNG"]) as picture:
             # The header is read, the pixels are not yet: what is larger than stated is never unpacked.

@@ -1,0 +1,118 @@
+"""Named links and machines of config/profiles.yaml, for benchmarks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsd_lab.links.emulation import LinkProfile
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.paths import config_directory
+
+_NUMBERS = ("delay_ms", "delay_up_ms", "delay_down_ms", "jitter_ms", "up_mbps", "down_mbps", "draft_ms", "target_ms")
+_KEYS = ("summary", "gamma", *_NUMBERS)
+
+
+class ProfileError(ValueError):
+    """A profile that does not exist or cannot be used; one sentence."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A link, and the machines at its ends where their times are given.
+
+    ``draft_s`` (T_p) and ``target_s`` (T_q) are seconds of one forward, None where models run at the speed of
+    this machine; they are given both or neither.
+    """
+
+    name: str
+    summary: str
+    link: LinkProfile
+    gamma: int
+    draft_s: float | None = None
+    target_s: float | None = None
+
+    @property
+    def paced(self) -> bool:
+        """Whether the models' forwards are held to given times."""
+        return self.target_s is not None
+
+    def stretched(self, factor: float) -> Profile:
+        """Every time of it multiplied by ``factor``, and the rates divided by it."""
+        return replace(
+            self,
+            link=self.link.stretched(factor),
+            draft_s=None if self.draft_s is None else self.draft_s * factor,
+            target_s=None if self.target_s is None else self.target_s * factor,
+        )
+
+
+def load_profiles(path: Path | None = None) -> dict[str, Profile]:
+    """Every profile of a YAML file, by default config/profiles.yaml; ProfileError, OSError."""
+    path = path or config_directory() / "profiles.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path.name} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not content:
+        raise ProfileError(f"{path.name} holds no profiles; give each a name and its settings")
+    return {str(name): _profile(str(name), values) for name, values in content.items()}
+
+
+def load_profile(name: str, path: Path | None = None) -> Profile:
+    """The profile of that name; ProfileError names those there are."""
+    profiles = load_profiles(path)
+    try:
+        return profiles[name]
+    except KeyError:
+        raise ProfileError(f"unknown profile {name!r}; choose from {', '.join(profiles)}") from None
+
+
+def _profile(name: str, values: Any) -> Profile:
+    if not isinstance(values, dict):
+        raise ProfileError(f"profile {name} is no mapping; give it delay_ms and the rest")
+    for key in values:
+        if key not in _KEYS:
+            raise ProfileError(f"profile {name} has an unknown setting {key!r}; use {', '.join(_KEYS)}")
+    for key in _NUMBERS:
+        if key in values and not _is_number(values[key]):
+            raise ProfileError(f"{key} of profile {name} is {values[key]!r}; give a number from 0")
+    both = "delay_ms" in values
+    if both == ("delay_up_ms" in values or "delay_down_ms" in values):
+        raise ProfileError(f"profile {name} needs either delay_ms or delay_up_ms and delay_down_ms")
+    if not both and not ("delay_up_ms" in values and "delay_down_ms" in values):
+        raise ProfileError(f"profile {name} needs both delay_up_ms and delay_down_ms")
+    if ("draft_ms" in values) != ("target_ms" in values):
+        raise ProfileError(f"profile {name} needs both draft_ms and target_ms, or neither")
+    for key in ("draft_ms", "target_ms"):
+        if key in values and not 0.0 < values[key] <= 60_000:
+            raise ProfileError(f"{key} of profile {name} is {values[key]}; use 0 to 60000 ms")
+    gamma = values.get("gamma", 4)
+    if not isinstance(gamma, int) or isinstance(gamma, bool) or not 1 <= gamma <= MAX_DRAFT_LENGTH:
+        raise ProfileError(f"gamma of profile {name} is {gamma!r}; use 1 to {MAX_DRAFT_LENGTH}")
+    try:
+        link = LinkProfile(
+            delay_up_s=1e-3 * values["delay_ms" if both else "delay_up_ms"],
+            delay_down_s=1e-3 * values["delay_ms" if both else "delay_down_ms"],
+            jitter_s=1e-3 * values.get("jitter_ms", 0),
+            rate_up_bps=1e6 * values.get("up_mbps", 0),
+            rate_down_bps=1e6 * values.get("down_mbps", 0),
+        )
+    except ValueError as error:
+        raise ProfileError(f"profile {name} is out of bounds: {error}") from error
+    return Profile(
+        name=name,
+        summary=str(values.get("summary", "")),
+        link=link,
+        gamma=gamma,
+        draft_s=1e-3 * values["draft_ms"] if "draft_ms" in values else None,
+        target_s=1e-3 * values["target_ms"] if "target_ms" in values else None,
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

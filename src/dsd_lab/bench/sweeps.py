@@ -1,0 +1,178 @@
+"""What `dsd-lab bench modes` compares: modes with settings of their own, and sweeps over settings.
+
+ar,dsd,fsd                                          modes, by comma or space
+fsd:predraft_source=exits+predraft_workers=10       a mode with settings
+gamma=1..10    predraft_workers=1,3,6    predraft_policy=priority,fifo      sweeps; several are crossed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsd_ros.decoding.modes import Overlap, Proof, Shape, mode
+from dsd_ros.decoding.settings import DecodeSettings
+
+MAX_VARIANTS = 200
+ALIASES = {"gamma": "draft_length"}
+# Of a whole run rather than of a mode: all modes must decode the same reply.
+COMMON = ("temperature", "top_k", "top_p", "seed", "max_tokens")
+_FIELDS = {item.name: item for item in dataclasses.fields(DecodeSettings)}
+_OF_A_MODE = tuple(name for name in _FIELDS if name != "mode" and name not in COMMON)
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+
+
+class BenchError(ValueError):
+    """Modes or sweeps that cannot be measured; one sentence."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One mode with its settings. ``own`` are those that set it apart from the other variants."""
+
+    decode: DecodeSettings
+    own: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The mode and what sets it apart, as ``--modes`` takes it."""
+        settings = "+".join(f"{key}={_word(key, value)}" for key, value in self.own)
+        return self.decode.mode + (f":{settings}" if settings else "")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that matter to its mode."""
+        return {name: getattr(self.decode, name) for name in _OF_A_MODE if matters(name, self.decode)}
+
+
+def matters(name: str, decode: DecodeSettings) -> bool:
+    """Whether the setting changes how this mode works."""
+    if name in COMMON:
+        return True
+    if name == "draft_length":
+        return decode.needs_draft and decode.shaped_by is not Shape.EXPANSION
+    if name == "shape":
+        return decode.needs_draft
+    if name == "tree_expansion":
+        return decode.shaped_by is Shape.EXPANSION
+    if name == "tree_budget":
+        return decode.shaped_by is Shape.BUDGET and not decode.tunes
+    if name == "proof":
+        return decode.needs_draft or decode.proven_by is Proof.COUPLED
+    if name in ("top_k_proof", "top_rho_proof", "top_float_proof"):
+        return decode.proven_by is Proof.TRUNCATED
+    return decode.preset.overlap is Overlap.PREDRAFT
+
+
+def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) -> list[Variant]:
+    """Variants of ``--modes``; ``common`` are settings that every mode starts from. BenchError, ValueError.
+
+    gamma: draft length of the modes that do not choose it themselves, where none is given.
+    """
+    variants = []
+    # A comma inside a value, as in exit_layers=2,4, is followed by a digit; the name of a mode never is.
+    for part in re.split(r"[,\s]+(?=[A-Za-z])", text.strip(" ,\t\n")):
+        name, _, rest = part.partition(":")
+        own: dict[str, Any] = {}
+        for setting in filter(None, rest.split("+")):
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise BenchError(f"{setting!r} in {part!r} is no setting; use name=value")
+            key = _setting(key, part)
+            own[key] = parse_value(key, value)
+        chosen = gamma is None or not mode(name).draft_length
+        variants.append(_variant(name, common if chosen else {"draft_length": gamma, **common}, own))
+    return _distinct(variants)
+
+
+def parse_sweep(text: str) -> tuple[str, list[Any]]:
+    """``name=A..B`` or ``name=V,V,...`` as (setting, values); BenchError."""
+    key, equals, values = text.partition("=")
+    if not equals or not values.strip(" ,"):
+        raise BenchError(f"{text!r} is no sweep; use gamma=1..10 or predraft_workers=1,3,6")
+    key = _setting(key, text)
+    found = _RANGE.fullmatch(values.strip())
+    if found:
+        first, last = int(found.group(1)), int(found.group(2))
+        if first > last:
+            raise BenchError(f"the sweep {text!r} is empty; give the smaller end first")
+        if last - first >= MAX_VARIANTS:
+            raise BenchError(f"the sweep {text!r} has over {MAX_VARIANTS} values; use fewer")
+        return key, [parse_value(key, str(value)) for value in range(first, last + 1)]
+    return key, list(dict.fromkeys(parse_value(key, value.strip()) for value in values.split(",") if value.strip()))
+
+
+def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[Any]]]) -> list[Variant]:
+    """Every variant at every point of the crossed sweeps that matter to it; its own settings stay.
+
+    BenchError for a sweep that changes nothing, given twice, or with too many points in all.
+    """
+    names = [name for name, _ in sweeps]
+    for name in names:
+        if names.count(name) > 1:
+            raise BenchError(f"{name} is swept twice; give all its values in one --sweep")
+    swept: set[str] = set()
+    out = []
+    for variant in variants:
+        own = dict(variant.own)
+        mine = [(n, v) for n, v in sweeps if matters(n, variant.decode) and n not in own]
+        swept |= {name for name, _ in mine}
+        for point in itertools.product(*(values for _, values in mine)):
+            changed = dict(zip((name for name, _ in mine), point, strict=True))
+            decode = dataclasses.replace(variant.decode, **changed)
+            out.append(Variant(decode, (*variant.own, *changed.items())))
+            if len(out) > MAX_VARIANTS:
+                raise BenchError(f"the sweeps make over {MAX_VARIANTS} combinations; use fewer values")
+    for name in names:
+        if name not in swept:
+            raise BenchError(f"no mode here makes use of {name}; sweep it with a mode that does, as fsd")
+    return _distinct(out)
+
+
+def parse_value(name: str, text: str) -> Any:
+    """A decode setting's value from text, of its type; BenchError. Its range is not checked here."""
+    kind = typing.get_type_hints(DecodeSettings)[name]
+    words = _FIELDS[name].metadata.get("words", {})
+    try:
+        return words[text] if text in words else kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise BenchError(f"{name} is {text!r}; give {what}") from None
+
+
+def _word(name: str, value: Any) -> Any:
+    words = {meant: word for word, meant in _FIELDS[name].metadata.get("words", {}).items()}
+    return words.get(value, value)
+
+
+def _setting(name: str, where: str) -> str:
+    name = name.strip().replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in COMMON:
+        flag = "--" + name.replace("_", "-")
+        raise BenchError(f"{name} holds for all modes of a run; give it as {flag}, not in {where!r}")
+    if name not in _OF_A_MODE:
+        raise BenchError(f"unknown setting {name!r} in {where!r}; use {', '.join(_OF_A_MODE)}")
+    return name
+
+
+def _variant(name: str, common: Mapping[str, Any], own: Mapping[str, Any]) -> Variant:
+    decode = DecodeSettings(mode=name, **{**common, **own})
+    for key in own:
+        if not matters(key, decode):
+            raise BenchError(f"mode {name} makes no use of {key}; leave it out")
+    return Variant(decode, tuple(own.items()))
+
+
+def _distinct(variants: Sequence[Variant]) -> list[Variant]:
+    seen: set[str] = set()
+    for variant in variants:
+        if variant.label in seen:
+            raise BenchError(f"{variant.label} is there twice; name each mode once")
+        seen.add(variant.label)
+    return list(variants)

@@ -1,0 +1,200 @@
+"""What `dsd-lab bench wire` measures: proofs, shapes of drafts, ids kept by truncation, rates of the link."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsd_lab.bench.profiles import Profile
+from dsd_lab.bench.sweeps import BenchError
+from dsd_lab.links.emulation import LinkProfile
+from dsd_lab.papers.proofs import PROOFS
+from dsd_lab.train.data import TEST_SEEDS
+from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings
+
+MODELS = ("pair", "text")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many ids a truncated distribution has: a number, or a share of the vocabulary."""
+
+    text: str
+    amount: float
+    is_share: bool
+
+    def of(self, vocabulary: int) -> int:
+        """K for a vocabulary of that size: 1 to all of it."""
+        count = self.amount * vocabulary if self.is_share else self.amount
+        return max(1, min(vocabulary, round(count)))
+
+
+def parse_kept(text: str) -> list[Kept]:
+    """``1,5,1%,10%``; BenchError."""
+    found = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        is_share = part.endswith("%")
+        amount = _number(part.rstrip("%"))
+        if is_share:
+            amount /= 100.0
+        if not (0.0 < amount <= 1.0 if is_share else amount >= 1.0 and amount == int(amount)):
+            raise BenchError(f"{part!r} tells no K to keep; give whole numbers or shares as 8 or 1%")
+        found.append(Kept(part, amount, is_share))
+    if not found:
+        raise BenchError("no K is given for proof truncated; use for example 1%,10%")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class WireShape:
+    """How drafted tokens hang together. ``settings``: what a decode with it is told, and no more."""
+
+    label: str
+    settings: tuple[tuple[str, Any], ...] = (("shape", "sequence"),)
+
+    @property
+    def draws(self) -> bool:
+        """Whether its nodes are drawn, as every sampled proof but coupled needs."""
+        return dict(self.settings)["shape"] != "budget"
+
+    def config(self, draft_length: int) -> list[int]:
+        """The children of every node, level by level, as the formulas take it.
+
+        Of a budget all at once: what hangs where changes neither what goes up nor what comes down.
+        """
+        told = dict(self.settings)
+        if told["shape"] == "expansion":
+            return [int(children) for children in told["tree_expansion"].split(",")]
+        if told["shape"] == "budget":
+            return [told["tree_budget"]]
+        return [1] * told.get("draft_length", draft_length)
+
+
+SEQUENCE = WireShape("")
+
+
+def parse_shapes(text: str) -> list[WireShape]:
+    """``sequence,sequence:3,2x2x2,budget16:8``: what follows a colon is gamma, or a budget's depth; BenchError."""
+    found = [_shape(part) for part in filter(None, (part.strip() for part in text.split(",")))]
+    if not found:
+        raise BenchError("no shape is named; use for example sequence,2x2x2,budget16")
+    return list(dict.fromkeys(found))
+
+
+def _shape(text: str) -> WireShape:
+    match = re.fullmatch(r"(sequence|budget(\d+))(:(\d+))?|\d+(x\d+)+", text)
+    if match is None:
+        raise BenchError(
+            f"{text!r} is no shape; use sequence, sequence:3 (gamma 3), 2x2x2, budget16 or budget16:8 (depth 8)"
+        )
+    if match[1] is None:
+        children = text.replace("x", ",")
+        return WireShape(f"<{children}>", (("shape", "expansion"), ("tree_expansion", children)))
+    length: list[tuple[str, Any]] = [("draft_length", int(match[4]))] if match[4] else []
+    if match[2] is None:
+        return WireShape(f"gamma {match[4]}" if match[4] else "", (("shape", "sequence"), *length))
+    label = f"{int(match[2])} nodes" + (f", depth {match[4]}" if match[4] else "")
+    return WireShape(label, (("shape", "budget"), ("tree_budget", int(match[2])), *length))
+
+
+def parse_uplinks(text: str) -> list[float]:
+    """Rates in Mbit/s, ascending; BenchError."""
+    rates = sorted({_number(part) for part in text.split(",") if part.strip()})
+    if not rates:
+        raise BenchError("no uplink rate is given; use for example 0.1,1,10,100 (Mbit/s)")
+    for rate in rates:
+        _check_rate("uplinks", rate)
+    return rates
+
+
+def parse_proofs(text: str) -> list[str]:
+    """Of theory_proofs.PROOFS; BenchError."""
+    proofs = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for proof in proofs:
+        if proof not in PROOFS:
+            raise BenchError(f"unknown proof {proof!r}; choose from {', '.join(PROOFS)}")
+    if not proofs:
+        raise BenchError(f"no proof is named; choose from {', '.join(PROOFS)}")
+    return proofs
+
+
+@dataclass(frozen=True)
+class WireSetting:
+    """What is measured, besides the models. ``decode``: sampling, draft length, most tokens and seed of all proofs.
+
+    Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies to each question
+    are counted. The first to each of the first ``timed`` questions (None: all) is decoded over the link too, at rates
+    where it takes no longer than ``longest_s``; elsewhere its seconds are computed. BenchError for values out of range.
+    """
+
+    decode: DecodeSettings
+    proofs: Sequence[str] = PROOFS
+    kept: Sequence[Kept] = ()
+    uplinks: Sequence[float] = (0.1, 1.0, 10.0, 100.0)
+    downlink: float = 0.0
+    delay_s: float = 0.020
+    images: int = 6  # or instructions, for a text model
+    draws: int = 4
+    timed: int | None = None
+    longest_s: float = 120.0
+    shapes: Sequence[WireShape] = (SEQUENCE,)
+    model: str = "pair"  # or "text"
+    profile: Profile | None = None  # whose model times are kept; None: this machine's
+
+    def __post_init__(self) -> None:
+        if self.decode.sampling.greedy:
+            raise BenchError("greedy drafts need no proof, ids alone are sent; use a temperature above 0")
+        if self.decode.draft_length == AUTO_LENGTH:
+            raise BenchError("lengths that are chosen as it goes cannot be held against formulas; give a draft_length")
+        if self.model not in MODELS:
+            raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
+        if not 1 <= self.images <= 3 * len(TEST_SEEDS):
+            raise BenchError(f"images is {self.images}; use 1 to {3 * len(TEST_SEEDS)}")
+        if not 1 <= self.draws <= 1000:
+            raise BenchError(f"draws is {self.draws}; use 1 to 1000")
+        if self.timed is not None and not 0 <= self.timed <= self.images:
+            raise BenchError(f"timed is {self.timed}; use 0 to the number of images, {self.images}")
+        if not 0.0 <= self.longest_s <= 1e6:
+            raise BenchError(f"longest is {self.longest_s:g} s; use 0 to 1000000")
+        for shape in self.shapes:  # SettingsError for one that cannot be
+            dataclasses.replace(self.decode, mode="coupled", **dict(shape.settings))
+        if "coupled" not in self.proofs and not any(shape.draws for shape in self.shapes):
+            raise BenchError("a budget draws no nodes, which only proof coupled can do with; name it, or another shape")
+        if not 0.0 <= self.delay_s <= 60.0:
+            raise BenchError(f"delay-ms is {1e3 * self.delay_s:g}; use 0 to 60000")
+        if self.downlink:
+            _check_rate("downlink", self.downlink)
+        if self.profile is not None and not self.profile.paced:
+            raise BenchError(
+                f"profile {self.profile.name} gives no times of models; leave --profile out, or use one with "
+                "draft_ms and target_ms"
+            )
+
+    @property
+    def timed_count(self) -> int:
+        """How many replies of each contender are timed at each rate."""
+        return self.images if self.timed is None else self.timed
+
+    def link(self, uplink: float) -> LinkProfile:
+        """The link at one uplink rate."""
+        down = self.downlink or uplink
+        return LinkProfile(self.delay_s, self.delay_s, 0.0, 1e6 * uplink, 1e6 * down)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BenchError(f"{text!r} is no number") from None
+    if not math.isfinite(value):
+        raise BenchError(f"{text!r} is no number to measure with; give a finite one")
+    return value
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not 0.001 <= rate <= 1e6:  # false for a NaN too
+        raise BenchError(f"{name} has {rate:g} Mbit/s; use 0.001 to 1000000")

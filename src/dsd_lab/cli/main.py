@@ -1,0 +1,26 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The `dsd-lab` command: the laboratory's commands, read and answered as `dsd` does its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from dsd_ros.cli import main as product
+
+LAB = product.Program(
+    "dsd-lab",
+    "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
+    "dsd_lab.cli",
+    ("bench", "theory", "train", "evaluate"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one `dsd-lab` command and return its exit code."""
+    return product.main(argv, LAB)
+
+
+def run() -> NoReturn:
+    """The installed command."""
+    product.run(LAB)

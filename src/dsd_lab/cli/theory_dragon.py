@@ -1,0 +1,262 @@
+"""`dsd-lab theory` on two sides' documents: dragon-speedup, dragon-scheduling and dragon-pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.cli.shared import EXIT_DONE, add_json, write_json
+
+
+def add_kinds(kinds: Any) -> None:
+    """Add the formulas to the sub-parsers of `dsd-lab theory`."""
+    _add_speedup(kinds.add_parser("dragon-speedup", help="DRAGON over token-wise (equation 9)"))
+    _add_scheduling(kinds.add_parser("dragon-scheduling", help="simulated answers by who aggregates (Figure 8)"))
+    _add_pipeline(kinds.add_parser("dragon-pipeline", help="one answer, event by event (Figure 9)"))
+
+
+def _number(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
+    parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
+
+
+def _end(parser: argparse.ArgumentParser, run: Any, drawn: str) -> None:
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw {drawn}")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_sides(parser: argparse.ArgumentParser) -> None:
+    _number(parser, "--device-ms", 100.0, "the device's decoding step")
+    _number(parser, "--cloud-ms", 50.0, "the cloud's decoding step")
+
+
+def _add_answers(parser: argparse.ArgumentParser, tokens: int) -> None:
+    _add_sides(parser)
+    parser.add_argument(
+        "--acceptance",
+        nargs=2,
+        type=float,
+        default=[0.8, 0.8],
+        metavar=("DEVICE", "CLOUD"),
+        help="how often drafts hold (default: 0.8 0.8)",
+    )
+    _number(parser, "--stretch", 1.0, "mean tokens of easy and of hard stretches in turn; 1 is none")
+    parser.add_argument(
+        "--recorded",
+        type=Path,
+        metavar="FILE",
+        help="replay acceptances from a CSV of lines device,cloud of 0 and 1 instead",
+    )
+    _number(parser, "--base-ms", 20.0, "round trip without the extra latency")
+    parser.add_argument(
+        "--link",
+        type=Path,
+        metavar="FILE",
+        help="replay round trips from a CSV of lines seconds,rtt (in seconds) instead of the base",
+    )
+    parser.add_argument("--tokens", type=int, default=tokens, help="of an answer (default: %(default)s)")
+
+
+def _add_speedup(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Seconds a token where the device aggregates (equation 7), and the speed-up over token-wise "
+        "synchronisation (equation 9), by how often the cloud's drafts hold."
+    )
+    _add_sides(parser)
+    _number(parser, "--rtt-ms", 300.0, "round trip")
+    _number(parser, "--acceptance", 0.8, "how often the cloud's drafts hold")
+    _end(parser, _speedup, "the speed-up over delays and round trips (Figure 4)")
+
+
+def _add_scheduling(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Mean seconds of simulated answers, until the device has the last token, by which side aggregates: auto, "
+        "the paper's rule (delta-z), the device, the cloud, either by chance; beside them token-wise and "
+        "sequence-wise synchronisation. The extra latency has a jitter of a fifth, with a period of 20 pi seconds."
+    )
+    _add_answers(parser, tokens=100)
+    parser.add_argument(
+        "--extra-ms",
+        nargs="+",
+        type=float,
+        default=[0.0, 100.0, 200.0, 300.0, 500.0, 700.0, 1000.0],
+        metavar="MS",
+        help="latencies added to the round trip (default: 0 to 1000)",
+    )
+    parser.add_argument("--sequences", type=int, default=50, help="answers simulated (default: %(default)s)")
+    parser.add_argument(
+        "--grid", action="store_true", help="go through delays and acceptances instead of those given; takes minutes"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first answer's acceptances (default: 0)")
+    parser.add_argument(
+        "--anew", action="store_true", help="let each answer begin without what those before it have told"
+    )
+    _end(parser, _scheduling, "the seconds by extra latency (Figure 8)")
+
+
+def _add_pipeline(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A simulated answer: when each token was decided and where, the round trip, delta Z (equation 8) and the "
+        "acceptances estimated then."
+    )
+    _add_answers(parser, tokens=15)
+    _number(parser, "--extra-ms", 500.0, "latency added to the round trip")
+    parser.add_argument(
+        "--schedule",
+        choices=("auto", "delta-z", "device", "cloud", "random"),
+        default="auto",
+        help="which side aggregates (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the acceptances (default: 0)")
+    _end(parser, _pipeline, "both sides' pipelines (Figure 9)")
+
+
+def _speedup(args: argparse.Namespace) -> int:
+    from dsd_lab.papers.dragon import speedup
+    from dsd_ros.dragon.scheduler import latency
+
+    device, cloud, rtt = args.device_ms / 1e3, args.cloud_ms / 1e3, args.rtt_ms / 1e3
+    print(
+        f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, round trip {args.rtt_ms:g} ms; "
+        "the device aggregates\n"
+    )
+    form = "{:<26}{:>16}{:>12}"
+    print(form.format("the cloud's drafts hold", "ms a token", "speed-up"))
+    rows = []
+    for acceptance in sorted({0.0, 0.25, 0.5, 0.75, 0.9, 1.0, args.acceptance}):
+        gain = speedup(device, cloud, rtt, acceptance)
+        seconds = latency(device, cloud, rtt, acceptance)
+        rows.append({"acceptance": acceptance, "seconds_a_token": seconds, "speedup": gain})
+        name = f"{acceptance:.0%}" + (" (token-wise)" if acceptance == 0.0 else "")
+        print(form.format(name, f"{1e3 * seconds:.1f}", f"{gain:.2f}x"))
+    if args.plot is not None:
+        from dsd_lab.dragon.plots import draw_speedup
+
+        draw_speedup(args.plot, device, cloud, rtt)
+        print(f"\n{args.plot} shows equation 9; the star is the setting above")
+    write_json(args.json, {"device_seconds": device, "cloud_seconds": cloud, "rtt_seconds": rtt, "rows": rows})
+    return EXIT_DONE
+
+
+def _given(args: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The setting, recorded answers or None, a recorded link or None."""
+    from dsd_lab.dragon.simulator import recorded_link
+    from dsd_lab.papers.dragon import Setting, recorded_acceptances
+
+    setting = Setting(
+        args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens, args.stretch
+    )
+    answers = None if args.recorded is None else recorded_acceptances(args.recorded, args.tokens)
+    return setting, answers, None if args.link is None else recorded_link(args.link)
+
+
+def _described(args: argparse.Namespace) -> str:
+    drafts = (
+        f"drafts hold {args.acceptance[0]:.0%} and {args.acceptance[1]:.0%}"
+        if args.recorded is None
+        else f"acceptances of {args.recorded}"
+    )
+    link = f"round trip {args.base_ms:g} ms" if args.link is None else f"round trips of {args.link}"
+    return f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, {drafts}, {link} and what is added"
+
+
+def _scheduling(args: argparse.Namespace) -> int:
+    from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare, grid
+
+    extras = [ms / 1e3 for ms in args.extra_ms]
+    if args.grid:
+        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3, args.seed, args.anew)
+        for policy in ("auto", "delta_z"):
+            worst, mean, best = (
+                f"{100 * (report[f'{policy}_over_best_side_{kind}'] - 1):+.1f} %" for kind in ("worst", "mean", "best")
+            )
+            above = report[f"{policy}_cells_above_3_percent"]
+            print(
+                f"{policy.replace('_', '-'):<8} beside the best fixed side: {worst} at worst, {mean} in the mean, "
+                f"{best} at best; above 3 % in {above} of {report['cells']} settings"
+            )
+        slower = report["auto_cells_slower_than_random"]
+        print(f"auto     slower than by chance in {slower} of {report['cells']} settings")
+        write_json(args.json, report)
+        return EXIT_DONE
+    setting, answers, link = _given(args)
+    found = compare(setting, extras, args.sequences, answers=answers, link=link, seed=args.seed, anew=args.anew)
+    count = args.sequences if answers is None else len(answers)
+    print(f"{_described(args)}; mean seconds of {count} answers of {args.tokens} tokens\n")
+    names = (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)
+    form = "{:>9}" + "{:>10}" * len(STRATEGIES) + "{:>12}{:>15}{:>16}"
+    print(form.format("extra ms", *names, "auto over best"))
+    for one in found:
+        seconds = [f"{one.seconds[name]:.2f}" for name in names]
+        change = f"{100 * (one.over_static - 1):+.1f} %"
+        print(form.format(f"{1e3 * one.extra:g}", *seconds, change))
+    if args.plot is not None:
+        from dsd_lab.dragon.plots import draw_scheduling
+
+        draw_scheduling(args.plot, found, f"{_described(args)}; {count} answers of {args.tokens}")
+        print(f"\n{args.plot} shows the seconds by extra latency")
+    rows = [asdict(one) | {"auto_over_best_side": one.over_static} for one in found]
+    write_json(
+        args.json, {**asdict(setting), "sequences": count, "seed": args.seed, "each_anew": args.anew, "rows": rows}
+    )
+    return EXIT_DONE
+
+
+def _pipeline(args: argparse.Namespace) -> int:
+    from dsd_lab.dragon.simulator import sample_acceptances, simulate, steady_link
+    from dsd_lab.papers.acceptance import check_shares
+
+    setting, answers, link = _given(args)
+    check_shares(device=args.acceptance[0], cloud=args.acceptance[1])
+    rows = (
+        sample_acceptances(args.tokens, *args.acceptance, args.seed, stretch=args.stretch)
+        if answers is None
+        else answers[args.seed % len(answers)]
+    )
+    added = steady_link(0.0 if link else setting.base, args.extra_ms / 1e3)
+    run = simulate(
+        rows,
+        setting.device,
+        setting.cloud,
+        lambda now: added(now) + (link(now) if link else 0.0),
+        strategy=args.schedule,
+        seed=args.seed,
+    )
+    print(
+        f"{_described(args)} ({args.extra_ms:g} ms); {args.schedule}: {run.seconds:.2f} s, at the device "
+        f"{run.delivered:.2f} s, {run.switches} switches\n"
+    )
+    form = "{:>5}{:>9}{:>8}  {:<10}{:<10}{:<8}{:>8}{:>12}{:>9}{:>8}"
+    print(
+        form.format(
+            *("token", "seconds", "wait", "side", "device's", "cloud's"), *("rtt ms", "delta Z ms", "device", "cloud")
+        )
+    )
+    before = 0.0
+    for event in run.events:
+        if event.kind != "aggregated" or event.accepted is None:
+            continue
+        print(
+            form.format(
+                event.position,
+                f"{event.seconds:.3f}",
+                f"{event.seconds - before:.3f}",
+                event.side + (" ->" if event.switch else ""),
+                *("held" if held else "rejected" for held in event.accepted),
+                f"{1e3 * event.rtt:.0f}",
+                f"{1e3 * event.delta_z:+.0f}",
+                *(f"{rate:.2f}" for rate in event.rates),
+            )
+        )
+        before = event.seconds
+    if args.plot is not None:
+        from dsd_lab.dragon.plots import draw_pipeline
+
+        title = f"{_described(args)} ({args.extra_ms:g} ms); schedule {args.schedule}"
+        draw_pipeline(args.plot, run.events, title)
+        print(f"\n{args.plot} shows both sides' pipelines")
+    report = asdict(run) | {"events": [event._asdict() for event in run.events]}
+    write_json(args.json, report)
+    return EXIT_DONE

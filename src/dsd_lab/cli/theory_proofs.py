@@ -1,0 +1,341 @@
+"""`dsd-lab theory` on how a draft is proved: dssd-table1, dssd, tslt, acceptance and proofs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.cli.shared import EXIT_DONE, add_json, write_json
+
+
+def add_kinds(kinds: Any) -> None:
+    """Add the formulas to the sub-parsers of `dsd-lab theory`."""
+    _add_table(kinds.add_parser("dssd-table1", help="communication of DSSD (its Table 1)"))
+    _add_dssd(kinds.add_parser("dssd", help="DSD beside DSSD (DSSD, equations 5 to 15)"))
+    _add_tslt(kinds.add_parser("tslt", help="full beside truncated, and trees (TSLT, 1 to 28)"))
+    _add_acceptance(kinds.add_parser("acceptance", help="what TV, truncation and candidates leave of it"))
+    _add_proofs(kinds.add_parser("proofs", help="bytes a token and speed-up of all four proofs"))
+
+
+def _add_table(parser: argparse.ArgumentParser) -> None:
+    parser.description = "1 - alpha^gamma and the communication time of equation 9. The defaults are the paper's."
+    _number(parser, "--send-ms", 8.0, "V b / R, sending one distribution")
+    _number(parser, "--ntt-ms", 20.0, "T_NTT, there and back without sending")
+    _end(parser, _table)
+
+
+def _add_dssd(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Distributions up (DSD) beside one down where a draft is rejected (DSSD). The defaults are OPT-125M to "
+        "6.7B of the paper; its Table 2 is listed below, formula beside report."
+    )
+    _number(parser, "--alpha", 0.61, "acceptance")
+    _add_round(parser, gamma=8, draft_ms=2.0, target_ms=20.0)
+    _number(parser, "--ntt-ms", 20.0, "T_NTT, there and back without sending")
+    _add_distribution(parser, vocabulary=50272, bits=32)
+    _number(parser, "--up-mbit", 100.0, "uplink, Mbit/s")
+    _number(parser, "--down-mbit", 100.0, "downlink, Mbit/s")
+    _end(parser, _dssd)
+
+
+def _add_tslt(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The uplink of full and of truncated distributions, for a sequence or for a tree <k1 k2 ...>, and the "
+        "speed-up over the target alone; truncated, at the least and the most acceptance that the bounds "
+        "leave. The paper takes the downlink as free, and counts no ids of full distributions in its experiments, "
+        "though equation 3 has them; so it is here."
+    )
+    parser.add_argument(
+        "--alpha",
+        nargs="+",
+        type=float,
+        default=[0.6],
+        metavar="A",
+        help="acceptance of the first, second, ... candidate once those before it are rejected; a layer "
+        "of k candidates takes the first k (default: 0.6)",
+    )
+    parser.add_argument(
+        "--tree",
+        nargs="+",
+        type=int,
+        default=[1, 1, 1, 1],
+        metavar="K",
+        help="children of every node, layer by layer; 1 1 1 1 is a sequence of four (default)",
+    )
+    parser.add_argument("--top-k", type=int, default=320, help="ids kept, TSLT's K (default: %(default)s)")
+    _number(parser, "--sigma", 0.15, "mass that truncation drops")
+    _number(parser, "--draft-ms", 2.0, "T_SLM, one draft forward")
+    _number(parser, "--target-ms", 30.0, "T_LLM, one target forward")
+    _number(parser, "--ntt-ms", 0.0, "there and back without sending; free in the paper")
+    _add_distribution(parser, vocabulary=32000, bits=16)
+    _number(parser, "--up-mbit", 10.0, "uplink, Mbit/s")
+    _end(parser, _tslt)
+
+
+def _add_acceptance(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Acceptance and its bounds from the distance of the two models' distributions."
+    _number(parser, "--tv", 0.3, "total variation distance of draft and target")
+    _number(parser, "--sigma", 0.0, "mass that truncation drops")
+    parser.add_argument(
+        "--candidates",
+        nargs="+",
+        type=float,
+        default=[],
+        metavar="A",
+        help="acceptance of each candidate once those before it are rejected",
+    )
+    _end(parser, _acceptance)
+
+
+def _add_proofs(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Bytes a token and speed-up of full, split, truncated and coupled proofs on one link, ids included, "
+        "message headers not. Truncated and coupled are shown at the least acceptance that their bounds leave. "
+        "Times and link are the FSD paper's robot by default, the vocabulary is Qwen2-VL-7B's."
+    )
+    _number(parser, "--tv", 0.3, "total variation distance of draft and target")
+    _number(parser, "--sigma", 0.05, "mass that truncation drops")
+    parser.add_argument("--top-k", type=int, default=1024, help="ids kept by truncation (default: %(default)s)")
+    parser.add_argument(
+        "--target-top-k", type=int, default=0, help="ids the target's own sampling settings keep; 0: all (default)"
+    )
+    _add_round(parser, gamma=4, draft_ms=72.0, target_ms=620.0)
+    _number(parser, "--ntt-ms", 240.0, "there and back without sending")
+    _add_distribution(parser, vocabulary=152064, bits=16)
+    _number(parser, "--up-mbit", 10.0, "uplink, Mbit/s")
+    _number(parser, "--down-mbit", 50.0, "downlink, Mbit/s")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed-up by uplink, and acceptance by TV")
+    _end(parser, _proofs)
+
+
+def _number(parser: argparse.ArgumentParser, flag: str, default: float, says: str) -> None:
+    parser.add_argument(flag, type=float, default=default, help=f"{says} (default: %(default)s)")
+
+
+def _add_round(parser: argparse.ArgumentParser, *, gamma: int, draft_ms: float, target_ms: float) -> None:
+    parser.add_argument("--gamma", type=int, default=gamma, help="tokens drafted a round (default: %(default)s)")
+    _number(parser, "--draft-ms", draft_ms, "one draft forward")
+    _number(parser, "--target-ms", target_ms, "one target forward")
+
+
+def _add_distribution(parser: argparse.ArgumentParser, *, vocabulary: int, bits: int) -> None:
+    parser.add_argument("--vocabulary", type=int, default=vocabulary, help="V (default: %(default)s)")
+    parser.add_argument("--bits", type=int, default=bits, help="bits of one probability (default: %(default)s)")
+
+
+def _end(parser: argparse.ArgumentParser, run: Any) -> None:
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The numbers a formula was called with."""
+    other = ("run", "json", "plot", "command", "debug", "online")
+    return {
+        name: value for name, value in vars(args).items() if name not in other and isinstance(value, int | float | list)
+    }
+
+
+def _table(args: argparse.Namespace) -> int:
+    from dsd_lab.papers.proofs import TABLE_1_ALPHAS, TABLE_1_GAMMAS, dssd_table_1
+
+    rows = dssd_table_1(args.send_ms / 1e3, args.ntt_ms / 1e3)
+    print("gamma \\ alpha" + "".join(f"{alpha:>17g}" for alpha in TABLE_1_ALPHAS))
+    for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True):
+        cells = (f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row)
+        print(f"{gamma:<13}" + "".join(f"{cell:>17}" for cell in cells))
+    cells_json = [
+        {"gamma": gamma, "alpha": alpha, "rejected": share, "comm_seconds": seconds}
+        for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True)
+        for alpha, (share, seconds) in zip(TABLE_1_ALPHAS, row, strict=True)
+    ]
+    write_json(args.json, {**_given(args), "cells": cells_json})
+    return EXIT_DONE
+
+
+def _dssd(args: argparse.Namespace) -> int:
+    from dsd_lab.papers import proofs as theory
+
+    tokens = theory.expected_tokens(alpha=args.alpha, gamma=args.gamma)
+    t_ntt, t_q = args.ntt_ms / 1e3, args.target_ms / 1e3
+    t_up, t_down = (
+        theory.distribution_seconds(entries=args.vocabulary, b_prob=args.bits, rate=rate * 1e6)
+        for rate in (args.up_mbit, args.down_mbit)
+    )
+    comm = {
+        "dsd": theory.dsd_comm_seconds(sent=args.gamma, t_v=t_up, t_ntt=t_ntt),
+        "dssd": theory.dssd_comm_seconds(alpha=args.alpha, gamma=args.gamma, t_v=t_down, t_ntt=t_ntt),
+    }
+    print(
+        f"alpha {args.alpha:g}, gamma {args.gamma}: {tokens:.3f} tokens a round; one distribution takes "
+        f"{1e3 * t_up:.2f} ms up, {1e3 * t_down:.2f} ms down\n"
+    )
+    report: dict[str, Any] = {**_given(args), "tokens": tokens}
+    form = "{:<8}{:>16}{:>12}{:>12}"
+    print(form.format("", "communication", "round", "speed-up"))
+    for name, seconds in comm.items():
+        whole = theory.round_seconds(gamma=args.gamma, t_p=args.draft_ms / 1e3, t_q=t_q, t_comm=seconds)
+        gain = theory.speedup(tokens=tokens, seconds=whole, t_q=t_q)
+        print(form.format(name.upper(), f"{1e3 * seconds:.2f} ms", f"{1e3 * whole:.2f} ms", f"{gain:.2f}x"))
+        report[name] = {"comm_seconds": seconds, "round_seconds": whole, "speedup": gain}
+    print(f"\nDSSD's communication is between {1e3 * t_ntt:.2f} and {1e3 * (t_down + t_ntt):.2f} ms")
+    print("\nThe paper's Table 2, seconds for 128 tokens: formula | reported")
+    form = "{:<34}{:>8}{:>18}{:>16}"
+    print(form.format("", "rounds", "DSD", "DSSD"))
+    report["paper"] = []
+    for row in theory.TABLE_2:
+        says = {"dsd": row.predicted_dsd(), "dssd": row.predicted_dssd()}
+        print(
+            form.format(
+                f"T_NTT {1e3 * row.t_ntt:g} ms, {row.rate / 1e6:g} Mbit/s, gamma {row.gamma}",
+                row.rounds,
+                f"{says['dsd']:.2f} | {row.dsd:.2f}",
+                f"{says['dssd']:.2f} | {row.dssd:.2f}",
+            )
+        )
+        report["paper"].append(asdict(row) | {"rounds": row.rounds, "predicted": says})
+    write_json(args.json, report)
+    return EXIT_DONE
+
+
+def _tslt(args: argparse.Namespace) -> int:
+    import numpy as np
+
+    from dsd_lab.papers import proofs as theory
+    from dsd_lab.papers.acceptance import candidate_bounds, total_acceptance
+    from dsd_lab.papers.theory import TheoryError
+
+    tree, rows, drafted = args.tree, theory.distributions(args.tree), theory.nodes(args.tree)
+    if max(tree) > len(args.alpha):
+        raise TheoryError(f"a node has {max(tree)} candidates; give --alpha for each of them, not {len(args.alpha)}")
+    if not 1 <= args.top_k <= args.vocabulary:
+        raise TheoryError(f"top-k is {args.top_k}; keep 1 to {args.vocabulary} ids")
+    layers = [total_acceptance(args.alpha[:children]) for children in tree]
+    t_q, index = args.target_ms / 1e3, theory.index_bits(args.vocabulary)
+    shape = "sequence" if drafted == len(tree) else "tree"
+    print(
+        f"{shape} <{','.join(map(str, tree))}>: {drafted} tokens drafted from {rows} distributions, "
+        f"acceptance by layer {' '.join(f'{rate:.3f}' for rate in layers)}\n"
+    )
+    form = "{:<32}{:>12}{:>15}{:>10}{:>13}{:>10}"
+    print(form.format("", "sent up", "communication", "tokens", "round", "speed-up"))
+    report: dict[str, Any] = {**_given(args), "distributions": rows, "nodes": drafted}
+    moved = candidate_bounds(args.alpha, args.sigma, factor=1.0)
+    cases: list[tuple[str, int, int, list[float]]] = [("full", args.vocabulary, 0, layers)]
+    for name, sign in (("least", -1), ("most", 1)):
+        rates = np.clip(np.array(args.alpha) + sign * moved, 0, 1)
+        bound = [total_acceptance(rates[:children]) for children in tree]
+        cases.append((f"top {args.top_k}, at {name} (20, 35)", args.top_k, index, bound))
+    report["cases"] = []
+    for name, entries, b_idx, rates in cases:
+        t_v = theory.distribution_seconds(entries=entries, b_prob=args.bits, b_idx=b_idx, rate=args.up_mbit * 1e6)
+        comm = theory.dsd_comm_seconds(sent=rows, t_v=t_v, t_ntt=args.ntt_ms / 1e3)
+        tokens = 1 + theory.accepted_tokens(rates)
+        whole = theory.round_seconds(gamma=len(tree), t_p=args.draft_ms / 1e3, t_q=t_q, t_comm=comm)
+        gain = theory.speedup(tokens=tokens, seconds=whole, t_q=t_q)
+        sent = rows * entries * (args.bits + b_idx) / 8
+        print(
+            form.format(
+                name,
+                f"{sent / 1e3:,.1f} kB",
+                f"{1e3 * comm:.2f} ms",
+                f"{tokens:.3f}",
+                f"{1e3 * whole:.2f} ms",
+                f"{gain:.2f}x",
+            )
+        )
+        report["cases"].append(
+            {
+                "name": name,
+                "layers": rates,
+                "up_bytes": sent,
+                "comm_seconds": comm,
+                "tokens": tokens,
+                "round_seconds": whole,
+                "speedup": gain,
+            }
+        )
+    write_json(args.json, report)
+    return EXIT_DONE
+
+
+def _acceptance(args: argparse.Namespace) -> int:
+    from dsd_lab.papers.acceptance import check_shares, coupled_bound, total_acceptance, truncation_bounds
+
+    check_shares(tv=args.tv)
+    low, high = truncation_bounds(1 - args.tv, args.sigma)
+    report = {
+        **_given(args),
+        "optimal": 1 - args.tv,
+        "truncated_least": low,
+        "truncated_most": high,
+        "coupled_least": coupled_bound(args.tv),
+    }
+    print(f"1 - TV, the most of any lossless rule        {1 - args.tv:.4f}")
+    print(f"truncated, sigma {args.sigma:<6g} (TSLT 20)          {low:.4f} to {high:.4f}")
+    print(f"coupled, at least (1 - TV) / (1 + TV)        {coupled_bound(args.tv):.4f}")
+    if args.candidates:
+        report["candidates_total"] = total_acceptance(args.candidates)
+        print(f"{len(args.candidates)} candidates together (TSLT 39)             {report['candidates_total']:.4f}")
+    write_json(args.json, report)
+    return EXIT_DONE
+
+
+def _proofs(args: argparse.Namespace) -> int:
+    from dsd_lab.papers.acceptance import check_shares, coupled_bound, truncation_bounds
+    from dsd_lab.papers.proofs import PROOFS, check_gamma, predict_proof
+
+    check_shares(tv=args.tv)
+    check_gamma(args.gamma)
+    optimal = 1 - args.tv
+    ranges = {
+        "full": (optimal, optimal),
+        "split": (optimal, optimal),
+        "truncated": truncation_bounds(optimal, args.sigma),
+        "coupled": (coupled_bound(args.tv), optimal),
+    }
+    setting = {
+        "config": [1] * args.gamma,
+        "t_p": args.draft_ms / 1e3,
+        "t_q": args.target_ms / 1e3,
+        "t_ntt": args.ntt_ms / 1e3,
+        "vocabulary": args.vocabulary,
+        "b_prob": args.bits,
+        "kept": args.top_k,
+        "target_kept": args.target_top_k,
+    }
+    found = [
+        predict_proof(
+            proof, alpha=ranges[proof][0], rate_up=args.up_mbit * 1e6, rate_down=args.down_mbit * 1e6, **setting
+        )
+        for proof in PROOFS
+    ]
+    print(
+        f"gamma {args.gamma}, TV {args.tv:g}, V {args.vocabulary}, {args.up_mbit:g} Mbit/s up, "
+        f"{args.down_mbit:g} down, {args.ntt_ms:g} ms there and back\n"
+    )
+    form = "{:<11}{:>12}{:>9}{:>13}{:>13}{:>15}{:>13}{:>10}"
+    heads = "acceptance,tokens,up B/token,down B/token,communication,round,speed-up"
+    print(form.format("", *heads.split(",")))
+    for says in found:
+        print(
+            form.format(
+                says.proof,
+                f"{'>= ' if says.proof in ('truncated', 'coupled') else ''}{says.acceptance:.3f}",
+                f"{says.tokens:.2f}",
+                f"{says.up_bytes:,.1f}",
+                f"{says.down_bytes:,.1f}",
+                f"{1e3 * says.comm_seconds:,.1f} ms",
+                f"{1e3 * says.round_seconds:,.1f} ms",
+                f"{says.speedup:.2f}x",
+            )
+        )
+    if args.plot is not None:
+        from dsd_lab.papers.proofs_plots import draw_proofs
+
+        draw_proofs(args.plot, ranges, setting, args.down_mbit / args.up_mbit)
+        print(f"\n{args.plot} shows the speed-ups by uplink rate, and acceptance by TV")
+    write_json(args.json, {**_given(args), "proofs": [asdict(says) for says in found]})
+    return EXIT_DONE

@@ -1,0 +1,1 @@
+"""DRAGON measured: its baselines, its bench, its simulator."""

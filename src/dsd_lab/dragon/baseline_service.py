@@ -1,0 +1,292 @@
+"""The cloud's half of the methods that DRAGON is compared with; an ordinary cloud does none of them.
+
+They travel in a question's own messages. What is wanted stands in ``Question.schedule``, which an ordinary cloud
+refuses with a sentence; so no cloud gives its documents away that was not started for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from dsd_lab.dragon.transfer import pack_sequence
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
+from dsd_ros.dragon.evidence import pack_evidence
+from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
+from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
+from dsd_ros.dragon.requests import end_of, name_of, refusal_of
+from dsd_ros.wire.messages import (
+    MAX_EVIDENCE_BYTES,
+    EndCode,
+    Message,
+    Proposal,
+    Question,
+    QuestionEnd,
+    QuestionReply,
+    prefix_digest,
+)
+
+_log = logging.getLogger(__name__)
+
+# What a Question's ``schedule`` asks for.
+MIXED = "alone"  # an answer from the cloud's documents, a Proposal with nothing but its token each
+TOGETHER = "alone-in-one-prompt"  # likewise, the documents one behind the other in one prompt
+SEQUENCE = "sequence"  # a whole answer, which is made and kept
+COLLECT = "collect"  # all Proposals of the answer that was made for this question
+TEXTS = "documents"  # the documents, a Proposal each with ``pack_document`` as its evidence
+KEYS = "documents-and-keys"  # likewise, with keys and values
+WANTED = (MIXED, TOGETHER, SEQUENCE, COLLECT, TEXTS, KEYS)
+_WAITING = 64
+_DIGEST_BYTES = 8
+
+Answer = Callable[[Message], object]
+Choose = Callable[[Local, int], int]
+
+
+def together(documents: Sequence[Retrieved]) -> list[Retrieved]:
+    """Documents as one, the best in front: what context aggregation puts in one prompt."""
+    if not documents:
+        return []
+    best = sorted(documents, key=lambda found: -found.relevance)
+    return [Retrieved("", " ".join(found.text for found in best), best[0].relevance)]
+
+
+def alone(
+    mixture: LocalMixture, choose: Choose, max_tokens: int, eos: frozenset[int], stopped: Callable[[], bool]
+) -> Iterator[tuple[int, Local, float]]:
+    """One side's own answer: each token with its distribution, and the seconds it took. Preempted where stopped."""
+    tokens: list[int] = []
+    while len(tokens) < max_tokens and not (tokens and tokens[-1] in eos):
+        began = time.monotonic()
+        mixture.follow(tokens)
+        local = mixture.next(stopped)
+        tokens.append(choose(local, len(tokens)))
+        yield tokens[-1], local, time.monotonic() - began
+
+
+def noise_of(question: Question, position: int, size: int) -> np.ndarray | None:
+    """The noise of a token over ``size`` ids; None: greedy."""
+    if question.temperature == 0.0:
+        return None
+    return gumbel(question.seed, question.reply, position, size)
+
+
+def chooser(question: Question) -> Choose:
+    """How a side that is alone chooses its tokens; the same again for the same question."""
+
+    def choose_token(local: Local, position: int) -> int:
+        noise = noise_of(question, position, len(local.p))
+        return int(local.p.argmax()) if noise is None else choose(local.p, noise)
+
+    return choose_token
+
+
+def pack_document(document: Retrieved, head: Sequence[int], keys: bytes = b"") -> bytes:
+    """A document for the device: its text's length (uint32), the text, a digest of its prompt, and keys and values.
+
+    ``head``: the tokens up to the document's end. ValueError where that is more than a message holds.
+    """
+    text = document.text.encode("utf-8")
+    data = struct.pack("<I", len(text)) + text + (prefix_digest(head) + keys if keys else b"")
+    if len(data) > MAX_EVIDENCE_BYTES:
+        raise ValueError(
+            f"a document with keys and values takes {len(data)} bytes and a message holds {MAX_EVIDENCE_BYTES}; "
+            "send its text"
+        )
+    return data
+
+
+def unpack_document(data: bytes) -> tuple[str, bytes, bytes]:
+    """(text, digest, keys and values) from ``pack_document``; the last two empty for a text alone. ValueError."""
+    size = int.from_bytes(data[:4], "little")
+    if len(data) < 4 + size:
+        raise ValueError("a document is shorter than it says")
+    rest = data[4 + size :]
+    if rest and len(rest) <= _DIGEST_BYTES:
+        raise ValueError("a document's keys and values are cut off")
+    return data[4 : 4 + size].decode("utf-8"), rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+
+
+@dataclass(eq=False)
+class _Asked:
+    question: Question
+    reply: Answer
+    peer: Hashable
+    stopped: bool = False
+
+
+class BaselineService:
+    """Answers one question after another; see ``rag.service.AggregationService`` for the interface."""
+
+    def __init__(
+        self, model: Any, retriever: Retriever, *, asking: Asking | None = None, kept: KeptDocuments | None = None
+    ) -> None:
+        self.model = model
+        self._retriever = retriever
+        self._asking: Asking = asking or DocumentPrompt(model)
+        self._kept = kept if kept is not None else KeptDocuments()
+        self._wake = threading.Condition()  # guards all below
+        self._waiting: deque[_Asked] = deque()
+        self._current: _Asked | None = None
+        self._closing = False
+        self._made: dict[Hashable, list[Proposal]] = {}  # a peer's newest whole answer
+        self._worker = threading.Thread(target=self._work_all, name="baselines", daemon=True)
+        self._worker.start()
+
+    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
+        """Take a message of ``peer``; False when closed. ``reply`` must not block."""
+        with self._wake:
+            if self._closing:
+                return False
+            if isinstance(message, QuestionEnd):
+                self._stop(lambda asked: asked.peer == peer and asked.question.ask == message.ask)
+                return True
+            if not isinstance(message, Question):
+                return True
+            if len(self._waiting) < _WAITING:
+                self._waiting.append(_Asked(message, reply, peer))
+                self._wake.notify_all()
+                return True
+        reply(end_of(message, EndCode.OVERLOADED, "too many questions wait; ask again later"))
+        return True
+
+    def disconnect(self, peer: Hashable) -> None:
+        """The peer's link is down: its questions end here."""
+        with self._wake:
+            self._stop(lambda asked: asked.peer == peer)
+            self._made.pop(peer, None)
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """End all questions and the thread; False if that still runs after ``timeout`` seconds."""
+        with self._wake:
+            self._closing = True
+            self._stop(lambda asked: True)
+            self._wake.notify_all()
+        if threading.current_thread() is not self._worker:
+            self._worker.join(timeout)
+        return not self._worker.is_alive()
+
+    def __enter__(self) -> BaselineService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stop(self, which: Callable[[_Asked], bool]) -> None:
+        for asked in [*self._waiting, *([self._current] if self._current else [])]:
+            if which(asked):
+                asked.stopped = True
+
+    def _work_all(self) -> None:
+        while True:
+            with self._wake:
+                self._current = None
+                self._wake.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                asked = self._current = self._waiting.popleft()
+            if asked.stopped:
+                continue
+            try:
+                self._serve(asked)
+            except ValueError as error:  # of prompts and contexts
+                asked.reply(end_of(asked.question, EndCode.BAD_QUESTION, str(error)))
+            except Exception:
+                # One question's trouble must not end the service; a stopped one is none.
+                if not asked.stopped:
+                    _log.exception("a question could not be served")
+                    sentence = "the cloud could not go on with this; its log says why"
+                    asked.reply(end_of(asked.question, EndCode.MODEL_ERROR, sentence))
+
+    def _serve(self, asked: _Asked) -> None:
+        question, model = asked.question, self.model
+        scale = scale_of(self._retriever)
+        error = refusal_of(model, replace(question, schedule="device"), scale)
+        if not error and question.schedule not in WANTED:
+            error = (
+                f"this cloud is for comparisons and knows no schedule {question.schedule!r}; "
+                f"use one of {', '.join(WANTED)}"
+            )
+        name = name_of(model)
+        if error:
+            asked.reply(QuestionReply(question.ask, question.attempt, error, *name, 0))
+            return
+        if question.schedule == COLLECT:
+            self._send_made(asked)
+            return
+        count = question.documents
+        documents = self._retriever.retrieve(question.text, count) if count else []
+        asked.reply(QuestionReply(question.ask, question.attempt, "", *name, len(documents)))
+        if question.schedule in (TEXTS, KEYS):
+            for number, document in enumerate(documents):
+                if not asked.stopped:
+                    self._send_document(asked, number, document)
+        else:
+            self._answer(asked, documents)
+
+    def _send_document(self, asked: _Asked, number: int, document: Retrieved) -> None:
+        question = asked.question
+        pieces = self._asking.pieces(document.text, question.text)
+        keys = self._keys(pieces) if question.schedule == KEYS else b""
+        asked.reply(
+            Proposal(
+                question.ask, question.attempt, number, 0, 0, document.relevance,
+                pack_document(document, pieces.head, keys),
+            )
+        )  # fmt: skip
+
+    def _keys(self, pieces: Pieces) -> bytes:
+        """Keys and values of a prompt up to the document's end, read where they are not kept."""
+        sequence = self._kept.find(self.model, pieces.head)
+        if sequence is None:
+            sequence = self.model.begin()
+            sequence.append(pieces.head)
+            sequence.next_logits()
+            self._kept.keep(self.model, pieces.head, sequence)
+        return pack_sequence(sequence)
+
+    def _answer(self, asked: _Asked, documents: list[Retrieved]) -> None:
+        question, model = asked.question, self.model
+        if question.schedule == TOGETHER:
+            documents = together(documents)
+        mixture = LocalMixture(model, self._asking, question.text, documents, question.temperature, self._kept)
+        mixture.reserve(question.max_tokens)
+        eos = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
+        made: list[Proposal] = []
+        for token, local, seconds in alone(mixture, chooser(question), question.max_tokens, eos, lambda: asked.stopped):
+            evidence = b""
+            if question.schedule == SEQUENCE:
+                noise = noise_of(question, len(made), len(local.p))
+                evidence = pack_evidence(question, local.p, token, noise)
+            made.append(
+                Proposal(
+                    question.ask, question.attempt, len(made), 0, token, local.log_weight, evidence,
+                    round(1e6 * seconds) % (1 << 32),
+                )
+            )  # fmt: skip
+            if question.schedule != SEQUENCE:
+                asked.reply(made[-1])
+        with self._wake:
+            if question.schedule == SEQUENCE and not asked.stopped:
+                self._made[asked.peer] = made
+
+    def _send_made(self, asked: _Asked) -> None:
+        question = asked.question
+        with self._wake:
+            made = self._made.pop(asked.peer, [])
+        if not made or made[0].ask != question.ask:
+            sentence = f"no answer was made for this question; ask for its {SEQUENCE} first"
+            asked.reply(end_of(question, EndCode.BAD_QUESTION, sentence))
+            return
+        for proposal in made:
+            asked.reply(proposal)

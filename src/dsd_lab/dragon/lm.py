@@ -1,0 +1,241 @@
+"""`dsd-lab bench dragon-lm`: perplexity of a text with documents of two sides, by each way of using them.
+
+As section 7.3 of DRAGON: windows of a held-out text, of which the first eighth is the query that finds documents
+and the rest is scored. The sides hold different halves of the passages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsd_lab.bench.overhead import machine
+from dsd_lab.bench.sweeps import BenchError
+from dsd_lab.dragon.corpus import SOURCE, read_corpus, two_sides
+from dsd_ros.decoding.aggregation import eta
+from dsd_ros.dragon.documents.embedding import Encoder
+from dsd_ros.dragon.documents.retrieval import Retrieved
+
+NONE, CRCG, DRCG, DRAGON = "none", "crcg", "drcg", "dragon"
+METHODS = (NONE, CRCG, DRCG, DRAGON)
+_RESAMPLED = 2000  # of windows, for the errors of what is told
+
+
+@dataclass(frozen=True)
+class LmSetting:
+    """Sizes in tokens. ``documents``: of each side, ascending; ``context``: what a prompt holds, window included."""
+
+    windows: int = 16
+    window: int = 128
+    passage: int = 64
+    context: int = 384
+    documents: tuple[int, ...] = (0, 1, 2, 4, 8)
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.windows <= 10_000:
+            raise BenchError(f"windows is {self.windows}; use 2 to 10000")
+        if not 16 <= self.window <= 4096 or not 8 <= self.passage <= 1024:
+            raise BenchError(
+                f"a window of {self.window} and passages of {self.passage} tokens cannot be measured; use 16 to 4096, "
+                "and 8 to 1024"
+            )
+        if self.context < self.window + self.passage + 8:
+            raise BenchError(
+                f"a context of {self.context} tokens has no room for a window of {self.window} and a passage"
+            )
+        if not self.documents or list(self.documents) != sorted({*self.documents}):
+            raise BenchError("the numbers of documents must ascend, for example 0,1,2,4,8")
+        if not 0 <= self.documents[0] <= self.documents[-1] <= 64:
+            raise BenchError("the numbers of documents must be 0 to 64")
+
+    @property
+    def query(self) -> int:
+        """Tokens that find documents and are not scored."""
+        return self.window // 8
+
+
+class Scorer:
+    """log p of a window's tokens behind its query, with a text in front or none."""
+
+    def __init__(self, model: Any, window: Sequence[int], setting: LmSetting) -> None:
+        self._model = model
+        self._query, self._scored = list(window[: setting.query]), list(window[setting.query :])
+        self._room = setting.context - len(window) - 1  # for documents and what stands between
+
+    def alone(self) -> np.ndarray:
+        """(n,) float64."""
+        return self._score([])
+
+    def with_document(self, text: str) -> np.ndarray:
+        """(n,) with one document."""
+        return self._score(self._ids(text))
+
+    def with_all(self, texts: Sequence[str]) -> np.ndarray:
+        """(n,) with as many of the documents as the context holds, the best ones, one behind the other."""
+        ids: list[int] = []
+        for text in texts:
+            more = self._ids(text)
+            if len(ids) + len(more) > self._room:
+                break
+            ids += more
+        return self._score(ids)
+
+    def _ids(self, text: str) -> list[int]:
+        ids = self._model.tokenizer.encode(f"{text}\n", add_special_tokens=False).ids
+        return list(ids[: self._room])
+
+    def _score(self, front: list[int]) -> np.ndarray:
+        sequence = self._model.begin()
+        # Any model has learnt what its end of text is: a new one begins behind it.
+        sequence.append([min(self._model.eos_token_ids), *front, *self._query])
+        rows = sequence.verify(self._scored)[:-1].double()
+        chosen = torch.log_softmax(rows, dim=1)[torch.arange(len(rows)), self._scored]
+        return chosen.cpu().numpy()
+
+
+def mixture_of(scores: Sequence[tuple[np.ndarray, float]], alone: np.ndarray) -> tuple[np.ndarray, float]:
+    """One side's (n,) p of the tokens, weighted by the relevances, and the log-sum-exp of these.
+
+    Without documents the side reads none, and weighs next to nothing.
+    """
+    if not scores:
+        return np.exp(alone), -30.0
+    relevances = np.array([relevance for _, relevance in scores])
+    shares = np.exp(relevances - relevances.max())
+    p = sum(share * np.exp(score) for share, (score, _) in zip(shares, scores, strict=True))
+    return p / shares.sum(), float(relevances.max() + math.log(shares.sum()))
+
+
+def score_window(
+    scorer: Scorer, device: Sequence[Retrieved], cloud: Sequence[Retrieved], documents: Sequence[int]
+) -> dict[str, list[np.ndarray]]:
+    """By method, for each number of documents a side, log p (n,) of the window's tokens."""
+    alone = scorer.alone()
+    read = {
+        side: [(scorer.with_document(found.text), found.relevance) for found in side_documents]
+        for side, side_documents in (("device", device), ("cloud", cloud))
+    }
+    found: dict[str, list[np.ndarray]] = {method: [] for method in METHODS}
+    for count in documents:
+        ours, weight = mixture_of(read["device"][:count], alone)
+        theirs, other_weight = mixture_of(read["cloud"][:count], alone)
+        share, other_share = eta(weight, other_weight)
+        found[NONE].append(alone)
+        found[DRAGON].append(np.log(share * ours + other_share * theirs))
+        if not count:
+            found[CRCG].append(alone)
+            found[DRCG].append(alone)
+            continue
+        found[CRCG].append(scorer.with_all([d.text for d in device[:count]]))
+        both = sorted([*device[:count], *cloud[:count]], key=lambda d: -d.relevance)
+        found[DRCG].append(scorer.with_all([d.text for d in both]))
+    return found
+
+
+def measure_lm(
+    setting: LmSetting, model: Any, encoder: Encoder, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Perplexities of windows of held-out text, by method and number of documents. BenchError."""
+
+    def ids_of(text: str) -> list[int]:
+        return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    # One token less: where it ends is told by another.
+    corpus = read_corpus(lambda text: len(ids_of(text)), setting.passage - 1)
+    windows = [
+        ids[at : at + setting.window]
+        for ids in map(ids_of, corpus.held_out)
+        for at in range(0, len(ids) - setting.window + 1, setting.window)
+    ]
+    if len(windows) < setting.windows:
+        raise BenchError(f"the held-out text has {len(windows)} windows of {setting.window} tokens; ask for no more")
+    chosen = np.linspace(0, len(windows) - 1, setting.windows).round().astype(int)
+    device, cloud = two_sides(encoder, corpus.passages)
+    sums: dict[str, list[list[float]]] = {method: [[] for _ in setting.documents] for method in METHODS}
+    for number, index in enumerate(chosen):
+        window = windows[index]
+        query = model.decode_text(window[: setting.query])
+        most = setting.documents[-1]
+        found = score_window(
+            Scorer(model, window, setting), device.retrieve(query, most), cloud.retrieve(query, most),
+            setting.documents,
+        )  # fmt: skip
+        for method, rows in found.items():
+            for place, row in enumerate(rows):
+                sums[method][place].append(float(row.mean()))
+        if progress is not None:
+            progress(number + 1, setting.windows)
+    return _report(setting, model.name, len(corpus.passages), sums)
+
+
+def _report(setting: LmSetting, model: str, passages: int, sums: dict[str, list[list[float]]]) -> dict[str, Any]:
+    draws = np.random.default_rng(0).integers(0, setting.windows, (_RESAMPLED, setting.windows))
+    rows = []
+    for method in METHODS:
+        for place, count in enumerate(setting.documents):
+            means = np.array(sums[method][place])
+            ahead = means - np.array(sums[DRCG][place])
+            rows.append(
+                {
+                    "method": method,
+                    "documents": count,
+                    "perplexity": math.exp(-means.mean()),
+                    "log_p_above_drcg": float(ahead.mean()),
+                    "log_p_above_drcg_standard_error": float(ahead[draws].mean(axis=1).std()),
+                }
+            )
+    last = len(setting.documents) - 1
+    best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
+    return {
+        "bench": "dragon-lm",
+        "corpus": SOURCE,
+        "passages": passages,
+        "model": model,
+        "machine": machine(),
+        "windows": setting.windows,
+        "window": setting.window,
+        "query": setting.query,
+        "passage": setting.passage,
+        "context": setting.context,
+        "rows": rows,
+        # By the nats that retrieval saves: what the distributed mixture gains for what one prompt gains.
+        "gain_to_drcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[DRCG]),
+        "gain_to_crcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[CRCG]),
+        "reached": best[DRAGON] <= best[DRCG],
+    }
+
+
+def _ratio(gain: float, other: float) -> float | None:
+    return gain / other if other > 0 else None
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as text."""
+    counts = sorted({row["documents"] for row in report["rows"]})
+    lines = [
+        f"Perplexity of {report['windows']} windows of {report['window']} tokens, the first {report['query']} of which "
+        f"find documents; {report['model']}.",
+        f"Corpus: {report['corpus']}; {report['passages']} passages of up to {report['passage']} tokens, half of them "
+        f"on each side; prompts of up to {report['context']} tokens.",
+        "",
+        "documents a side   " + "".join(f"{count:>9}" for count in counts),
+    ]
+    for method in METHODS:
+        values = {row["documents"]: row for row in report["rows"] if row["method"] == method}
+        lines.append(f"{method:<19}" + "".join(f"{values[count]['perplexity']:>9.2f}" for count in counts))
+    last = next(row for row in report["rows"] if row["method"] == DRAGON and row["documents"] == counts[-1])
+    lines += [
+        "",
+        f"With {counts[-1]} documents a side, dragon's log p per token is {last['log_p_above_drcg']:+.3f} nats "
+        f"(standard error {last['log_p_above_drcg_standard_error']:.3f}) against one prompt with the same documents.",
+    ]
+    for name in ("drcg", "crcg"):
+        gain = report[f"gain_to_{name}"]
+        if gain is not None:
+            lines.append(f"What retrieval gains, in nats: {gain:.2f} times that of {name}.")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Faults injected into the running system, and what the robot did."""

@@ -1,0 +1,378 @@
+"""`dsd-lab bench faults`: the whole demo, goal after goal, while its parts are killed, frozen, cut off and lied to.
+
+An observer that is no part of the system judges what the robot did (:mod:`dsd_lab.faults.judge`), and every
+action is compared with what the target alone says about the very picture it was decided from.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from dsd_lab.faults.exact import Answer, Target, difference
+from dsd_lab.faults.judge import Announced, first_cause, judge, late_motion, moving_at, stop_after
+from dsd_lab.faults.plan import NAVIGATION, Fault, Kind, Moment, plan
+from dsd_lab.faults.system import FaultBenchError, SystemUnderTest
+from dsd_lab.faults.trials import WENT_ON, FaultSettings, Trial, rounded, rows_of
+from dsd_lab.faults.watch import Run, Watcher
+
+RUN_LIMIT_S = 120.0  # that a run is given
+_HANG_S = RUN_LIMIT_S + 20.0  # when it must have ended by itself
+_READY_LIMIT_S = 90.0
+_MOMENT_LIMIT_S = 60.0  # without any action for so long, something hangs
+_RECOVERY_LIMIT_S = 60.0
+_WATCH_END_S = 6.0  # how long the others may take to end the run when the system is at its end
+
+Progress = Callable[[int, int, "Trial"], None]
+
+
+class _Ended(Exception):
+    """A process without which nothing may go on has ended; its name."""
+
+
+def measure_faults(
+    settings: FaultSettings, progress: Progress | None = None, log: TextIO | None = None
+) -> dict[str, Any]:
+    """Provoke the faults and report on them. Call it from the main thread.
+
+    ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report
+    of what has been done until then.
+
+    Takes a ROS domain of its own unless one is chosen in the environment.
+
+    :raises FaultBenchError: when the system does not even start.
+    """
+    shares = settings.shares()
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    trials: list[Trial] = []
+    reports: list[dict[str, Any]] = []
+    began = time.monotonic()
+    interrupted = False
+    with Target(settings.target) as target:
+        for transport, count in shares.items():
+            bench = _Bench(settings, transport, target, len(trials), progress, log)
+            try:
+                bench.go(plan(count, settings.seed, transport))
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                bench.close()
+            trials += bench.trials
+            reports.append(bench.report())
+            if interrupted:
+                break
+    problems = [problem for report in reports for problem in report.pop("problems")]
+    return {
+        "bench": "faults",
+        "seed": settings.seed,
+        "count": len(trials),
+        "interrupted": interrupted,
+        "mode": settings.mode,
+        "world": settings.world,
+        "seconds": round(time.monotonic() - began, 1),
+        "transports": reports,
+        "problems": problems + [f"fault {t.number}, {t.fault}: {p}" for t in trials for p in t.problems],
+        "rows": rows_of(trials),
+        "trials": [asdict(trial) for trial in trials],
+    }
+
+
+class _Bench:
+    """One transport."""
+
+    def __init__(
+        self,
+        settings: FaultSettings,
+        transport: str,
+        target: Target,
+        offset: int,
+        progress: Progress | None,
+        log: TextIO | None,
+    ) -> None:
+        self.trials: list[Trial] = []
+        self._settings, self._transport, self._target = settings, transport, target
+        self._offset, self._progress, self._log = offset, progress, log
+        self._source = random.Random(f"bench/{transport}/{settings.seed}")
+        self._watcher = Watcher(settings.instruction)
+        self._system: SystemUnderTest | None = None
+        self._runs: list[Run] = []
+        self._problems: list[str] = []
+        self._checks: list[tuple[Announced, Future[Answer] | None]] = []
+        self._closed = False
+
+    def go(self, faults: Sequence[Fault]) -> None:
+        self._start_system()
+        for fault in faults:
+            trial = Trial(
+                self._offset + len(self.trials) + 1, self._transport, fault.name, fault.kind.name,
+                fault.moment.value,
+            )  # fmt: skip
+            try:
+                self._try(fault, trial)
+            except _Ended as ended:
+                trial.problems.append(f"{ended} ended by itself")
+                self._end_run(f"SYSTEM_ENDED by {ended}")
+                self._start_system()
+            except TimeoutError as error:
+                trial.problems.append(str(error))
+                self._note(f"{error}; the watcher: {self._watcher.state()}")
+                self._end_run("HANG")
+                self._start_system()
+            self.trials.append(trial)
+            if self._progress is not None:
+                self._progress(trial.number, self._settings.count, trial)
+        run = self._watcher.run
+        if run is not None and not run.outcome:
+            try:
+                self._until(lambda: run.outcome, _HANG_S, "the last run did not end")
+            except (TimeoutError, _Ended) as error:
+                self._problems.append(f"after the last fault: {error}")
+                self._end_run("HANG")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._end_run("INTERRUPTED")
+            self._end_system()
+            self._watcher.close()
+
+    def report(self) -> dict[str, Any]:
+        """Figures of the whole transport; call it after ``close``."""
+        record = self._watcher.record
+        problems = [f"{self._transport}: {sentence}" for sentence in self._problems + judge(record)]
+        equal = replies = unseen = 0
+        for action, answer in self._checks:
+            if answer is None:
+                unseen += 1
+                continue
+            heard = self._watcher.reply(action.picture)
+            wrong = difference(action, heard, answer.result())
+            equal += not wrong
+            replies += heard is not None and not wrong
+            problems += [f"{self._transport}: {wrong}"] * bool(wrong)
+        return {
+            "transport": self._transport,
+            "faults": len(self.trials),
+            "runs": dict(Counter(run.outcome for run in self._runs)),
+            "actions": len(record.actions),
+            "equal_to_target": equal,
+            "whole_replies_equal": replies,
+            "pictures_not_seen": unseen,
+            "problems": problems,
+        }
+
+    # -- a trial -------------------------------------------------------------------------------
+
+    def _try(self, fault: Fault, trial: Trial) -> None:
+        self._await_moment(fault)
+        watcher, system = self._watcher, self._system
+        run = watcher.run
+        assert system is not None and run is not None
+        before = system.process(fault.target) if fault.target else 0
+        began = time.monotonic()
+        self._note(f"fault {trial.number}: {fault}")
+        undo = system.provoke(fault, watcher, self._source)
+        if fault.kind is not Kind.RESTART:  # which takes its time
+            began = time.monotonic()
+        if fault.target == NAVIGATION and fault.kind is Kind.KILL:
+            self._end_run("NAVIGATION_KILLED")  # nobody is left to say how it ended
+        if fault.ends_the_system:
+            self._watch_the_end(run, began)
+        elif fault.kind in (Kind.KILL, Kind.RESTART):
+            self._until(lambda: system.process(fault.target) != before, 30.0, f"{fault.target} was not started again")
+        else:
+            try:
+                self._wait(fault.seconds)
+            finally:
+                undo()
+        ended = time.monotonic()
+        self._note(f"fault {trial.number} is over")
+        trial.lasted_s = round(ended - began, 3)
+        if fault.ends_the_system:
+            self._end_run(f"SYSTEM_ENDED after {run.outcome or 'nothing'}")
+            self._start_system()
+        self._await_recovery(trial, ended)
+        trial.run = run.outcome or WENT_ON
+        self._measure(fault, trial, began, ended)
+
+    def _watch_the_end(self, run: Run, began: float) -> None:
+        """Give the others time to notice, with nobody starting anything again."""
+        while time.monotonic() - began < _WATCH_END_S and not (run.outcome and time.monotonic() - began > 1.5):
+            time.sleep(0.01)
+
+    def _measure(self, fault: Fault, trial: Trial, began: float, ended: float) -> None:
+        with self._watcher.lock:
+            record = self._watcher.record.between(began - 2.0, time.monotonic())
+        trial.moving = moving_at(record, began)
+        noticed = first_cause(record, began, ended + 1.0)
+        if noticed is not None:
+            trial.noticed_s, trial.causes = round(noticed[0] - began, 3), list(noticed[1])
+        if fault.stops_at_once:
+            cause, until = began, ended
+        elif noticed is not None:
+            cause = noticed[0]
+            clear = [v.at for v in record.verdicts if v.at > cause and not v.stopped]
+            until = min(clear, default=time.monotonic())
+        else:
+            return
+        stop = stop_after(record, cause, until)
+        trial.zero_s, trial.rest_s = rounded(stop.commanded_s), rounded(stop.rest_s)
+        trial.problems += late_motion(record, cause, until)
+
+    def _await_moment(self, fault: Fault) -> None:
+        """Come to the moment of a run that the fault is for, beginning runs as they are needed."""
+        watcher = self._watcher
+        deadline = time.monotonic() + _MOMENT_LIMIT_S
+        while True:
+            self._ensure_run()
+            heard = len(watcher.record.actions)
+            if fault.moment is Moment.MOVING:
+                reached = self._reach(lambda n=heard: len(watcher.record.actions) > n and watcher.moving())
+            else:
+                reached = self._reach(watcher.moving) and self._reach(lambda: not watcher.moving())
+            if reached:
+                self._wait(fault.delay)
+                run = watcher.run
+                if run is not None and not run.outcome:
+                    return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the robot came to no action within {_MOMENT_LIMIT_S:.0f} s")
+
+    def _reach(self, done: Callable[[], Any]) -> bool:
+        """Wait for something in the run under way; False when the run ends before."""
+        run = self._watcher.run
+        assert run is not None
+        self._until(lambda: done() or run.outcome, _MOMENT_LIMIT_S, "nothing went on in a run")
+        return not run.outcome
+
+    def _await_recovery(self, trial: Trial, ended: float) -> None:
+        watcher = self._watcher
+        deadline = time.monotonic() + _RECOVERY_LIMIT_S
+        while True:
+            run = watcher.run
+            assert run is not None
+            self._until(
+                lambda run=run: self._acted_since(ended) or run.outcome,
+                _RECOVERY_LIMIT_S,
+                "the robot did not act again",
+            )
+            action = self._acted_since(ended)
+            if action is not None:
+                trial.recovered_s = round(action.at - ended, 3)
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the robot did not act again within {_RECOVERY_LIMIT_S:.0f} s")
+            self._ensure_run()
+
+    def _acted_since(self, at: float) -> Announced | None:
+        actions = self._watcher.record.actions
+        for action in reversed(actions):
+            if action.at <= at:
+                return None
+            previous = actions.index(action) - 1
+            if previous < 0 or actions[previous].at <= at:
+                return action
+        return None
+
+    # -- runs and the system -------------------------------------------------------------------
+
+    def _ensure_run(self) -> None:
+        """A run that is under way, beginning one where there is none."""
+        watcher = self._watcher
+        run = watcher.run
+        if run is not None and not run.outcome:
+            if time.monotonic() - run.began > _HANG_S:
+                raise TimeoutError(f"run {run.number} did not end within {_HANG_S:.0f} s")
+            return
+        self._until(watcher.ready, _READY_LIMIT_S, "the system did not get ready")
+        watcher.carry_back()
+        self._until(watcher.ready, _READY_LIMIT_S, "the system did not get ready")
+        run = watcher.send_goal(RUN_LIMIT_S)
+        self._note(f"run {run.number}")
+        self._runs.append(run)
+
+        def accepted() -> bool:
+            watcher.send_again(run, RUN_LIMIT_S)
+            return run.accepted or bool(run.outcome)
+
+        self._until(accepted, _READY_LIMIT_S, "no goal was accepted")
+
+    def _end_run(self, outcome: str) -> None:
+        run = self._watcher.run
+        if run is not None and (not run.outcome or outcome.startswith("SYSTEM_ENDED")):
+            run.outcome = outcome
+
+    def _start_system(self) -> None:
+        self._end_system()
+        settings = self._settings
+        self._system = system = SystemUnderTest(
+            self._transport,
+            {
+                "mode": settings.mode,
+                "seed": str(settings.world),
+                "instruction": settings.instruction,
+                "draft_model": settings.draft,
+                "target_model": settings.target,
+            },
+            settings.seed,
+            self._log,
+        )
+        self._watcher.note_reset()
+        system.start()
+        try:
+            self._until(self._watcher.ready, _READY_LIMIT_S, "the system did not start")
+        except (TimeoutError, _Ended) as error:
+            tail = "\n".join(list(system.lines)[-20:])
+            raise FaultBenchError(f"The system does not start: {error}\n{tail}") from None
+
+    def _end_system(self) -> None:
+        if self._system is not None:
+            left = self._system.close()
+            self._system = None
+            self._problems += [f"a process was left over: {line}" for line in left]
+
+    def _until(self, done: Callable[[], Any], limit: float, what: str) -> None:
+        """Poll, and keep the system going meanwhile; TimeoutError with a sentence after ``limit`` s."""
+        deadline = time.monotonic() + limit
+        while not done():
+            self._tend()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what} within {limit:.0f} s")
+            time.sleep(0.005)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._tend()
+            time.sleep(min(0.005, max(0.0, until - time.monotonic())))
+
+    def _tend(self) -> None:
+        self._ask_target()
+        if self._system is not None:
+            ended = self._system.tend()
+            if ended:
+                raise _Ended(ended)
+
+    def _note(self, line: str) -> None:
+        if self._log is not None:
+            self._log.write(f"{time.monotonic():.3f} [bench] {line}\n")
+
+    def _ask_target(self) -> None:
+        """Have every new action's picture looked at by the target alone."""
+        actions = self._watcher.record.actions
+        while len(self._checks) < len(actions):
+            action = actions[len(self._checks)]
+            picture = self._watcher.picture(action.picture)
+            if picture is None and time.monotonic() - action.at < 1.0:
+                return  # it may still be on its way
+            answer = None
+            if picture is not None:
+                answer = self._target.ask(picture, self._settings.instruction)
+            self._checks.append((action, answer))

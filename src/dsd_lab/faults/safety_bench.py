@@ -1,0 +1,236 @@
+"""Provokes every cause of a stop on a running supervisor and times it until the last command is zero.
+
+A :class:`StandIn` is everything else. Used by `dsd-lab bench safety` and by the tests.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+
+from dsd_lab.faults.safety_standin import Provocation, StandIn
+from dsd_msgs.msg import NavAction
+from dsd_ros.navigation.safety import Cause, Fallback
+from dsd_ros.ros.bringup import SUPERVISOR, NodeStart
+from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.realtime import ask_for_realtime, end_realtime
+
+# What a supervisor under test is to watch.
+PARAMETERS = {
+    "require.deadman": "true",
+    "require.obstacle": "range",
+    "require.heartbeats": "draft_node",
+    "require.link": "draft_node",
+}
+# What differs where a provocation needs it.
+SETTINGS = {"": {}, "depth": {"require.obstacle": "depth"}, "draft_only": {"fallback": "draft_only"}}
+LIMIT_S = 0.5  # from cause to zero
+_OK, _WARN = DiagnosticStatus.OK, DiagnosticStatus.WARN
+
+
+def _mute(what: str, name: str, cause: Cause, setting: str = "") -> Provocation:
+    return Provocation(name, cause, lambda s: s.muted.add(what), lambda s: s.muted.clear(), setting)
+
+
+def _set(name: str, cause: Cause, setting: str = "", **values: Any) -> Provocation:
+    """Set attributes of the stand-in, and back to what they were before."""
+
+    def provoke(standin: StandIn) -> None:
+        before.update({key: getattr(standin, key) for key in values})
+        for key, value in values.items():
+            setattr(standin, key, value)
+
+    def mend(standin: StandIn) -> None:
+        for key, value in before.items():
+            setattr(standin, key, value)
+
+    before: dict[str, Any] = {}
+    return Provocation(name, cause, provoke, mend, setting)
+
+
+def _freeze(what: str, name: str, cause: Cause, setting: str = "") -> Provocation:
+    return Provocation(name, cause, lambda s: s.frozen.add(what), lambda s: s.frozen.clear(), setting)
+
+
+def _announce(name: str, cause: Cause, setting: str = "", times: int = 1, **changes: Any) -> Provocation:
+    def provoke(standin: StandIn) -> None:
+        for _ in range(times):
+            standin.announce(**changes)
+
+    return Provocation(name, cause, provoke, lambda s: None, setting)
+
+
+PROVOCATIONS = (
+    Provocation(
+        "emergency stop, topic", Cause.EMERGENCY_STOP,
+        StandIn.press_emergency_stop, lambda s: s.call(s.reset_client),
+    ),
+    Provocation(
+        "emergency stop, service", Cause.EMERGENCY_STOP,
+        lambda s: s.call(s.stop_client), lambda s: s.call(s.reset_client),
+    ),
+    _set("deadman released", Cause.DEADMAN, held=False),
+    _mute("deadman", "deadman silent", Cause.DEADMAN),
+    _set("tilt", Cause.TILT, lean=0.7),
+    _set("operator takes over, at zero", Cause.OPERATOR, joystick=(0.0, 0.0)),
+    _mute("odometry", "odometry silent", Cause.ODOMETRY_STALE),
+    _freeze("odometry", "odometry frozen", Cause.ODOMETRY_STALE),
+    _mute("imu", "imu silent", Cause.STATE_STALE),
+    _mute("camera", "camera silent", Cause.CAMERA_STALE),
+    _freeze("camera", "camera frozen", Cause.CAMERA_STALE),
+    _set("obstacle ahead", Cause.OBSTACLE, distance=0.1),
+    _mute("range", "range sensor silent", Cause.OBSTACLE_SENSOR_STALE),
+    _set("battery low", Cause.LOW_BATTERY, charge=0.05),
+    _mute("heartbeat", "heartbeat missed", Cause.NODE_SILENT),
+    Provocation(
+        "link lost", Cause.LINK_LOST,
+        lambda s: s.report("draft_node", _WARN), lambda s: s.report("draft_node", _OK),
+    ),
+    Provocation(
+        "robot reports a fault", Cause.ROBOT_FAULT,
+        lambda s: s.report("go2_node", _WARN), lambda s: s.report("go2_node", _OK),
+    ),
+    _announce("action not verified", Cause.UNVERIFIED_ACTION, verified=False),
+    _announce("action unknown", Cause.UNPARSABLE_ACTION, amount=33),
+    _announce("reply too old", Cause.STALE_REPLY, age=7.0),
+    _announce("motion after stop", Cause.MOTION_REFUSED, kind=NavAction.STOP, amount=0),
+    _set("turning instead of driving", Cause.MOTION_REFUSED, speed=(0.0, 1.2)),
+    _set("too fast", Cause.MOTION_REFUSED, speed=(0.8, 0.0)),
+    _mute("command", "navigation silent", Cause.COMMAND_STALE),
+    _set("obstacle in the depth image", Cause.OBSTACLE, "depth", distance=0.1),
+    _set("depth camera covered", Cause.OBSTACLE_SENSOR_STALE, "depth", distance=None),
+    _mute("depth", "depth camera silent", Cause.OBSTACLE_SENSOR_STALE, "depth"),
+    _freeze("depth", "depth camera frozen", Cause.OBSTACLE_SENSOR_STALE, "depth"),
+    _announce(
+        "one unverified action too many", Cause.UNVERIFIED_ACTION, "draft_only",
+        Fallback().unverified_replies + 1, verified=False,
+    ),
+    _announce(
+        "a way back that is not allowed", Cause.UNVERIFIED_ACTION, "draft_only",
+        verified=False, retracing=True,
+    ),
+    Provocation(
+        "link lost, fallback draft_only", Cause.LINK_LOST,
+        lambda s: s.report("draft_node", _WARN), lambda s: s.report("draft_node", _OK), "draft_only",
+    ),
+)  # fmt: skip
+
+
+def measure_safety(
+    trials: int,
+    causes: Sequence[str] | None = None,
+    progress: Callable[[str, Sequence[float]], None] | None = None,
+    load: int = 0,
+    realtime: bool = True,
+) -> list[dict[str, Any]]:
+    """Start a supervisor and provoke every cause ``trials`` times. Seconds from cause to zero, a row a provocation.
+
+    :param causes: names of those to provoke; None: all.
+    :param load: busy loops beside it, at ordinary priority.
+    :param realtime: whether the supervisor asks for real-time scheduling.
+
+    Takes a ROS domain of its own unless one is chosen in the environment. Call it from the main thread.
+
+    :raises SafetyBenchError: when a cause does not stop the robot at all.
+    """
+    if trials < 1:
+        raise ValueError(f"trials is {trials}; use 1 or more")
+    if not 0 <= load <= 64:
+        raise ValueError(f"load is {load}; use 0 to 64")
+    known = {provocation.cause.name for provocation in PROVOCATIONS}
+    for name in causes or ():
+        if name not in known:
+            raise ValueError(f"unknown cause {name!r}; choose from {', '.join(sorted(known))}")
+    wanted = [p for p in PROVOCATIONS if causes is None or p.cause.name in causes]
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    rows = []
+    with _standin() as standin, _busy(load):
+        for setting, differing in SETTINGS.items():
+            group_of = [p for p in wanted if p.setting == setting]
+            if not group_of:
+                continue
+            parameters = PARAMETERS | differing | {"realtime": str(realtime).lower()}
+            with ProcessGroup(lambda name, line: None) as group:
+                standin.state = None
+                group.start_node(NodeStart(SUPERVISOR, parameters))
+                for provocation in group_of:
+                    times = [standin.trial(provocation) for _ in range(trials)]
+                    if progress is not None:
+                        progress(provocation.name, times)
+                    rows.append(_row(provocation, times))
+    return rows
+
+
+@contextmanager
+def _standin() -> Iterator[StandIn]:
+    """A stand-in on a node of its own, spinning in a thread."""
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    node = rclpy.create_node("safety_bench")
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    stop = threading.Event()
+
+    def spin() -> None:
+        while not stop.is_set():
+            executor.spin_once(timeout_sec=0.1)
+
+    standin = StandIn(node)
+    thread = threading.Thread(target=spin, name="safety bench", daemon=True)
+    thread.start()
+    # This is the clock: what it is late by would count as the supervisor's.
+    ask_for_realtime(inherited=False)
+    try:
+        yield standin
+    finally:
+        end_realtime()
+        stop.set()
+        thread.join(timeout=2.0)
+        executor.shutdown(timeout_sec=0.5)
+        node.destroy_node()
+        rclpy.shutdown()
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Processes that do nothing but use a core each."""
+    loops: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(count):
+            loops.append(subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True))
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+# It ends by itself when the bench is gone.
+_BUSY = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:
+    for _ in range(100_000):
+        pass
+"""
+
+
+def _row(provocation: Provocation, times: Sequence[float]) -> dict[str, Any]:
+    return {
+        "provocation": provocation.name,
+        "cause": provocation.cause.name,
+        "trials": len(times),
+        "median_s": round(statistics.median(times), 4),
+        "worst_s": round(max(times), 4),
+    }

@@ -1,0 +1,1 @@
+"""Emulated links: a proxy with delay, loss and a data rate between robot and verifier."""

@@ -1,0 +1,1 @@
+"""What the shipped pair and the reader can do: the evaluations and their pages."""

@@ -1,0 +1,1 @@
+"""The papers' formulas and proofs, computed and drawn beside what is measured."""

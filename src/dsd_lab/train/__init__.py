@@ -1,0 +1,1 @@
+"""Training of the shipped model pair and of the reader."""

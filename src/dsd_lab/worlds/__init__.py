@@ -1,0 +1,1 @@
+"""Worlds to learn and to test in: situations, what can be seen of them, and the expert that walks through them."""

@@ -1,0 +1,5 @@
+"""`python -m dsd_ros.cli` is the `dsd` command."""
+
+from dsd_ros.cli.main import run
+
+run()

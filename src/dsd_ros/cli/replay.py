@@ -1,0 +1,165 @@
+"""`dsd replay`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from dsd_ros.cli.shared import (
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    EXIT_INTERRUPTED,
+    EXIT_LINK,
+    CommandError,
+    add_json,
+    add_model,
+    write_json,
+)
+from dsd_ros.cli.terminal import Progress, paint
+
+SUMMARY = "run a bag's pictures and instructions through the real nodes, and compare every reply"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsd_ros.decoding.modes import PRESETS
+    from dsd_ros.ros.bringup import TRANSPORTS
+
+    parser.epilog = "Exit 0 when every reply, action and token is as recorded, 1 with a difference by step when not."
+    parser.add_argument("bags", metavar="BAG", nargs="+", help="folder of a bag, or one of its files")
+    parser.add_argument(
+        "--mode",
+        default="",
+        choices=tuple(PRESETS),
+        metavar="MODE",
+        help=f"another decoding mode, which must give the same: {', '.join(PRESETS)} (default: as recorded)",
+    )
+    parser.add_argument(
+        "--transport", default="", choices=TRANSPORTS, help="how the nodes talk to the verifier (default: as recorded)"
+    )
+    add_model(parser, "--draft-model", "draft")
+    add_model(parser, "--target-model", "target")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="times as fast as it was recorded; 0: as fast as possible (default: 0)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds one reply may take (default: 60)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="pass on what the nodes print")
+    add_json(parser, "the comparison", alone=False)
+    parser.set_defaults(run=_replay)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    import signal
+
+    from dsd_ros.observe.bag.reader import open_bag
+    from dsd_ros.observe.bag.replay import Wishes, prepare
+    from dsd_ros.observe.bag.replay_system import ReplayFailed
+    from dsd_ros.observe.bag.run import read_run
+
+    if args.rate < 0.0 or not 0.5 <= args.timeout <= 3600.0:
+        raise ValueError("--rate must not be negative, and --timeout 0.5 to 3600 seconds")
+    wishes = Wishes(args.mode, args.transport, args.draft_model, args.target_model)
+    tasks = []
+    for path in args.bags:
+        bag = open_bag(path)
+        task = prepare(bag, read_run(bag), wishes)
+        for note in (*bag.notes, *task.notes):
+            print(f"dsd replay: {path}: {note}", file=sys.stderr)
+        tasks.append(task)
+    interrupted: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, _: interrupted.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    began = time.monotonic()
+    try:
+        args.replies = sum(len(task.asked) for task in tasks)
+        with Progress() as bar:
+            results = _run(tasks, args, lambda: bool(interrupted), bar)
+    except ReplayFailed as error:
+        raise CommandError(error, EXIT_LINK) from error
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    verdicts = [verdict for _, found, _ in results for verdict in found]
+    different = sum(not verdict.same for verdict in verdicts)
+    word = paint(f"{different} of them differ", "red") if different else paint("all as recorded", "green")
+    print(f"{len(verdicts)} replies replayed in {time.monotonic() - began:.1f} s: {word}")
+    report = [
+        {
+            "bag": str(task.bag.path),
+            "notes": [*task.bag.notes, *task.notes],
+            "mode": task.mode,
+            "transport": task.plan.transport,
+            "target_fingerprint": fingerprint,
+            "steps": [verdict.as_json() for verdict in found],
+        }
+        for task, found, fingerprint in results
+    ]
+    write_json(args.json, {"same": not different, "bags": report})
+    return EXIT_GOAL_MISSED if different else EXIT_DONE
+
+
+def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any, bar: Progress) -> list[Any]:
+    """The verdicts, bag by bag. Nodes that suit several bags are started once, so bags go by their time."""
+    from dsd_ros.observe.bag.replay_system import ReplaySystem
+
+    def printer(name: str, line: str) -> None:
+        if args.verbose:
+            bar.say(f"[{name}] {line}")
+
+    results = []
+    left = sorted(tasks, key=lambda task: task.first)
+    while left:
+        together = [left.pop(0)]
+        for task in list(left):
+            mine = together[-1]
+            suits = task.plan == mine.plan and task.shareable and mine.shareable
+            if suits and task.first > mine.last:  # the clock never goes back
+                together.append(task)
+                left.remove(task)
+        with ReplaySystem(together[0].plan, printer, interrupted) as system:
+            for task in together:
+                verdicts = _one(task, system, args, bar)
+                results.append((task, verdicts, system.client.target_fingerprint))
+    order = {id(task): number for number, task in enumerate(tasks)}
+    return sorted(results, key=lambda result: order[id(result[0])])
+
+
+def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> list[Any]:
+    from dsd_ros.observe.bag.replay import compare
+
+    plan, client = task.plan, system.client
+    bar.say(f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}")
+    recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
+    told = not recorded
+    verdicts = []
+    began = time.monotonic()
+    client.run_clock(task.first, args.rate)
+    for step, question in task.asked:
+        if args.rate:
+            due = began + (question.stamp - task.first) * 1e-9 / args.rate
+            while time.monotonic() < due:
+                system.check()
+                time.sleep(min(0.02, max(0.0, due - time.monotonic())))
+        client.run_clock(question.stamp, args.rate)
+        verdict = compare(step, client.ask(question, args.timeout, system.check))
+        verdicts.append(verdict)
+        # Known once a session is open, so not always before the first reply.
+        if client.target_fingerprint and not told:
+            told = True
+            if client.target_fingerprint not in recorded:
+                bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
+        if verdict.same:
+            reply = verdict.reply
+            what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"
+            bar.say(f"step {step.number:2}: {what}: as recorded")
+        else:
+            bar.say(paint("\n".join(verdict.lines()), "red"))
+        bar.step(args.replies, f"{task.bag.path}, step {step.number}")
+    return verdicts

@@ -1,0 +1,1 @@
+"""DRAGON: answers from documents of two sides that answer together without showing each other theirs."""

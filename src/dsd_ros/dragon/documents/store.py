@@ -1,0 +1,355 @@
+"""A store of documents: what one side knows, and what it finds in it for a question.
+
+A folder holds two halves: ``texts/``, every document as it was given, and ``index-<n>.db``, made from them
+(`dsd_ros.dragon.documents.index`). A document is first kept, then indexed; opening a store finishes what a killed
+writer began, and rebuilds an index that is damaged, missing or of another embedding model. One process
+writes at a time, any number read meanwhile.
+
+Two retrievers, cosine of embeddings and BM25, choose which chunks are found (reciprocal ranks). How relevant one
+is, R(d, x), is the cosine over a temperature. The two sides' relevances meet in eta, so they must mean the same on
+both: the cosine does, for one embedding model, while BM25 and fused ranks depend on what else the store holds. The
+temperature is 1/20, by which the model was trained: a softmax over 20 cos told the fitting sentence from others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
+import numpy as np
+
+from dsd_ros.dragon.documents.chunking import (
+    CHUNK_TOKENS,
+    OVERLAP_TOKENS,
+    Chunk,
+    Document,
+    DocumentError,
+    chunks,
+    key_of,
+)
+from dsd_ros.dragon.documents.index import FORMAT, Hit, Index, IndexDamaged, Listed
+from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.documents.texts import StoreError, Texts, sync_folder
+
+if TYPE_CHECKING:
+    from dsd_ros.dragon.documents.embedding import Encoder
+
+TEMPERATURE = 0.05
+_TOGETHER = 128  # chunks embedded at a time
+_ASKED = 8192  # characters of a query
+
+Progress = Callable[[float, str], None]  # the share done, 0 to 1, and what was done
+
+
+class Found(NamedTuple):
+    """A chunk found, how relevant it is, and the documents that hold it."""
+
+    hit: Hit
+    relevance: float
+
+
+class Store:
+    """Documents in a folder, as `dsd_ros.dragon.documents.retrieval.Retriever`. Threads may share one."""
+
+    def __init__(
+        self,
+        directory: Path,
+        encoder: Encoder,
+        temperature: float = TEMPERATURE,
+        size: int = CHUNK_TOKENS,
+        overlap: int = OVERLAP_TOKENS,
+        progress: Progress | None = None,
+    ) -> None:
+        """Open the store in ``directory``, which is made where it is missing.
+
+        ``size``, ``overlap``: of its chunks, in tokens. ``progress`` is told of an index being made anew.
+        StoreError where the folder cannot be used, or the index is damaged and so are the texts.
+        """
+        if not 0.0 < temperature < float("inf"):
+            raise ValueError(f"a temperature of {temperature} cannot weigh documents; give one > 0")
+        self._directory, self._encoder, self._temperature = directory, encoder, temperature
+        self._size, self._overlap = size, overlap
+        self._facts = {
+            "format": str(FORMAT),
+            "embedding model": encoder.fingerprint,
+            "length of chunks": f"{size} tokens, {overlap} of them again",
+        }
+        self._texts = Texts(directory / "texts")
+        self._guard = threading.Lock()
+        self._index: Index | None = None
+        self._number = 0
+        with self._told():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private
+            (directory / "texts").mkdir(exist_ok=True)
+            self._open(progress)
+
+    def close(self) -> None:
+        with self._guard:
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+                self._number = 0
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def relevance(self, text: str, documents: Sequence[Retrieved]) -> list[float]:
+        """R(d, x) of documents for another text, e.g. a question and its answer so far; of any store's documents."""
+        vectors = self._encoder.encode([text[:_ASKED], *(found.text for found in documents)])
+        return [float(cosine) / self._temperature for cosine in vectors[1:] @ vectors[0]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Two stores whose fingerprints are equal weigh documents on the same scale."""
+        return key_of(f"{self._encoder.fingerprint} {self._temperature!r}")
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def retrieve(self, query: str, count: int) -> list[Retrieved]:
+        """Up to ``count`` chunks for ``query``, best first."""
+        return [Retrieved(found.hit.key, found.hit.text, found.relevance) for found in self.search(query, count)]
+
+    def search(self, query: str, count: int) -> list[Found]:
+        """``retrieve``, with the documents that hold each chunk."""
+        if not query.strip():
+            raise ValueError("the query is empty; say what to look for")
+        if count < 1:
+            raise ValueError(f"{count} documents cannot be found; ask for 1 or more")
+        query = query[:_ASKED]
+        vector = self._encoder.encode([query])[0]
+        with self._told(), self._guard:
+            hits = self._current().search(query, vector, count)
+        hits.sort(key=lambda hit: -hit.cosine)
+        return [Found(hit, hit.cosine / self._temperature) for hit in hits]
+
+    def documents(self) -> list[Listed]:
+        """Every document, by source."""
+        with self._told(), self._guard:
+            return self._current().documents()
+
+    def read(self, source: str) -> Document | None:
+        """The document of that source as it was given; None where there is none."""
+        with self._told():
+            revision = self._texts.revisions().get(key_of(source))
+            return None if revision is None else self._texts.read(key_of(source), revision)
+
+    def __len__(self) -> int:
+        """How many chunks there are."""
+        with self._told(), self._guard:
+            return self._current().size()
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    def add(self, document: Document, progress: Progress | None = None) -> bool:
+        """Keep and index a document in the place of what had its source; False where it is there already.
+
+        DocumentError where it holds no sentence; StoreError where the disk does not take it.
+        """
+        if next(self._cut(document), None) is None:
+            raise DocumentError(f"{document.source} holds no sentence; write one below its headings")
+        with self._told(), self._writing(), self._writer() as index:
+            known = index.document(document.source)
+            if known is not None and known.digest == document.digest:
+                return False
+            kept = self._texts.revisions().get(key_of(document.source), 0)
+            revision = 1 + max(kept, known.revision if known else 0)
+            self._texts.write(document, revision)
+            index.replace(document, revision, self._embedded(index, document, progress))
+            self._texts.drop(key_of(document.source), below=revision)
+        return True
+
+    def remove(self, source: str) -> bool:
+        """Forget a document and what only it said; False where there is none of that source."""
+        with self._told(), self._writing(), self._writer() as index:
+            if index.document(source) is None:
+                return False
+            index.remove(source)
+            self._texts.drop(key_of(source))
+        return True
+
+    def rebuild(self, progress: Progress | None = None) -> None:
+        """Make the index anew from the kept texts. StoreError where one of these is damaged or gone."""
+        with self._told(), self._writing():
+            with contextlib.suppress(IndexDamaged, apsw.Error), self._writer() as index:
+                index.check(self._facts, words=False)
+                kept = self._texts.revisions()
+                for listed in index.documents():
+                    if key_of(listed.source) not in kept:
+                        raise StoreError(
+                            f"the kept text of {listed.source} is gone; add that document again or remove it, "
+                            "then rebuild"
+                        )
+            self._make(progress)
+        with self._told(), self._guard:
+            self._current()
+
+    # -- the two halves ------------------------------------------------------------------------------------
+
+    def _open(self, progress: Progress | None) -> None:
+        """Check the index; make it where it is missing or damaged; index what was kept but not indexed."""
+        with self._writing(wait=False) as alone:
+            if not alone and self._sound(words=False):
+                return  # who is writing has seen to the rest
+        with self._writing():
+            if not self._sound(words=True):
+                self._make(progress)
+            with self._writer() as index:
+                self._finish(index, progress)
+
+    def _sound(self, words: bool) -> bool:
+        if not _newest(self._directory):
+            return False
+        try:
+            with self._writer() as index:
+                index.check(self._facts, words)
+        except apsw.CantOpenError:  # made anew by another process just now
+            return False
+        except (IndexDamaged, apsw.CorruptError, apsw.NotADBError, apsw.IOError) as damage:
+            logging.getLogger(__name__).warning("the index of %s is made anew: %s", self._directory, damage)
+            return False
+        return True
+
+    def _finish(self, index: Index, progress: Progress | None) -> None:
+        """Bring the index to the texts' state: what a killed writer had kept and not yet indexed."""
+        indexed = {key_of(listed.source): listed for listed in index.documents()}
+        for source, revision in self._texts.revisions().items():
+            listed = indexed.get(source)
+            if listed is None or listed.revision < revision:
+                document = self._texts.read(source, revision)
+                index.replace(document, revision, self._embedded(index, document, progress))
+            self._texts.drop(source, below=revision)
+        kept = self._texts.revisions()
+        for source, listed in indexed.items():
+            if source not in kept:
+                logging.getLogger(__name__).warning(
+                    "the kept text of %s is gone; add that document again", listed.source
+                )
+
+    def _make(self, progress: Progress | None) -> None:
+        """Make a new index beside the present one, then let it take its place."""
+        sources = sorted(self._texts.revisions().items())
+        documents = ((self._texts.read(*each), each[1]) for each in sources)
+        new = self._directory / "making.db"
+        _delete(new)
+        index = Index(new, make=self._facts)
+        try:
+            for done, (document, revision) in enumerate(documents):
+
+                def tell(share: float, line: str, done: int = done) -> None:
+                    if progress is not None:
+                        progress((done + share) / len(sources), line)
+
+                index.replace(document, revision, self._embedded(index, document, tell))
+        except BaseException:
+            index.close()
+            _delete(new)
+            raise
+        index.close()  # and so writes back and ends its journal
+        before = _newest(self._directory)
+        new.rename(_path(self._directory, before + 1))
+        sync_folder(self._directory)
+        for path in self._directory.glob("index-*.db"):
+            if path != _path(self._directory, before + 1):
+                _delete(path)
+
+    def _cut(self, document: Document) -> Iterator[Chunk]:
+        return chunks(document.text, self._encoder.count_tokens, self._size, self._overlap)
+
+    def _embedded(
+        self, index: Index, document: Document, progress: Progress | None
+    ) -> Iterator[tuple[Sequence[Chunk], dict[str, np.ndarray]]]:
+        """A document's chunks, some at a time, with the vectors of those not known yet."""
+        pieces = self._cut(document)
+        done = 0
+        while some := list(islice(pieces, _TOGETHER)):
+            texts = {chunk.key: chunk.text for chunk in some}
+            for key in index.known(list(texts)):
+                del texts[key]
+            vectors = self._encoder.encode(list(texts.values()))
+            yield some, dict(zip(texts, vectors, strict=True))
+            done += sum(len(chunk.text) for chunk in some)
+            if progress is not None:
+                progress(min(1.0, done / len(document.text)), document.source)
+        if progress is not None:
+            progress(1.0, document.source)
+
+    def _current(self) -> Index:
+        """The newest index, open for reading; the caller holds the guard."""
+        for attempt in range(3):
+            number = _newest(self._directory)
+            if self._index is not None and number == self._number:
+                return self._index
+            if self._index is not None:
+                self._index.close()
+                self._index = None
+            try:
+                self._index = Index(_path(self._directory, number))
+            except apsw.CantOpenError:  # made anew by another process just now
+                if attempt == 2:
+                    raise
+                continue
+            self._number = number
+            return self._index
+        raise AssertionError
+
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[Index]:
+        """A connection of its own, so that readers never see half a change."""
+        index = Index(_path(self._directory, _newest(self._directory)))
+        try:
+            yield index
+        finally:
+            index.close()
+
+    @contextlib.contextmanager
+    def _writing(self, wait: bool = True) -> Iterator[bool]:
+        """The right to write, among processes and threads; yields whether it was got."""
+        with (self._directory / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Says what SQLite and the system say as one sentence."""
+        try:
+            yield
+        except (IndexDamaged, apsw.CorruptError, apsw.NotADBError) as error:
+            raise StoreError(
+                f"the index of {self._directory} is damaged ({error}); dsd documents rebuild makes it anew"
+            ) from error
+        except apsw.FullError as error:
+            raise StoreError(f"no space is left for {self._directory}; make some") from error
+        except (apsw.Error, OSError) as error:
+            raise StoreError(
+                f"the store {self._directory} cannot be used ({error}); name another folder, or one that is yours"
+            ) from error
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"index-{number}.db"
+
+
+def _newest(directory: Path) -> int:
+    """The highest number of an index there, 0 where there is none."""
+    stems = (path.stem.partition("-")[2] for path in directory.glob("index-*.db"))
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
+def _delete(path: Path) -> None:
+    """An index and SQLite's files beside it: these first, so that no later index inherits them."""
+    for name in (f"{path.name}-wal", f"{path.name}-shm", path.name):
+        path.with_name(name).unlink(missing_ok=True)

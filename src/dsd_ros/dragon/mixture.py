@@ -1,0 +1,202 @@
+"""One side's own next-token distribution: the mean over its documents, weighted by their relevance.
+
+p(x | prefix) = sum_d w(d) p(x | d, prefix), w = softmax of the relevances (DRAGON, equation 2). Each document is a
+sequence of its own, and all of them are advanced by one forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.prompts import Asking
+from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.sequence import Sequence as TokenSequence
+
+# Where nothing is found the question alone is asked, as if about a document that is hardly relevant: any
+# document that the other side has outweighs it.
+NOTHING_FOUND = Retrieved("", "", -30.0)
+_KEPT_TOKENS = 65_536
+_COLDEST = 1e-12
+
+Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
+
+
+class Preempted(Exception):
+    """A forward pass was given up between two layers; no sequence has changed (inside this room only)."""
+
+
+class Local(NamedTuple):
+    """p (V,) float32, and the log-sum-exp of the relevances behind it."""
+
+    p: torch.Tensor
+    log_weight: float
+
+
+class KeptDocuments:
+    """Documents' keys and values, the least recently asked for dropped first. For any thread.
+
+    ``limit``: tokens in all.
+    """
+
+    def __init__(self, limit: int = _KEPT_TOKENS) -> None:
+        self.limit = limit
+        self.tokens = 0
+        self._kept: OrderedDict[tuple[object, ...], TokenSequence] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, model: Any, head: list[int]) -> TokenSequence | None:
+        """A sequence of just these tokens, to go on with, if they are kept."""
+        with self._lock:
+            kept = self._kept.get((model.fingerprint, *head))
+            if kept is None:
+                return None
+            self._kept.move_to_end((model.fingerprint, *head))
+        return kept.fork()
+
+    def keep(self, model: Any, head: list[int], sequence: TokenSequence) -> None:
+        """Keep a copy of a sequence that was fed these tokens and no others."""
+        key = (model.fingerprint, *head)
+        if len(head) > self.limit:
+            return
+        twin = sequence.fork()
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = twin
+                self.tokens += len(head)
+            while self.tokens > self.limit:
+                _, dropped = self._kept.popitem(last=False)
+                self.tokens -= len(dropped.tokens)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class LocalMixture:
+    """The mixture behind one question, for one thread at a time; ``follow`` says what it stands behind."""
+
+    def __init__(
+        self,
+        model: Any,
+        asking: Asking,
+        question: str,
+        documents: Sequence[Retrieved],
+        temperature: float,
+        kept: KeptDocuments | None = None,
+        reweight_every: int = 0,
+        relevance: Relevance | None = None,
+    ) -> None:
+        """``temperature`` 0: that of 1, of which greedy decoding takes the argmax.
+
+        ``relevance(text, documents)`` is asked behind every ``reweight_every`` tokens, where that is above 0,
+        with the question and the answer so far. No forward pass is made here. PromptError for texts that
+        cannot be used, ContextError where the question leaves no room.
+        """
+        self.model = model
+        self.documents = list(documents) or [NOTHING_FOUND]
+        self.passes = 0
+        self._question = question
+        self._temperature = max(temperature, _COLDEST) if temperature > 0.0 else 1.0
+        self._kept = kept if kept is not None else KeptDocuments(0)
+        self._every = reweight_every if relevance is not None else 0
+        self._relevance = relevance
+        # The relevances at the beginning and behind each so many tokens.
+        self._weighed = [[found.relevance for found in self.documents]]
+        self._pieces = [asking.pieces(found.text, question) for found in self.documents]
+        self._sequences: list[TokenSequence] = []
+        self._tokens: list[int] = []
+
+    @property
+    def tokens(self) -> list[int]:
+        """The answer that it stands behind."""
+        return list(self._tokens)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the longest sequence, answer included."""
+        return len(self._tokens) + max(len(head) + len(tail) for head, tail in self._pieces)
+
+    def reserve(self, tokens: int) -> None:
+        """Cut documents that leave no room for an answer of so many tokens; ContextError where that is not enough."""
+        room = self.model.max_length - tokens
+        for index, (head, tail) in enumerate(self._pieces):
+            if len(tail) >= room:
+                raise ContextError(
+                    f"the question takes {len(tail)} tokens, the answer up to {tokens}, and {self.model.name} holds "
+                    f"{self.model.max_length}; ask for a shorter answer"
+                )
+            self._pieces[index] = self._pieces[index]._replace(head=head[: room - len(tail)])
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Stand behind just these tokens of the answer; what it has of them already is kept. No forward pass."""
+        same = 0
+        for ours, theirs in zip(self._tokens, tokens, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        for sequence in self._sequences:
+            sequence.rollback(len(sequence.tokens) - len(self._tokens) + same)
+            sequence.append(tokens[same:])
+        if self._every:
+            del self._weighed[1 + same // self._every :]
+        self._tokens = list(tokens)
+
+    def next(self, preempted: Callable[[], bool] = lambda: False) -> Local:
+        """The distribution of the next token.
+
+        ``preempted`` is asked between layers; once it says so, Preempted, and nothing is lost but the pass.
+        ContextError where a sequence has become too long.
+        """
+
+        def on_layer(*_: object) -> None:
+            if preempted():
+                raise Preempted
+
+        if len(self._sequences) < len(self._pieces):
+            self._read(on_layer)
+        self.passes += 1
+        rows = next_logits_together(self._sequences, on_layer)
+        relevances = self._relevances()
+        highest = max(relevances)
+        shares = [math.exp(value - highest) for value in relevances]
+        total = math.fsum(shares)
+        p = torch.zeros(len(rows[0]), dtype=torch.float64)
+        for row, share in zip(rows, shares, strict=True):
+            p += share / total * torch.softmax(row.cpu().double() / self._temperature, dim=0)
+        return Local(p.float(), highest + math.log(total))
+
+    def _read(self, on_layer: Callable[..., None]) -> None:
+        """Read the documents that are not kept, and put question and answer behind each."""
+        sequences: list[TokenSequence] = []
+        unread: list[tuple[list[int], TokenSequence]] = []
+        for head, _ in self._pieces:
+            found = self._kept.find(self.model, head)
+            if found is None:
+                found = self.model.begin()
+                found.append(head)
+                unread.append((head, found))
+            sequences.append(found)
+        if unread:
+            next_logits_together([sequence for _, sequence in unread], on_layer)
+            for head, sequence in unread:
+                self._kept.keep(self.model, head, sequence)
+        for sequence, (_, tail) in zip(sequences, self._pieces, strict=True):
+            sequence.append(tail + self._tokens)
+        self._sequences = sequences
+
+    def _relevances(self) -> list[float]:
+        """Of each document at the last point where they were weighed; equal for equal answers."""
+        if not self._every or self._relevance is None:
+            return self._weighed[0]
+        while len(self._weighed) <= len(self._tokens) // self._every:
+            said = self.model.decode_text(self._tokens[: len(self._weighed) * self._every])
+            text = f"{self._question} {said}".strip()
+            self._weighed.append(list(self._relevance(text, self.documents)))
+        return self._weighed[len(self._tokens) // self._every]

@@ -1,0 +1,259 @@
+"""One side of one attempt at a question, at work: state machine, mixture, and what is measured of both sides."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from dsd_ros.decoding.aggregation import Decision
+from dsd_ros.dragon.mixture import LocalMixture, Preempted
+from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate
+from dsd_ros.dragon.scheduler import Estimates, Scheduler
+from dsd_ros.dragon.settings import SIDES
+from dsd_ros.dragon.state import AggregationState, Step
+from dsd_ros.wire.messages import Message, Proposal, Question, Verdict
+
+_WRAP = 1 << 32
+MAX_MEASURED_US = 600_000_000  # what is measured beyond is no measurement
+_SENT_REMEMBERED = 256
+_PROPOSAL_BYTES = 42  # beside its evidence
+_VERDICT_BYTES = 33
+_NEW_SIZE = 0.2  # weight of a new proposal's size
+
+
+@dataclass
+class Profile:
+    """What one side has measured of both and of the link between them; kept from question to question."""
+
+    delays: dict[str, DecodeDelay] = field(default_factory=lambda: {side: DecodeDelay() for side in SIDES})
+    acceptance: dict[str, Acceptance] = field(default_factory=lambda: {side: Acceptance() for side in SIDES})
+    link: LinkEstimate = field(default_factory=LinkEstimate)
+    proposal_bytes: float = 0.0  # a moving average
+
+    @classmethod
+    def of(cls, side: str, delay: DecodeDelay | None = None) -> Profile:
+        """One that knows how long the own ``side`` takes, where that was measured beforehand."""
+        profile = cls()
+        if delay is not None:
+            profile.delays[side] = copy.deepcopy(delay)
+        return profile
+
+    def learn(self) -> None:
+        """Between answers: what the traffic tells of sides that were not measured beforehand."""
+        for delay in self.delays.values():
+            delay.learn()
+
+    def carried(self, size: int) -> None:
+        """A proposal of so many bytes, of either side."""
+        self.proposal_bytes += _NEW_SIZE * (size - self.proposal_bytes) if self.proposal_bytes else size
+
+    def estimates(self, context: int) -> Estimates:
+        """At so many tokens of context; a round trip is that of a proposal and a verdict."""
+        return Estimates(
+            self.delays["device"].at(context), self.delays["cloud"].at(context),
+            self.link.round_trip(round(self.proposal_bytes) + _VERDICT_BYTES),
+            self.acceptance["device"].value, self.acceptance["cloud"].value,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What the two sides must know of each other: both vocabularies' sizes, and what ends the answer."""
+
+    vocab_size: int
+    other_vocab_size: int
+    eos_token_ids: frozenset[int]
+
+
+class Half:
+    """For one thread that calls ``work`` and any number of others.
+
+    ``send`` gets the messages in their order, from whatever thread they come of; it must not raise.
+    ``changed`` is notified of everything that may give work or bring tokens.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        side: str,
+        agreed: Agreed,
+        mixture: LocalMixture,
+        send: Callable[[Message], object],
+        profile: Profile,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        self.question = question
+        self.mixture = mixture
+        self.profile = profile
+        self.changed = changed or threading.Condition()
+        self.stopped = False
+        self.times: list[float] = []  # time.monotonic() of each step
+        self.preemptions = 0
+        self.dropped = 0  # drafts made and not handed in
+        self._send = send
+        self._scheduler = Scheduler(question.schedule, seed=question.seed)
+        self._lock = threading.RLock()  # guards the state and all below
+        self._sending = threading.Lock()
+        self._out: deque[Message] = deque()
+        self._heard: tuple[int, float] | None = None  # the other's clock, and when it came
+        self._sent: OrderedDict[int, int] = OrderedDict()  # bytes of what was sent, by this clock
+        profile.learn()
+        self._state = AggregationState(
+            question, side, agreed.vocab_size, agreed.other_vocab_size, agreed.eos_token_ids,
+            self._switch,
+        )  # fmt: skip
+
+    @property
+    def ended(self) -> bool:
+        return self._state.ended
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those that are decided."""
+        with self._lock:
+            return list(self._state.tokens)
+
+    @property
+    def steps(self) -> list[Step]:
+        """What this attempt decided."""
+        with self._lock:
+            return list(self._state.steps)
+
+    @property
+    def rejections(self) -> dict[str, int]:
+        return dict(self._state.rejections)
+
+    @property
+    def reveals(self) -> int:
+        return self._state.reveals
+
+    @property
+    def owed(self) -> bool:
+        """Whether the other side has to say something before an answer can go on."""
+        with self._lock:
+            return not self.ended and self._state.waiting[self._state.side] > 0
+
+    @property
+    def wants_work(self) -> bool:
+        """Whether ``work`` has something to do."""
+        return not self.stopped and self._state.drafts
+
+    def stop(self) -> None:
+        """Give up: a forward pass under way ends before its next layer, and nothing is sent any more."""
+        self.stopped = True
+        with self.changed:
+            self.changed.notify_all()
+
+    def receive(self, message: Message) -> None:
+        """A message of the other side; Contradiction for one that cannot be."""
+        now = time.monotonic()
+        with self._lock:
+            if self.stopped:
+                return
+            if isinstance(message, (Proposal, Verdict)):
+                self._measure(message, now)
+            self._state.receive(message)
+            self._note()
+        self._flush()
+
+    def work(self) -> bool:
+        """Make one draft, if one is wanted; False when none is. Raises what the model raises."""
+        with self._lock:
+            if not self.wants_work:
+                return False
+            epoch, prefix = self._state.epoch, self._state.prefix
+        self.mixture.follow(prefix)
+        began = time.monotonic()
+        try:
+            local = self.mixture.next(lambda: self._state.epoch != epoch or self.ended or self.stopped)
+        except Preempted:
+            self.preemptions += 1
+            return True
+        seconds = time.monotonic() - began
+        with self._lock:
+            if self._state.epoch != epoch or not self.wants_work:
+                self.dropped += 1
+                return True
+            side = self._state.side
+            if len(prefix) > len(self.question.answered):  # the first one reads the question as well
+                self.profile.delays[side].observe(self.mixture.context, seconds)
+            self._state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
+            self._note()
+        self._flush()
+        return True
+
+    # ------------------------------------------------------------------ under self._lock
+
+    def _switch(self, side: str, decision: Decision) -> bool:
+        chosen = self._scheduler.side(
+            self.profile.estimates(self.mixture.context), side, decision.device_accepted,
+            decision.cloud_accepted, *self._state.ahead,
+        )  # fmt: skip
+        return chosen != side
+
+    def _measure(self, message: Proposal | Verdict, now: float) -> None:
+        other = self._state.other
+        if message.decode_us and message.position > len(self.question.answered):
+            seconds = min(message.decode_us, MAX_MEASURED_US) / 1e6
+            self.profile.delays[other].observe(self.mixture.context, seconds)
+        if message.echo:
+            trip = (_stamp(now) - message.echo - message.held) % _WRAP
+            if trip <= MAX_MEASURED_US:
+                count = self._sent.get(message.echo, 0) + _size(message)
+                self.profile.link.observe(count, trip / 1e6)
+        if isinstance(message, Proposal):
+            self.profile.carried(_size(message))
+        self._heard = message.sent, now
+
+    def _note(self) -> None:
+        """Take over what the state machine has to say."""
+        self._out.extend(self._state.take())
+        for step in self._state.steps[len(self.times) :]:
+            self.times.append(time.monotonic())
+            self.profile.acceptance["device"].observe(float(step.device_accepted))
+            self.profile.acceptance["cloud"].observe(float(step.cloud_accepted))
+
+    def _flush(self) -> None:
+        with self._sending:
+            while not self.stopped or self.ended:  # the last verdict has to arrive
+                with self._lock:
+                    if not self._out:
+                        break
+                    message = self._stamped(self._out.popleft())
+                self._send(message)
+        with self.changed:
+            self.changed.notify_all()
+
+    def _stamped(self, message: Message) -> Message:
+        if not isinstance(message, (Proposal, Verdict)):
+            return message
+        now = time.monotonic()
+        echo, held = 0, 0
+        if self._heard is not None:
+            echo = self._heard[0]
+            held = min(round(1e6 * (now - self._heard[1])), _WRAP - 1)
+        stamp = _stamp(now)
+        self._sent[stamp] = _size(message)
+        if len(self._sent) > _SENT_REMEMBERED:
+            self._sent.popitem(last=False)
+        if isinstance(message, Proposal):
+            self.profile.carried(_size(message))
+        return replace(message, sent=stamp, echo=echo, held=held)
+
+
+def _size(message: Proposal | Verdict) -> int:
+    """Bytes of a message on its way, near enough."""
+    if isinstance(message, Proposal):
+        return _PROPOSAL_BYTES + len(message.evidence)
+    return _VERDICT_BYTES
+
+
+def _stamp(now: float) -> int:
+    """A monotonic clock in microseconds modulo 2^32, never 0, which stands for none."""
+    return max(1, round(1e6 * now) % _WRAP)

@@ -1,0 +1,155 @@
+"""What scheduling goes by: how long a token takes on either side, the link's round trip, how often drafts hold.
+
+Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
+section 5.2. Where it asks ping, sockperf and iperf3, the reply's own messages are measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+_LEAST_BYTES = 4096  # a message below this tells of the link's latency, not of its rate
+_STEPS = 256  # the newest ones, of which a line is fitted
+_LEAST_STEPS = 16
+_LEAST_SPREAD = 1.25  # the longest context of these over the shortest
+
+
+class ProfilerError(ValueError):
+    """A measurement that is none."""
+
+
+def _check(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ProfilerError(f"{name} is {value}; give a number of 0 or more")
+
+
+class DecodeDelay:
+    """Seconds of one decoding step by the context's length t: k_a t / k_b + k_c.
+
+    The intercept k_c comes from ``fit`` and stays; the slope follows what is observed. Of a side that nobody has
+    measured beforehand ``learn`` takes the intercept from what was observed (0 until then).
+    """
+
+    def __init__(self, k_a: float = 0.0, k_b: float = 0.0, k_c: float = 0.0, weight: float = 0.2) -> None:
+        """``weight``: zeta, 0..1, of a new observation."""
+        self.k_a, self.k_b, self.k_c, self.weight = k_a, k_b, k_c, weight
+        self._observed: deque[tuple[int, float]] | None = deque(maxlen=_STEPS)
+
+    @classmethod
+    def fit(cls, lengths: Sequence[int], seconds: Sequence[float], weight: float = 0.2) -> DecodeDelay:
+        """The line of least squares through the steps measured offline, of two lengths at least."""
+        if len(lengths) != len(seconds) or len(set(lengths)) < 2:
+            raise ProfilerError("a line takes the seconds of steps at two lengths or more")
+        for length, value in zip(lengths, seconds, strict=True):
+            _check("a length", length)
+            _check("a step's time", value)
+        count = len(lengths)
+        mean_t, mean_c = sum(lengths) / count, sum(seconds) / count
+        above = sum((t - mean_t) * c for t, c in zip(lengths, seconds, strict=True))
+        k_c = mean_c - above / sum((t - mean_t) ** 2 for t in lengths) * mean_t
+        # With this intercept the line's slope is that of least squares through it: k_a / k_b.
+        k_a = sum((c - k_c) * t for t, c in zip(lengths, seconds, strict=True)) / count
+        found = cls(k_a, sum(t * t for t in lengths) / count, k_c, weight)
+        found._observed = None
+        return found
+
+    def observe(self, t: int, seconds: float) -> None:
+        """A step at a length ``t`` of 1 or more took so long."""
+        _check("a step's time", seconds)
+        if t < 1:
+            raise ProfilerError(f"a context's length is {t}; give 1 or more")
+        zeta = self.weight if self.k_b > 0.0 else 1.0
+        self.k_a = (1.0 - zeta) * self.k_a + zeta * (seconds - self.k_c) * t
+        self.k_b = (1.0 - zeta) * self.k_b + zeta * t * t
+        if self._observed is not None:
+            self._observed.append((t, seconds))
+
+    def learn(self) -> None:
+        """Fit the line to the newest steps observed, if their lengths differ enough and it rises from 0 or more."""
+        steps = self._observed or ()
+        if len(steps) < _LEAST_STEPS:
+            return
+        lengths, seconds = zip(*steps, strict=True)
+        if max(lengths) < _LEAST_SPREAD * min(lengths):
+            return
+        found = DecodeDelay.fit(lengths, seconds, self.weight)
+        if found.k_a >= 0.0 and found.k_c >= 0.0:
+            self.k_a, self.k_b, self.k_c = found.k_a, found.k_b, found.k_c
+
+    def at(self, t: int) -> float:
+        """Seconds of a step at length ``t``, 0 or more; 0 while nothing is known."""
+        slope = self.k_a / self.k_b if self.k_b > 0.0 else 0.0
+        return max(0.0, slope * t + self.k_c)
+
+
+class LinkEstimate:
+    """Round trip of the link in seconds: latency, of which both a quick and a slow moving average count, and rate."""
+
+    def __init__(self, quick: float = 0.5, slow: float = 0.05) -> None:
+        """``quick``, ``slow``: weights, 0..1, of a new observation."""
+        self._weights = (quick, slow)
+        self._averages: list[float] = []
+        self._whole: float | None = None  # of round trips with many bytes, while no other was seen
+        self._seconds_per_byte: float | None = None
+
+    def observe(self, count: int, seconds: float) -> None:
+        """A round trip that carried ``count`` bytes, both ways together, took so long: many bytes tell of the rate."""
+        if count < _LEAST_BYTES:
+            self.observe_round_trip(seconds)
+        else:
+            self.observe_transfer(count, seconds)
+
+    def observe_round_trip(self, seconds: float) -> None:
+        """A small message and its answer took so long on the way, both together."""
+        _check("a round trip", seconds)
+        if not self._averages:
+            self._averages = [seconds, seconds]
+        for i, weight in enumerate(self._weights):
+            self._averages[i] += weight * (seconds - self._averages[i])
+
+    def observe_transfer(self, count: int, seconds: float) -> None:
+        """A round trip that carried ``count`` bytes, both ways together, took so long.
+
+        It tells of the rate by what it took beyond the latency, and while no latency is known is taken for one
+        itself: where all messages are as long, that is what they take. Too few bytes tell nothing.
+        """
+        _check("a transfer's bytes", count)
+        _check("a transfer's time", seconds)
+        if count < _LEAST_BYTES:
+            return
+        if not self._averages:
+            before = seconds if self._whole is None else self._whole
+            self._whole = before + self._weights[0] * (seconds - before)
+            return
+        found = max(0.0, seconds - self.latency) / count
+        if self._seconds_per_byte is None:
+            self._seconds_per_byte = found
+        self._seconds_per_byte += self._weights[0] * (found - self._seconds_per_byte)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a round trip without its bytes; 0 while nothing is known."""
+        if not self._averages:
+            return self._whole or 0.0
+        return sum(self._averages) / 2.0
+
+    def round_trip(self, count: int = 0) -> float:
+        """Seconds for ``count`` bytes there and back together."""
+        return self.latency + count * (self._seconds_per_byte or 0.0)
+
+
+class Acceptance:
+    """How often a side's draft is the token: a moving average, at first over all that was seen."""
+
+    def __init__(self, weight: float = 0.05, start: float = 0.5) -> None:
+        """``start`` counts as four observations."""
+        self.weight, self.value, self._seen = weight, start, 4
+
+    def observe(self, accepted: float) -> None:
+        """Whether a draft was accepted, or its chance of it (``aggregation.acceptance``)."""
+        if not 0.0 <= accepted <= 1.0:
+            raise ProfilerError(f"an acceptance is {accepted}; give a share from 0 to 1")
+        self._seen += 1
+        self.value += max(self.weight, 1.0 / self._seen) * (accepted - self.value)

@@ -1,0 +1,198 @@
+"""Which side aggregates the next token.
+
+Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
+section 5.1. Its rule (policy "delta-z") compares what a token takes in the long run with either side aggregating:
+``delta_z``. It knows nothing of what a switch costs, and a switch may cost up to the way there, or gain as much: a
+verdict that rejects the other side's draft has to travel there anyway, and a side that aggregates from then on does
+not send its next draft back first. So "auto" weighs what the verdict and the drafts that wait make the next token
+cost with and without a switch, and how much better off either side is behind that, in the mean over all that may
+follow.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import product
+
+DEVICE, CLOUD = "device", "cloud"
+SIDES = (DEVICE, CLOUD)
+POLICIES = ("auto", "device", "cloud", "random", "delta-z")
+_ITERATIONS = 20  # damped by 1/2 each: to a millionth
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the profiler makes of both sides: seconds a decoding step, seconds a round trip, shares accepted."""
+
+    device_delay: float
+    cloud_delay: float
+    round_trip: float
+    device_acceptance: float
+    cloud_acceptance: float
+
+
+def latency(c_own: float, c_other: float, rtt: float, acceptance_other: float) -> float:
+    """Z, seconds a token in the long run where the own side aggregates (equation 7).
+
+    a max(c, c') + (1 - a) max(c, c' + rtt): the other's draft, of acceptance a, comes late only behind a rejection.
+    """
+    return acceptance_other * max(c_own, c_other) + (1.0 - acceptance_other) * max(c_own, c_other + rtt)
+
+
+def delta_z(c_device: float, c_cloud: float, rtt: float, a_device: float, a_cloud: float) -> float:
+    """Z with the device aggregating less Z with the cloud, seconds a token: above 0 the cloud should (equation 8)."""
+    ahead = c_cloud - c_device
+    if c_device <= c_cloud - rtt:
+        return (1.0 - a_cloud) * rtt
+    if c_device > c_cloud + rtt:
+        return (a_device - 1.0) * rtt
+    lost = 1.0 - (a_device if c_device <= c_cloud else a_cloud)
+    return lost * ahead + (a_device - a_cloud) * rtt
+
+
+def wait(own_made: float, other_made: float, way: float, switch: bool) -> float:
+    """Seconds from a verdict to the next one, here or after a ``switch`` there; ``way``: half a round trip.
+
+    ``own_made``, ``other_made``: in how many seconds the next drafts are made where they are made; below 0 where they
+    were. A wait below 0 is time that the tokens behind it win back.
+    """
+    if switch:
+        return max(own_made + way, other_made)
+    return max(own_made, other_made + way)
+
+
+def won_back(waited: float, delay: float, acceptance: float) -> float:
+    """Seconds of a wait that the tokens behind it win back: the slower side drafts on meanwhile.
+
+    The wait goes ``waited`` seconds beyond its next draft. Of the drafts it makes in them, ``delay`` seconds each,
+    the k-th is of use if it and those before it hold, of both sides: delay (a + ... + a^m), m = waited / delay, a the
+    product of both acceptances.
+    """
+    if waited <= 0.0 or delay <= 0.0:
+        return 0.0
+    if acceptance >= 1.0:
+        return waited
+    return delay * acceptance * (1.0 - acceptance ** (waited / delay)) / (1.0 - acceptance)
+
+
+class Scheduler:
+    """Chooses the side that aggregates behind each verdict; one for a reply, on whichever side that is."""
+
+    def __init__(self, policy: str = "auto", hysteresis: float = 0.02, seed: int = 0) -> None:
+        """``hysteresis``: a switch must gain more than this share of the slower side's decoding step."""
+        if policy not in POLICIES:
+            raise ValueError(f"policy is {policy}; use one of {', '.join(POLICIES)}")
+        if not 0.0 <= hysteresis <= 1.0:
+            raise ValueError(f"hysteresis is {hysteresis}; give a share from 0 to 1")
+        self.policy, self.hysteresis = policy, hysteresis
+        self._random = random.Random(seed)
+
+    def begins(self, estimates: Estimates) -> str:
+        """The side that should aggregate the first token: by what was learnt before; the device where nothing was."""
+        if self.policy in SIDES:
+            return self.policy
+        if self.policy == "random":
+            return DEVICE
+        slower = max(estimates.device_delay, estimates.cloud_delay)
+        return CLOUD if _long_run(estimates, DEVICE) > self.hysteresis * slower else DEVICE
+
+    def side(
+        self,
+        estimates: Estimates,
+        current: str,
+        device_accepted: bool | None = None,
+        cloud_accepted: bool | None = None,
+        own_ahead: int = 0,
+        other_ahead: int = 0,
+    ) -> str:
+        """ "device" or "cloud", to aggregate behind a verdict of side ``current`` about both sides' drafts.
+
+        ``own_ahead``, ``other_ahead``: drafts that wait here behind it, its own and the other side's; of a side that
+        was rejected none do. Without the verdict "auto" is "delta-z".
+        """
+        if self.policy in SIDES:
+            return self.policy
+        if self.policy == "random":
+            return self._random.choice(SIDES)
+        if self.policy == "delta-z" or device_accepted is None or cloud_accepted is None:
+            gain = _long_run(estimates, current)
+        else:
+            held = (device_accepted, cloud_accepted)
+            gain = _gain(estimates, SIDES.index(current), held, own_ahead, other_ahead)
+            # Estimates err: leave the side that is better in the long run only for more than it is better by.
+            gain += min(0.0, _long_run(estimates, current))
+        slower = max(estimates.device_delay, estimates.cloud_delay)
+        if gain > self.hysteresis * slower:
+            return CLOUD if current == DEVICE else DEVICE
+        return current
+
+
+def _long_run(estimates: Estimates, current: str) -> float:
+    found = delta_z(
+        estimates.device_delay,
+        estimates.cloud_delay,
+        estimates.round_trip,
+        estimates.device_acceptance,
+        estimates.cloud_acceptance,
+    )
+    return found if current == DEVICE else -found
+
+
+def _gain(estimates: Estimates, side: int, held: tuple[bool, bool], own_ahead: int, other_ahead: int) -> float:
+    """Seconds that a switch saves, now and in the mean over all that may follow."""
+    delays = (estimates.device_delay, estimates.cloud_delay)
+    way, own, other = estimates.round_trip / 2.0, delays[side], delays[1 - side]
+    own_made = own * (1 - own_ahead) if held[side] and own_ahead else own
+    if not held[1 - side]:
+        other_made = other + way  # it hears of the rejection first
+    elif other_ahead:
+        other_made = -way - other * (other_ahead - 1)
+    else:
+        other_made = other - way  # the last one has just arrived
+    later = _difference(estimates)
+    made = (own_made, other_made) if side == 0 else (other_made, own_made)
+    return _cost(estimates, side, made, False) - _cost(estimates, side, made, True) + (later if side == 0 else -later)
+
+
+def _cost(estimates: Estimates, side: int, made: tuple[float, float], switch: bool) -> float:
+    """A wait without what is won back of it; ``made``: in how many seconds the next drafts of both are."""
+    slower = int(estimates.cloud_delay > estimates.device_delay)
+    delay = max(estimates.device_delay, estimates.cloud_delay)
+    acceptance = estimates.device_acceptance * estimates.cloud_acceptance
+    way = estimates.round_trip / 2.0
+    waited = wait(made[side], made[1 - side], way, switch)
+    there = made[slower] + (way if (side == slower) == switch else 0.0)  # where it is decided
+    return waited - won_back(waited - max(0.0, there), delay, acceptance)
+
+
+def _difference(estimates: Estimates) -> float:
+    """How many seconds more it costs from now on to have the device aggregate, each later switch taken as it pays.
+
+    A Markov decision process of two states, the sides, by relative value iteration of its mean cost. A side that is
+    no faster than the other is taken to have made no drafts ahead.
+    """
+    delays = (estimates.device_delay, estimates.cloud_delay)
+    shares = (estimates.device_acceptance, estimates.cloud_acceptance)
+    way = estimates.round_trip / 2.0
+    outcomes: list[tuple[float, list[float], list[float]]] = []
+    for held in product((True, False), repeat=2):
+        chance, costs = 1.0, list[list[float]]()
+        for side, other in ((0, 1), (1, 0)):
+            chance *= shares[side] if held[side] else 1.0 - shares[side]
+            own_late = not held[side] or delays[side] >= delays[other]
+            own_made = delays[side] if own_late else -way
+            other_made = delays[other] + (-way if held[other] else way)
+            made = (own_made, other_made) if side == 0 else (other_made, own_made)
+            costs.append([_cost(estimates, side, made, switch) for switch in (False, True)])
+        outcomes.append((chance, costs[0], costs[1]))
+    ahead = 0.0
+    for _ in range(_ITERATIONS):
+        change = sum(
+            chance * (min(device[0] + ahead, device[1]) - min(cloud[0], cloud[1] + ahead))
+            for chance, device, cloud in outcomes
+        )
+        ahead += 0.5 * (change - ahead)  # damped, since two states may take turns
+        if abs(change - ahead) < 1e-5:
+            break
+    return ahead

@@ -1,0 +1,374 @@
+"""The cloud's half of questions: answers with many devices at once, from documents that stay here.
+
+One worker thread owns the model and takes turns, a draft a turn. Another takes in what arrives, so that a rejection
+interrupts a forward pass. Whoever submits waits for neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
+from dsd_ros.dragon.evidence import most_bytes
+from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
+from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile
+from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.prompts import Asking, DocumentPrompt
+from dsd_ros.dragon.requests import end_of, name_of, refusal_of
+from dsd_ros.dragon.service_settings import ServiceSettings as ServiceSettings
+from dsd_ros.dragon.state import Contradiction
+from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, QuestionReply, Reveal, Verdict
+
+_log = logging.getLogger(__name__)
+
+Answer = Callable[[Message], object]
+QUESTION_MESSAGES = (Question, Proposal, Verdict, Reveal, QuestionEnd)
+_ENDED_REMEMBERED = 256
+_SILENT_S = 60.0
+_WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
+_WAITING_BYTES = 256 << 20  # of evidence, in all
+_FAILED = "the cloud could not go on with this answer; its log says why"
+
+
+@dataclass(eq=False)
+class _Answer:
+    """One attempt at one question of one peer."""
+
+    question: Question
+    reply: Answer
+    peer: Hashable
+    half: Half | None = None
+    stopped: bool = False
+    waiting: int = 0  # messages in the inbox
+    early: list[Message] = field(default_factory=list)  # came before the half was there
+    came: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)  # the last word of its asker
+
+    @property
+    def key(self) -> tuple[Hashable, int]:
+        return self.peer, self.question.ask
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.half is not None:
+            self.half.stop()
+
+
+class AggregationService:
+    """Answers the questions of any number of peers with one model and one store of documents.
+
+    ``submit`` and ``disconnect`` may be called from any thread. Input that cannot be used is answered by a
+    QuestionReply with an error, or a QuestionEnd.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        retriever: Retriever,
+        settings: ServiceSettings | None = None,
+        *,
+        asking: Asking | None = None,
+        relevance: Relevance | None = None,
+        kept: KeptDocuments | None = None,
+        delay: DecodeDelay | None = None,
+    ) -> None:
+        """``asking``: how the model is asked, where its own template does not say it. ``relevance``: of documents
+        to question and answer so far, for devices that want them weighed anew. ``delay``: of the model's decoding
+        steps, measured beforehand (``measuring``)."""
+        self.model = model
+        self.settings = settings or ServiceSettings()
+        self._retriever = retriever
+        self._asking: Asking = asking or DocumentPrompt(model)
+        self._relevance = relevance
+        self._delay = delay
+        self._kept = kept if kept is not None else KeptDocuments()
+        self._wake = threading.Condition()  # guards all below
+        self._answers: dict[tuple[Hashable, int], _Answer] = {}
+        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
+        self._ended: OrderedDict[tuple[Hashable, int, int], None] = OrderedDict()
+        self._inbox: deque[tuple[_Answer, Message]] = deque()
+        self._waiting_bytes = 0
+        self._turns: deque[_Answer] = deque()
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=work, name=f"aggregation-{name}", daemon=True)
+            for name, work in (("inbox", self._receive_all), ("worker", self._work_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def answers(self) -> int:
+        """How many questions are being answered."""
+        return len(self._answers)
+
+    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
+        """Take a message of ``peer``; False when closed. ``reply`` is called from any thread and must not block."""
+        refusal: Message | None = None
+        with self._wake:
+            if self._closing:
+                return False
+            if isinstance(message, Question):
+                refusal = self._take_question(message, reply, peer)
+            elif isinstance(message, QUESTION_MESSAGES):
+                refusal = self._take(message, peer)
+            self._wake.notify_all()
+        if refusal is not None:
+            reply(refusal)
+        return True
+
+    def disconnect(self, peer: Hashable) -> None:
+        """The peer's link is down: its answers end here. It asks again, with what it has, over the next one."""
+        with self._wake:
+            for answer in [a for a in self._answers.values() if a.peer == peer]:
+                self._drop(answer)
+            self._profiles.pop(peer, None)
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """End all answers and both threads; False if one is still running after ``timeout`` seconds."""
+        with self._wake:
+            told = [] if self._closing else list(self._answers.values())
+            self._closing = True
+            for answer in told:
+                self._drop(answer)
+            self._wake.notify_all()
+        for answer in told:
+            answer.reply(end_of(answer.question, EndCode.CLOSING, "the cloud shuts down"))
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def __enter__(self) -> AggregationService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ under self._wake
+
+    def _take_question(self, question: Question, reply: Answer, peer: Hashable) -> Message | None:
+        before = self._answers.get((peer, question.ask))
+        if before is not None and before.question.attempt >= question.attempt:
+            return None  # doubled
+        if (peer, question.ask, question.attempt) in self._ended:
+            return None
+        if before is not None:
+            self._drop(before)
+        elif len(self._answers) >= self.settings.max_answers and not self._make_room():
+            sentence = (
+                f"the cloud already answers {self.settings.max_answers} questions at once; ask again later, "
+                "or raise its max_answers"
+            )
+            return end_of(question, EndCode.OVERLOADED, sentence)
+        error = refusal_of(self.model, question, scale_of(self._retriever))
+        if error:
+            return QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0)
+        answer = _Answer(question, reply, peer)
+        self._answers[answer.key] = answer
+        self._turns.append(answer)
+        return None
+
+    def _make_room(self) -> bool:
+        """Drop the answer whose asker has been silent for longest, if that is a minute: a topic tells of no end."""
+        silent = min(self._answers.values(), key=lambda answer: answer.heard)
+        if time.monotonic() - silent.heard < _SILENT_S:
+            return False
+        self._drop(silent)
+        return True
+
+    def _take(self, message: Any, peer: Hashable) -> Message | None:
+        answer = self._answers.get((peer, message.ask))
+        if answer is None or answer.question.attempt < message.attempt:
+            if isinstance(message, QuestionEnd) or (peer, message.ask, message.attempt) in self._ended:
+                return None
+            self._remember(peer, message.ask, message.attempt)  # it is told once
+            sentence = "the cloud does not know this question (any more); ask again with another attempt"
+            return end_of(message, EndCode.UNKNOWN, sentence)
+        if answer.question.attempt > message.attempt:
+            return None
+        answer.heard = time.monotonic()
+        if isinstance(message, QuestionEnd):
+            self._drop(answer)
+        elif answer.waiting >= _WAITING_PER_ANSWER or self._waiting_bytes + _size(message) > _WAITING_BYTES:
+            self._drop(answer)
+            return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
+        elif isinstance(message, Proposal) and _size(message) > most_bytes(answer.question, answer.question.vocab_size):
+            self._drop(answer)
+            return end_of(message, EndCode.BAD_EVIDENCE, "a draft's evidence is too long")
+        else:
+            answer.waiting += 1
+            self._waiting_bytes += _size(message)
+            self._inbox.append((answer, message))
+        return None
+
+    def _drop(self, answer: _Answer) -> None:
+        answer.stop()
+        self._waiting_bytes -= sum(map(_size, answer.early))
+        answer.early.clear()
+        if self._answers.get(answer.key) is answer:
+            del self._answers[answer.key]
+            self._turns.remove(answer)
+        self._remember(answer.peer, answer.question.ask, answer.question.attempt)
+
+    def _remember(self, peer: Hashable, ask: int, attempt: int) -> None:
+        self._ended[peer, ask, attempt] = None
+        while len(self._ended) > _ENDED_REMEMBERED:
+            self._ended.popitem(last=False)
+
+    # ------------------------------------------------------------------ the inbox's thread
+
+    def _receive_all(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._inbox or self._closing)
+                if self._closing:
+                    return
+                answer, message = self._inbox.popleft()
+                if answer.half is None and not answer.stopped:
+                    answer.early.append(message)  # it waits until the half is there
+                    continue
+                answer.waiting -= 1
+                self._waiting_bytes -= _size(message)
+                if answer.half is None:
+                    continue
+            self._hand_over(answer, message)
+
+    def _hand_over(self, answer: _Answer, message: Message) -> None:
+        assert answer.half is not None
+        try:
+            answer.half.receive(message)
+        except Contradiction as error:
+            self._give_up(answer, error.code, str(error))
+        except Exception:
+            _log.exception("a message could not be taken in")
+            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
+        with self._wake:
+            if answer.half.ended:
+                self._drop(answer)
+            self._wake.notify_all()
+
+    def _give_up(self, answer: _Answer, code: EndCode, sentence: str) -> None:
+        with self._wake:
+            if answer.stopped:
+                return
+            self._drop(answer)
+        answer.reply(end_of(answer.question, code, sentence))
+
+    # ------------------------------------------------------------------ the worker's thread
+
+    def _work_all(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closing or self._next() is not None)
+                if self._closing:
+                    return
+                answer = self._next()
+                assert answer is not None
+                self._turns.remove(answer)
+                self._turns.append(answer)  # the others come first
+            try:
+                if answer.half is None:
+                    self._open(answer)
+                else:
+                    answer.half.work()
+            except ValueError as error:  # of prompts, contexts and distributions
+                code = EndCode.BAD_QUESTION if answer.half is None else EndCode.MODEL_ERROR
+                self._give_up(answer, code, str(error))
+            except Exception:
+                # One device's trouble must not end the service.
+                _log.exception("a draft failed")
+                self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
+            with self._wake:
+                if answer.half is not None and answer.half.ended:
+                    self._drop(answer)
+
+    def _next(self) -> _Answer | None:
+        """Whose turn it is; under the lock."""
+        for answer in self._turns:
+            if not answer.stopped and (answer.half is None or answer.half.wants_work):
+                return answer
+        return None
+
+    def _open(self, answer: _Answer) -> None:
+        question, model = answer.question, self.model
+        count = min(question.documents, self.settings.max_documents)
+        documents = self._retriever.retrieve(question.text, count) if count else []
+        mixture = LocalMixture(
+            model, self._asking, question.text, documents, question.temperature, self._kept,
+            question.reweight_every, self._relevance,
+        )  # fmt: skip
+        mixture.reserve(question.max_tokens)
+        ends = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
+        with self._wake:
+            if answer.stopped:
+                return
+            profile = self._profiles.get(answer.peer) or Profile.of("cloud", self._delay)
+            self._profiles[answer.peer] = profile
+        held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
+        answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
+        half = Half(
+            question, "cloud", Agreed(model.vocab_size, question.vocab_size, ends), mixture,
+            answer.reply, profile, self._wake,
+        )  # fmt: skip
+        with self._wake:
+            answer.half = half
+            if answer.stopped:
+                half.stop()
+            early, answer.early = answer.early, []
+            self._inbox.extendleft((answer, message) for message in reversed(early))
+            self._wake.notify_all()
+
+
+class WithDocuments:
+    """A verifier engine and a service for questions behind one link: what a server takes for an engine."""
+
+    def __init__(self, engine: Any, service: AggregationService) -> None:
+        self.engine = engine
+        self.service = service
+
+    @property
+    def model(self) -> Any:
+        """The target's."""
+        return self.engine.model
+
+    @property
+    def metrics(self) -> Any:
+        """The engine's."""
+        return self.engine.metrics
+
+    @property
+    def sessions(self) -> int:
+        """Sessions held by the engine."""
+        return int(self.engine.sessions)
+
+    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
+        """As of either."""
+        if isinstance(message, QUESTION_MESSAGES):
+            return self.service.submit(message, reply, peer)
+        return bool(self.engine.submit(message, reply, peer))
+
+    def disconnect(self, peer: Hashable) -> None:
+        self.service.disconnect(peer)
+        self.engine.disconnect(peer)
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """Both are closed, whichever takes its time."""
+        done = self.service.close(timeout)
+        return bool(self.engine.close(timeout)) and done
+
+    def __enter__(self) -> WithDocuments:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _size(message: Any) -> int:
+    return len(message.evidence) if isinstance(message, Proposal) else 0

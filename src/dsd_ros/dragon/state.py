@@ -1,0 +1,369 @@
+"""One side's half of one answer as a pure state machine: no thread, model, clock or socket.
+
+Both sides run it. Drafts and the other side's messages go in, messages for the other side come out, and the tokens
+that are decided grow at both ends alike. Source: DRAGON's section 4.2 (draft queues, target queue, aggregator).
+
+What was drafted is told from what became of it by two numbers: its position, and how many drafts of its side had been
+rejected before. So nothing stale is ever taken for a draft, in whatever order messages of different kinds come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
+from dsd_ros.dragon.mixture import Local
+from dsd_ros.dragon.settings import SIDES, AggregationSettings
+from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.dragon_messages import MAX_REVEALED
+from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, Reveal, Verdict
+from dsd_ros.wire.packing import pack_revealed, unpack_revealed
+
+_STREAMS = {"device": 1, "cloud": 2}
+
+
+class Contradiction(Exception):
+    """The other side said what cannot be; ``code`` is an EndCode. Inside this room only."""
+
+    def __init__(self, sentence: str, code: EndCode = EndCode.OUT_OF_STEP) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decided token: by which side, whose drafts were accepted, and whether the other side goes on."""
+
+    token: int
+    aggregator: str
+    device_accepted: bool
+    cloud_accepted: bool
+    switch: bool
+
+
+class _Draft(NamedTuple):
+    token: int
+    local: Local
+    decode_us: int
+
+
+@dataclass
+class _Theirs:
+    """A draft of the other side; what is known of its distribution is unpacked once it is looked at."""
+
+    proposal: Proposal
+    known: Known | None = None
+    asked: list[int] = field(default_factory=list)
+
+
+class AggregationState:
+    """``side`` is "device" or "cloud". Not thread-safe.
+
+    Use: while ``drafts`` say so, make a draft behind ``prefix`` and hand it to ``drafted``; hand what arrives to
+    ``receive``; send what ``take`` gives, in that order. ``epoch`` changes when drafts under way have become
+    useless. After ``ended`` nothing more happens.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        side: str,
+        vocab_size: int,
+        other_vocab_size: int,
+        eos_token_ids: frozenset[int],
+        switch: Callable[[str, Decision], bool] = lambda _side, _decision: False,
+    ) -> None:
+        """``eos_token_ids``: of both sides. ``switch(this side, what was decided)``: whether the other goes on."""
+        self.question = question
+        self.side = side
+        self.other = SIDES[1 - SIDES.index(side)]
+        self.tokens: list[int] = list(question.answered)
+        self.steps: list[Step] = []
+        self.aggregator = question.aggregator
+        self.rejections = dict.fromkeys(SIDES, 0)
+        self.reveals = 0
+        self._sizes = {side: vocab_size, self.other: other_vocab_size}
+        self._most_bytes = most_bytes(question, other_vocab_size)
+        self._eos = eos_token_ids
+        self._switch = switch
+        self._own: deque[_Draft] = deque()
+        self._theirs: dict[int, _Theirs] = {}
+        self._out: list[Message] = []
+        self._asked: Reveal | None = None
+        self._known: Known | None = None  # of this side's own distribution at the next position
+        # Of Algorithm 1. Each attempt has its own: what was drawn in one is not to be drawn again.
+        key = [question.seed, question.reply, question.attempt, _STREAMS[side]]
+        self._drafting = np.random.default_rng([*key, 1])
+        self._deciding = np.random.default_rng([*key, 2])
+        self._draws: Draws | None = None
+
+    # ------------------------------------------------------------------ what the driver asks
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is whole."""
+        tokens = self.tokens
+        return len(tokens) >= self.question.max_tokens or bool(tokens and tokens[-1] in self._eos)
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether this side decides."""
+        return self.aggregator == self.side
+
+    @property
+    def epoch(self) -> int:
+        """Changes when this side's drafts were dropped."""
+        return self.rejections[self.side]
+
+    @property
+    def prefix(self) -> list[int]:
+        """What the next draft stands behind: the decided tokens and this side's own drafts."""
+        return self.tokens + [draft.token for draft in self._own]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether another draft is wanted."""
+        if self.ended or len(self._own) >= self.question.window:
+            return False
+        if self._own and self._own[-1].token in self._eos:
+            return False
+        return len(self.tokens) + len(self._own) < self.question.max_tokens
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """How many drafts of each side wait."""
+        return {self.side: len(self._own), self.other: len(self._theirs)}
+
+    @property
+    def ahead(self) -> tuple[int, int]:
+        """How many drafts wait here in a row behind the next position: this side's, and the other's."""
+        theirs, first = 0, len(self.tokens) + 1
+        while (held := self._theirs.get(first + theirs)) is not None:
+            if held.proposal.rejections != self.rejections[self.other]:
+                break
+            theirs += 1
+        return max(0, len(self._own) - 1), theirs
+
+    def take(self) -> list[Message]:
+        """The messages to be sent, in their order; they are forgotten here."""
+        out, self._out = self._out, []
+        return out
+
+    # ------------------------------------------------------------------ what happens
+
+    def drafted(self, local: Local, decode_us: int = 0) -> None:
+        """A draft from the distribution behind ``prefix``. SamplingError for one that is none."""
+        position = len(self.tokens) + len(self._own)
+        self._own.append(_Draft(self._choose(local.p, position), local, decode_us))
+        if self.aggregates:
+            self._aggregate()
+        else:
+            self._propose(position)
+
+    def receive(self, message: Message) -> None:
+        """A message of the other side, of this ask and attempt. Contradiction; then this half is of no more use."""
+        if isinstance(message, Proposal):
+            self._on_proposal(message)
+        elif isinstance(message, Verdict):
+            self._on_verdict(message)
+        elif isinstance(message, Reveal):
+            if message.values:
+                self._on_revealed(message)
+            else:
+                self._reveal(message)
+
+    def _on_proposal(self, proposal: Proposal) -> None:
+        first, last = len(self.tokens), len(self.tokens) + 2 * self.question.window
+        if proposal.rejections < self.rejections[self.other] or proposal.position < first:
+            return  # rejected, or decided, while it was under way
+        if proposal.position > last or proposal.position >= self.question.max_tokens:
+            raise Contradiction(f"a draft of position {proposal.position} is too far ahead of {first} decided tokens")
+        if len(proposal.evidence) > self._most_bytes:
+            raise Contradiction("a draft's evidence is too long", EndCode.BAD_EVIDENCE)
+        held = self._theirs.get(proposal.position)
+        if held is not None and held.proposal.rejections >= proposal.rejections:
+            return  # doubled
+        self._theirs[proposal.position] = _Theirs(proposal)
+        self._aggregate()
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        if verdict.position != len(self.tokens):
+            return  # doubled; or one before got lost, and nothing helps but another attempt
+        if self.aggregates or not self._own or verdict.token >= self._sizes[self.side]:
+            raise Contradiction(f"a verdict on position {verdict.position} was not due")
+        accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
+        if accepted[self.side] != (self._own[0].token == verdict.token):
+            raise Contradiction("a verdict says other things of a draft than its token")
+        self._decided(verdict.token, accepted, verdict.switch)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._reveal(asked)
+        self._aggregate()
+
+    def _reveal(self, message: Reveal) -> None:
+        """The aggregator asks for exact probabilities of the draft that it is about to decide."""
+        if message.position > len(self.tokens):
+            self._asked = message  # has overtaken a verdict
+            return
+        stale = message.rejections != self.rejections[self.side]
+        if self.aggregates or stale or message.position < len(self.tokens) or not self._own:
+            return
+        p = self._own[0].local.p
+        if max(message.ids) >= len(p):
+            raise Contradiction("a token that this side does not have was asked for")
+        values = p[torch.tensor(message.ids)].numpy()
+        self.reveals += 1
+        self._out.append(
+            Reveal(
+                message.ask, message.attempt, message.position, message.rejections, message.ids,
+                pack_revealed(values),
+            )
+        )  # fmt: skip
+
+    def _on_revealed(self, message: Reveal) -> None:
+        theirs = self._theirs.get(message.position)
+        if (
+            not self.aggregates
+            or theirs is None
+            or theirs.known is None
+            or message.position != len(self.tokens)
+            or message.rejections != theirs.proposal.rejections
+            or message.ids != theirs.asked
+        ):
+            return
+        try:
+            theirs.known.reveal(message.ids, unpack_revealed(message.values, len(message.ids)))
+        except (SamplingError, WireError) as error:
+            raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
+        theirs.asked = []
+        self._aggregate()
+
+    # ------------------------------------------------------------------ aggregation
+
+    def _aggregate(self) -> None:
+        """Decide as many tokens as can be, while it is this side's turn."""
+        while self.aggregates and not self.ended and self._own:
+            theirs = self._theirs.get(len(self.tokens))
+            if theirs is None or theirs.asked or theirs.proposal.rejections != self.rejections[self.other]:
+                return
+            found = self._decide(theirs)
+            if isinstance(found, Undecided):
+                self._ask(theirs, found)
+                return
+            position, decode_us = len(self.tokens), self._own[0].decode_us
+            accepted = {"device": found.device_accepted, "cloud": found.cloud_accepted}
+            ends = found.token in self._eos or position + 1 >= self.question.max_tokens
+            switch = not ends and self._switch(self.side, found)
+            question = self.question
+            self._out.append(
+                Verdict(
+                    question.ask, question.attempt, position, found.token, found.device_accepted,
+                    found.cloud_accepted, switch, decode_us,
+                )
+            )  # fmt: skip
+            self._decided(found.token, accepted, switch)
+            if switch:  # the other side has not seen this side's drafts yet
+                for number in range(len(self._own)):
+                    self._propose(len(self.tokens) + number)
+
+    def _decide(self, theirs: _Theirs) -> Decision | Undecided:
+        proposal, own = theirs.proposal, self._own[0]
+        noise = self._noise(len(self.tokens))
+        try:
+            if theirs.known is None:
+                size = self._sizes[self.other]
+                theirs.known = unpack_evidence(self.question, proposal, size, noise)
+            if self._known is None:
+                self._known = Known.whole(own.local.p)
+            offers = {
+                self.side: Offer(own.token, own.local.log_weight, self._known),
+                self.other: Offer(proposal.token, proposal.log_weight, theirs.known),
+            }
+            if self._independent and self._draws is None:
+                self._draws = Draws(*self._deciding.random(2).tolist())
+            return decide(offers["device"], offers["cloud"], noise, self._draws)
+        except (SamplingError, WireError) as error:
+            raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
+
+    def _ask(self, theirs: _Theirs, undecided: Undecided) -> None:
+        theirs.asked = undecided.ids[:MAX_REVEALED]
+        self.reveals += 1
+        question = self.question
+        self._out.append(
+            Reveal(
+                question.ask, question.attempt, len(self.tokens), theirs.proposal.rejections,
+                theirs.asked,
+            )
+        )  # fmt: skip
+
+    def _decided(self, token: int, accepted: dict[str, bool], switch: bool) -> None:
+        """What a verdict does at either side."""
+        self._theirs.pop(len(self.tokens), None)
+        self.tokens.append(token)
+        self.steps.append(Step(token, self.aggregator, accepted["device"], accepted["cloud"], switch))
+        for side in SIDES:
+            self.rejections[side] += not accepted[side]
+        if accepted[self.side]:
+            self._own.popleft()
+        else:
+            self._own.clear()
+        due = self.rejections[self.other]
+        for position, theirs in list(self._theirs.items()):
+            if theirs.proposal.rejections < due:
+                del self._theirs[position]
+        self._known = self._draws = None
+        if self.ended:
+            self._own.clear()
+            self._theirs.clear()
+        elif switch:
+            self.aggregator = self.other if self.aggregates else self.side
+
+    def _propose(self, position: int) -> None:
+        draft, question = self._own[position - len(self.tokens)], self.question
+        noise = self._noise(position)
+        self._out.append(
+            Proposal(
+                question.ask, question.attempt, position, self.rejections[self.side], draft.token,
+                draft.local.log_weight, pack_evidence(question, draft.local.p, draft.token, noise),
+                draft.decode_us,
+            )
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ randomness
+
+    @property
+    def _greedy(self) -> bool:
+        return self.question.temperature == 0.0
+
+    @property
+    def _independent(self) -> bool:
+        return not self._greedy and self.question.randomness == "independent"
+
+    def _noise(self, position: int) -> np.ndarray | None:
+        if self._greedy:
+            return None
+        question = self.question
+        return gumbel(question.seed, question.reply, position, max(self._sizes.values()))
+
+    def _choose(self, p: torch.Tensor, position: int) -> int:
+        """This side's draft: its own sample, with the noise that the target's is drawn with where that is shared."""
+        if self._independent:
+            return sample(p, self._drafting)
+        noise = self._noise(position)
+        return int(p.argmax()) if noise is None else choose(p, noise[: len(p)])
+
+
+def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:
+    """The token of a side that goes on alone with p (V,); the same again for the same position and seed."""
+    if settings.greedy:
+        return int(p.argmax())
+    return choose(p, gumbel(settings.seed, reply, position, len(p)))

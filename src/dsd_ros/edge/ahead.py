@@ -1,0 +1,384 @@
+"""Pre-drafting: the next round's draft made by worker threads while this one is being verified.
+
+FSD Algorithm 1's N workers, with guessed outcomes and rounds sent ahead. Work is handed out level by
+level, so that a worker stops, or turns to something more likely, after one forward pass at the latest.
+A worker never touches a sequence that others may see: it forks (0.03 ms) and grows the fork. Nor does
+anybody rank anything while others wait: what takes longer than a look is done outside the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
+from dsd_ros.edge.draft_model import DraftedRound, GrowingDraft, Step, advance
+from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
+from dsd_ros.edge.outcomes import GUESS, Outcomes, Predraft
+from dsd_ros.wire.messages import Outcome
+
+_log = logging.getLogger(__name__)
+_CLOSE_S = 5.0
+_PASS_S = 30.0  # a forward pass that takes longer is not waited for
+
+
+@dataclass(eq=False)
+class _LookBehind:
+    """One pass behind the leaves of a round's draft: what follows if a whole path is accepted."""
+
+    leaves: list[int]  # that the draft has not looked behind itself
+    rows: dict[int, torch.Tensor]  # what ranks the tokens behind a leaf, (V,)
+    begun: bool = False
+    stepping: bool = False
+    failed: bool = False
+    guesses: list[Guess] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Level:
+    """A round on its way: the one whose outcome is awaited, or one sent ahead."""
+
+    outcomes: Outcomes
+    chances: list[float]
+    behind: _LookBehind
+    ahead: Predraft | None = None  # behind the likeliest outcome, to be sent ahead
+    followed: bool = False  # that one is being sent
+    said: list[tuple[Outcome, float]] = field(default_factory=list)  # by exits, and how far believed
+
+    @property
+    def round(self) -> DraftedRound:
+        return self.outcomes.round
+
+
+@dataclass(eq=False)
+class _Job:
+    """One level's work on a pre-draft, or one look behind a draft."""
+
+    level: _Level
+    task: Predraft | _LookBehind
+
+    def begin(self) -> Step:
+        task, of = self.task, self.level.round
+        if isinstance(task, _LookBehind):
+            return of.draft.look_behind(task.leaves)
+        if task.draft is None:
+            task.draft = of.next_draft(task.accepted, task.next_token, fork=True)
+        return task.draft.step()
+
+    def take(self, logits: torch.Tensor | None, seconds: float) -> None:
+        """``logits`` None: the context is full."""
+        of, task = self.level.round, self.task
+        if isinstance(task, Predraft):
+            assert task.draft is not None
+            task.draft.seconds += seconds
+            task.draft.take(logits)
+        elif logits is None:
+            task.failed = True
+        else:
+            depths = of.draft.tree.depths
+            positions = [len(of.prefix) + depths[leaf] for leaf in task.leaves]
+            task.rows.update(zip(task.leaves, of.drafting.ranking(logits, positions), strict=True))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What had been made ahead for an outcome, and the figures of the round that ended with it.
+
+    source: "exit", "guess", "flight" (``sent``: that round is already on its way), or "".
+    """
+
+    draft: GrowingDraft | None = None
+    source: str = ""
+    complete: bool = False
+    sent: DraftedRound | None = None
+    begun: int = 0
+
+
+class PredraftPool:
+    """Worker threads of one edge session. They start with the first round and end at ``close``.
+
+    ``begin``, ``offer``, ``take`` and ``reset`` are for the session's thread. ``send_ahead`` is called by
+    a worker with each round to be sent before the outcome in front of it is known.
+    """
+
+    def __init__(self, settings: DecodeSettings, send_ahead: Callable[[DraftedRound], None]) -> None:
+        self._settings = settings
+        self._send_ahead = send_ahead
+        coupled = settings.proven_by is Proof.COUPLED
+        self._guesser = Guesser(settings.sampling, settings.seed, coupled)
+        self._trust: defaultdict[int, Trust] = defaultdict(Trust)  # by layer of an exit
+        self._chance = random.Random(settings.seed)
+        self._guessing = settings.predraft_source != "exits"
+        self._ahead = settings.pipeline_depth > 1
+        self._heeding = settings.predraft_source != "guesses"
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()  # a round is never sent before the one in front of it
+        self._work = threading.Condition(self._lock)
+        self._stepped = threading.Condition(self._lock)
+        self._levels: list[_Level] = []
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()  # of the threads there are now
+        self._error = ""
+
+    @property
+    def error(self) -> str:
+        """The first failure of a worker since ``reset``, one sentence; "" when none failed."""
+        return self._error
+
+    def begin(self, of: DraftedRound) -> None:
+        """A round is on its way: draft behind the outcomes it may have, until ``take``."""
+        with self._lock:
+            level = self._levels[0] if self._levels else None
+        if level is None or level.round is not of:  # else it was sent ahead
+            level = self._level(of) if len(of.draft.tree) else None
+        with self._lock:
+            if level is None or not (self._levels and self._levels[0] is level):
+                self._levels = [] if level is None else [level]
+            if level is None:
+                return
+            self._note_acceptances(level)
+            self._start_threads()
+            self._work.notify_all()
+        self._extend()
+        if not self._guessing:
+            return
+        # The session only waits from here on: ranking does not hold it up.
+        guesses = self._guesser.rejections(of.draft.tree, of.draft.rows, level.chances, self._settings.predraft_budget)
+        with self._lock:
+            level.outcomes.guess(guesses)
+            self._work.notify_all()
+
+    def offer(self, outcome: Outcome) -> None:
+        """An early exit has spoken."""
+        if not self._heeding:
+            return
+        with self._lock:
+            level = self._levels[0] if self._levels else None
+            if level is None or outcome.round != level.round.number:
+                return
+            if outcome.accepted > len(level.round.draft.tree):
+                return
+            confidence = outcome.confidence
+            if self._guessing:  # an exit too sure of itself must not drive out all guesses
+                confidence = self._trust[outcome.layer].corrected(confidence)
+            if len(level.said) < MAX_EXITS:
+                level.said.append((outcome, confidence))
+            level.outcomes.heed(outcome.accepted, outcome.next_token, confidence)
+            self._work.notify_all()
+
+    def take(self, accepted: int, next_token: int) -> Taken:
+        """The round's outcome is final: end its pre-drafts and give the one that fits, if there is one.
+
+        Waits at most for the forward pass that works on the fitting one, and for no other.
+        """
+        with self._lock:
+            if not self._levels:
+                return Taken()
+            level, *ahead = self._levels
+            if level.chances:
+                self._guesser.learn(level.round.draft.tree, level.chances, accepted)
+            for outcome, confidence in level.said:
+                held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
+                self._trust[outcome.layer].learn(confidence, held)
+            begun = level.outcomes.begun
+            fitting = level.outcomes.find(accepted, next_token)
+            if fitting is not None and ahead and fitting is level.ahead:
+                self._levels = ahead
+                return Taken(fitting.draft, "flight", True, ahead[0].round, begun)
+            self._levels = []
+            if fitting is None or not fitting.begun:
+                return Taken(begun=begun)
+            complete = fitting.complete
+            while fitting.stepping:
+                if not self._stepped.wait(_PASS_S):
+                    return Taken(begun=begun)
+            if fitting.failed or fitting.draft is None:
+                return Taken(begun=begun)
+            return Taken(fitting.draft, fitting.source, complete, None, begun)
+
+    def reset(self) -> None:
+        """Drop all work; a reply begins, or begins anew, or is over."""
+        with self._lock:
+            self._levels = []
+            self._error = ""
+
+    def close(self) -> None:
+        """End the threads, each after the forward pass it is in; ``begin`` starts them again."""
+        with self._lock:
+            self._levels = []
+            self._stop.set()
+            self._work.notify_all()
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+        self._threads = []
+
+    # ----------------------------------------------------------------------- outside the lock
+
+    def _level(self, of: DraftedRound) -> _Level:
+        settings, draft = self._settings, of.draft
+        outcomes = Outcomes(
+            of, settings.predraft_policy, settings.predraft_budget, self._chance,
+            paper=not self._guessing,
+        )  # fmt: skip
+        if not (self._guessing or self._ahead):
+            return _Level(outcomes, [], _LookBehind([], {}, begun=True))
+        chances = self._guesser.chances(of.drafting.reply, of.number, draft.tree, draft.rows)
+        leaves, known = of.open_leaves, draft.rows_behind
+        unknown = [leaf for leaf in leaves if leaf not in known]
+        rows = {leaf: known[leaf] for leaf in leaves if leaf in known}
+        level = _Level(outcomes, chances, _LookBehind(unknown, rows, begun=not unknown))
+        if rows and not unknown:
+            self._guess_acceptances(level)
+        return level
+
+    def _guess_acceptances(self, level: _Level) -> None:
+        """Once the leaves' rows are known: the outcomes that accept a whole path."""
+        of, behind = level.round, level.behind
+        behind.guesses = self._guesser.acceptances(
+            of.drafting.reply, of.number, of.draft.tree, behind.rows, level.chances,
+            self._settings.predraft_budget,
+        )  # fmt: skip
+
+    def _extend(self) -> None:
+        """Send the next round ahead, when its draft is there and there is room for it."""
+        with self._lock:
+            level = self._levels[-1] if self._levels else None
+            if level is None or level.followed or len(self._levels) >= self._settings.pipeline_depth:
+                return
+            ahead = level.ahead
+            if ahead is None or not ahead.complete or ahead.draft is None:
+                return
+            if not len(ahead.draft.tree):
+                return
+            level.followed = True
+        following = level.round.followed_by(ahead.accepted, ahead.next_token, ahead.draft)
+        further = self._level(following)
+        with self._sending:
+            with self._lock:
+                if not (self._levels and self._levels[-1] is level):
+                    return  # its outcome has come meanwhile
+                self._levels.append(further)
+                self._note_acceptances(further)
+                self._work.notify_all()
+            self._send_ahead(following)
+
+    # ------------------------------------------------------------------------- under the lock
+
+    def _start_threads(self) -> None:
+        if self._threads:
+            return
+        self._stop = threading.Event()
+        count = 1 if self._settings.predraft_batch > 1 else self._settings.predraft_workers
+        for number in range(count):
+            thread = threading.Thread(target=self._run, args=(self._stop,), name=f"predraft-{number + 1}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _note_acceptances(self, level: _Level) -> None:
+        guesses = level.behind.guesses
+        if self._guessing and level is self._levels[0]:
+            level.outcomes.guess(guesses)
+        if self._ahead and level.ahead is None and guesses:
+            likeliest = guesses[0]
+            level.ahead = level.outcomes.name(likeliest.accepted, likeliest.next_token, GUESS, likeliest.score)
+
+    def _choose(self) -> list[_Job]:
+        """What to do next: as many as one pass takes."""
+        settings = self._settings
+        slots = min(settings.predraft_batch, settings.predraft_workers)
+        jobs: list[_Job] = []
+        # 1. What goes on behind all that is accepted, which the most likely outcomes wait for.
+        for level in self._levels:
+            behind, ahead = level.behind, level.ahead
+            if len(jobs) == slots:
+                break
+            if not behind.begun:
+                behind.begun = True
+                jobs.append(_Job(level, behind))
+            elif ahead is not None and not (ahead.stepping or ahead.complete or ahead.failed):
+                level.outcomes.take_out(ahead)
+                jobs.append(_Job(level, ahead))
+        # 2. The outcomes of the round that is awaited.
+        while self._levels and len(jobs) < slots:
+            level, behind = self._levels[0], self._levels[0].behind
+            # Often the likeliest accepts all, and is known last: a place is kept for it.
+            kept = int(self._guessing and (behind.stepping or not behind.begun))
+            predraft = level.outcomes.pop(kept)
+            if predraft is None:
+                break
+            jobs.append(_Job(level, predraft))
+        for job in jobs:
+            job.task.stepping = True
+        return jobs
+
+    def _settle(self, job: _Job) -> None:
+        """After a job's pass: what was learned, and back into the queue with what is not complete."""
+        task, level = job.task, job.level
+        if level not in self._levels or task.failed:
+            return
+        if isinstance(task, _LookBehind):
+            self._note_acceptances(level)
+        elif not task.complete:
+            level.outcomes.put_back(task)
+
+    # -------------------------------------------------------------------------- worker threads
+
+    def _run(self, stop: threading.Event) -> None:
+        while True:
+            with self._lock:
+                while not stop.is_set() and not (jobs := self._choose()):
+                    self._work.wait()
+                if stop.is_set():
+                    return
+            self._step(jobs)
+            del jobs  # idle, a worker holds no memory of a reply
+
+    def _step(self, jobs: list[_Job]) -> None:
+        """One pass for all jobs, and what follows from it. Never raises."""
+        failure: Exception | None = None
+        try:
+            _forward(jobs)
+            for job in jobs:
+                if isinstance(job.task, _LookBehind) and not job.task.failed:
+                    self._guess_acceptances(job.level)
+        except Exception as error:
+            failure = error
+        with self._lock:
+            for job in jobs:
+                job.task.stepping = False
+                job.task.failed = job.task.failed or failure is not None
+                self._settle(job)
+            self._stepped.notify_all()
+            if any(isinstance(job.task, _LookBehind) for job in jobs):
+                self._work.notify_all()
+        try:
+            self._extend()
+        except Exception as error:
+            failure = error
+        if failure is not None:
+            self._note(failure)
+
+    def _note(self, failure: Exception) -> None:
+        with self._lock:
+            first, self._error = (
+                not self._error,
+                self._error or (f"a pre-draft failed: {type(failure).__name__}: {failure}"),
+            )
+        if first:
+            _log.error("a pre-draft failed; the reply goes on without it", exc_info=failure)
+
+
+def _forward(jobs: list[_Job]) -> None:
+    began = time.perf_counter()
+    rows = advance([job.begin() for job in jobs])
+    seconds = time.perf_counter() - began
+    for job, logits in zip(jobs, rows, strict=True):
+        job.take(logits, seconds)

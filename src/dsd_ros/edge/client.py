@@ -1,0 +1,336 @@
+"""A session with the verifier over a link that may lose, double, reorder, stall or break.
+
+Everything sent may be sent again: rounds are idempotent at the verifier, and what is late or doubled on
+its way back is told by its numbers and dropped here.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dsd_ros.edge.errors import SessionLost, TargetChanged, VerifierRefused
+from dsd_ros.edge.limits import Limits
+from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
+from dsd_ros.wire.messages import (
+    Draft,
+    Message,
+    Outcome,
+    Refusal,
+    RefusalCode,
+    SessionClose,
+    SessionReply,
+    SessionRequest,
+)
+from dsd_ros.wire.pictures import ENCODINGS
+
+_log = logging.getLogger(__name__)
+_HANDSHAKE_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How patient the robot's half is with link and verifier; ValueError for a value out of place."""
+
+    response_timeout_s: float = field(
+        default=5.0, metadata={"help": "seconds of silence until a round is sent again", "min": 0.05, "max": 600.0}
+    )
+    attempts: int = field(
+        default=5,
+        metadata={"help": "times a round is sent or a link is dialled before giving up", "min": 1, "max": 100},
+    )
+    image_encoding: str = field(
+        default="png", metadata={"help": "how pictures travel, both lossless", "choices": ENCODINGS}
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.response_timeout_s <= 600.0:
+            raise ValueError(f"response_timeout_s is {self.response_timeout_s}; use 0.05 to 600 seconds")
+        if not 1 <= self.attempts <= 100:
+            raise ValueError(f"attempts is {self.attempts}; use 1 to 100")
+        if self.image_encoding not in ENCODINGS:
+            raise ValueError(f"unknown image_encoding {self.image_encoding!r}; use one of {', '.join(ENCODINGS)}")
+
+
+class VerifierLink:
+    """One session at a time over one channel, opened, resumed and kept in step."""
+
+    def __init__(
+        self, channel: Channel, request: Callable[[int, bytes], SessionRequest], settings: LinkSettings
+    ) -> None:
+        """``request(number, ticket)`` makes the request that opens or, with a ticket, resumes a session."""
+        self.channel = channel
+        self.settings = settings
+        self.session = 0
+        self._ticket = b""
+        self.verifier: SessionReply | None = None
+        self._request = request
+        self._backoff = Backoff()
+        self._up = False
+        self._early: dict[tuple[int, int], Outcome] = {}
+        self._refused: set[tuple[int, int]] = set()  # rounds that came to nothing before their turn
+        self._epoch = 0  # how often link and session were brought up
+        self._flights: dict[tuple[int, int], int] = {}  # rounds sent ahead, and in which epoch
+        self._sending = threading.Lock()  # rounds sent ahead come from other threads
+
+    def open(self, limits: Limits) -> None:
+        """Bring the link up and open or resume the session; SessionLost when it is another one now.
+
+        LinkRefused, VerifierRefused, or the last LinkClosed or LinkTimeout after all attempts.
+        """
+        before = self.session
+        failure: LinkError | None = None
+        for attempt in range(self.settings.attempts):
+            if attempt:
+                limits.sleep(self._backoff.next_delay())
+            try:
+                if not self._up:
+                    self.channel.reconnect()
+                    self._up = True
+                self._handshake(limits)
+                self._epoch += 1
+                self._backoff.reset()
+                break
+            except (LinkClosed, LinkTimeout) as error:
+                self._up = False
+                failure = error
+        else:
+            assert failure is not None
+            raise failure
+        if before and self.session != before:
+            self.begin_reply()  # what the session before said holds, but this one does not know it
+            raise SessionLost
+
+    def mend(self, limits: Limits) -> None:
+        """Dial anew, and resume the session or open another: whether the link works is known then.
+
+        Raises what ``open`` raises but SessionLost; tries once, however many attempts the settings allow.
+        """
+        self._up = False
+        try:
+            self.channel.reconnect()
+            self._up = True
+            before = self.session
+            self._handshake(limits)
+            self._epoch += 1
+            if self.session != before:
+                self.begin_reply()
+        except (LinkClosed, LinkTimeout):
+            self._up = False
+            raise
+
+    def forget(self) -> None:
+        """The verifier does not know the session any more: the next ``open`` begins a new one."""
+        self.session, self._ticket = 0, b""
+        self.begin_reply()
+
+    def begin_reply(self) -> None:
+        """Drop what came ahead of its turn for the reply before."""
+        self._early.clear()
+        self._refused.clear()
+        self._flights.clear()
+
+    def post(self, message: Message) -> None:
+        """Send without waiting, from any thread. A link found down is not reported: ``exchange`` mends it."""
+        if not self._up:
+            return
+        try:
+            self._send(message)
+        except LinkClosed:
+            self._up = False
+
+    def post_ahead(self, draft: Draft) -> None:
+        """``post`` a round that is sent ahead. Where it gets lost with the link, ``exchange`` knows."""
+        in_session = bool(draft.session) and draft.session == self.session
+        self._flights[draft.reply, draft.round] = self._epoch if in_session and self._up else -1
+        if in_session:
+            self.post(draft)
+
+    def _send(self, message: Message) -> None:
+        with self._sending:
+            self.channel.send(message)
+
+    def exchange(
+        self,
+        reply: int,
+        number: int,
+        again: Callable[[bool], list[Message]],
+        limits: Limits,
+        on_early: Callable[[Outcome], None] | None = None,
+        ahead: bool = False,
+    ) -> Outcome:
+        """Wait for the final outcome of round ``number`` of ``reply``, which has been posted.
+
+        ``again(whole)`` is what is sent, in the session there is then, after silence, a broken link, or when
+        the verifier lacks something; ``whole``: it lacks the observation and all that was verified of it.
+        ``ahead``: the round was sent on an assumption that has come true. ``on_early`` is called with
+        each early outcome of this round. Raises VerifierRefused, LinkError, DeadlineExceeded,
+        DecodeCancelled; TargetChanged in round 1 when the verifier came back with another target.
+        """
+        if (early := self._early.pop((reply, number), None)) is not None:
+            return early
+        # What was said of a round sent ahead is nothing about one drafted after its outcome.
+        refused = ahead and (reply, number) in self._refused
+        lost = ahead and self._flights.get((reply, number), self._epoch) != self._epoch
+        resend = refused or lost
+        whole = False
+        target = self.verifier
+        failures = 0
+        failure: Exception | None = None
+        limits.heard()
+        while failures < self.settings.attempts:
+            limits.check()
+            try:
+                if not (self._up and self.session):
+                    resend = True
+                    self.open(limits)
+                self._check_same(target, number)
+                if resend:
+                    for message in again(whole):
+                        self._send(message)
+                return self._await_outcome(reply, number, limits, on_early, ahead and not resend)
+            except SessionLost:
+                whole = True
+                failure = LinkClosed("the verifier keeps forgetting the session; is it being restarted?")
+            except LinkClosed as error:
+                self._up = False
+                failure = error
+            except LinkTimeout as error:
+                # The message may be lost, or the link dead without knowing it: next time dial anew.
+                self._up = self._up and failures == 0
+                failure = error
+            except _SendAgain as error:
+                if not error.at_once:
+                    limits.sleep(self._backoff.next_delay())
+                whole = whole or error.whole
+                failure = error
+            failures += 1
+            resend = True
+            where = {"session": self.session, "reply": reply, "round": number, "attempt": failures}
+            _log.info("round to be sent again", extra=where)
+        if isinstance(failure, LinkError):
+            raise failure
+        raise VerifierRefused(str(failure), RefusalCode.OVERLOADED)
+
+    def close(self) -> None:
+        """Tell the verifier that the session is over, if the link is up; the channel stays open."""
+        if self.session:
+            self.post(SessionClose(self.session))
+        self.forget()
+
+    def _check_same(self, before: SessionReply | None, number: int) -> None:
+        """Whether the verifier still has the target that it had: only that can go on with a reply."""
+        now = self.verifier
+        if before is None or now is None or before.target_fingerprint == now.target_fingerprint:
+            return
+        if number == 1:
+            raise TargetChanged
+        raise VerifierRefused(
+            f"the verifier came back with the target {now.target_name}, which cannot go on with a reply of "
+            f"{before.target_name}; decode again",
+            "other-target",
+        )
+
+    def _handshake(self, limits: Limits) -> None:
+        number = secrets.randbits(32)
+        request = self._request(number, self._ticket)
+        until = time.monotonic() + self.settings.response_timeout_s
+        retry = 0.0
+        while True:
+            now = time.monotonic()
+            if now >= until:
+                raise LinkTimeout(
+                    f"the verifier did not answer within {self.settings.response_timeout_s:g} s; "
+                    "is one running at the other end?"
+                )
+            if now >= retry:  # doubled requests open one session
+                self._send(request)
+                retry = now + _HANDSHAKE_RETRY_S
+            message = self._receive(min(until, retry), limits)
+            if isinstance(message, SessionReply) and message.request == number:
+                if message.error:
+                    raise VerifierRefused(message.error, "session")
+                how = "resumed" if message.session == self.session else "opened"
+                _log.info("session %s", how, extra={"session": message.session})
+                self.session, self._ticket = message.session, message.ticket
+                self.verifier = message
+                return
+            if isinstance(message, Refusal) and message.code == RefusalCode.MALFORMED:
+                raise VerifierRefused(message.sentence, message.code)
+
+    def _await_outcome(
+        self, reply: int, number: int, limits: Limits, on_early: Callable[[Outcome], None] | None, ahead: bool
+    ) -> Outcome:
+        until = time.monotonic() + self.settings.response_timeout_s
+        while True:
+            message = self._receive(until, limits)
+            if message is None:
+                raise LinkTimeout(
+                    f"the verifier did not answer round {number} within {self.settings.response_timeout_s:g} s"
+                )
+            if isinstance(message, Refusal):
+                self._heed(message, reply, number, ahead)
+            elif isinstance(message, Outcome):
+                if message.session != self.session or message.reply != reply:
+                    continue
+                if not message.is_final:
+                    if on_early is not None and message.round == number:
+                        on_early(message)
+                    continue
+                if message.round == number:
+                    return message
+                if message.round > number and len(self._early) < 4096:
+                    self._early[reply, message.round] = message
+
+    def _heed(self, refusal: Refusal, reply: int, number: int, ahead: bool) -> None:
+        """Raise what a refusal means for the round waited for; return when it is about another."""
+        if refusal.code == RefusalCode.MALFORMED:
+            raise VerifierRefused(refusal.sentence, refusal.code)
+        about_us = refusal.session == self.session and refusal.reply == reply
+        if about_us and refusal.code == RefusalCode.UNKNOWN_SESSION and (refusal.round == 0 or refusal.round >= number):
+            self.forget()
+            raise SessionLost
+        if not about_us or refusal.round not in (0, number):
+            if about_us and refusal.round > number and len(self._refused) < 4096:
+                self._refused.add((reply, refusal.round))
+            return
+        if refusal.code == RefusalCode.ASSUMPTION_FAILED:
+            if ahead:  # it overtook the round in front of it: the assumption holds
+                raise _SendAgain(refusal.sentence, at_once=True)
+            return  # of an assumption that was given up
+        if refusal.code == RefusalCode.UNKNOWN_PICTURE:
+            if number > 1:  # a late double: the observation has been read since
+                return
+            raise _SendAgain(refusal.sentence, at_once=True, whole=True)
+        if refusal.code == RefusalCode.NO_OBSERVATION:
+            raise _SendAgain(refusal.sentence, whole=True)
+        if refusal.code == RefusalCode.OVERLOADED:
+            raise _SendAgain(refusal.sentence)
+        raise VerifierRefused(refusal.sentence, refusal.code)
+
+    def _receive(self, until: float, limits: Limits) -> Message | None:
+        """The next message; None when there is none until then."""
+        while True:
+            limits.check()
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
+            try:
+                message = self.channel.receive(limits.slice(left))
+            except LinkTimeout:
+                continue
+            limits.heard()
+            return message
+
+
+class _SendAgain(Exception):
+    """The verifier lacks something that sending again may bring."""
+
+    def __init__(self, sentence: str, at_once: bool = False, whole: bool = False) -> None:
+        super().__init__(sentence)
+        self.at_once = at_once
+        self.whole = whole  # even the observation

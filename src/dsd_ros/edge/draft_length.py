@@ -1,0 +1,297 @@
+"""Automatic draft lengths: the shape of the next rounds' drafts, from what the rounds before cost and gained.
+
+Every round tells how much of its draft held and what its seconds went to. From that follow the expected tokens
+and seconds of a round of any other shape, and with them the shape of most tokens a second. What is older than a
+few dozen rounds is forgotten, so that the choice follows the link, the machines and the task.
+
+A choice is made of rounds that are over, never of the draft that it is for or of one on its way, and holds for
+whatever is drafted for that round: what a reply becomes, or how it is distributed, does not depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
+from dsd_ros.edge.estimates import Line, Mean, Numbers, Share
+from dsd_ros.edge.expected import accepted_by_tree
+from dsd_ros.edge.results import RoundRecord
+
+_FIRST_LENGTH = 4
+_FIRST_NODES = 8
+_FIRST_RATE = 0.7  # of acceptance, before anything was seen
+_WARM_ROUNDS = 1  # rounds with known times before the first choice
+_NODE_COST = 0.0007  # of a round, for what a tree's node costs unmeasured, as others' time
+_BETTER = 1.03  # so many times the tokens a second are worth a change
+_EXPLORE_EVERY = 8  # rounds
+_MEMORY = 0.98  # of acceptance, per round
+_DOUBT = 8.0  # tokens that a position's rate is drawn towards the one before it by
+_MAX_LEVELS = 24
+_RANKS = 8
+_NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shape of one round's draft: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels."""
+
+    length: int
+    nodes: int = 0  # 0: a sequence
+
+    @property
+    def size(self) -> int:
+        """Tokens in the whole draft, at most."""
+        return self.nodes or self.length
+
+
+class Acceptance:
+    """How much of a draft holds: rates by position, ranks of the target's tokens, and how drafts end early."""
+
+    def __init__(self) -> None:
+        self._held = np.zeros(MAX_DRAFT_LENGTH)
+        self._tried = np.zeros(MAX_DRAFT_LENGTH)
+        self._ranks = np.zeros(_RANKS + 1)  # the last: further down
+        self._ended = self._went_on = 0.0
+        self._fit = Mean(_MEMORY)  # what trees gained over what ranks promised, in logarithms
+
+    def learn(self, plan: Plan, drafted: int, accepted: int, ranks: Sequence[int]) -> None:
+        """One round; ``ranks`` from 0, of the target's tokens in the draft's rows as far as known."""
+        for counts in (self._held, self._tried, self._ranks):
+            counts *= _MEMORY
+        self._ended *= _MEMORY
+        self._went_on *= _MEMORY
+        self._went_on += min(drafted, plan.length)
+        for rank in ranks:
+            self._ranks[min(rank, _RANKS)] += 1.0
+        if plan.nodes:
+            if drafted:
+                promised = float(accepted_by_tree(self.ranks, plan.nodes, plan.length)[0][-1, -1])
+                self._fit.add((accepted + 0.1) / (promised + 0.1))
+            return
+        self._held[:accepted] += 1.0
+        self._tried[: min(accepted + 1, drafted)] += 1.0
+        self._ended += drafted < plan.length  # the reply's end was drafted, or was near
+
+    @property
+    def rates(self) -> np.ndarray:
+        """Each position's chance to be accepted if those before it are, (MAX_DRAFT_LENGTH,)."""
+        rate = float((self._held.sum() + _FIRST_RATE * _DOUBT) / (self._tried.sum() + _DOUBT))
+        rates = np.empty(len(self._tried))
+        counts = zip(self._held.tolist(), self._tried.tolist(), strict=True)
+        for position, (held, tried) in enumerate(counts):
+            # Little is known far out: as at the position before, unless many have been seen.
+            rate = (held + rate * _DOUBT) / (tried + _DOUBT)
+            rates[position] = rate
+        return rates
+
+    @property
+    def going_on(self) -> float:
+        """The chance that a draft's next token can be drafted, and is not beyond the reply's end."""
+        return (self._went_on + 16.0) / (self._went_on + 16.0 + self._ended)
+
+    @property
+    def ranks(self) -> np.ndarray:
+        """The chance of each rank of the target's token in a row of the draft's, (ranks,)."""
+        first = np.append(_FIRST_RATE * (1 - _FIRST_RATE) ** np.arange(_RANKS), (1 - _FIRST_RATE) ** _RANKS)
+        counts = self._ranks + _DOUBT * first
+        return (counts / counts.sum())[:_RANKS]
+
+    def trees(self) -> tuple[np.ndarray, np.ndarray]:
+        """What trees may be expected to gain, and their levels, as ``accepted_by_tree`` has them.
+
+        A draft chooses its tree by its own probabilities, which know more than ranks; how much more is measured.
+        """
+        gains, levels = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
+        return np.minimum(gains * self._fit.value_or(1.0), levels), levels
+
+
+class Times:
+    """What a round's seconds go to: drafting, the link, the target; and what drafting ahead hides of it."""
+
+    def __init__(self) -> None:
+        self.draft = Line()  # a level of the draft by its nodes
+        self._ahead = Line()  # the same, where only drafts made ahead are known
+        self.verify = Line()  # by the draft's tokens
+        self.link = Line()  # both ways, by bytes
+        self.bytes_up = Line()  # by the draft's tokens
+        self.down_held, self.down_rejected = Mean(), Mean()  # bytes, by the round's end
+        self.fitted = Share()  # drafts begun ahead that fitted, of those that could be
+        self._speed = Mean()  # seconds of drafting done in a second of waiting
+        self.in_flight = Mean(0.95)  # rounds sent ahead, of those behind drafts that held whole
+        self._before: tuple[float, bool] | None = None  # the round in front: its wait; held whole
+
+    @property
+    def known(self) -> int:
+        """Rounds behind what is known."""
+        return min(len(self.verify), max(len(self.draft), len(self._ahead)))
+
+    def begin_reply(self) -> None:
+        """The next round is a reply's first, which waits for the prompt as well."""
+        self._before = None
+
+    def learn(self, record: RoundRecord) -> None:
+        """One round."""
+        levels, whole = record.depth, record.accepted >= record.depth
+        before, self._before = self._before, (record.wait_seconds, whole)
+        if not record.drafted:
+            return
+        breadth = record.drafted / levels
+        if not record.source:
+            self.draft.add(record.draft_seconds / levels, breadth)
+        elif not len(self.draft):
+            self._ahead.add(record.model_seconds / levels, breadth)
+        self.bytes_up.add(record.bytes_up, record.drafted)
+        (self.down_held if whole else self.down_rejected).add(record.bytes_down)
+        if before is None:
+            return
+        waited, held = before
+        self.verify.add(record.verify_seconds, record.drafted)
+        flight = record.source == "flight"
+        if held:
+            self.in_flight.add(flight)
+        if flight:
+            return  # it was under way before the outcome in front of it
+        link = max(0.0, record.wait_seconds - record.verify_seconds)
+        self.link.add(link, record.bytes_up, record.bytes_down)
+        self.fitted.add(bool(record.source))
+        if record.source and waited > 0.0:
+            done = levels * self.level_seconds(breadth) - record.draft_seconds
+            speed = max(0.0, done) / waited
+            # Of a draft that was ready it is known only that drafting was not slower.
+            if not record.ready or speed > self._speed.value_or(1.0):
+                self._speed.add(speed)
+
+    def level_seconds(self, breadth: Numbers) -> Numbers:
+        """One level of ``breadth`` nodes in the draft model."""
+        return (self.draft if len(self.draft) else self._ahead).at(breadth)
+
+    def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: np.ndarray, overlap: bool) -> np.ndarray:
+        """Expected from one round's outcome to the next, for drafts that hold whole with chance ``whole``.
+
+        L T_p + T_q + 2 T_c + bytes / rate; with pre-drafting, what of L T_p is left after the wait in front.
+        All (n,), of n drafts of so many levels and tokens.
+        """
+        draft = levels * self.level_seconds(size / levels)
+        rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
+        down = rejected + whole * (self.down_held.value_or(rejected) - rejected)
+        verify, link = self.verify.at(size), self.link.at(self.bytes_up.at(size), down)
+        wait = verify + link
+        if not overlap:
+            return draft + wait
+        hit = self.fitted.value
+        hidden = min(1.0, self._speed.value_or(1.0)) * wait
+        seconds = wait + (1 - hit) * draft + hit * np.maximum(0.0, draft - hidden)
+        ahead = self.in_flight.value_or(0.0) * whole
+        crossing = link - self.link.at(0.0, 0.0)
+        return (1 - ahead) * seconds + ahead * np.maximum(np.maximum(verify, draft), crossing)
+
+
+class Tuner:
+    """Chooses the drafts' shape for one session, round by round; the same records give the same choices.
+
+    ``plan`` may be called from any thread, the rest from the session's.
+    """
+
+    def __init__(self, tree: bool = False, overlap: bool = False, longest: int = MAX_DRAFT_LENGTH) -> None:
+        """``tree``: drafts are trees by node budget. ``overlap``: drafts are made ahead. ``longest``: a limit."""
+        self.acceptance = Acceptance()
+        self.times = Times()
+        self._tree = tree
+        self._overlap = overlap
+        self._longest = max(1, min(longest, MAX_DRAFT_LENGTH))
+        first = min(_FIRST_LENGTH, self._longest)
+        self._choice = Plan(first, min(_FIRST_NODES, self._longest) if tree else 0)
+        self._candidates = self._possible()
+        self._lengths = np.array([plan.length for plan in self._candidates])
+        self._nodes = np.array([plan.nodes for plan in self._candidates])
+        self._planned = 0
+        self._lock = threading.Lock()
+        self._plans: dict[tuple[int, int], Plan] = {}
+
+    @property
+    def choice(self) -> Plan:
+        """What is best by all that is known."""
+        return self._choice
+
+    def plan(self, reply: int, number: int) -> Plan:
+        """The shape of a round's draft, the same however often it is asked for.
+
+        To be asked for at the latest when the round in front begins: by then nothing is known of that one.
+        """
+        with self._lock:
+            if (reply, number) not in self._plans:
+                if any(known < reply for known, _ in self._plans):
+                    self._plans.clear()
+                self._planned += 1
+                self._plans[reply, number] = self._varied()
+            return self._plans[reply, number]
+
+    def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
+        """A round is over that was drafted by ``plan``. ranks: see ``Acceptance.learn``."""
+        self.times.learn(record)
+        if record.drafted:
+            self.acceptance.learn(plan, record.drafted, record.accepted, ranks)
+        choice = self._choice
+        if self.times.known >= _WARM_ROUNDS:
+            choice = self._best()
+        with self._lock:
+            self._choice = choice
+
+    def begin_session(self) -> None:
+        """Replies are numbered from 1 again; what was planned for such numbers holds no more."""
+        with self._lock:
+            self._plans.clear()
+
+    def begin_reply(self) -> None:
+        """The next round to be learned of is a reply's first, which waits for the prompt too."""
+        self.times.begin_reply()
+
+    def _possible(self) -> list[Plan]:
+        if not self._tree:
+            return [Plan(length) for length in range(1, self._longest + 1)]
+        return [
+            Plan(levels, nodes)
+            for nodes in _NODES
+            if nodes <= self._longest
+            for levels in range(1, min(nodes, _MAX_LEVELS) + 1)
+        ]
+
+    def _best(self) -> Plan:
+        rates = self._rates()
+        best = int(rates.argmax())
+        if rates[best] > _BETTER * rates[self._candidates.index(self._choice)]:
+            return self._candidates[best]
+        return self._choice
+
+    def _rates(self) -> np.ndarray:
+        """Expected tokens a second, (candidates,)."""
+        known, overlap = self.acceptance, self._overlap
+        lengths, nodes = self._lengths, self._nodes
+        if self._tree:
+            gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
+            seconds = self.times.round_seconds(levels, nodes, gains / levels, overlap)
+            return (1 + gains) / seconds / (1 + _NODE_COST * nodes)
+        # A draft that ends early has cost less and gains less.
+        reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
+        chances = np.cumprod(known.rates)
+        gains = np.cumsum(chances * reached)[lengths - 1]
+        drafted = np.cumsum(reached)[lengths - 1]
+        whole = chances[lengths - 1]
+        return (1 + gains) / self.times.round_seconds(drafted, drafted, whole, overlap)
+
+    def _varied(self) -> Plan:
+        """Mostly the choice; now and then a little more or less, to know what that would cost and gain."""
+        choice = self._choice
+        if self._planned % _EXPLORE_EVERY:
+            return choice
+        longer = self._planned // _EXPLORE_EVERY % 2 == 1
+        step = max(1, choice.size // 4) * (1 if longer else -1)
+        if not choice.nodes:
+            return Plan(max(1, min(self._longest, choice.length + step)))
+        nodes = max(1, min(self._longest, choice.nodes + step))
+        levels = choice.length + (1 if longer else -1)
+        return Plan(max(1, min(levels, nodes, _MAX_LEVELS)), nodes)

@@ -1,1 +1,0 @@
-"""Benchmarks and evaluations of the running system."""

@@ -1,0 +1,1 @@
+"""What only looks on: bags and the pictures that people look at."""

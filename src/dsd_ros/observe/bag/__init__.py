@@ -1,0 +1,1 @@
+"""Recorded runs: writing, reading, replaying and reporting them."""

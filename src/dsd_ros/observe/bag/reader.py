@@ -1,0 +1,253 @@
+"""Reads bags, whole ones and what is left of those whose recorder was killed. Needs no ROS: types are in the bag."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mcap.records import Channel, Message, Schema
+from mcap.stream_reader import StreamReader
+from rosbags.interfaces import MessageDefinitionFormat
+from rosbags.rosbag2 import Reader
+from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
+
+_RECORD_LIMIT = 256 << 20  # bytes of one record: more is a damaged length
+_SUFFIXES = (".mcap", ".db3")
+
+
+class BagError(ValueError):
+    """A bag that cannot be read at all; one sentence."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One message: ``at`` is when it was received (ns), ``data`` its CDR."""
+
+    topic: str
+    kind: str
+    at: int
+    data: bytes
+
+
+@dataclass
+class Bag:
+    """A bag's files, open for reading as often as wanted. ``notes``: what is wrong with it, sentence by sentence."""
+
+    path: Path
+    files: list[Path]
+    custom: dict[str, str]
+    definitions: dict[str, tuple[str, str]]  # type -> format ("msg" or "idl"), definition
+    counts: dict[str, int]  # topic -> messages
+    kinds: dict[str, str]  # topic -> type
+    notes: list[str] = field(default_factory=list)
+    damaged: set[Path] = field(default_factory=set)  # files whose index cannot be used
+    namespace: str = ""  # of the robot's topics, with a slash in front, "" for none
+    _store: Any = None
+
+    def topic(self, name: str) -> str:
+        """The full name of one of the robot's topics."""
+        return name if name.startswith("/") else f"{self.namespace}/{name}"
+
+    def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
+        """The messages of these topics, all where None, by the time they came (where the index is lost, nearly so)."""
+        for path in self.files:
+            for record in _records(path, path not in self.damaged, lambda _: None):
+                if isinstance(record, Record) and (topics is None or record.topic in topics):
+                    yield record
+
+    def decode(self, record: Record) -> Any:
+        """The message as an object with its fields as attributes.
+
+        :raises BagError: where the bag does not define its type, or the bytes are not of it.
+        """
+        if self._store is None:
+            self._store = get_typestore(Stores.EMPTY)
+        if record.kind not in self._store.types:
+            self._learn(record.kind)
+        try:
+            return self._store.deserialize_cdr(record.data, record.kind)
+        except Exception as error:
+            raise BagError(f"A message on {record.topic} is not of its type: {error}.") from None
+
+    def _learn(self, kind: str) -> None:
+        form, text = self.definitions.get(kind, ("", ""))
+        if not text:
+            raise BagError(f"The bag does not define {kind}; record it with its definitions.")
+        try:
+            found = get_types_from_idl(text) if form == "idl" else get_types_from_msg(text, kind)
+            new = {name: what for name, what in found.items() if name not in self._store.types}
+            self._store.register(new)
+        except Exception as error:
+            raise BagError(f"The bag's definition of {kind} cannot be read: {error}.") from None
+
+
+def open_bag(path: Path | str) -> Bag:
+    """Look through a bag: a folder, or one of its files alone.
+
+    :raises BagError: when there is nothing in it that can be read.
+    """
+    path = Path(path)
+    files, about = _files_of(path)
+    custom = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
+    bag = Bag(path, [], custom, {}, {}, {})
+    for file in files:
+        try:
+            found = _look_through(bag, file, True)
+        except Exception:  # what damage does to readers is beyond any list of errors
+            bag.damaged.add(file)
+            found = _look_through(bag, file, False)
+        if found:
+            bag.files.append(file)
+            for topic, kind in found:
+                bag.counts[topic] = bag.counts.get(topic, 0) + found[topic, kind]
+                bag.kinds[topic] = kind
+        elif file not in bag.damaged:
+            bag.notes.append(f"{file.name} holds no message.")
+    if not bag.files:
+        raise BagError(f"{path} holds nothing that can be read: {' '.join(bag.notes)}")
+    for name in ("/reply_progress", "/observation", "/decode_stats", "/odom"):
+        owners = [topic for topic in bag.counts if topic.endswith(name)]
+        if owners:
+            bag.namespace = owners[0].removesuffix(name)
+            break
+    return bag
+
+
+def _look_through(bag: Bag, file: Path, indexed: bool) -> Counter[tuple[str, str]]:
+    """How many messages of which topic and type a file holds; its types are noted."""
+    found: Counter[tuple[str, str]] = Counter()
+    for record in _records(file, indexed, bag.notes.append):
+        if isinstance(record, _Type):
+            bag.definitions.setdefault(record.kind, (record.form, record.text))
+        else:
+            found[record.topic, record.kind] += 1
+    return found
+
+
+@dataclass(frozen=True)
+class _Type:
+    kind: str
+    form: str
+    text: str
+
+
+_Note = Callable[[str], None]
+
+
+def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The storage files of a bag in their order, and what its metadata.yaml says."""
+    if path.is_file():
+        if path.suffix not in _SUFFIXES:
+            raise BagError(f"{path} is no bag; one is a folder, or a file {' or '.join(_SUFFIXES)}.")
+        return [path], {}
+    if not path.is_dir():
+        raise BagError(f"There is no bag {path}.")
+    about: dict[str, Any] = {}
+    try:
+        text = (path / "metadata.yaml").read_text(encoding="utf-8")
+        about = yaml.safe_load(text)["rosbag2_bagfile_information"]
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        pass  # the files say the most of it, too
+    if not isinstance(about, dict):
+        about = {}
+    listed = [path / Path(str(name)).name for name in about.get("relative_file_paths") or []]
+    # A file that was begun after metadata.yaml was written, in the order of their numbers.
+    found = sorted((p for p in path.iterdir() if p.suffix in _SUFFIXES), key=lambda p: (len(p.name), p.name))
+    files = [p for p in listed if p.is_file()] + [p for p in found if p not in listed]
+    if not files:
+        raise BagError(f"{path} is no bag: there is no file {' or '.join(_SUFFIXES)} in it.")
+    return files, about
+
+
+def _records(path: Path, indexed: bool, note: _Note) -> Iterator[_Type | Record]:
+    """A file's types and messages; ``note`` is told when it ends too early."""
+    if path.suffix == ".db3":
+        yield from _of_database(path, note)
+    elif indexed:
+        with Reader(path) as reader:
+            yield from _all_of(reader)
+    else:
+        yield from _without_index(path, note)
+
+
+def _all_of(reader: Reader) -> Iterator[_Type | Record]:
+    seen = set()
+    for connection in reader.connections:
+        if connection.msgtype not in seen:
+            seen.add(connection.msgtype)
+            idl = connection.msgdef.format == MessageDefinitionFormat.IDL
+            yield _Type(connection.msgtype, "idl" if idl else "msg", connection.msgdef.data)
+    for connection, at, data in reader.messages():
+        yield Record(connection.topic, connection.msgtype, at, bytes(data))
+
+
+def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
+    """The whole chunks of an .mcap file whose end is missing."""
+    schemas: dict[int, Schema] = {}
+    channels: dict[int, Channel] = {}
+    count = 0
+    reason = "its end is missing"
+    with open(path, "rb") as file:
+        records = StreamReader(file, record_size_limit=_RECORD_LIMIT).records
+        while True:
+            try:
+                record = next(records)
+            except StopIteration:
+                break
+            except Exception as error:
+                reason = str(error) or reason
+                break
+            if isinstance(record, Schema) and record.id not in schemas:
+                schemas[record.id] = record
+                form = "idl" if record.encoding == "ros2idl" else "msg"
+                yield _Type(record.name, form, record.data.decode("utf-8", "replace"))
+            elif isinstance(record, Channel):
+                channels[record.id] = record
+            elif isinstance(record, Message) and record.channel_id in channels:
+                channel = channels[record.channel_id]
+                schema = schemas.get(channel.schema_id)
+                count += 1
+                kind = schema.name if schema is not None else ""
+                yield Record(channel.topic, kind, record.log_time, record.data)
+    if count:
+        note(
+            f"{path.name} was not closed, its recorder was killed or the file is cut; "
+            f"{count} messages in front of that can be read."
+        )
+    else:
+        note(f"{path.name} cannot be read ({reason}).")
+
+
+def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
+    journal = path.with_name(path.name + "-journal")
+    count = 0
+    with tempfile.TemporaryDirectory(prefix="dsd_bag_") as folder:
+        if journal.exists():  # killed in the middle: sqlite takes back what was half written, in a copy
+            for file in (path, journal):
+                shutil.copy(file, folder)
+            path = Path(folder) / path.name
+        try:
+            base = sqlite3.connect(path.resolve().as_uri() + ("" if journal.exists() else "?mode=ro"), uri=True)
+            with base:
+                for kind, form, text in base.execute(
+                    "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
+                ):
+                    yield _Type(kind, "idl" if form == "ros2idl" else "msg", text)
+                closed = base.execute("SELECT count(*) FROM metadata").fetchone()[0] > 0
+                for topic, kind, at, data in base.execute(
+                    "SELECT topics.name, topics.type, timestamp, data FROM messages "
+                    "JOIN topics ON topics.id = topic_id ORDER BY timestamp, messages.id"
+                ):
+                    count += 1
+                    yield Record(topic, kind, at, data)
+            if not closed:
+                note(f"{path.name} was not closed; all {count} messages in it can be read.")
+        except sqlite3.Error as error:
+            note(f"{path.name} is damaged ({error}); {count} messages in front of that can be read.")

@@ -1,0 +1,226 @@
+"""What a bag asks of a replay, and how its answers compare with the recorded ones."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.observe.bag.reader import Bag, BagError
+from dsd_ros.observe.bag.replay_steps import Question, Reply
+from dsd_ros.observe.bag.replay_system import ReplayPlan, apart, taken
+from dsd_ros.observe.bag.run import Run, Step, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
+
+_HISTORY = 8  # steps before, as navigation tells of
+_SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw alike when sampling
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How a bag is to be replayed; empty: as it was recorded."""
+
+    mode: str = ""
+    transport: str = ""
+    draft_model: str = ""
+    target_model: str = ""
+
+
+@dataclass
+class Task:
+    """A bag made ready: its questions, each with the step it is about, and how to start the nodes."""
+
+    bag: Bag
+    run: Run
+    plan: ReplayPlan
+    mode: str
+    asked: list[tuple[Step, Question]]
+    shareable: bool  # whether nodes that have replayed another bag will do
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> int:
+        """Stamp of the first picture, ns."""
+        return self.asked[0][1].stamp
+
+    @property
+    def last(self) -> int:
+        return self.asked[-1][1].stamp
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One step, recorded and replayed. ``changed``: of reply, action and tokens, what is not the same."""
+
+    step: Step
+    reply: Reply
+    changed: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        return not self.changed
+
+    def lines(self) -> list[str]:
+        """The difference for people."""
+        step, reply = self.step, self.reply
+        result = [f"step {step.number}: {', '.join(self.changed)} changed"]
+        result.append(f"  - recorded, picture of {_seconds(step.stamp)}: {step.text!r}")
+        about = f"picture of {_seconds(reply.stamp)}: {reply.text!r}" if reply.text else reply.message
+        result.append(f"  + replayed, {about}")
+        if "action" in self.changed:
+            new = action_of(reply.text) or "none"
+            result.append(f"    action: {step.action or 'none'} -> {new}")
+        if "tokens" in self.changed and step.tokens is not None and reply.tokens is not None:
+            pairs = zip(step.tokens, reply.tokens, strict=False)
+            shorter = min(len(step.tokens), len(reply.tokens))
+            at = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            old, new_tokens = step.tokens[at : at + 4], reply.tokens[at : at + 4]
+            result.append(
+                f"    tokens: {len(step.tokens)} -> {len(reply.tokens)}, from token {at + 1} on: {old} -> {new_tokens}"
+            )
+        return result
+
+    def as_json(self) -> dict[str, Any]:
+        step = self.step
+        return {
+            "step": step.number,
+            "same": self.same,
+            "changed": list(self.changed),
+            "recorded": {
+                "stamp": step.stamp, "text": step.text, "action": step.action, "tokens": step.tokens,
+            },
+            "replayed": asdict(self.reply) | {"action": action_of(self.reply.text)},
+        }  # fmt: skip
+
+
+def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
+    """The questions of a recorded run.
+
+    :raises BagError: when it has none, or cannot be replayed exactly in the way that is wished for.
+    """
+    notes: list[str] = []
+    wanted = []
+    for step in run.steps:
+        if not step.verified:
+            notes.append(f"step {step.number} is left out: it is the draft's word alone")
+        elif not step.text or not step.instruction:
+            notes.append(f"step {step.number} is left out: the bag has not all of its messages")
+        else:
+            wanted.append(step)
+    pictures = pictures_of(bag, {step.stamp for step in wanted})
+    asked = []
+    for step in wanted:
+        # A picture that the recorder missed has gone to the verifier nevertheless.
+        found = pictures.get(step.stamp) or picture_sent(step)
+        if found is None:
+            notes.append(f"step {step.number} is left out: the bag lacks its picture")
+            continue
+        asked.append((step, Question(step.stamp, *found, step.instruction, history_of(run, step))))
+    if not asked:
+        why = " ".join(f"{note.capitalize()}." for note in notes) or "No reply was completed in it."
+        raise BagError(f"{bag.path} has nothing to replay. {why}")
+    recorded = settings_of(run)
+    settings = replace(recorded, mode=wishes.mode, draft_length=-1) if wishes.mode else recorded
+    sampled = not recorded.sampling.greedy
+    if sampled:
+        _check_draws(recorded, settings, [step.reply for step, _ in asked])
+    draft = taken(run.parameters_of("draft_node"), "draft_node")
+    draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
+    if wishes.mode:
+        draft |= {"decode.mode": wishes.mode, "decode.draft_length": -1}
+    verifier = taken(run.parameters_of("verifier_node"), "verifier_node")
+    if wishes.draft_model:
+        draft["model.path"] = wishes.draft_model
+    if wishes.target_model:
+        verifier["model.path"] = wishes.target_model
+    transport = wishes.transport or str(run.steps[0].stats.get("transport", "dds"))
+    plan = ReplayPlan(
+        transport if transport == "websocket" else "dds", apart(draft, "draft_node"), apart(verifier, "verifier_node")
+    )
+    return Task(bag, run, plan, settings.mode, asked, not sampled, notes)
+
+
+def settings_of(run: Run) -> DecodeSettings:
+    """How the recorded run decoded: by its parameters, or where they are missing, by what its session was opened with.
+
+    :raises BagError: when neither is in the bag, or they are none of today's.
+    """
+    given = {
+        name.removeprefix("decode."): value
+        for name, value in run.parameters_of("draft_node").items()
+        if name.startswith("decode.")
+    }
+    if not given and run.requests:
+        request = run.requests[-1]
+        given = {
+            "mode": request.mode, "proof": request.proof, "temperature": request.temperature,
+            "top_k": request.top_k, "top_p": request.top_p, "seed": request.seed,
+        }  # fmt: skip
+        if request.mode == "ar":
+            del given["proof"]
+    if not given:
+        given = {"mode": str(run.steps[-1].stats.get("mode", "dsd"))}
+    kinds = typing.get_type_hints(DecodeSettings)
+    known = {name: kinds[name](value) for name, value in given.items() if name in kinds}
+    try:
+        return DecodeSettings(**known)
+    except ValueError as error:
+        raise BagError(f"{run.bag.path} was recorded with settings of another time: {error}") from None
+
+
+def history_of(run: Run, step: Step) -> tuple[tuple[int, str], ...]:
+    """The steps that the same run carried out before, oldest first, as navigation tells the draft node."""
+    mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
+    number = int(mine[0].step) if mine else 1 << 32  # of the action, counted within a run
+    before: list[tuple[int, str]] = []
+    for action in reversed(run.actions):
+        stamp = stamp_of(action.observation_stamp)
+        if stamp >= step.stamp or getattr(action, "retracing", False):
+            continue
+        if int(action.step) >= number or len(before) == _HISTORY:
+            break  # of the run before
+        before.append((stamp, executed_phrase(action)))
+        number = int(action.step)
+    return tuple(reversed(before))
+
+
+def compare(step: Step, reply: Reply) -> Verdict:
+    """What is not as it was recorded."""
+    changed = []
+    if reply.text != step.text:
+        changed.append("reply")
+    if action_of(reply.text) != step.action:
+        changed.append("action")
+    both = step.tokens is not None and reply.tokens is not None
+    same = step.tokens == reply.tokens if both else int(step.stats["tokens"]) == reply.count
+    if not same:
+        changed.append("tokens")
+    return Verdict(step, reply, tuple(changed))
+
+
+def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: list[int]) -> None:
+    """BagError where sampled replies would not be drawn as they were."""
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise BagError(
+            "The bag's replies are sampled, and some of those before them are missing in it; what was drawn "
+            "hangs on their numbers. Record from the beginning, or with temperature 0."
+        )
+    coupled = recorded.proven_by is Proof.COUPLED and settings.proven_by is Proof.COUPLED
+    alike = recorded.mode == settings.mode or any({recorded.mode, settings.mode} <= group for group in _SAME_DRAWS)
+    if coupled:
+        return
+    if not alike:
+        raise BagError(
+            f"The bag's replies are sampled in mode {recorded.mode}, and mode {settings.mode} draws others of the "
+            "same distribution; replay it in its own mode, or record with temperature 0 or proof coupled."
+        )
+    if recorded.tunes or settings.tunes:
+        raise BagError(
+            "The bag's replies are sampled with draft lengths chosen by the clock, which no replay repeats; "
+            "record with a constant draft_length, with temperature 0, or with proof coupled."
+        )
+
+
+def _seconds(stamp: int) -> str:
+    return f"{stamp // 1_000_000_000}.{stamp % 1_000_000_000:09d} s" if stamp else "none"

@@ -1,0 +1,177 @@
+"""The nodes that a replay goes through: draft node and verifier as processes, over either transport.
+
+They run in a namespace of their own and on this machine alone, so that a robot nearby never hears of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsd_ros.paths import config_directory
+from dsd_ros.ros.bringup import NodeEntry, NodeStart
+from dsd_ros.ros.processes import ProcessGroup
+
+READY_LIMIT_S = 180.0
+_ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
+# Of the recorded parameters: what belongs to the machine that recorded, or to its link.
+_NOT_TAKEN = ("autostart", "transport", "use_sim_time", "link.", "engine.")
+
+
+class ReplayFailed(RuntimeError):
+    """The nodes of a replay could not be kept running; one sentence."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """How the nodes are started: flat parameters over those of their files."""
+
+    transport: str
+    draft: dict[str, Any] = field(default_factory=dict)
+    verifier: dict[str, Any] = field(default_factory=dict)
+
+
+def taken(recorded: dict[str, Any], node: str) -> dict[str, Any]:
+    """Of a node's recorded parameters, those that a replay takes over: what it still has, and what matters."""
+    known = _flat(_file_of(node))
+    return {
+        name: value
+        for name, value in recorded.items()
+        if name in known and not name.startswith(_NOT_TAKEN) and isinstance(value, type(known[name]))
+    }
+
+
+def apart(parameters: dict[str, Any], node: str) -> dict[str, Any]:
+    """Of a node's parameters, those that are not as in its file."""
+    known = _flat(_file_of(node))
+    return {name: value for name, value in parameters.items() if known.get(name) != value}
+
+
+class ReplaySystem:
+    """The running nodes, with the client that asks them. Use it as a context manager.
+
+    Processes end with it, and it must be made in a thread that outlives them.
+    """
+
+    def __init__(self, plan: ReplayPlan, printer: Callable[[str, str], None], interrupted: Callable[[], bool]) -> None:
+        self._plan = plan
+        self._interrupted = interrupted
+        self._lines: list[str] = []
+
+        def keep(name: str, line: str) -> None:
+            self._lines = [*self._lines[-19:], f"[{name}] {line}"]
+            printer(name, line)
+
+        self._group = ProcessGroup(keep)
+        self._folder = tempfile.TemporaryDirectory(prefix="dsd_replay_")
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """The ReplayClient, once the system has been entered."""
+        return self._client
+
+    def __enter__(self) -> ReplaySystem:
+        os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+        namespace = f"replay_{os.getpid()}"
+        try:
+            self._start(namespace)
+            # Imported late: the nodes are already starting while this process loads ROS.
+            from dsd_ros.observe.ros.replay_client import ReplayClient
+
+            verifies = "verifier_node" if self._plan.transport == "dds" else "bridge_node"
+            self._client = ReplayClient(namespace, ("draft_node", verifies))
+            self.wait(self._client.ready, "The nodes did not become ready")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._group.close()
+        self._folder.cleanup()
+
+    def check(self) -> None:
+        """KeyboardInterrupt when interrupted, ReplayFailed when a node has ended."""
+        if self._interrupted():
+            raise KeyboardInterrupt
+        child = self._group.ended()
+        if child is not None:
+            tail = "\n".join(self._lines)
+            raise ReplayFailed(f"{child.name} ended with exit code {child.process.returncode}; its last lines:\n{tail}")
+
+    def wait(self, done: Callable[[], bool], sentence: str) -> None:
+        """Poll until ``done()``; ReplayFailed when that takes too long."""
+        deadline = time.monotonic() + READY_LIMIT_S
+        while not done():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ReplayFailed(f"{sentence} within {READY_LIMIT_S:.0f} s.")
+            time.sleep(0.02)
+
+    def _start(self, namespace: str) -> None:
+        plan = self._plan
+        draft = {
+            "transport": plan.transport,
+            "image_timeout_s": 20.0,
+            "link.response_timeout_s": 10.0,
+            "use_sim_time": True,
+        }
+        self._node("draft_node", plan.draft | draft, namespace)
+        if plan.transport == "dds":
+            self._node("verifier_node", plan.verifier, namespace)
+            return
+        addresses: list[str] = []
+
+        def look(line: str) -> None:
+            addresses.extend(_ADDRESS.findall(line))
+
+        options = {"--model": "model.path", "--device": "model.device", "--dtype": "model.dtype"}
+        command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0"]
+        for option, name in options.items():
+            if plan.verifier.get(name):
+                command += [option, str(plan.verifier[name])]
+        self._group.start("verifier", command, on_line=look)
+        self.wait(lambda: bool(addresses), "The verifier named no address")
+        self._node("bridge_node", {"url": addresses[0]}, namespace)
+
+    def _node(self, name: str, parameters: dict[str, Any], namespace: str) -> None:
+        content = _file_of(name)
+        for key, value in parameters.items():
+            *groups, last = key.split(".")
+            place = content
+            for group in groups:
+                place = place.setdefault(group, {})
+            place[last] = value
+        path = Path(self._folder.name) / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({f"/**/{name}": {"ros__parameters": content}}))
+        self._group.start_node(NodeStart(NodeEntry(name, str(path)), namespace=namespace))
+
+
+def _file_of(node: str) -> dict[str, Any]:
+    """The parameters in a node's shipped file."""
+    path = config_directory() / f"{node.removesuffix('_node')}.yaml"
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return dict(content[f"/**/{node}"]["ros__parameters"])
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            result |= _flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result

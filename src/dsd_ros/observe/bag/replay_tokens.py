@@ -1,0 +1,143 @@
+"""The tokens of replies, read off the drafts and outcomes that went over the topics.
+
+Takes messages of rclpy as well as those read from a bag: only fields are looked at. Imports nothing of ROS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsd_ros.wire.messages import prefix_digest
+
+Key = tuple[int, int]  # session, reply
+
+
+@dataclass
+class Traffic:
+    """What was said about one reply, under one session or, where that was lost, under several."""
+
+    reply: int
+    instruction: str
+    picture: bytes
+    encoding: str
+    height: int
+    width: int
+    at: int  # when its first observation came, ns
+    starts: dict[int, list[int]] = field(default_factory=lambda: {0: []})  # rounds -> tokens by then
+    drafts: dict[int, list[Any]] = field(default_factory=dict)
+    outcomes: dict[int, Any] = field(default_factory=dict)  # the final ones
+
+    def tokens(self, count: int) -> list[int] | None:
+        """The first ``count`` tokens of the reply; None where a message is missing."""
+        done, found = 0, list[int]()
+        while len(found) < count:
+            outcome = self.outcomes.get(done + 1)
+            if outcome is None:
+                later = [rounds for rounds in self.starts if rounds > done]
+                if not later:
+                    return None
+                done = min(later)
+                found = list(self.starts[done])
+                continue
+            gained = self._gained(done + 1, outcome, found)
+            if gained is None:
+                return None
+            found += gained
+            done += 1
+        return found[:count]  # behind a reply's end a draft may have gone on
+
+    def _gained(self, number: int, outcome: Any, before: list[int]) -> list[int] | None:
+        draft = self._draft(number, before)
+        if draft is None:
+            held: list[int] | None = [] if not outcome.accepted else None
+        else:
+            held = _path(draft, int(outcome.accepted))
+        if held is None:
+            return None
+        if len(outcome.distribution) == 0:
+            return [*held, int(outcome.next_token)]
+        # Split: what follows was drawn on the robot, which tells of it with its next draft.
+        for told in (*self.drafts.get(number + 1, ()), *self.drafts.get(number, ())):
+            if len(told.resampled) and told is not draft:
+                return [*held, *map(int, told.resampled)]
+        return None
+
+    def _draft(self, number: int, before: list[int]) -> Any:
+        """The draft that this round's outcome is about: one on an assumption only where that came true."""
+        plain = None
+        for draft in self.drafts.get(number, ()):
+            if len(draft.assumed) == 0:
+                if plain is None or len(draft.tokens):
+                    plain = draft
+            elif bytes(draft.assumed) == prefix_digest(before):
+                return draft
+        return plain
+
+
+def _path(draft: Any, accepted: int) -> list[int] | None:
+    """The tokens that hold; None where the draft has no such node."""
+    tokens = [int(token) for token in draft.tokens]
+    if accepted > len(tokens):
+        return None
+    if len(draft.parents) == 0:
+        return tokens[:accepted]
+    path, node = [], accepted - 1
+    while node >= 0:
+        path.append(tokens[node])
+        node = int(draft.parents[node]) - 1
+    return path[::-1]
+
+
+class TrafficLog:
+    """Sorts the messages of the protocol by reply. ``replies`` in the order of their first observations."""
+
+    def __init__(self) -> None:
+        self.replies: list[Traffic] = []
+        self._by_key: dict[Key, Traffic] = {}
+        self._waiting: dict[Key, list[tuple[str, Any]]] = {}  # what overtook its observation
+
+    def observation(self, message: Any, at: int) -> None:
+        """An Observation; of a reply that is known it may tell how far that is."""
+        key = int(message.session), int(message.reply)
+        picture = bytes(message.image)
+        traffic = self._by_key.get(key)
+        last = self.replies[-1] if self.replies else None
+        if traffic is None and last is not None and last.reply == key[1] and last.picture == picture:
+            traffic = last  # the same reply under a new session
+        if traffic is None:
+            traffic = Traffic(
+                key[1], message.instruction, picture, message.encoding, int(message.height),
+                int(message.width), at,
+            )  # fmt: skip
+            self.replies.append(traffic)
+        self._by_key[key] = traffic
+        rounds = int(getattr(message, "rounds", 0))
+        if rounds:
+            traffic.starts[rounds] = [int(token) for token in message.verified]
+        for kind, waiting in self._waiting.pop(key, []):
+            (self.draft if kind == "draft" else self.outcome)(waiting)
+
+    def draft(self, message: Any) -> None:
+        """A Draft."""
+        traffic = self._of(message, "draft")
+        if traffic is not None:
+            traffic.drafts.setdefault(int(message.round), []).append(message)
+
+    def outcome(self, message: Any) -> None:
+        """An Outcome; early ones bind nobody."""
+        traffic = self._of(message, "outcome")
+        if traffic is not None and message.is_final:
+            traffic.outcomes.setdefault(int(message.round), message)
+
+    def before(self, at: int) -> Traffic | None:
+        """The reply that was last begun before a time, ns."""
+        begun = [traffic for traffic in self.replies if traffic.at <= at]
+        return begun[-1] if begun else None
+
+    def _of(self, message: Any, kind: str) -> Traffic | None:
+        key = int(message.session), int(message.reply)
+        traffic = self._by_key.get(key)
+        if traffic is None and len(self._waiting) < 64:
+            self._waiting.setdefault(key, []).append((kind, message))
+        return traffic

@@ -1,0 +1,190 @@
+"""A recorded run in figures: a summary, its steps and rounds as tables, CSV, JSON and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dsd_ros.observe.bag.run import Run
+
+ROUND_COLUMNS = (
+    "step", "round", "drafted", "accepted", "depth", "draft_seconds", "wait_seconds", "verify_seconds",
+    "model_seconds", "sync_seconds", "bytes_up", "bytes_down", "source", "ready", "predrafts", "exits", "first_exit",
+)  # fmt: skip
+_STEP_COLUMNS = ("stamp_ns", "action", "reply_tokens", "reply_seconds", "reply_tau")
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The run in one object of plain values; seconds, metres, bytes."""
+    stats = [step.stats for step in run.steps]
+    tokens, rounds = sum(s["tokens"] for s in stats), sum(s["rounds"] for s in stats)
+    drafts = [r for step in run.steps for r in step.rounds[1:] if r.get("drafted")]
+    missed = sum(not r.get("ready") for r in drafts)
+    predrafts = any(s.get("exits") or s.get("predrafts_used") for s in stats)
+    return {
+        "bag": str(run.bag.path),
+        "notes": run.bag.notes,
+        "seconds": round(run.seconds, 3),
+        "messages": sum(run.bag.counts.values()),
+        "instructions": _unique(step.instruction for step in run.steps),
+        "modes": _unique(s.get("mode", "") for s in stats),
+        "transports": _unique(s.get("transport", "") for s in stats),
+        "targets": _unique(v.target_name for v in run.verifiers if v.target_name),
+        "steps": len(run.steps),
+        "tokens": tokens,
+        "rounds": rounds,
+        "tau": round(tokens / rounds, 3) if rounds else 0.0,
+        "miss_rate": round(missed / len(drafts), 4) if drafts and predrafts else None,
+        "reply_seconds": round(_mean(s["seconds"] for s in stats), 4),
+        "seconds_per_action": round(_mean(_gaps(run)), 3),
+        "bytes_up": sum(s["bytes_up"] for s in stats),
+        "bytes_down": sum(s["bytes_down"] for s in stats),
+        "sessions": sum(not v.error for v in run.verifiers),
+        "refusals": [{"at": _since(run, at), "code": c, "sentence": s} for at, c, s in run.refusals],
+        "stops": [
+            {
+                "at": _since(run, stop.began),
+                "seconds": round((stop.ended - stop.began) * 1e-9, 3),
+                "causes": stop.causes,
+                "sentences": stop.sentences,
+            }
+            for stop in run.stops
+        ],
+        "distance_m": round(_distance(run), 3),
+        "ends": [{"at": _since(run, at), "outcome": what} for at, what in run.ends],
+        "versions": run.versions,
+        "topics": dict(sorted(run.bag.counts.items())),
+    }  # fmt: skip
+
+
+def summary_lines(run: Run) -> list[str]:
+    """The summary for people."""
+    s = summary(run)
+    miss = "" if s["miss_rate"] is None else f", miss rate {100 * s['miss_rate']:.1f} %"
+    lines = [
+        f"{s['bag']}: {s['seconds']:.1f} s, {s['messages']} messages on {len(s['topics'])} topics",
+        *(f"note: {note}" for note in s["notes"]),
+        f"instruction: {'; '.join(s['instructions']) or 'none'}",
+        f"mode {', '.join(s['modes']) or 'unknown'} over {', '.join(s['transports']) or 'nothing'}, "
+        f"target {', '.join(s['targets']) or 'unknown'}, {s['sessions']} sessions",
+        f"{s['steps']} replies, {s['tokens']} tokens in {s['rounds']} rounds, tau {s['tau']:.2f}{miss}",
+        f"{s['reply_seconds']:.3f} s a reply, {s['seconds_per_action']:.2f} s an action, "
+        f"{_bytes(s['bytes_up'])} up, {_bytes(s['bytes_down'])} down, {s['distance_m']:.2f} m walked",
+    ]
+    lines += [f"{e['at']:8.2f} s  refused: {e['code']}: {e['sentence']}" for e in s["refusals"]]
+    lines += [
+        f"{e['at']:8.2f} s  held for {e['seconds']:.2f} s: {', '.join(e['causes'])}: {' '.join(e['sentences'])}"
+        for e in s["stops"]
+    ]
+    lines += [f"{e['at']:8.2f} s  {e['outcome']}" for e in s["ends"]]
+    return lines
+
+
+def step_lines(run: Run) -> list[str]:
+    """One line per reply."""
+    lines = [f"{'step':>4}  {'at':>7}  {'action':<22} tokens rounds   tau  seconds      up    down  reply"]
+    for step in run.steps:
+        s = step.stats
+        lines.append(
+            f"{step.number:4}  {_since(run, step.at):6.2f}s  {step.action or '-':<22} {s['tokens']:6} "
+            f"{s['rounds']:6} {s['tau']:5.2f}  {s['seconds']:7.3f} {_bytes(s['bytes_up']):>7} "
+            f"{_bytes(s['bytes_down']):>7}  {step.text.partition('Action:')[0].strip()}"
+        )
+    return lines
+
+
+def round_lines(run: Run) -> list[str]:
+    """One line per round; durations in ms."""
+    lines = ["step round drafted accepted    draft     wait   verify     sync        up      down  exits from    ready"]
+    for row in rounds_of(run):
+        ms = [f"{1e3 * row[name]:8.2f}" for name in ("draft_seconds", "wait_seconds", "verify_seconds", "sync_seconds")]
+        lines.append(
+            f"{row['step']:4} {row['round']:5} {row['drafted']:7} {row['accepted']:8} {' '.join(ms)} "
+            f"{row['bytes_up']:9} {row['bytes_down']:9} {row['exits']:6} {row['source'] or '-':<7} "
+            f"{'yes' if row['ready'] else 'no'}"
+        )
+    return lines
+
+
+def rounds_of(run: Run) -> list[dict[str, Any]]:
+    """Every round of every reply, as flat rows."""
+    rows = []
+    for step in run.steps:
+        of_step = (
+            step.stamp, step.action, step.stats["tokens"], step.stats["seconds"], step.stats["tau"],
+        )  # fmt: skip
+        for found in step.rounds:
+            row: dict[str, Any] = {name: found.get(name, 0) for name in ROUND_COLUMNS}
+            row |= {"step": step.number, "source": found.get("source", "")}
+            rows.append(row | dict(zip(_STEP_COLUMNS, of_step, strict=True)))
+    return rows
+
+
+def as_csv(run: Run) -> str:
+    """The rounds, comma-separated, with a line of names."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*ROUND_COLUMNS, *_STEP_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rounds_of(run))
+    return text.getvalue()
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The summary, with the steps and their rounds."""
+    steps = [
+        {
+            "step": step.number, "stamp_ns": step.stamp, "at": _since(run, step.at), "text": step.text,
+            "instruction": step.instruction, "action": step.action, "executed": step.executed,
+            "verified": step.verified, "tokens": step.tokens, "stats": step.stats, "rounds": step.rounds,
+        }
+        for step in run.steps
+    ]  # fmt: skip
+    return summary(run) | {"parameters": run.parameters, "replies": steps}
+
+
+def write_parquet(run: Run, path: Path) -> None:
+    """The rounds as Parquet.
+
+    :raises ValueError: where pyarrow is not installed; it is no requirement, being 55 MB.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise ValueError(
+            "Parquet takes the package pyarrow: pip install pyarrow, or use --csv, which takes nothing."
+        ) from None
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rounds_of(run)), path)
+
+
+def _since(run: Run, at: int) -> float:
+    return round((at - run.began) * 1e-9, 3)
+
+
+def _gaps(run: Run) -> Iterable[float]:
+    """From one reply to the next, within a run, s."""
+    for a, b in zip(run.steps, run.steps[1:], strict=False):
+        if not any(a.at < end < b.at for end, _ in run.ends):
+            yield (b.at - a.at) * 1e-9
+
+
+def _distance(run: Run) -> float:
+    pairs = zip(run.path, run.path[1:], strict=False)
+    return sum(math.dist(a[1:3], b[1:3]) for a, b in pairs)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def _unique(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:.2f}MB" if count >= 1e6 else f"{count / 1e3:.1f}kB"

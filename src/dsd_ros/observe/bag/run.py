@@ -1,0 +1,308 @@
+"""What happened in a recorded run: replies with their rounds, actions and pictures; stops; the robot's way."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, format_action, parse_reply
+from dsd_ros.observe.bag.reader import Bag, BagError, Record
+from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
+
+CAUSES = (
+    "", "EMERGENCY_STOP", "DEADMAN", "TILT", "OPERATOR", "ROBOT_FAULT", "ODOMETRY_STALE", "STATE_STALE",
+    "CAMERA_STALE", "OBSTACLE", "OBSTACLE_SENSOR_STALE", "LOW_BATTERY", "NODE_SILENT", "LINK_LOST",
+    "UNVERIFIED_ACTION", "UNPARSABLE_ACTION", "STALE_REPLY", "NO_ACTION", "MOTION_REFUSED", "COMMAND_STALE",
+)  # fmt: skip
+_KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+_PICTURES = "camera/image_raw/compressed"
+_PATH_S = 0.1
+_SAME_STOP_S = 0.5
+_END = re.compile(r"[A-Z][A-Z_]+: ")  # of a goal, as navigation's health says it
+
+
+@dataclass
+class Step:
+    """One reply that was completed. Times in ns; ``tokens`` None where the bag has not all of its messages."""
+
+    number: int
+    stamp: int  # of its picture
+    at: int  # when it was there
+    text: str
+    instruction: str
+    reply: int  # its number in the session; 0: not known
+    tokens: list[int] | None
+    stats: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    executed: str = ""  # the action that navigation announced; empty: none
+    verified: bool = True
+    seen: Traffic | None = None  # what was said of it; has the picture as the verifier got it
+
+    @property
+    def action(self) -> str:
+        """The action that the reply ends in, in the grammar's words; empty where it does not parse."""
+        return action_of(self.text)
+
+
+@dataclass
+class Stop:
+    """A time in which the supervisor kept the robot from moving, with the causes it named in the course of it."""
+
+    began: int
+    ended: int
+    causes: list[str]
+    sentences: list[str]
+
+
+@dataclass
+class Run:
+    """A bag, read as a run."""
+
+    bag: Bag
+    steps: list[Step]
+    stops: list[Stop]
+    refusals: list[tuple[int, str, str]]  # when, code, sentence
+    requests: list[Any]  # SessionRequest, in order
+    verifiers: list[Any]  # SessionReply
+    actions: list[Any]  # NavAction
+    path: list[tuple[int, float, float, float]]  # when, x, y (m), yaw (rad)
+    ends: list[tuple[int, str]] = field(default_factory=list)  # when a goal ended, and what it came to
+    began: int = 0
+    ended: int = 0
+    parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """From the first to the last message."""
+        return (self.ended - self.began) * 1e-9
+
+    def parameters_of(self, node: str) -> dict[str, Any]:
+        """The parameters of the node of that name; empty where the bag has none of it."""
+        for name, values in self.parameters.items():
+            if name.rpartition("/")[2] == node:
+                return values
+        return {}
+
+
+def action_of(text: str) -> str:
+    """The action that a reply ends in; empty where it does not parse."""
+    try:
+        return format_action(parse_reply(text).action)
+    except UnparsableReply:
+        return ""
+
+
+def read_run(bag: Bag) -> Run:
+    """Read a bag's messages once, all but its pictures."""
+    run = Run(bag, [], [], [], [], [], [], [])
+    run.parameters = _object(bag.custom.get("parameters"))
+    run.versions = _object(bag.custom.get("versions"))
+    reading = _Reading(run)
+    handlers = {bag.topic(name): handler for name, handler in reading.handlers.items()}
+    damaged = 0
+    for record in bag.messages():
+        run.began = min(run.began or record.at, record.at)
+        run.ended = max(run.ended, record.at)
+        handler = handlers.get(record.topic)
+        if handler is None:
+            continue
+        try:
+            message = bag.decode(record)
+        except BagError as error:
+            damaged += 1
+            if damaged == 1:
+                bag.notes.append(str(error))
+            continue
+        handler(message, record)
+    reading.finish()
+    return run
+
+
+def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
+    """The camera's pictures of these stamps (ns), as PNG and their format; those the bag has."""
+    found: dict[int, tuple[bytes, str]] = {}
+    for record in bag.messages([bag.topic(_PICTURES)]):
+        stamp = _stamp_in(record.data)
+        if stamp in stamps and stamp not in found:
+            message = bag.decode(record)
+            found[stamp] = message.data.tobytes(), message.format
+    return found
+
+
+def picture_sent(step: Step) -> tuple[bytes, str] | None:
+    """A reply's picture as it went to the verifier, without loss, as PNG and its format; None where it is unknown."""
+    sent = step.seen
+    form = "rgb8; png compressed bgr8"
+    if sent is None or not sent.picture:
+        return None
+    if sent.encoding == "png":
+        return sent.picture, form
+    if sent.encoding != "rgb8" or len(sent.picture) != 3 * sent.height * sent.width:
+        return None
+    out = io.BytesIO()
+    Image.frombytes("RGB", (sent.width, sent.height), sent.picture).save(out, "png")
+    return out.getvalue(), form
+
+
+class _Reading:
+    """Puts the messages of a run together."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._traffic = TrafficLog()
+        self._texts: dict[int, list[str]] = {}
+        self._rounds: dict[int, list[dict[int, dict[str, Any]]]] = {}
+        self._stats: list[tuple[Any, int]] = []
+        self._stop: Stop | None = None
+        self._last_pose = -(2**63)
+        self._end = ""
+        self.handlers: dict[str, Any] = {
+            "observation": lambda m, r: self._traffic.observation(m, r.at),
+            "draft": lambda m, r: self._traffic.draft(m),
+            "outcome": lambda m, r: self._traffic.outcome(m),
+            "refusal": lambda m, r: run.refusals.append((r.at, m.code, m.sentence)),
+            "session_request": lambda m, r: run.requests.append(m),
+            "session_reply": lambda m, r: run.verifiers.append(m),
+            "nav_action": lambda m, r: run.actions.append(m),
+            "reply_progress": self._progress,
+            "decode_stats": lambda m, r: self._stats.append((m, r.at)),
+            "safety_state": self._safety,
+            "odom": self._odometry,
+            "diagnostics": self._health,
+            "/diagnostics": self._health,
+        }
+
+    def _progress(self, message: Any, record: Record) -> None:
+        stamp = stamp_of(message.header.stamp)
+        of_stamp = self._rounds.setdefault(stamp, [])
+        if message.done:
+            self._texts.setdefault(stamp, []).append(message.text)
+            return
+        number = int(message.rounds)
+        if not of_stamp or number <= max(of_stamp[-1], default=0):
+            of_stamp.append({})
+        of_stamp[-1][number] = {"round": number} | plain(message.last_round)
+
+    def _safety(self, message: Any, record: Record) -> None:
+        names = [CAUSES[c] if c < len(CAUSES) else f"CAUSE_{c}" for c in map(int, message.causes)]
+        held = bool(message.stopped) and bool(names) and names != ["NO_ACTION"]
+        stop = self._stop
+        if stop is not None and not held:
+            stop.ended = record.at
+            self._run.stops.append(stop)
+            self._stop = None
+        elif held:
+            last = self._run.stops[-1] if self._run.stops else None
+            if stop is None and last is not None and record.at - last.ended < _SAME_STOP_S * 1e9:
+                stop = self._run.stops.pop()  # what comes back at once has not been away
+            if stop is None:
+                stop = Stop(record.at, record.at, [], [])
+            stop.ended = record.at
+            for name, sentence in zip(names, message.sentences, strict=False):
+                if name not in stop.causes:
+                    stop.causes.append(name)
+                    stop.sentences.append(sentence)
+            self._stop = stop
+
+    def _health(self, message: Any, record: Record) -> None:
+        for status in message.status:
+            if status.name.rpartition("/")[2] != "navigation_node":
+                continue
+            ended = _END.match(status.message) is not None
+            if ended and status.message != self._end:
+                self._run.ends.append((record.at, status.message))
+            self._end = status.message if ended else ""
+
+    def _odometry(self, message: Any, record: Record) -> None:
+        if record.at - self._last_pose < _PATH_S * 1e9:
+            return
+        self._last_pose = record.at
+        place, q = message.pose.pose.position, message.pose.pose.orientation
+        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+        self._run.path.append((record.at, place.x, place.y, yaw))
+
+    def finish(self) -> None:
+        if self._stop is not None:
+            self._run.stops.append(self._stop)
+        executed = {stamp_of(a.observation_stamp): a for a in self._run.actions}
+        for number, (message, at) in enumerate(self._stats, 1):
+            stamp = stamp_of(message.observation_stamp)
+            stats = plain(message)
+            texts, rounds = self._texts.get(stamp, []), self._rounds.get(stamp, [])
+            text = texts.pop(0) if texts else ""
+            mine: dict[int, dict[str, Any]] = {}
+            while rounds and len(mine) < stats["rounds"]:  # a reply that came to nothing may be in front
+                mine = rounds.pop(0)
+            traffic = self._traffic.before(at)
+            action = executed.get(stamp)
+            self._run.steps.append(
+                Step(
+                    number=number,
+                    stamp=stamp,
+                    at=at,
+                    text=text,
+                    instruction=traffic.instruction if traffic is not None else "",
+                    reply=traffic.reply if traffic is not None else 0,
+                    tokens=_tokens(traffic, int(stats["tokens"])),
+                    stats=stats,
+                    rounds=[mine[key] for key in sorted(mine)],
+                    executed=executed_phrase(action) if action is not None else "",
+                    verified=bool(action.verified) if action is not None else True,
+                    seen=traffic,
+                )
+            )
+
+
+def _tokens(traffic: Traffic | None, count: int) -> list[int] | None:
+    return traffic.tokens(count) if traffic is not None else None
+
+
+def executed_phrase(message: Any) -> str:
+    """A NavAction's action in the grammar's words."""
+    try:
+        return format_action(Action(_KINDS[int(message.kind)], int(message.amount)))
+    except (IndexError, ValueError):
+        return f"kind {int(message.kind)}, amount {int(message.amount)}"
+
+
+def stamp_of(time: Any) -> int:
+    """A stamp in ns."""
+    return int(time.sec) * 1_000_000_000 + int(time.nanosec)
+
+
+def plain(message: Any) -> dict[str, Any]:
+    """A flat message's fields as plain values; messages within it are left out."""
+    result: dict[str, Any] = {}
+    for name, value in vars(message).items():
+        if name.startswith("__"):
+            continue
+        if isinstance(value, np.ndarray):
+            result[name] = value.tolist()
+        elif isinstance(value, (bool, int, float, str)):
+            result[name] = value
+        elif isinstance(value, (list, tuple)):
+            result[name] = list(value)
+    return result
+
+
+def _stamp_in(data: bytes) -> int:
+    """The header's stamp of a message that begins with one, ns."""
+    order = "<" if data[1] & 1 else ">"
+    sec, nanosec = np.frombuffer(data[4:12], dtype=order + "i4")
+    return int(sec) * 1_000_000_000 + int(nanosec)
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,224 @@
+"""Writes a bag: a folder as rosbag2 has it, with one or more files and metadata.yaml.
+
+Imports nothing of ROS. Everything is called from one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rosbags.interfaces import Connection, ConnectionExtRosbag2, MessageDefinition, MessageDefinitionFormat, Qos
+from rosbags.rosbag2.metadata import dump_qos_v9
+
+from dsd_ros.observe.bag.record_files import McapFile, SqliteFile
+
+STORAGES = {"mcap": ".mcap", "sqlite3": ".db3"}
+_VERSION = 9  # of rosbag2's metadata
+_RESERVE_BYTES = 2 << 20  # given up when the disk is full, for the index and metadata.yaml
+_FILE_BYTES = 1 << 30  # a longer recording goes on in a next file, whose index is small again
+
+Define = Callable[[str], tuple[str, str]]  # message type -> definition, hash
+
+
+class RecordError(ValueError):
+    """A bag that cannot be written; one sentence."""
+
+
+class BagWriter:
+    """See the module. After a RecordError what had been saved is a whole bag, and nothing more is written."""
+
+    def __init__(self, folder: Path, define: Define, storage: str = "mcap", file_bytes: int = _FILE_BYTES) -> None:
+        """Make the folder, which must not be there yet.
+
+        :raises RecordError: when it is, or cannot be made, or for an unknown storage.
+        """
+        if storage not in STORAGES:
+            raise RecordError(f"There is no storage {storage!r}; use {' or '.join(STORAGES)}.")
+        self.folder = Path(os.path.abspath(folder))
+        self.messages = 0
+        self._define, self._storage, self._file_bytes = define, storage, file_bytes
+        self._custom: dict[str, str] = {}
+        self._connections: dict[tuple[str, str], Connection] = {}
+        self._files: list[dict[str, Any]] = []
+        self._file: Any = None
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise RecordError(
+                f"{folder} is there already; name a folder that is not, bags are never written over."
+            ) from None
+        except OSError as error:
+            raise RecordError(f"The bag {folder} cannot be made: {error.strerror}.") from None
+        self._reserve = self.folder / ".reserve"
+        try:
+            with open(self._reserve, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+            self._next_file()
+            self.write_metadata()
+        except (OSError, sqlite3.Error) as error:
+            raise self._fail(error) from None
+
+    @property
+    def closed(self) -> bool:
+        return self._file is None
+
+    def set_metadata(self, key: str, text: str) -> None:
+        """Keep a text in the bag's custom data, at once."""
+        self._custom[key] = text
+        if not self.closed:
+            self.write_metadata()
+
+    def write(self, topic: str, kind: str, qos: Sequence[Qos], timestamp: int, data: bytes | memoryview) -> None:
+        """One message of type ``kind`` as CDR, received at ``timestamp`` (ns).
+
+        :raises RecordError: when the disk does not take it; the bag is closed then.
+        """
+        if self.closed:
+            return
+        try:
+            connection = self._connections.get((topic, kind)) or self._connect(topic, kind, qos)
+            self._file.write(connection, timestamp, data)
+            about = self._files[-1]
+            about["first"] = min(about["first"], timestamp)
+            about["last"] = max(about["last"], timestamp)
+            about["counts"][connection.id] = about["counts"].get(connection.id, 0) + 1
+            self.messages += 1
+            if self._file.size > self._file_bytes:
+                self._next_file()
+        except (OSError, sqlite3.Error) as error:
+            raise self._fail(error) from None
+
+    def save(self) -> None:
+        """Bring all messages to the disk; what is killed after it loses none of them. RecordError as ``write``."""
+        if self.closed:
+            return
+        try:
+            self._file.save()
+        except (OSError, sqlite3.Error) as error:
+            raise self._fail(error) from None
+
+    def close(self) -> None:
+        """End the bag: index and metadata.yaml. May be called twice; RecordError as ``write``."""
+        if self.closed:
+            return
+        try:
+            self._reserve.unlink(missing_ok=True)
+            self._end_file()
+            self.write_metadata()
+        except (OSError, sqlite3.Error) as error:
+            raise self._fail(error) from None
+
+    def write_metadata(self) -> None:
+        """metadata.yaml as of now, put in the old one's place in one step."""
+        text = yaml.safe_dump({"rosbag2_bagfile_information": self._information()}, sort_keys=False)
+        path = self.folder / "metadata.yaml"
+        new = path.with_suffix(".yaml.tmp")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+    def _next_file(self) -> None:
+        self._end_file()
+        name = f"{self.folder.name}_{len(self._files)}{STORAGES[self._storage]}"
+        make = McapFile if self._storage == "mcap" else SqliteFile
+        self._file = make(self.folder / name)
+        self._files.append({"path": name, "first": 2**63 - 1, "last": 0, "counts": {}})
+        kinds = set()
+        for connection in self._connections.values():
+            self._announce(connection, connection.msgtype not in kinds)
+            kinds.add(connection.msgtype)
+
+    def _end_file(self) -> None:
+        if self._file is None:
+            return
+        self._file.save()
+        text = yaml.safe_dump(self._information(), sort_keys=False)
+        self._file.close(_VERSION, text)
+        self._file = None
+
+    def _connect(self, topic: str, kind: str, qos: Sequence[Qos]) -> Connection:
+        text, digest = self._define(kind)
+        connection = Connection(
+            id=len(self._connections) + 1,
+            topic=topic,
+            msgtype=kind,
+            msgdef=MessageDefinition(MessageDefinitionFormat.MSG, text),
+            digest=digest,
+            msgcount=0,
+            ext=ConnectionExtRosbag2(serialization_format="cdr", offered_qos_profiles=list(qos)),
+            owner=self,
+        )
+        known = any(other.msgtype == kind for other in self._connections.values())
+        self._announce(connection, not known)
+        self._connections[topic, kind] = connection
+        return connection
+
+    def _announce(self, connection: Connection, new_type: bool) -> None:
+        if new_type:
+            self._file.add_msgtype(connection)
+        profiles = yaml.safe_dump(dump_qos_v9(list(connection.ext.offered_qos_profiles)))
+        self._file.add_connection(connection, profiles)
+
+    def _information(self) -> dict[str, Any]:
+        """What rosbag2's metadata.yaml says."""
+        filled = [about for about in self._files if about["counts"]]
+        counts: Counter[int] = Counter()
+        for about in filled:
+            counts.update(about["counts"])
+        first = min((about["first"] for about in filled), default=0)
+        last = max((about["last"] for about in filled), default=0)
+        return {
+            "version": _VERSION,
+            "storage_identifier": self._storage,
+            "duration": {"nanoseconds": last - first},
+            "starting_time": {"nanoseconds_since_epoch": first},
+            "message_count": counts.total(),
+            "topics_with_message_count": [
+                {
+                    "topic_metadata": {
+                        "name": c.topic,
+                        "type": c.msgtype,
+                        "serialization_format": "cdr",
+                        "offered_qos_profiles": dump_qos_v9(list(c.ext.offered_qos_profiles)),
+                        "type_description_hash": c.digest,
+                    },
+                    "message_count": counts[c.id],
+                }
+                for c in self._connections.values()
+            ],
+            "compression_format": "",
+            "compression_mode": "",
+            "relative_file_paths": [about["path"] for about in self._files],
+            "files": [
+                {
+                    "path": about["path"],
+                    "starting_time": {"nanoseconds_since_epoch": about["first"] if about["counts"] else 0},
+                    "duration": {"nanoseconds": max(0, about["last"] - about["first"])},
+                    "message_count": sum(about["counts"].values()),
+                }
+                for about in self._files
+            ],
+            "custom_data": dict(self._custom),
+            "ros_distro": os.environ.get("ROS_DISTRO", "jazzy"),
+        }
+
+    def _fail(self, error: Exception) -> RecordError:
+        """Save what can be saved in the room that was kept for that, and say what happened."""
+        self._reserve.unlink(missing_ok=True)
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                self._files[-1]["counts"] = file.kept()
+                file.close(_VERSION, yaml.safe_dump(self._information(), sort_keys=False))
+            except (OSError, sqlite3.Error):
+                file.abort()  # without its index, which readers can do without
+        with contextlib.suppress(OSError):  # the one written before stays
+            self.write_metadata()
+        reason = getattr(error, "strerror", None) or str(error)
+        return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. What it holds can be read.")

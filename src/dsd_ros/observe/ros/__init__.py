@@ -1,0 +1,1 @@
+"""What the observing nodes make of messages."""

@@ -1,0 +1,74 @@
+"""What the views of one process look at: gathered once, and each picture drawn on once, for all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from rclpy.node import Node
+
+from dsd_ros.observe.ros.live import Live
+from dsd_ros.observe.view.overlay import PANEL_HEIGHT, PAUSE_S, OverlayPainter
+from dsd_ros.ros.cdr import PictureOut
+from dsd_ros.ros.images import to_bgr
+
+
+class Sight:
+    """The state of a robot and its decoder, and the camera's newest picture with its overlay. For one thread."""
+
+    def __init__(self, node: Node) -> None:
+        self.live = Live(node)
+        self.number = 0  # of the newest picture; 0: none has come
+        self._picture = np.empty((0, 0, 3), np.uint8)
+        self._header = b""
+        self._sheets: dict[int, _Sheet] = {}
+
+    def close(self) -> None:
+        self.live.close()
+
+    def look(self, picture: bool) -> None:
+        """Take in what has come since the last call, with ``picture`` from the camera, too.
+
+        :raises ImageError: when the camera sends what is no picture.
+        """
+        self.live.poll()
+        if not picture:
+            self.live.rest_camera()
+            return
+        taken = self.live.picture()
+        if taken is not None:
+            self._picture, self._header = to_bgr(taken), taken.header
+            self.number += 1
+
+    def frame(self, width: int, panel: bool) -> np.ndarray:
+        """The newest picture, drawn on: uint8 (H, width, 3), blue first, valid until the next call of :meth:`look`.
+
+        With ``panel``, tokens and figures stand under it.
+        """
+        sheet = self._sheet(width)
+        drawn = sheet.drawn
+        if sheet.number != self.number or (panel and not sheet.panel):
+            rows, _, _ = sheet.painter.shape(self._picture, panel)
+            canvas = sheet.out.canvas(self._header, rows, width)
+            drawn = sheet.painter.frame(self._picture, self.live.overlay, panel, canvas)
+            sheet.drawn, sheet.number, sheet.panel = drawn, self.number, panel
+        return drawn[:-PANEL_HEIGHT] if sheet.panel and not panel else drawn
+
+    def message(self, width: int) -> bytearray:
+        """:meth:`frame` with its panel as a serialised Image."""
+        self.frame(width, panel=True)
+        return self._sheet(width).out.sent
+
+    def _sheet(self, width: int) -> _Sheet:
+        if width not in self._sheets:
+            self._sheets[width] = _Sheet(width)
+        return self._sheets[width]
+
+
+class _Sheet:
+    """Pictures of one width."""
+
+    def __init__(self, width: int) -> None:
+        self.painter = OverlayPainter(width, bgr=True, pause=PAUSE_S)
+        self.out = PictureOut()
+        self.number = 0  # of the picture on it
+        self.panel = False
+        self.drawn = np.empty((0, width, 3), np.uint8)

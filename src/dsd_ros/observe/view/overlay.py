@@ -1,0 +1,222 @@
+"""The robot's view with what it is told, thinks and does written over it, and the reply's tokens under it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+
+import cv2
+import numpy as np
+
+from dsd_ros.observe.view.state import Overlay, Reply
+from dsd_ros.observe.view.typeset import (
+    ACCEPTED,
+    AHEAD,
+    ALARM,
+    BAR,
+    CALM,
+    FAINT,
+    INK,
+    OWN,
+    PAPER,
+    REJECTED,
+    Colour,
+    blank,
+    fill,
+    line_height,
+    put,
+    shortened,
+    sprite,
+    wrapped,
+    write,
+)
+
+WIDTH = 480
+PANEL_HEIGHT = 132
+PAUSE_S = 0.25
+_ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than there is room for
+_SIZE, _SMALL = 14, 12
+_MARGIN = 6
+_MAX_INSTRUCTION = 200  # characters looked at
+
+
+class OverlayPainter:
+    """Draws frames of one camera; what is written is drawn only when it changed.
+
+    :param bgr: pictures have blue first, and so will the frames; else red.
+    :param pause: s that what is written stays as it is, at least; a reply grows faster than people read.
+    """
+
+    def __init__(self, width: int = WIDTH, bgr: bool = False, pause: float = 0.0) -> None:
+        self._width, self._pause = width, pause
+        self._written = float("-inf")
+        self._bgr = bgr
+        self._shown: Overlay | None = None
+        self._with_panel = True
+        self._top = self._bottom = blank(1, width)
+        self._panel = blank(PANEL_HEIGHT, width)
+        self._canvas: np.ndarray | None = None  # that has the panel on it
+        self.drawn = 0  # times that something was written anew
+
+    def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
+        """Of :meth:`frame`."""
+        height = max(1, round(image.shape[0] * self._width / image.shape[1]))
+        return height + (PANEL_HEIGHT if panel else 0), self._width, 3
+
+    def frame(
+        self, image: np.ndarray, overlay: Overlay, panel: bool = True, canvas: np.ndarray | None = None
+    ) -> np.ndarray:
+        """A picture (uint8 (H, W, 3)) at the painter's width, written on.
+
+        With ``panel``, tokens and figures stand under it. ``canvas``: to draw on, of :meth:`shape`; else a new one. Of
+        the same canvas as last time, nothing else may have drawn on the panel.
+        """
+        self._write(overlay, panel)
+        rows, width, _ = shape = self.shape(image, panel)
+        height = rows - PANEL_HEIGHT if panel else rows
+        if canvas is None:
+            canvas = np.empty(shape, np.uint8)
+        cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
+        put(canvas[:height], 0, 0, self._top)
+        put(canvas[:height], 0, max(0, height - self._bottom.shape[0]), self._bottom)
+        if panel and canvas is not self._canvas:
+            canvas[height:] = self._panel
+            self._canvas = canvas
+        return canvas
+
+    def _write(self, overlay: Overlay, with_panel: bool) -> None:
+        # What a poll did not change is the same object; comparing all its rounds would take longer.
+        if with_panel == self._with_panel and (overlay is self._shown or overlay == self._shown):
+            return
+        now = time.monotonic()
+        if now - self._written < self._pause:
+            return
+        self._written = now
+        self._shown, self._with_panel = overlay, with_panel
+        self.drawn += 1
+        self._top = self._ordered(_top_bar(overlay, self._width))
+        self._bottom = self._ordered(_bottom_bar(overlay, self._width))
+        if self._with_panel:
+            self._panel = self._ordered(panel(overlay, self._width))
+            self._canvas = None
+
+    def _ordered(self, drawn: np.ndarray) -> np.ndarray:
+        return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR) if self._bgr else drawn
+
+
+def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
+    """Tokens of the reply, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
+    legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
+    canvas = with_legend(PANEL_HEIGHT, width, legend_y).copy()
+    draw_tokens(canvas[: legend_y - 2], overlay.reply, _SIZE)
+    figures = (
+        f"{overlay.mode or '-'}   tau {overlay.tau:.2f}   {overlay.seconds:.2f} s a reply   "
+        f"picture {overlay.age:.2f} s old"
+    )
+    write(canvas, _MARGIN, legend_y + line_height(_SMALL) + 2, figures, _SMALL, INK, PAPER)
+    return canvas
+
+
+def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
+    """The reply's tokens in reading order; the newest stay visible when there is no room for all.
+
+    Accepted drafts are green, rejected ones red and struck out, the target's own blue; an amber line under a
+    token says that its draft was made or sent ahead.
+    """
+    step, right = line_height(size) + 3, canvas.shape[1] - _MARGIN
+    lines: list[list[tuple[np.ndarray, bool]]] = [[]]
+    x = _MARGIN
+    newest = replace(reply, rounds=reply.rounds[-_ROUNDS_SHOWN:])
+    for text, colour, struck, ahead in token_run(newest)[-_TOKENS_SHOWN:]:
+        shown = sprite(text, size, colour, PAPER, struck)
+        if x + shown.shape[1] > right and lines[-1]:
+            lines.append([])
+            x = _MARGIN
+        lines[-1].append((shown, ahead))
+        x += shown.shape[1]
+    room = max(1, canvas.shape[0] // step)
+    for number, line in enumerate(lines[-room:]):
+        x, y = _MARGIN, 4 + number * step
+        begin = -1  # of the line under neighbours drafted ahead: one for each would take longer
+        for shown, ahead in [*line, (None, False)]:
+            if ahead and begin < 0:
+                begin = x
+            elif not ahead and begin >= 0:
+                fill(canvas[y + step - 4 : y + step - 2, begin : max(begin, min(x, right) - 1)], AHEAD)
+                begin = -1
+            if shown is not None:
+                x = put(canvas, x, y, shown)
+
+
+def token_run(reply: Reply) -> list[tuple[str, Colour, bool, bool]]:
+    """(text, colour, struck out, drafted ahead) of every token to show."""
+    run: list[tuple[str, Colour, bool, bool]] = []
+    for round_ in reply.rounds:
+        ahead = bool(round_.source)
+        run += [(_shown(t), ACCEPTED, False, ahead) for t in round_.gained[: round_.accepted]]
+        run += [(_shown(t), REJECTED, True, ahead) for t in round_.rejected]
+        run += [(_shown(t), OWN, False, False) for t in round_.gained[round_.accepted :]]
+    return [token for token in run if token[0]]
+
+
+@functools.lru_cache(maxsize=8)
+def with_legend(height: int, width: int, y: int) -> np.ndarray:
+    """An empty canvas but for the legend at ``y``, read-only: uint8 (height, width, 3), RGB."""
+    canvas = blank(height, width)
+    draw_legend(canvas, _MARGIN, y)
+    canvas.setflags(write=False)
+    return canvas
+
+
+def draw_legend(canvas: np.ndarray, x: int, y: int) -> None:
+    """What the tokens' colours mean."""
+    for text, colour in (("accepted", ACCEPTED), ("rejected", REJECTED), ("target's own", OWN)):
+        x = write(canvas, x, y, text, _SMALL, colour, PAPER) + 10
+    end = write(canvas, x, y, "drafted ahead", _SMALL, FAINT, PAPER)
+    fill(canvas[y + line_height(_SMALL) - 2 : y + line_height(_SMALL), x : end - 4], AHEAD)
+
+
+def _shown(piece: str) -> str:
+    return piece.replace("\n", " ").replace("\t", " ")
+
+
+def _top_bar(overlay: Overlay, width: int) -> np.ndarray:
+    """Instruction on the left, link on the right."""
+    height = line_height(_SIZE) + 8
+    bar = blank(height, width, BAR)
+    paper = {None: BAR, True: CALM, False: ALARM}[overlay.link_ok]
+    label = shortened(overlay.link or "no word of the link", _SMALL, 2 * width // 5)
+    link = sprite(label, _SMALL, INK, paper)
+    left = width - link.shape[1] - 2 * _MARGIN
+    fill(bar[:, left:], paper)
+    put(bar, left + _MARGIN, 6, link)
+    text = overlay.reply.instruction[:_MAX_INSTRUCTION] or "no instruction yet"
+    write(bar, _MARGIN, 4, shortened(text, _SIZE, left - 2 * _MARGIN), _SIZE, INK, BAR)
+    return bar
+
+
+def _bottom_bar(overlay: Overlay, width: int) -> np.ndarray:
+    """What keeps the robot from moving if anything does; the reasoning as far as it is verified; the action."""
+    inside = width - 2 * _MARGIN
+    rows: list[tuple[str, Colour, Colour]] = []
+    if overlay.causes:
+        paper = ALARM if overlay.stopped else BAR
+        for text in wrapped("; ".join(overlay.causes[:3]), _SMALL, inside, 2):
+            rows.append((text, INK, paper))
+    reasoning, _, action = overlay.reply.text.partition("Action:")
+    if reasoning.strip():
+        for text in wrapped(reasoning, _SMALL, inside, 2):
+            rows.append((text, INK, BAR))
+    doing = overlay.action or action.strip()
+    if doing:
+        note = "" if overlay.verified else "  (not verified)"
+        rows.append((f"> {doing}{note}", ACCEPTED if overlay.verified else AHEAD, BAR))
+    step = line_height(_SMALL) + 3
+    bar = blank(max(1, len(rows) * step), width, BAR)
+    for number, (text, ink, paper) in enumerate(rows):
+        y = number * step
+        if paper != BAR:
+            fill(bar[y : y + step], paper)
+        write(bar, _MARGIN, y + 1, shortened(text, _SMALL, inside), _SMALL, ink, paper)
+    return bar

@@ -1,0 +1,189 @@
+"""A reply's rounds as a swim-lane: who was busy when, and what was there ahead of its time.
+
+All times are the robot's. What crosses the link is shown as two equal halves of the wait that is not the target's:
+the clocks of two machines are never compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from dsd_ros.observe.view.overlay import WIDTH, draw_tokens, with_legend
+from dsd_ros.observe.view.state import Reply
+from dsd_ros.observe.view.typeset import (
+    ACCEPTED,
+    AHEAD,
+    BAR,
+    FAINT,
+    INK,
+    OWN,
+    PAPER,
+    REJECTED,
+    Colour,
+    blank,
+    fill,
+    line_height,
+    put,
+    sprite,
+    write,
+)
+
+LANES = ("draft", "ahead", "uplink", "target", "downlink")
+READ, DRAFT, HIT, PARTLY, UP, VERIFY, DOWN = (
+    "reads the picture",
+    "draft",
+    "ready ahead",
+    "begun ahead",
+    "up",
+    "verify",
+    "down",
+)
+_COLOURS: dict[str, Colour] = {
+    READ: (92, 98, 110),
+    DRAFT: ACCEPTED,
+    HIT: AHEAD,
+    PARTLY: (150, 118, 60),
+    UP: (120, 134, 220),
+    VERIFY: OWN,
+    DOWN: (88, 180, 190),
+}
+TOKENS_HEIGHT = 96
+_SIZE = 11
+_LEFT = 62
+_LANE = 21
+_AXIS = 18
+_STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took from ``start`` to ``end`` (s from the beginning of the reply)."""
+
+    lane: str
+    start: float
+    end: float
+    what: str
+    round: int  # counted from 1
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """An early outcome as it came about, in the target's lane."""
+
+    at: float
+    layer: int
+    round: int
+    held: bool  # it was the first to say what the last layer said
+
+
+def spans_of(reply: Reply) -> list[Span]:
+    """Every span of a reply's rounds, in order of rounds."""
+    spans: list[Span] = []
+    before = None
+    for number, now in enumerate(reply.rounds, 1):
+        if number == 1 and now.began > 0.0:
+            spans.append(Span("draft", 0.0, now.began, READ, number))
+        sent = now.began + now.draft
+        if now.draft > 0.0 and now.source != "flight":
+            spans.append(Span("draft", now.began, sent, DRAFT, number, str(now.drafted)))
+        if now.source and before is not None:
+            begun = before.began + before.draft
+            end = min(begun + max(now.model, 0.0), begun + before.wait)
+            kind = HIT if now.ready else PARTLY
+            spans.append(Span("ahead", begun, end, kind, number, str(now.drafted)))
+        way = _one_way(now.wait, now.verify)
+        arrived = sent + way
+        left = sent + now.wait - way
+        spans.append(Span("uplink", sent, arrived, UP, number))
+        label = f"{now.accepted}+{len(now.gained) - now.accepted}" if now.gained else ""
+        spans.append(Span("target", arrived, left, VERIFY, number, label))
+        spans.append(Span("downlink", left, sent + now.wait, DOWN, number))
+        before = now
+    return spans
+
+
+def exits_of(reply: Reply) -> list[Exit]:
+    """Every early outcome of a reply, when it left the target by the robot's reckoning."""
+    found = []
+    for number, now in enumerate(reply.rounds, 1):
+        way = _one_way(now.wait, now.verify)
+        sent = now.began + now.draft
+        held = False
+        for layer, seconds in now.exits:
+            first = layer == now.first_exit and not held
+            held = held or first
+            at = max(sent + way, sent + seconds - way)
+            found.append(Exit(at, layer, number, first))
+    return found
+
+
+def _one_way(wait: float, verify: float) -> float:
+    return max(0.0, wait - verify) / 2
+
+
+def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
+    """The swim-lane: uint8 (height, width, 3), RGB."""
+    canvas = _lanes(width).copy()
+    height = canvas.shape[0]
+    spans = spans_of(reply)
+    whole = max((span.end for span in spans), default=0.0)
+    if whole <= 0.0:
+        write(canvas, _LEFT, height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
+        return canvas
+    scale = (width - _LEFT - 8) / whole
+
+    def place(seconds: float) -> int:
+        return _LEFT + round(seconds * scale)
+
+    for span in spans:
+        top = LANES.index(span.lane) * _LANE + 3
+        left, right = place(span.start), max(place(span.start) + 1, place(span.end))
+        # A gap between neighbours, where there is room for one.
+        bar = canvas[top : top + _LANE - 6, left : right - (right - left > 3)]
+        fill(bar, _COLOURS[span.what])
+        drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what]) if span.label else None
+        if drawn is not None and drawn.shape[1] + 4 < right - left:
+            put(canvas[: top + _LANE - 6], left + 2, top, drawn)
+    top = LANES.index("target") * _LANE
+    for early in exits_of(reply):
+        left = place(early.at)
+        fill(canvas[top + 1 : top + _LANE - 1, left : left + 2], AHEAD if early.held else REJECTED)
+    _axis(canvas, whole, place)
+    return canvas
+
+
+@functools.lru_cache(maxsize=4)
+def _lanes(width: int) -> np.ndarray:
+    """The swim-lane with nothing in it, read-only."""
+    canvas = blank(len(LANES) * _LANE + _AXIS, width)
+    for number, lane in enumerate(LANES):
+        top = number * _LANE
+        if number % 2 == 0:
+            fill(canvas[top : top + _LANE], BAR)
+        write(canvas, 4, top + 3, lane, _SIZE, FAINT, BAR if number % 2 == 0 else PAPER)
+    canvas.setflags(write=False)
+    return canvas
+
+
+def draw_board(reply: Reply, width: int = WIDTH) -> np.ndarray:
+    """Tokens over the swim-lane: uint8 (height, width, 3), RGB."""
+    legend = line_height(12) + 6
+    head = with_legend(TOKENS_HEIGHT + legend, width, TOKENS_HEIGHT).copy()
+    draw_tokens(head[:TOKENS_HEIGHT], reply, 14)
+    return np.concatenate([head, draw_timeline(reply, width)])
+
+
+def _axis(canvas: np.ndarray, whole: float, place: object) -> None:
+    assert callable(place)
+    step = next((s for s in _STEPS if whole / s <= 7), _STEPS[-1])
+    y = canvas.shape[0] - _AXIS
+    for number in range(int(whole / step) + 1):
+        left = place(number * step)
+        canvas[y : y + 4, left] = INK
+        seconds = number * step
+        label = f"{1e3 * seconds:.0f} ms" if step < 0.5 else f"{seconds:.1f} s"
+        put(canvas, left + 2, y + 3, sprite(label, _SIZE - 1, FAINT, PAPER))

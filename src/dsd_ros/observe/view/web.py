@@ -1,0 +1,366 @@
+"""The web view: a viewer for browsers and the data it shows, both served by rerun in a process of its own.
+
+Whoever has the page open looks on; nothing they do reaches the robot. What the server keeps is
+bounded; the oldest goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import cv2
+import numpy as np
+
+from dsd_ros.observe.view.figures import Figures
+from dsd_ros.observe.view.pictures import Pictures
+from dsd_ros.observe.view.state import Pose, Step, motion_of
+
+MISSING = "The web view needs rerun-sdk, which is not installed: pip install -r requirements/view.txt."
+_START_S = 20.0
+_COUNT_S = 20.0  # longest between two counts of connections
+_FLUSH_S = 0.2  # what is logged within so long travels together; pictures do not wait
+_PR_SET_PDEATHSIG = 1
+_TCP_TABLES, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"  # of Linux; see proc_net_tcp
+
+
+class ViewError(RuntimeError):
+    """The web view cannot be served; one sentence."""
+
+
+def available() -> bool:
+    """Whether rerun is installed."""
+    return importlib.util.find_spec("rerun") is not None
+
+
+class WebServer:
+    """Serves the viewer's page and the data on two ports (0: a free one). Use it as a context manager.
+
+    :param bind: address to listen on; the loopback's keeps it on this machine.
+    :raises ViewError: when rerun is missing or does not start.
+    """
+
+    def __init__(self, bind: str, web_port: int, data_port: int, memory_mb: int) -> None:
+        rerun = program()
+        self.bind = bind
+        self.web_port, self.data_port = _free_ports(bind, web_port, data_port)
+        command = [rerun, "--serve-web", "--bind", bind]
+        command += ["--web-viewer-port", str(self.web_port), "--port", str(self.data_port)]
+        command += ["--server-memory-limit", f"{memory_mb}MiB"]
+        if not is_local(bind):
+            # The page comes from another name of this machine than the server expects.
+            command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
+        self._sockets: frozenset[str] = frozenset()
+        self._connections: int | None = None
+        self._counted = float("-inf")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RERUN_ANALYTICS": "0"},
+            start_new_session=True,  # an interruption is for us to pass on
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            self._await_ports()
+        except ViewError:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def data_url(self) -> str:
+        """Where data is sent to and read from, on this machine."""
+        return f"rerun+http://{_host(self.bind)}:{self.data_port}/proxy"
+
+    def page(self, host: str = "") -> str:
+        """The address to open in a browser; ``host``: as which the browser's machine knows this one."""
+        name = host or _host(self.bind)
+        data = quote(f"rerun+http://{name}:{self.data_port}/proxy", safe="")
+        return f"http://{name}:{self.web_port}/?url={data}"
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def watched(self) -> bool:
+        """Whether somebody has the page open: the data goes to others than the one who sends it. True if unknown."""
+        now = time.monotonic()
+        # The kernel takes milliseconds over its table of connections: it is asked when one was opened or closed.
+        sockets = _sockets(self.pid)
+        if sockets != self._sockets or now - self._counted > _COUNT_S:
+            self._sockets, self._counted = sockets, now
+            self._connections = _connections(self.data_port)
+        return self._connections is None or self._connections > 1
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> WebServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _await_ports(self) -> None:
+        deadline = time.monotonic() + _START_S
+        for port in (self.web_port, self.data_port):
+            while True:
+                if not self.alive():
+                    raise ViewError("The web view's server ended as it started; see `rerun --serve-web`.")
+                try:
+                    socket.create_connection((_host(self.bind), port), timeout=1.0).close()
+                    break
+                except OSError:
+                    pass
+                if time.monotonic() > deadline:
+                    raise ViewError(f"The web view's server did not start within {_START_S:.0f} s.")
+                time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something on the map: a circle of this radius, or with ``half`` a box (m)."""
+
+    x: float
+    y: float
+    radius: float
+    colour: tuple[int, int, int]
+    label: str = ""
+    half: tuple[float, float] | None = None
+
+
+class WebView:
+    """Sends what is to be seen to a :class:`WebServer`. Times are seconds since the view began."""
+
+    def __init__(self, data_url: str) -> None:
+        import rerun as rr
+
+        self._rr = rr
+        self._recording = rr.RecordingStream(
+            "dsd",
+            recording_id=f"dsd-{os.getpid()}-{time.time():.0f}",
+            batcher_config=rr.ChunkBatcherConfig(flush_tick=_FLUSH_S),
+        )
+        self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
+        for entity in ("view", "rounds"):  # of pictures, all but what changes
+            kind = rr.EncodedImage.from_fields(media_type="image/jpeg")
+            self._send(entity, kind, static=True)
+        self._pictures = Pictures(self._recording)
+        self._began = time.monotonic()
+
+    def close(self) -> None:
+        self._recording.flush()
+        self._recording.disconnect()
+
+    def picture(self, image: np.ndarray) -> None:
+        """The robot's view, drawn on: uint8 (H, W, 3), blue first."""
+        self._pictures.send("view", image, time.monotonic() - self._began)
+
+    def board(self, image: np.ndarray) -> None:
+        """Tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
+        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
+        self._pictures.send("rounds", bgr, time.monotonic() - self._began)
+
+    def figures(self, figures: Figures, new_reply: bool) -> None:
+        """The table, and a point of each curve when a reply is complete."""
+        rr = self._rr
+        document = rr.TextDocument(figures.markdown(), media_type="text/markdown")
+        self._send("figures", document)
+        if new_reply:
+            newest = figures.newest
+            self._send("curves/tau", rr.Scalars(newest.tau))
+            self._send("curves/seconds_per_reply", rr.Scalars(newest.seconds))
+            self._send("curves/estimated_speedup", rr.Scalars(newest.speedup))
+
+    def world(self, things: Sequence[Thing]) -> None:
+        """What stands in the room. Said once."""
+        rr = self._rr
+        boxes = [thing for thing in things if thing.half is not None]
+        rounds = [thing for thing in things if thing.half is None]
+        if boxes:
+            halves = [(t.half[1], t.half[0]) for t in boxes if t.half is not None]
+            shapes = rr.Boxes2D(
+                centers=_on_map([(t.x, t.y) for t in boxes]), half_sizes=halves, colors=[t.colour for t in boxes]
+            )
+            self._send("map/room", shapes, static=True)
+        if rounds:
+            points = rr.Points2D(
+                _on_map([(t.x, t.y) for t in rounds]),
+                radii=[t.radius for t in rounds],
+                colors=[t.colour for t in rounds],
+                labels=[t.label for t in rounds],
+                show_labels=True,
+            )
+            self._send("map/things", points, static=True)
+
+    def robot(self, pose: Pose) -> None:
+        """Where it stands and looks."""
+        rr = self._rr
+        x, y, yaw = pose
+        ahead = _on_map([(0.4 * np.cos(yaw), 0.4 * np.sin(yaw))])
+        self._send("map/robot", rr.Points2D(_on_map([(x, y)]), radii=0.15, colors=(116, 176, 255)))
+        arrow = rr.Arrows2D(origins=_on_map([(x, y)]), vectors=ahead, colors=(116, 176, 255))
+        self._send("map/robot/heading", arrow)
+
+    def path(self, poses: Sequence[Pose]) -> None:
+        """The way it went."""
+        strip = _on_map([(x, y) for x, y, _ in poses])
+        self._send("map/walked", self._rr.LineStrips2D([strip], colors=(240, 98, 92), radii=0.015))
+
+    def intention(self, step: Step) -> None:
+        """Where the action under way leads."""
+        rr = self._rr
+        reach = 0.5 if step.turn else 0.0
+        points = [
+            (x + reach * np.cos(yaw), y + reach * np.sin(yaw))
+            for x, y, yaw in motion_of(step.pose, step.ahead, step.turn)
+        ]
+        colour = (96, 211, 128) if step.verified else (246, 190, 82)
+        strip = rr.LineStrips2D([_on_map(points)], colors=colour, radii=0.03)
+        self._send("map/intended", strip)
+
+    def _send(self, entity: str, what: Any, static: bool = False) -> None:
+        if not static:
+            self._recording.set_time("time", duration=time.monotonic() - self._began)
+        self._recording.log(entity, what, static=static)
+
+
+def is_local(bind: str) -> bool:
+    """Whether only this machine reaches an address to listen on."""
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:
+        return bind == "localhost"
+
+
+def _blueprint() -> Any:
+    """Four views in a grid: two by two on a desk, one above the other on a phone."""
+    import rerun.blueprint as rrb
+
+    return rrb.Blueprint(
+        rrb.Grid(
+            rrb.Spatial2DView(origin="/view", name="Robot's view"),
+            rrb.Spatial2DView(origin="/map", name="Map"),
+            rrb.Spatial2DView(origin="/rounds", name="Reply and rounds"),
+            rrb.Tabs(
+                rrb.TextDocumentView(origin="/figures", name="Figures"),
+                rrb.TimeSeriesView(origin="/curves", name="Curves"),
+                active_tab=0,
+            ),
+        ),
+        rrb.TopPanel(state="hidden"),
+        rrb.BlueprintPanel(state="hidden"),
+        rrb.SelectionPanel(state="hidden"),
+        rrb.TimePanel(state="hidden", timeline="time", play_state="following"),
+        auto_layout=False,
+        auto_views=False,
+    )
+
+
+def _on_map(points: Sequence[tuple[float, float]]) -> np.ndarray:
+    """x ahead and y to the left become up and left; a view's second axis points down."""
+    xy = np.asarray(points, np.float32).reshape(-1, 2)
+    return np.stack([-xy[:, 1], -xy[:, 0]], axis=1)
+
+
+def program() -> str:
+    """rerun's own program. :raises ViewError: where it is not installed."""
+    if not available():
+        raise ViewError(MISSING)
+    spec = importlib.util.find_spec("rerun_cli")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        program = Path(folder) / "rerun"
+        if program.is_file():
+            return str(program)
+    raise ViewError(MISSING)
+
+
+def _host(bind: str) -> str:
+    """By which this machine reaches what listens on ``bind``."""
+    try:
+        address = ipaddress.ip_address(bind)
+    except ValueError:
+        return bind
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return f"[{bind}]" if address.version == 6 else bind
+
+
+def _free_ports(bind: str, *wanted: int) -> list[int]:
+    """The wanted ports, or free ones in place of those that are taken."""
+    sockets, ports = [], []
+    try:
+        for port in wanted:
+            family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+            listener = socket.socket(family)
+            sockets.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((bind, port))
+            except OSError:
+                try:
+                    listener.bind((bind, 0))
+                except OSError as error:
+                    raise ViewError(f"The web view cannot listen on {bind}: {error}.") from error
+            ports.append(int(listener.getsockname()[1]))
+    finally:
+        for listener in sockets:
+            listener.close()
+    return ports
+
+
+def _sockets(pid: int) -> frozenset[str]:
+    """The sockets that a process has open; it may open other files several times a second."""
+    folder = f"/proc/{pid}/fd"
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(f"{folder}/{name}"))
+    return frozenset(link for link in found if link.startswith("socket:"))
+
+
+def _connections(port: int, tables: Sequence[str] = _TCP_TABLES) -> int | None:
+    """How many TCP connections a port of this machine has; None where the kernel does not tell."""
+    count, suffix = 0, f":{port:04X}"
+    for table in tables:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:
+            if table == tables[0]:
+                return None
+            continue  # no IPv6
+        except OSError:
+            return None
+        for line in lines:
+            if suffix in line:
+                _, local, _, state, _ = line.split(maxsplit=4)
+                count += local.endswith(suffix) and state == _ESTABLISHED
+    return count
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""The real Go2: its protocol, its vendor's SDK, and a stand-in for both."""

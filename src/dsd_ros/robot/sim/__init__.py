@@ -1,0 +1,1 @@
+"""The simulated Go2 and its world."""

@@ -1,0 +1,120 @@
+"""Offscreen rendering of MuJoCo worlds, one OpenGL context for any number of worlds in turn."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+from typing import Any
+
+import numpy as np
+
+
+class SimulatorError(RuntimeError):
+    """The simulator cannot run here; the message says what to install."""
+
+
+def import_mujoco() -> Any:
+    """MuJoCo with an offscreen renderer chosen: MUJOCO_GL, else OSMesa (faster), else EGL."""
+    if "MUJOCO_GL" not in os.environ:
+        if ctypes.util.find_library("OSMesa"):
+            os.environ["MUJOCO_GL"] = "osmesa"
+        elif ctypes.util.find_library("EGL"):
+            os.environ["MUJOCO_GL"] = "egl"
+        else:
+            raise SimulatorError(
+                "The simulator's camera needs an offscreen renderer and found none: install "
+                "OSMesa (Debian/Ubuntu: apt install libosmesa6) or EGL (apt install libegl1)."
+            )
+    try:
+        import mujoco
+    except ImportError as error:
+        raise SimulatorError(
+            f"The simulator needs MuJoCo, which could not be loaded ({error}): "
+            "pip install mujoco==3.3.4, and libosmesa6 or libegl1 from the system."
+        ) from error
+    return mujoco
+
+
+class Offscreen:
+    """An OpenGL context that renders models whose textures have the same sizes.
+
+    Making a context takes far longer than drawing a picture, so whoever draws many worlds shares
+    one. It belongs to the thread that made it: draw and close there.
+    """
+
+    def __init__(self, model: Any, width: int = 1024, height: int = 768) -> None:
+        self._mujoco = import_mujoco()
+        try:
+            self._gl = self._mujoco.GLContext(width, height)
+            self._gl.make_current()
+            self._context = self._mujoco.MjrContext(model, self._mujoco.mjtFontScale.mjFONTSCALE_50.value)
+        except Exception as error:  # MuJoCo raises whatever its OpenGL library raised
+            raise SimulatorError(
+                "The simulator's camera could not open an offscreen renderer with "
+                f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install OSMesa (apt "
+                "install libosmesa6) or EGL (libegl1), or set MUJOCO_GL to the one you have."
+            ) from error
+        self._mujoco.mjr_setBuffer(self._mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        self._model = model
+
+    def use(self, model: Any) -> None:
+        """Take over another model's textures and how often they repeat; its floor may be no larger than the first's."""
+        self._gl.make_current()
+        if model is self._model:
+            return
+        for texture in range(model.ntex):
+            self._mujoco.mjr_uploadTexture(model, self._context, texture)
+        # Copied from the model when the context is made, and used at every drawing.
+        self._context.mat_texrepeat[: 2 * model.nmat] = model.mat_texrepeat.ravel()
+        self._model = model
+
+    def draw(self, scene: Any, width: int, height: int) -> np.ndarray:
+        """The scene as uint8 (height, width, 3), RGB."""
+        viewport = self._mujoco.MjrRect(0, 0, width, height)
+        self._mujoco.mjr_render(viewport, scene, self._context)
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        self._mujoco.mjr_readPixels(pixels, None, viewport, self._context)
+        return pixels[::-1].copy()
+
+    def draw_with_depth(self, scene: Any, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+        """The scene as :meth:`draw` has it, and the depth of each pixel along the optical axis in metres.
+
+        Depths are float32 (height, width); NaN where nothing is to be seen.
+        """
+        viewport = self._mujoco.MjrRect(0, 0, width, height)
+        self._mujoco.mjr_render(viewport, scene, self._context)
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        buffer = np.empty((height, width), dtype=np.float32)
+        # Reversed depth: 1 at the near plane, 0 at the far one, and precise in between.
+        self._context.readDepthMap = self._mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
+        self._mujoco.mjr_readPixels(pixels, buffer, viewport, self._context)
+        extent = self._model.stat.extent
+        near, far = self._model.vis.map.znear * extent, self._model.vis.map.zfar * extent
+        values = buffer[::-1].astype(np.float64)
+        depths = near * far / (near + values * (far - near))
+        return pixels[::-1].copy(), np.where(values > 0.0, depths, np.nan).astype(np.float32)
+
+    def draw_geoms(self, scene: Any, width: int, height: int) -> np.ndarray:
+        """The index of the geom that each pixel shows, -1 for none: int64 (height, width)."""
+        flags = self._mujoco.mjtRndFlag
+        scene.flags[flags.mjRND_SEGMENT] = 1
+        scene.flags[flags.mjRND_IDCOLOR] = 1
+        try:
+            coded = self.draw(scene, width, height).astype(np.int64)
+        finally:
+            scene.flags[flags.mjRND_SEGMENT] = 0
+            scene.flags[flags.mjRND_IDCOLOR] = 0
+        codes = coded[..., 0] | coded[..., 1] << 8 | coded[..., 2] << 16
+        owners = np.full(scene.ngeom + 1, -1, dtype=np.int64)
+        for geom in scene.geoms[: scene.ngeom]:
+            if geom.segid >= 0 and geom.objtype == self._mujoco.mjtObj.mjOBJ_GEOM:
+                owners[geom.segid + 1] = geom.objid
+        return owners[codes]
+
+    def close(self) -> None:
+        """Give the context back. May be called twice."""
+        if self._gl is not None:
+            self._gl.make_current()
+            self._context.free()
+            self._gl.free()
+            self._gl = None

@@ -1,0 +1,220 @@
+"""A simulated Go2: a kinematic base in a seeded world, with collisions and a front camera."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from dsd_ros.robot.sim.offscreen import Offscreen, SimulatorError, import_mujoco
+from dsd_ros.robot.sim.rangefinder import range_ahead
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
+from dsd_ros.robot.sim.world import REACH, World
+
+__all__ = ["Simulator", "SimulatorError"]
+
+# Limits of the real robot's sport mode (m/s, m/s, rad/s) and what it can gain per second.
+VX_MIN, VX_MAX, VY_MAX, WZ_MAX = -2.5, 3.8, 1.0, 4.0
+_ACCELERATION = np.array([3.0, 3.0, 12.0])
+_SUBSTEP = 0.01  # seconds; short enough that no step jumps over an obstacle's rim
+
+
+class Simulator:
+    """One robot in one world. Deterministic: the same world and commands give the same run.
+
+    The OpenGL context is made by the first `render*` call and belongs to that call's thread: render
+    from one thread only, and call `close` from that same thread.
+    """
+
+    def __init__(
+        self, world: World, width: int = IMAGE_WIDTH, height: int = IMAGE_HEIGHT, offscreen: Offscreen | None = None
+    ) -> None:
+        self.world = world
+        self.width, self.height = width, height
+        self.collisions = 0
+        self.time = 0.0
+        self._pose = np.array(world.start, dtype=np.float64)
+        self._velocity = np.zeros(3)
+        self._touching = False
+        self._mujoco: Any = None
+        self._model: Any = None
+        self._data: Any = None
+        self._scene: Any = None
+        self._offscreen = offscreen
+        self._own_offscreen = offscreen is None
+
+    # -- motion ------------------------------------------------------------------------------
+
+    @property
+    def pose(self) -> tuple[float, float, float]:
+        """x, y in metres and yaw in radians, of the base's centre in the room."""
+        x, y, yaw = self._pose
+        return float(x), float(y), float(yaw)
+
+    @pose.setter
+    def pose(self, value: tuple[float, float, float]) -> None:
+        self._pose[:] = value
+        self._velocity[:] = 0.0
+        self._touching = False
+
+    @property
+    def velocity(self) -> tuple[float, float, float]:
+        """vx, vy in m/s in the robot's frame and wz in rad/s, as they are, not as commanded."""
+        vx, vy, wz = self._velocity
+        return float(vx), float(vy), float(wz)
+
+    def step(self, dt: float, vx: float, vy: float, wz: float) -> None:
+        """Move for dt seconds under a commanded velocity (m/s, m/s, rad/s, robot's frame).
+
+        The command is clipped to the robot's limits and approached within its acceleration. Motion
+        into an obstacle is blocked and counted once per contact. Raises ValueError on a command
+        that is not finite.
+        """
+        command = np.array([vx, vy, wz], dtype=np.float64)
+        if not np.isfinite(command).all() or not math.isfinite(dt) or dt < 0:
+            raise ValueError(f"The command must be finite, but it is {vx}, {vy}, {wz} for {dt} s.")
+        command = np.clip(command, [VX_MIN, -VY_MAX, -WZ_MAX], [VX_MAX, VY_MAX, WZ_MAX])
+        remaining = dt
+        while remaining > 1e-9:
+            h = min(_SUBSTEP, remaining)
+            remaining -= h
+            reach = _ACCELERATION * h
+            self._velocity += np.clip(command - self._velocity, -reach, reach)
+            self._advance(h)
+        self.time += dt
+
+    def _advance(self, h: float) -> None:
+        x, y, yaw = self._pose
+        vx, vy, wz = self._velocity
+        self._pose[2] = math.remainder(yaw + wz * h, 2 * math.pi)
+        c, s = math.cos(yaw + wz * h / 2), math.sin(yaw + wz * h / 2)
+        new_x, new_y = x + (c * vx - s * vy) * h, y + (s * vx + c * vy) * h
+        before, after = self.world.clearance(x, y), self.world.clearance(new_x, new_y)
+        if after >= 0 or after > before:  # free, or on the way out of a contact
+            self._pose[:2] = new_x, new_y
+            if after > 0.01:
+                self._touching = False
+            return
+        self._velocity[:2] = 0.0
+        if not self._touching:
+            self.collisions += 1
+        self._touching = True
+
+    def distance_to_target(self) -> float:
+        """Metres between the robot's circle (radius 0.3 m) and the target's surface; 0: contact; infinite: absent."""
+        if self.world.target_index is None:
+            return math.inf
+        x, y, _ = self._pose
+        return max(0.0, self.world.gap(x, y))
+
+    def reached(self) -> bool:
+        """True within 0.6 m of the target's surface, standing still, without a collision; never where it is absent."""
+        still = bool(np.abs(self._velocity).max() < 0.05)
+        return self.distance_to_target() <= REACH and still and self.collisions == 0
+
+    # -- camera ------------------------------------------------------------------------------
+
+    @property
+    def focal_length(self) -> float:
+        """Focal length of the front camera in pixels (square pixels, centred)."""
+        return self.height / 2 / math.tan(CAMERA_FOVY / 2)
+
+    def render(self) -> np.ndarray:
+        """What the front camera sees now: uint8 (height, width, 3), RGB."""
+        scene = self._front()
+        return self._offscreen.draw(scene, self.width, self.height)
+
+    def render_with_depth(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same, and the depth of each pixel along the optical axis: float32 (height, width), metres, NaN: none."""
+        scene = self._front()
+        return self._offscreen.draw_with_depth(scene, self.width, self.height)
+
+    def _front(self) -> Any:
+        scene = self._update("front")
+        # Shadows would cost three times the frame rate on a CPU.
+        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
+        return scene
+
+    def range_ahead(self) -> float:
+        """Metres from the robot's front to what is ahead, infinite when that is far."""
+        return range_ahead(self.world, self.pose)
+
+    def visible_pixels(self) -> dict[int, int]:
+        """Pixels of the front camera's image that show each thing: {index in world.things: count}.
+
+        Things behind others or outside the picture are left out.
+        """
+        scene = self._front()
+        geoms = self._offscreen.draw_geoms(scene, self.width // 2, self.height // 2)
+        owners = self._owner[geoms[geoms >= 0]]
+        counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things)) * 4
+        return {int(i): int(n) for i, n in enumerate(counts) if n > 0}
+
+    def render_overview(
+        self, path: list[tuple[float, float]] | None = None, width: int = 768, height: int = 640
+    ) -> np.ndarray:
+        """The room from above, uint8 (height, width, 3), with a path (metres) drawn in red."""
+        scene = self._update("overview")
+        scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 1
+        mujoco = self._mujoco
+        points = path or []
+        for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
+            if scene.ngeom >= scene.maxgeom:
+                break
+            geom = scene.geoms[scene.ngeom]
+            mujoco.mjv_initGeom(
+                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, np.zeros(3), np.zeros(3), np.zeros(9),
+                np.array([0.95, 0.1, 0.2, 1.0], dtype=np.float32),
+            )  # fmt: skip
+            mujoco.mjv_connector(
+                geom, mujoco.mjtGeom.mjGEOM_CAPSULE, 0.02,
+                np.array([x0, y0, 0.5]), np.array([x1, y1, 0.5]),
+            )  # fmt: skip
+            scene.ngeom += 1
+        return self._offscreen.draw(scene, width, height)
+
+    def _update(self, camera: str) -> Any:
+        """The scene as a camera sees it from the present pose, ready to draw."""
+        if self._model is None:
+            self._mujoco = import_mujoco()
+            self._model = self._mujoco.MjModel.from_xml_string(build_mjcf(self.world))
+            self._data = self._mujoco.MjData(self._model)
+            self._scene = self._mujoco.MjvScene(self._model, maxgeom=2000)
+            self._owner = np.full(self._model.ngeom, -1, dtype=np.int64)
+            for index in range(len(self.world.things)):
+                body = self._model.body(f"thing{index}").id
+                self._owner[self._model.geom_bodyid == body] = index
+        if self._offscreen is None:
+            self._offscreen = Offscreen(self._model)
+        self._offscreen.use(self._model)
+        x, y, yaw = self._pose
+        self._data.mocap_pos[0] = (x, y, 0.0)
+        self._data.mocap_quat[0] = (math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
+        self._mujoco.mj_kinematics(self._model, self._data)
+        self._mujoco.mj_camlight(self._model, self._data)
+        view = self._mujoco.MjvCamera()
+        view.type = self._mujoco.mjtCamera.mjCAMERA_FIXED
+        view.fixedcamid = self._model.camera(camera).id
+        self._mujoco.mjv_updateScene(
+            self._model, self._data, self._mujoco.MjvOption(), None, view, self._mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        return self._scene
+
+    def close(self) -> None:
+        """Give the renderer back; call it from the thread that rendered. May be called twice."""
+        if self._own_offscreen and self._offscreen is not None:
+            self._offscreen.close()
+            self._offscreen = None
+
+    def __enter__(self) -> Simulator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def camera_bearing(bearing: float, distance: float) -> float:
+    """Bearing (radians) from the front camera of a point at bearing and distance from the base."""
+    ahead = distance * math.cos(bearing) - CAMERA_AHEAD
+    return math.atan2(distance * math.sin(bearing), ahead)

@@ -1,0 +1,113 @@
+"""What a robot's base publishes, real or simulated: odometry, imu, transform, camera info; and its frames' names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builtin_interfaces.msg import Time
+from geometry_msgs.msg import Quaternion, TransformStamped
+from nav_msgs.msg import Odometry
+from rclpy.node import Node
+from sensor_msgs.msg import CameraInfo, Imu
+from std_msgs.msg import Bool, Float64, Header, UInt32
+from visualization_msgs.msg import MarkerArray
+
+from dsd_msgs.srv import CheckArrival
+from dsd_ros.robot.driver import RobotState
+from dsd_ros.robot.sim.arrival import check_arrival
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.ros import qos
+from dsd_ros.ros.world_markers import world_markers
+
+ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
+
+
+class BasePublisher:
+    """Publishes ``odom``, ``imu`` and, where ROS has tf2, the transform between them.
+
+    :param flat: only the yaw of the orientation is published, and no height.
+    """
+
+    def __init__(self, node: Node, flat: bool = False) -> None:
+        self._flat = flat
+        self._odometry = node.create_publisher(Odometry, "odom", qos.STATE)
+        self._imu = node.create_publisher(Imu, "imu", qos.STATE)
+        self._transforms: Any = None
+        try:
+            from tf2_msgs.msg import TFMessage
+        except ImportError:  # nothing that drives the robot needs it
+            return
+        self._transform_type = TFMessage
+        self._transforms = node.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
+
+    def publish(self, state: RobotState, stamp: Time) -> None:
+        odometry = Odometry()
+        odometry.header.stamp, odometry.header.frame_id = stamp, ODOM_FRAME
+        odometry.child_frame_id = BASE_FRAME
+        place = odometry.pose.pose.position
+        place.x, place.y, place.z = state.position
+        if self._flat:
+            place.z = 0.0
+        w, x, y, z = state.orientation
+        odometry.pose.pose.orientation = Quaternion(x=x, y=y, z=z, w=w)
+        linear = odometry.twist.twist.linear
+        linear.x, linear.y, linear.z = state.velocity
+        odometry.twist.twist.angular.z = state.yaw_rate
+        self._odometry.publish(odometry)
+
+        imu = Imu(header=Header(stamp=stamp, frame_id=BASE_FRAME))
+        imu.orientation = odometry.pose.pose.orientation
+        turning, pushing = imu.angular_velocity, imu.linear_acceleration
+        turning.x, turning.y, turning.z = state.gyroscope
+        pushing.x, pushing.y, pushing.z = state.accelerometer
+        self._imu.publish(imu)
+        if self._transforms is not None:
+            transform = TransformStamped(header=odometry.header, child_frame_id=BASE_FRAME)
+            offset = transform.transform.translation
+            offset.x, offset.y, offset.z = place.x, place.y, place.z
+            transform.transform.rotation = odometry.pose.pose.orientation
+            self._transforms.publish(self._transform_type(transforms=[transform]))
+
+
+class GroundTruthPublisher:
+    """What only the simulated world knows, and the service ``check_arrival``, which judges a run by it."""
+
+    def __init__(self, node: Node, simulator: Simulator) -> None:
+        self._node, self._simulator = node, simulator
+        self._collisions = -1
+        self._collision = node.create_publisher(UInt32, "collision", qos.LATCHED)
+        self._distance = node.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
+        self._reached = node.create_publisher(Bool, "ground_truth/reached", qos.STATE)
+        self._world = node.create_publisher(MarkerArray, "ground_truth/markers", qos.LATCHED)
+        header = Header(stamp=node.get_clock().now().to_msg(), frame_id=ODOM_FRAME)
+        self._world.publish(world_markers(simulator.world, header))
+
+        node.create_service(CheckArrival, "check_arrival", self._on_check)
+
+    def _on_check(self, request: CheckArrival.Request, answer: CheckArrival.Response) -> CheckArrival.Response:
+        arrival = check_arrival(self._simulator, request.instruction)
+        answer.arrived, answer.distance = arrival.arrived, arrival.distance
+        answer.message = arrival.message[:512]
+        return answer
+
+    def publish(self) -> None:
+        simulator = self._simulator
+        self._distance.publish(Float64(data=simulator.distance_to_target()))
+        self._reached.publish(Bool(data=simulator.reached()))
+        if simulator.collisions != self._collisions:
+            self._collisions = simulator.collisions
+            self._collision.publish(UInt32(data=self._collisions))
+            if self._collisions:
+                self._node.get_logger().warning(f"collision number {self._collisions}")
+
+
+def camera_info(header: Header, width: int, height: int, focal: float) -> CameraInfo:
+    """Of a camera without distortion, centred; a focal length of 0 (pixels) says that it is not known."""
+    info = CameraInfo(header=header, height=height, width=width)
+    info.distortion_model, info.d = "plumb_bob", [0.0] * 5
+    if focal > 0.0:
+        cx, cy = width / 2, height / 2
+        info.k = [focal, 0.0, cx, 0.0, focal, cy, 0.0, 0.0, 1.0]
+        info.r = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+        info.p = [focal, 0.0, cx, 0.0, 0.0, focal, cy, 0.0, 0.0, 0.0, 1.0, 0.0]
+    return info

@@ -1,0 +1,69 @@
+"""The newest camera picture, and waiting for one that is fresh enough."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.node import Node
+from sensor_msgs.msg import Image
+
+from dsd_ros.ros import qos
+from dsd_ros.ros.stamps import seconds
+
+_SILENT_S = 2.0  # without any picture for so long, the subscription is made anew
+
+
+class Camera:
+    """Keeps the newest Image of ``camera/image_raw``; pictures are converted only when one is wanted."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._changed = threading.Condition()
+        self._newest: Image | None = None
+        self._arrived = float("-inf")
+        self.received = 0
+        self._subscription = self._subscribe()
+
+    def _subscribe(self) -> Any:
+        return self._node.create_subscription(
+            Image, "camera/image_raw", self._on_image, qos.CAMERA, callback_group=MutuallyExclusiveCallbackGroup()
+        )
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last picture; infinite before the first."""
+        return time.monotonic() - self._arrived
+
+    def fresh(self, not_before: float, timeout: float, cancelled: Callable[[], bool]) -> Image | None:
+        """A picture stamped at or after ``not_before`` (s, the stamps' clock), or None in time or when cancelled.
+
+        With ``not_before`` 0, one that arrived within the last ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not cancelled():
+                image, remaining = self._newest, deadline - time.monotonic()
+                if image is not None:
+                    recent = not_before > 0.0 or self.silence <= timeout
+                    if recent and seconds(image.header.stamp) >= not_before:
+                        return image
+                if remaining <= 0.0:
+                    break
+                self._changed.wait(min(remaining, 0.1))
+        if not cancelled() and self.silence > max(timeout, _SILENT_S):
+            # After this process was frozen, or a sender died in mid-picture, a best-effort reader can
+            # stay deaf for good while all other topics work: a new one hears again.
+            deaf, self._subscription = self._subscription, self._subscribe()
+            self._node.destroy_subscription(deaf)
+        return None
+
+    def _on_image(self, message: Image) -> None:
+        with self._changed:
+            self._newest = message
+            self._arrived = time.monotonic()
+            self.received += 1
+            self._changed.notify_all()

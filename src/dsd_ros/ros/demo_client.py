@@ -1,0 +1,252 @@
+"""The operator's side of the demo: sends the goal, prints a line per step, collects ground truth."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, ClassVar
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from nav_msgs.msg import Odometry
+from rclpy.action import ActionClient
+from sensor_msgs.msg import CameraInfo
+from std_msgs.msg import Bool, Float64, UInt32
+
+from dsd_msgs.action import Navigate
+from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
+from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.ros import qos
+from dsd_ros.ros.bringup import RECORD
+from dsd_ros.ros.health import HEARD
+from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.stamps import pose_of, seconds
+from dsd_ros.ros.standalone import SpinningNode
+
+_PATH_SPACING_M = 0.03
+_KINDS = {
+    NavAction.STOP: ActionKind.STOP,
+    NavAction.FORWARD: ActionKind.FORWARD,
+    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
+    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
+}
+
+
+_FIGURES = (  # of DecodeStats, as they are
+    "draft_round_seconds",
+    "verify_round_seconds",
+    "cost_ratio",
+    "link_delay_seconds",
+    "sync_seconds",
+    "miss_rate",
+    "mean_exit",
+    "exits",
+    "predrafts_used",
+    "predrafts_wasted",
+    "peak_memory",
+    "threads",
+)
+
+
+class DemoClient:
+    """A ROS node of its own, spinning in a thread of its own."""
+
+    LINK_OUTCOMES: ClassVar[tuple[str, ...]] = (
+        RunOutcome.LINK_LOST.name,
+        RunOutcome.VERIFIER_REFUSED.name,
+        RunOutcome.DECODE_TIMEOUT.name,
+    )
+
+    def __init__(self, live: bool = True, driver: str = "", memory: bool = False, recorded: bool = False) -> None:
+        """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
+        :param memory: a memory_node has to be active as well.
+        :param recorded: a record_node is asked what it hears, for `unheard`.
+        """
+        self._ros = SpinningNode("demo_client")
+        node = self._ros.node
+        self._lock = threading.Lock()
+        self._stats: dict[tuple[int, int], DecodeStats] = {}
+        self._actions: list[tuple[NavAction, list[float]]] = []  # and the pose it began at
+        self._pose: list[float] = []
+        self._steps: list[dict[str, Any]] = []
+        self._path: list[list[float]] = []
+        self._distance: float | None = None
+        self._collisions = 0
+        self._reached = False
+        self._camera_seen = self._rejected = False
+        self._driver, self._robot_ready = driver, not driver
+        self._heard = set[str]()  # by the recorder
+        self._result: Any = None
+        self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
+
+        node.create_subscription(CameraInfo, "camera/camera_info", self._on_camera, qos.CAMERA)
+        node.create_subscription(Odometry, "odom", self._on_odometry, qos.STATE)
+        node.create_subscription(DecodeStats, "decode_stats", self._on_stats, qos.STATE)
+        node.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE)
+        node.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
+        node.create_subscription(UInt32, "collision", self._on_collision, qos.LATCHED)
+        node.create_subscription(Float64, "ground_truth/target_distance", self._on_distance, qos.STATE)
+        node.create_subscription(Bool, "ground_truth/reached", self._on_reached, qos.STATE)
+        if driver or recorded:
+            node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
+        self._navigate = ActionClient(node, Navigate, "navigate")
+        # Behind the action client: a node that answers has found both (DDS tells of them in the order in which they
+        # were made), so the navigation node's word that it has accepted a goal is not dropped.
+        names = ["navigation_node", "draft_node"] + ["memory_node"] * memory
+        self._watches = [LifecycleWatch(node, name) for name in names]
+        self._ros.start()
+
+    def close(self) -> None:
+        self._ros.close()
+
+    def ready(self) -> bool:
+        """Whether robot, camera, navigation and a session with the verifier are there."""
+        active = [watch.active() for watch in self._watches]  # each asks, also behind one that waits
+        return (
+            all(active)
+            and self._camera_seen
+            and self._robot_ready
+            and self._distance is not None
+            and self._navigate.server_is_ready()
+        )
+
+    def unheard(self) -> set[str]:
+        """Topics of a run that the recorder does not hear, or not yet: all that somebody publishes, and its core."""
+        from dsd_ros.ros.record_topics import CORE, TOPICS  # they bring what writes bags
+
+        node = self._ros.node
+        published = {n for n in TOPICS if node.count_publishers(node.resolve_topic_name(n))}
+        return (published | CORE) - self._heard
+
+    def send_goal(self, instruction: str, time_limit: float) -> None:
+        """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
+        goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
+        self._ros.executor.create_task(
+            lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
+        )
+
+    def finished(self) -> bool:
+        return self._result is not None or self._rejected
+
+    def settle(self, seconds: float = 0.3) -> None:
+        """Give the last measurements time to arrive."""
+        time.sleep(seconds)
+
+    def fill(self, report: Any) -> None:
+        """Write what was seen into a DemoReport."""
+        with self._lock:
+            self._join(force=True)
+            report.steps, report.path = self._steps, self._path
+            report.distance_m = None if self._distance is None else round(self._distance, 4)
+            report.collisions = self._collisions
+            if self._result is not None:
+                outcome = RunOutcome(self._result.outcome)
+                report.outcome, report.message = outcome.name, self._result.message
+                report.answer = self._result.answer
+                report.resolved_instruction = self._result.instruction
+                report.reached = bool(outcome is RunOutcome.ARRIVED and self._reached and self._collisions == 0)
+
+    # -- callbacks, all in the spinning thread --------------------------------------------------
+
+    def _on_accepted(self, future: Any) -> None:
+        handle = future.result()
+        if handle is None or not handle.accepted:
+            self._rejected = True
+            return
+        handle.get_result_async().add_done_callback(self._on_result)
+
+    def _on_result(self, future: Any) -> None:
+        answer = future.result()
+        self._result = None if answer is None else answer.result
+        self._rejected = answer is None
+
+    def _on_camera(self, _: CameraInfo) -> None:
+        self._camera_seen = True
+
+    def _on_health(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == RECORD.executable:
+                values = {pair.key: pair.value for pair in status.values}
+                self._heard = set(values.get(HEARD, "").split(", "))
+            if self._driver and status.name.endswith(self._driver):
+                self._robot_ready = status.level == DiagnosticStatus.OK
+
+    def _on_distance(self, message: Float64) -> None:
+        self._distance = message.data
+
+    def _on_reached(self, message: Bool) -> None:
+        self._reached = message.data
+
+    def _on_collision(self, message: UInt32) -> None:
+        self._collisions = message.data
+
+    def _on_odometry(self, message: Odometry) -> None:
+        pose = pose_of(message)
+        with self._lock:
+            self._pose = [round(pose.x, 4), round(pose.y, 4), round(pose.yaw, 4)]
+            if self._path:
+                x, y, yaw = self._path[-1]
+                moved = abs(pose.x - x) + abs(pose.y - y)
+                if moved < _PATH_SPACING_M and abs(pose.yaw - yaw) < 0.1:
+                    return
+            self._path.append(self._pose)
+
+    def _on_progress(self, message: ReplyProgress) -> None:
+        if self._live and not message.done:
+            print(f"\r\x1b[K  ... {message.text[-100:]}", end="", flush=True)
+
+    def _on_stats(self, message: DecodeStats) -> None:
+        with self._lock:
+            stamp = message.observation_stamp
+            self._stats[stamp.sec, stamp.nanosec] = message
+            self._join()
+
+    def _on_action(self, message: NavAction) -> None:
+        with self._lock:
+            self._actions.append((message, self._pose))
+            self._join()
+
+    def _join(self, force: bool = False) -> None:
+        """Actions and statistics come on two topics; the picture they share joins them."""
+        while self._actions:
+            action, pose = self._actions[0]
+            stamp = action.observation_stamp
+            stats = self._stats.get((stamp.sec, stamp.nanosec))
+            if stats is None and action.verified and not force:  # only proved replies have any
+                return
+            self._actions.pop(0)
+            self._add_step(action, pose, stats if stats is not None else DecodeStats())
+
+    def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
+        phrase = format_action(Action(_KINDS[action.kind], action.amount))
+        seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
+        age = seconds(action.header.stamp) - seen
+        step = {
+            "observation_age_s": round(age, 4),
+            "reasoning": action.reasoning,
+            "action": phrase,
+            "verified": action.verified,
+            "retracing": action.retracing,
+            "tokens": stats.tokens,
+            "rounds": stats.rounds,
+            "tau": round(stats.tau, 3),
+            "seconds": round(stats.seconds, 4),
+            "step_seconds": round(action.step_seconds, 4),
+            "standing_seconds": round(action.standing_seconds, 4),
+            "bytes_up": stats.bytes_up,
+            "bytes_down": stats.bytes_down,
+            "pose": pose,  # x, y (m), yaw (rad) where the action began
+        }
+        step |= {name: round(getattr(stats, name), 6) for name in _FIGURES}
+        self._steps.append(step)
+        line = (
+            f"step {action.step:2}: {phrase:22} {stats.tokens:3} tokens, {stats.rounds:3} rounds "
+            f"({stats.tau:.2f} a round), {stats.seconds:.2f} s, {stats.bytes_up / 1000:.1f} kB up, "
+            f"{stats.bytes_down / 1000:.1f} kB down | {action.reasoning}"
+        )
+        if action.retracing:
+            line = f"step {action.step:2}: {phrase:22} {action.reasoning}"
+        elif not action.verified:
+            line += " (by the draft alone)"
+        print(("\r\x1b[K" if self._live else "") + line, flush=True)

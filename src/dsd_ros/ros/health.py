@@ -1,0 +1,80 @@
+"""A node's line in /diagnostics, published once a second and on every change of level, and its heartbeat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
+from rclpy.node import Node
+from std_msgs.msg import String
+
+from dsd_ros.ros import qos
+
+HEARD = "heard"  # of record_node's figures: its topics of which every publisher is heard, with ", " between
+HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
+
+OK = DiagnosticStatus.OK
+WARN = DiagnosticStatus.WARN
+ERROR = DiagnosticStatus.ERROR
+
+
+class Health:
+    """Thread-safe. ``report`` may be called from any thread.
+
+    :param heartbeat: also say the node's name on ``heartbeat``, from the executor: what blocks it
+        silences the heart, too.
+    """
+
+    def __init__(self, node: Node, hardware: str = "", heartbeat: bool = False) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._status = DiagnosticStatus(
+            level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message="starting",
+            hardware_id=hardware,
+        )  # fmt: skip
+        self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self._timer = node.create_timer(
+            1.0, self.publish, MutuallyExclusiveCallbackGroup(), clock=Clock(clock_type=ClockType.STEADY_TIME)
+        )
+        if heartbeat:
+            self._heart = node.create_publisher(String, "heartbeat", qos.STATE)
+            self._beat = node.create_timer(
+                HEARTBEAT_S,
+                lambda: self._heart.publish(String(data=node.get_name())),
+                MutuallyExclusiveCallbackGroup(),
+                clock=Clock(clock_type=ClockType.STEADY_TIME),
+            )
+
+    @property
+    def level(self) -> bytes:
+        with self._lock:
+            return self._status.level
+
+    def report(self, level: bytes, message: str, values: Mapping[str, object] | None = None) -> None:
+        """Say how the node is. A change of level is published and logged at once."""
+        with self._lock:
+            changed = level != self._status.level
+            self._status.level = level
+            self._status.message = message
+            self._status.values = [KeyValue(key=key, value=str(value)) for key, value in (values or {}).items()]
+        if not changed:
+            return
+        logger = self._node.get_logger()
+        # rclpy wants each severity to have a call of its own.
+        if level == OK:
+            logger.info(message)
+        elif level == WARN:
+            logger.warning(message)
+        else:
+            logger.error(message)
+        self.publish()
+
+    def publish(self) -> None:
+        with self._lock:
+            array = DiagnosticArray(status=[self._status])
+            array.header.stamp = self._node.get_clock().now().to_msg()
+            self._publisher.publish(array)

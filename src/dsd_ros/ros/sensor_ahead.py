@@ -1,0 +1,84 @@
+"""The sensor that looks ahead of the robot, as a distance: range finder, laser scan or depth camera."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rclpy.node import Node
+from sensor_msgs.msg import CameraInfo, Image, LaserScan, Range
+
+from dsd_ros.navigation.depth import DepthCorridor, DepthError, DepthView, Intrinsics, read_depth
+from dsd_ros.navigation.safety import Limits, Requirements, nearest_ahead, range_reading
+from dsd_ros.ros import qos
+from dsd_ros.ros.stamps import seconds
+
+# Takes metres (infinite: nothing ahead; None: the sensor does not know) and a stamp in seconds, where there is one.
+OnDistance = Callable[[float | None, float | None], None]
+
+
+def listen_ahead(node: Node, required: Requirements, limits: Limits, view: DepthView, on_distance: OnDistance) -> None:
+    """Subscribe to what ``required.obstacle`` names, and report every distance."""
+    if required.obstacle == "range":
+
+        def on_range(message: Range) -> None:
+            distance = range_reading(message.range, message.min_range, message.max_range)
+            on_distance(distance, None)
+
+        node.create_subscription(Range, "range", on_range, qos.SENSOR)
+    elif required.obstacle == "scan":
+
+        def on_scan(message: LaserScan) -> None:
+            distance = nearest_ahead(
+                message.ranges, message.angle_min, message.angle_increment, message.range_min,
+                message.range_max, math.radians(limits.obstacle_cone_deg),
+            )  # fmt: skip
+            on_distance(distance, None)
+
+        node.create_subscription(LaserScan, "scan", on_scan, qos.SENSOR)
+    elif required.obstacle == "depth":
+        camera = _DepthCamera(node, limits, view, on_distance)
+        node.create_subscription(CameraInfo, "depth/camera_info", camera.on_info, qos.SENSOR)
+        node.create_subscription(Image, "depth/image_raw", camera.on_image, qos.CAMERA)
+
+
+class _DepthCamera:
+    """Without the camera's info nothing is known of its images: the sensor is silent until it comes."""
+
+    def __init__(self, node: Node, limits: Limits, view: DepthView, on_distance: OnDistance) -> None:
+        self._node, self._limits, self._view = node, limits, view
+        self._on_distance = on_distance
+        self._corridor: DepthCorridor | None = None
+
+    def on_info(self, message: CameraInfo) -> None:
+        k = message.k
+        camera = Intrinsics(k[0], k[4], k[2], k[5], message.width, message.height)
+        if self._corridor is not None and self._corridor.camera == camera:
+            return
+        self._corridor = None
+        try:
+            self._corridor = DepthCorridor(self._view, camera, 2.0 * self._limits.obstacle_distance)
+        except DepthError as error:
+            self._warn(error)
+            return
+        if self._corridor.blind:
+            self._warn(
+                "The depth camera does not look at the way ahead: see depth.camera_height and depth.camera_pitch_deg."
+            )
+
+    def on_image(self, message: Image) -> None:
+        if self._corridor is None:
+            return
+        try:
+            depths = read_depth(
+                memoryview(message.data), message.encoding, message.height, message.width,
+                message.step, bool(message.is_bigendian),
+            )  # fmt: skip
+            distance = self._corridor.nearest(depths)
+        except DepthError as error:
+            self._warn(error)
+            return
+        self._on_distance(distance, seconds(message.header.stamp))
+
+    def _warn(self, what: object) -> None:
+        self._node.get_logger().warning(str(what), throttle_duration_sec=5.0)

@@ -1,1 +1,0 @@
-"""Scenes, expert answers and training of the shipped model pair."""

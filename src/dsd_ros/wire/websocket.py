@@ -1,0 +1,175 @@
+"""The robot's end of a websocket to `dsd verifier`: the robot dials out, since robots sit behind NAT."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.sync.client import ClientConnection, connect
+
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.codec import WireError, decode, encode
+from dsd_ros.wire.credentials import bearer, read_token
+from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
+
+__all__ = ["WebsocketChannel", "read_token"]
+
+# A peer that answers no ping is told by LinkClosed; the library would print a traceback as well.
+_quiet = logging.getLogger(f"{__name__}.connection")
+_quiet.setLevel(logging.CRITICAL)
+
+
+class WebsocketChannel:
+    """See ``wire.channel.Channel``. Nothing is dialled before ``reconnect``.
+
+    One binary frame a message, uncompressed: distributions do not compress, and small frames only wait.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        ca_file: str | Path | None = None,
+        connect_timeout: float = 5.0,
+        keepalive_s: float = 5.0,
+    ) -> None:
+        """``ca_file`` (PEM) is trusted instead of the system's authorities for wss://.
+
+        A link whose other end answers no ping for ``keepalive_s`` is taken down within twice that time.
+        ValueError for what is no ws:// or wss:// address, or a certificate file that is none.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("ws", "wss") or not parts.hostname:
+            raise ValueError(f"{url!r} is no verifier address; use ws://host:port or wss://host:port")
+        self.url = url
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._connect_timeout = connect_timeout
+        self._keepalive = keepalive_s
+        self._headers = {"Authorization": bearer(token)} if token else {}
+        self._tls = _client_tls(ca_file) if parts.scheme == "wss" else None
+        self._connection: ClientConnection | None = None
+        self._closed = False
+        self._lock = threading.Lock()  # guards the two above; never held while waiting for the network
+
+    def send(self, message: Message) -> None:
+        data = encode(message)
+        try:
+            self._up().send(data)
+        except ConnectionClosed as error:
+            raise self._down(error) from error
+        except OSError as error:
+            raise LinkClosed(f"the link to {self.url} broke: {error}") from error
+        self.bytes_up += len(data)
+
+    def receive(self, timeout: float) -> Message:
+        try:
+            data = self._up().recv(timeout=max(0.0, timeout), decode=False)
+        except TimeoutError:
+            raise LinkTimeout(f"the verifier at {self.url} said nothing for {timeout:.1f} s") from None
+        except ConnectionClosed as error:
+            raise self._down(error) from error
+        self.bytes_down += len(data)
+        try:
+            return decode(data)
+        except WireError as error:
+            raise LinkRefused(f"{self.url} is no verifier of this version: {error}") from error
+
+    def reconnect(self) -> None:
+        self._drop()
+        options: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
+        try:
+            connection = connect(
+                self.url,
+                additional_headers=self._headers,
+                compression=None,
+                open_timeout=self._connect_timeout,
+                close_timeout=0.2,
+                ping_interval=self._keepalive,
+                ping_timeout=self._keepalive,
+                max_size=MAX_FRAME_BYTES,
+                max_queue=256,
+                proxy=None,
+                logger=_quiet,
+                **options,
+            )
+        except InvalidStatus as error:
+            raise self._rejected(error) from error
+        except ssl.SSLCertVerificationError as error:
+            raise LinkRefused(
+                f"the certificate of {self.url} is not trusted ({error.verify_message}); "
+                "name the authority that signed it as CA file"
+            ) from error
+        except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError) as error:
+            # TimeoutError is an OSError, and so is most of what TLS says. ConnectionClosed: a verifier that
+            # goes away while the handshake is under way.
+            reason = str(error) or type(error).__name__
+            raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _bound_sends(connection.socket, 2 * self._keepalive)
+        with self._lock:
+            if not self._closed:
+                self._connection = connection
+                return
+        connection.close()
+        raise LinkClosed("the channel was closed")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._drop()
+
+    def __enter__(self) -> WebsocketChannel:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _up(self) -> ClientConnection:
+        connection = self._connection
+        if connection is None:
+            raise LinkClosed(f"the link to {self.url} is down")
+        return connection
+
+    def _drop(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _down(self, error: ConnectionClosed) -> LinkClosed:
+        reason = error.rcvd.reason or f"code {error.rcvd.code}" if error.rcvd else "it broke off"
+        return LinkClosed(f"the link to the verifier at {self.url} closed: {reason}")
+
+    def _rejected(self, error: InvalidStatus) -> LinkClosed | LinkRefused:
+        status = error.response.status_code
+        said = (error.response.body or b"")[:300].decode("utf-8", "replace").strip()
+        if status == 401:
+            return LinkRefused(f"the verifier at {self.url} refused the token; give the one in its token file")
+        if status >= 500:
+            return LinkClosed(f"the verifier at {self.url} is not ready (HTTP {status}): {said}")
+        return LinkRefused(f"{self.url} is no verifier: it answered HTTP {status}")
+
+
+def _bound_sends(link: socket.socket, seconds: float) -> None:
+    """A send that makes no progress for so long breaks the link: not even pings would get past it.
+
+    The kernel's own patience with an end that answers nothing is a quarter of an hour. Where the option
+    is not known, it stays at that.
+    """
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if option is not None:
+        link.setsockopt(socket.IPPROTO_TCP, option, max(1, round(1000 * seconds)))
+
+
+def _client_tls(ca_file: str | Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"the CA file {ca_file} cannot be used: {error}") from error

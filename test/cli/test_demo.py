@@ -1,0 +1,247 @@
+"""`dsd demo`: the whole system finds the silver bottle, says so truthfully, and ends when told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from urllib.request import urlopen
+
+import pytest
+from ros_rig import GoalClient, OdometryRig
+
+from dsd_msgs.msg import NavAction
+from dsd_ros.cli import main
+from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.observe.bag.reader import open_bag
+from dsd_ros.observe.bag.run import read_run
+from dsd_ros.observe.view import web
+from dsd_ros.ros import qos
+from dsd_ros.ros.bringup import DEMO_SEED
+
+STEP_KEYS = {
+    "observation_age_s", "reasoning", "action", "tokens", "rounds", "tau", "seconds", "step_seconds",
+    "standing_seconds", "bytes_up",
+    "bytes_down", "pose", "draft_round_seconds", "verify_round_seconds", "cost_ratio",
+    "link_delay_seconds", "sync_seconds", "miss_rate", "mean_exit", "exits", "predrafts_used",
+    "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
+}  # fmt: skip
+RUN = """
+import json, sys
+from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_lab.links.proxy import LinkProxy, Way
+
+settings = json.loads(sys.argv[1])
+relay = LinkProxy(("127.0.0.1", 9)) if settings.pop("relayed", False) else None
+code = run_demo(DemoSettings(**settings, relay=relay))
+if relay is not None:
+    print("relayed", *(relay.carried[way] for way in Way))
+    relay.close()
+sys.exit(code)
+"""
+
+
+def start(**settings) -> subprocess.Popen:
+    """run_demo in a process of its own; `relayed`: with a relay in front of the verifier."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", RUN, json.dumps({"headless": True} | settings)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"mode": "telepathy"}, "unknown mode 'telepathy'"),
+        ({"transport": "pigeon"}, "choose from dds, websocket"),
+        ({"instruction": "  "}, "instruction is empty"),
+        ({"instruction": "bottle " * 10_000}, "at most 2000"),
+        ({"instruction": "find happiness"}, "names nothing"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
+        ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
+        ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
+        ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
+        ({"arguments": {"record": "/"}}, "is there already"),
+        ({"relay": object()}, "Over dds nothing goes through a relay"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence):
+    assert run_demo(DemoSettings(**settings)) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err and said.out == ""
+
+
+def test_a_missing_model_ends_it_with_a_sentence(ros_domain, tmp_path):
+    command = [sys.executable, "-m", "dsd_ros.cli", "demo", "--headless", "--json", "-"]
+    command += ["--draft", str(tmp_path / "nothing"), "view:=false"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2, run.stderr
+    report = json.loads(run.stdout)  # and nothing else is there
+    assert report["reached"] is False and report["message"] in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_word_behind_json_is_no_file(capsys):
+    assert main.main(["demo", "--json", "fallback:=return"]) == 2
+    assert "put --json last" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed")
+def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
+    target, draft = map(str, tiny_pair)
+    ours, theirs = pty.openpty()
+    settings = {"target_model": target, "draft_model": draft, "time_limit": 0.5}
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-c", RUN, json.dumps(settings)],
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,  # the terminal is the test's own
+        env={key: value for key, value in os.environ.items() if "DISPLAY" not in key},
+    )
+    os.close(theirs)
+    with open(ours, errors="replace") as terminal:
+        said = []
+        for line in terminal:
+            said.append(line)
+            if "Ctrl-C ends" in line:
+                break
+        page = re.search(r"web view at (http://[\w.:]+)", "".join(said))
+        assert page is not None, "".join(said)
+        assert not any("REACHED" in line for line in said)
+        children = children_of(run.pid)
+        assert len(children) == 1  # the view; nothing else goes on
+        assert b"<html" in urlopen(page[1], timeout=30).read().lower()
+        assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 1, "".join(said)
+    assert not any(alive(pid) for pid in children)
+
+
+def test_an_interruption_ends_everything(ros_domain, tiny_pair):
+    target, draft = map(str, tiny_pair)
+    run = start(target_model=target, draft_model=draft, transport="websocket")
+    lines = []
+    for line in run.stdout:
+        lines.append(line)
+        if "listening on" in line:
+            break
+    children = children_of(run.pid)
+    assert len(children) >= 4
+    began = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    output = "".join(lines) + run.communicate(timeout=20)[0]
+    assert time.monotonic() - began < 10.0
+    assert run.returncode == 130, output
+    assert "Traceback" not in output
+    assert not any(alive(pid) for pid in children)
+
+
+@pytest.mark.parametrize(
+    ("transport", "mode", "arguments"),
+    [
+        ("dds", "dsd", {}),
+        pytest.param("websocket", "ar", {}, marks=pytest.mark.slow),
+        pytest.param("dds", "fsd", {}, marks=pytest.mark.slow),
+        ("websocket", "fsd", {"look_ahead": "0.4"}),
+    ],
+    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd-ahead"],
+)
+def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
+    report_path, bag, relayed = tmp_path / "report.json", tmp_path / "bag", transport == "websocket"
+    run = start(
+        transport=transport, mode=mode, json_path=str(report_path), relayed=relayed,
+        arguments=arguments | {"record": str(bag)},
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, output
+    report = json.loads(report_path.read_text())
+    assert report["reached"] is True and report["outcome"] == "ARRIVED"
+    assert report["distance_m"] <= 0.6 and report["collisions"] == 0
+    assert (report["mode"], report["transport"], report["seed"]) == (mode, transport, DEMO_SEED)
+    assert report["seconds"] > 0
+    assert report["steps"][-1]["action"] == "stop"
+    for number, step in enumerate(report["steps"], 1):
+        assert set(step) == STEP_KEYS
+        assert 0 <= step["observation_age_s"] < 5.0
+        assert step["verified"] and not step["retracing"]
+        assert 0 < step["standing_seconds"] <= step["step_seconds"] + 0.01
+        assert step["tokens"] > 5 and step["rounds"] > 0
+        assert step["bytes_up"] > 0 and step["bytes_down"] > 0
+        assert step["tau"] == pytest.approx(step["tokens"] / step["rounds"], abs=0.01)
+        assert step["peak_memory"] > 0 and step["threads"] > 0
+        assert (step["draft_round_seconds"] > 0) == (mode != "ar")
+        assert (step["mean_exit"] > 0) == (mode == "fsd")
+        assert f"step {number:2}: {step['action']}" in output
+    assert "REACHED" in output and "Traceback" not in output
+    carried = re.search(r"^relayed (\d+) (\d+)$", output, re.MULTILINE)
+    assert (carried is not None) == relayed
+    if carried is not None:
+        assert int(carried[1]) > 1000 and int(carried[2]) > 1000
+    recorded = read_run(open_bag(bag))  # whole, from the first reply on
+    told = [(step["reasoning"], step["action"], step["tokens"]) for step in report["steps"]]
+    replies = [(s.text.partition(" Action: ")[0], s.action, len(s.tokens)) for s in recorded.steps]
+    if arguments:  # looking ahead makes more than are carried out
+        rest = iter(replies)
+        assert replies[0] == told[0] and all(one in rest for one in told)
+    else:
+        assert replies == told
+    assert recorded.ends[-1][1].startswith("ARRIVED") and not recorded.bag.notes
+
+
+def test_a_recorder_that_fails_does_not_end_the_run(ros_domain, tiny_pair, tmp_path):
+    target, draft = map(str, tiny_pair)
+    (tmp_path / "file").write_text("")
+    run = start(
+        target_model=target, draft_model=draft, time_limit=0.5,
+        arguments={"record": str(tmp_path / "file" / "bag")},
+    )  # fmt: skip
+    output, _ = run.communicate(timeout=120)
+    assert "nothing is recorded: record_node has ended" in output
+    assert run.returncode == 1 and "not reached after" in output, output
+
+
+@pytest.mark.slow
+def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
+    odometry = OdometryRig(rig)
+    actions = []
+    rig.node.create_subscription(NavAction, "nav_action", actions.append, qos.STATE)
+    client = GoalClient(rig)
+    rig.start("simulator_node", instruction="find the silver bottle")
+    rig.start("supervisor_node")
+    rig.start("navigation_node", run__decode_timeout_s=8.0)
+    verifier = rig.start("verifier_node")
+    rig.start("draft_node", link__response_timeout_s=0.5, link__attempts=3)
+    rig.until_active()
+    rig.until(lambda: client.ready() and odometry.samples)
+    handle = client.send()
+    rig.until(lambda: actions, what="the first action")
+    verifier.process.send_signal(signal.SIGKILL)
+    verifier.process.wait()
+    _, answer = client.result(handle)()
+    assert answer.outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), answer.message
+    assert answer.message
+    count = len(odometry.samples)
+    rig.until(lambda: len(odometry.samples) > count + 2)
+    assert abs(odometry.velocity.vx) < 0.03 and abs(odometry.velocity.wz) < 0.03

@@ -1,0 +1,23 @@
+"""The verifier's address in what it prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsd_ros.cli.verifier_address import VerifierAddress, address_in
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("[INFO] listening on ws://127.0.0.1:43211 (v1)", ("ws", "127.0.0.1", 43211)),
+        ("listening on wss://cloud-7.example.org:8443", ("wss", "cloud-7.example.org", 8443)),
+        ("listening on ws://[::1]:8443", ("ws", "::1", 8443)),
+        ("loading the target", None),
+    ],
+)
+def test_the_address_is_found_and_written_again(line, found):
+    address = address_in(line)
+    assert address == (found and VerifierAddress(*found))
+    if address is not None:
+        assert address.url in line

@@ -1,0 +1,195 @@
+"""A side's own mixture, with real tiny models: equal to each document read alone, whatever happened before."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from asking import Shelf
+from tiny_text import make_tiny_text
+
+from dsd_ros.dragon.mixture import NOTHING_FOUND, KeptDocuments, LocalMixture, Preempted
+from dsd_ros.dragon.prompts import MAX_DOCUMENT_CHARS, DocumentPrompt
+from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.errors import ContextError, ModelError, PromptError
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.prompts import PromptTemplate
+
+torch.set_num_threads(1)
+SHELF = Shelf(("The chair is a red one, with four legs.", 0.3), ("A table.", -0.2), ("It rains.", 0.1))
+QUESTION = "what colour is the chair?"
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request, tmp_path_factory):
+    directory = make_tiny_text(tmp_path_factory.mktemp(request.param), seed=3, kind=request.param)
+    return load_model(ModelSettings(str(directory)))
+
+
+def by_hand(model, tokens: list[int], relevances=None, temperature: float = 1.0, head=None):
+    """Each document in a sequence of its own, one after the other."""
+    asking, rows, relevances = (DocumentPrompt(model), [], relevances or [d.relevance for d in SHELF.documents])
+    for document in SHELF.documents:
+        sequence = model.begin()
+        pieces = asking.pieces(document.text, QUESTION)
+        sequence.append([*pieces.head[:head], *pieces.tail, *tokens])
+        rows.append(torch.softmax(sequence.next_logits().double() / temperature, 0))
+    weights = torch.softmax(torch.tensor(relevances, dtype=torch.float64), 0)
+    return sum(w * row for w, row in zip(weights, rows, strict=True))
+
+
+def mixture_of(model, **changes) -> LocalMixture:
+    values = dict(temperature=0.0, kept=None) | changes
+    return LocalMixture(model, DocumentPrompt(model), QUESTION, SHELF.documents, **values)
+
+
+def close(found, expected) -> bool:
+    return bool(torch.allclose(found.double(), expected, atol=1e-5))
+
+
+def test_the_mixture_is_the_weighted_mean_of_its_documents(model):
+    mixture = mixture_of(model, temperature=0.7)
+    found = mixture.next()
+    assert found.p.dtype == torch.float32 and abs(float(found.p.sum()) - 1) < 1e-5
+    assert close(found.p, by_hand(model, [], temperature=0.7))
+    relevances = [d.relevance for d in SHELF.documents]
+    assert found.log_weight == pytest.approx(math.log(sum(map(math.exp, relevances))))
+    tokens: list[int] = []
+    for token in (5, 9, 7, 7):
+        tokens.append(token)
+        mixture.follow(tokens)
+        assert close(mixture.next().p, by_hand(model, tokens, temperature=0.7))
+    assert mixture.passes == 5
+
+
+def test_it_follows_wherever_the_answer_goes(model):
+    mixture = mixture_of(model)
+    for tokens in ([5, 9, 7], [5, 9], [5, 8, 7, 6], [], [5, 9, 7, 4]):
+        mixture.follow(tokens)
+        assert close(mixture.next().p, by_hand(model, tokens))
+        assert mixture.tokens == tokens
+
+
+def test_documents_are_read_once(model):
+    kept = KeptDocuments()
+    asking = DocumentPrompt(model)
+    first = mixture_of(model, kept=kept)
+    first.next()
+    assert len(kept) == 3
+    again = mixture_of(model, kept=kept)
+    fed: list[int] = []
+    forward = model.forward_batch
+
+    def counted(feeds, on_layer=None):
+        fed.extend(len(feed.tokens) for feed in feeds)
+        return forward(feeds, on_layer)
+
+    model.forward_batch = counted
+    try:
+        again.follow([5])
+        assert close(again.next().p, by_hand(model, [5]))
+    finally:
+        del model.forward_batch
+    tail = len(asking.pieces("A table.", QUESTION).tail)
+    assert fed == [tail + 1] * 3  # the question and a token: no document
+    again.follow([5, 6])
+    assert close(mixture_of(model, kept=kept).next().p, by_hand(model, []))  # what is kept is as it was
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes_first(model):
+    sizes = [len(DocumentPrompt(model).pieces(d.text, QUESTION).head) for d in SHELF.documents]
+    kept = KeptDocuments(sizes[1] + sizes[2])
+    mixture_of(model, kept=kept).next()
+    assert kept.tokens == sizes[1] + sizes[2] and len(kept) == 2
+    assert kept.find(model, DocumentPrompt(model).pieces(SHELF.documents[0].text, "x?").head) is None
+    nothing = KeptDocuments(0)
+    mixture_of(model, kept=nothing).next()
+    assert len(nothing) == nothing.tokens == 0
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_pass_given_up_between_layers_leaves_all_as_it_was(model, at):
+    mixture = mixture_of(model)
+    mixture.follow([5, 9])
+    asked = iter(range(100))
+    with pytest.raises(Preempted):
+        mixture.next(lambda: next(asked) == at)
+    assert close(mixture.next().p, by_hand(model, [5, 9]))
+    mixture.follow([5, 9, 7])
+    with pytest.raises(Preempted):
+        mixture.next(lambda: True)
+    mixture.follow([5, 2])
+    assert close(mixture.next().p, by_hand(model, [5, 2]))
+
+
+def test_documents_are_weighed_anew_by_question_and_answer(model):
+    asked: list[str] = []
+
+    def relevance(text, documents):
+        asked.append(text)
+        return [float(len(text)), 0.0, 1.0]
+
+    mixture = mixture_of(model, reweight_every=2, relevance=relevance)
+    mixture.follow([5])
+    assert close(mixture.next().p, by_hand(model, [5])) and not asked
+    mixture.follow([5, 9, 7])
+    said = f"{QUESTION} {model.decode_text([5, 9])}".strip()
+    assert close(mixture.next().p, by_hand(model, [5, 9, 7], relevance(said, [])))
+    mixture.follow([5, 9, 7, 8])
+    before = mixture.next()
+    mixture.follow([5, 9, 7])
+    mixture.next()
+    mixture.follow([5, 4])
+    assert close(
+        mixture.next().p, by_hand(model, [5, 4], relevance(f"{QUESTION} {model.decode_text([5, 4])}".strip(), []))
+    )
+    mixture.follow([5, 9, 7, 8])
+    assert mixture.next().log_weight == before.log_weight  # whatever came between
+
+
+def test_without_documents_the_question_alone_is_asked(model):
+    mixture = LocalMixture(model, DocumentPrompt(model), QUESTION, [], 0.0)
+    found = mixture.next()
+    sequence = model.begin()
+    sequence.append(sum(DocumentPrompt(model).pieces("", QUESTION), []))
+    assert close(found.p, torch.softmax(sequence.next_logits().double(), 0))
+    assert found.log_weight == NOTHING_FOUND.relevance
+
+
+def test_documents_are_cut_to_leave_room_for_the_answer(model):
+    mixture = mixture_of(model)
+    tail = len(DocumentPrompt(model).pieces("", QUESTION).tail)
+    mixture.reserve(model.max_length - tail - 30)
+    mixture.next()
+    assert mixture.context <= tail + 31
+    with pytest.raises(ContextError, match="shorter answer"):
+        mixture_of(model).reserve(model.max_length - 3)
+
+
+def test_a_prompt_is_cut_where_its_document_ends(model):
+    asking = DocumentPrompt(model)
+    a, b = asking.pieces("It  is\nred.", "why?"), asking.pieces("It is red.", "how so?")
+    assert a.head == b.head and a.tail != b.tail
+    whole = model.template.render_text("It is red.\n\nwhy?")
+    assert model.tokenizer.decode([*a.head, *a.tail], skip_special_tokens=False) == whole
+    for wrong in ("<|im_end|>", "x" * (MAX_DOCUMENT_CHARS + 1), "a\x00b"):
+        with pytest.raises(PromptError, match="document"):
+            asking.pieces(wrong, "why?")
+    with pytest.raises(PromptError):
+        asking.pieces("red", "")
+    with pytest.raises(ModelError, match="document"):
+        PromptTemplate(document_prompt="{question}")
+
+
+def test_sequences_begun_from_tokens_go_through_one_pass_with_a_hook(model):
+    seen: list[tuple[int, ...]] = []
+    sequences = [model.begin() for _ in range(2)]
+    for sequence, tokens in zip(sequences, ([5, 9, 7], [4]), strict=True):
+        sequence.append(tokens)
+    rows = next_logits_together(sequences, lambda index, hidden: seen.append((index, *hidden.shape[:2])))
+    assert seen == [(0, 2, 3), (1, 2, 3)]
+    for row, tokens in zip(rows, ([5, 9, 7], [4]), strict=True):
+        alone = model.begin()
+        alone.append(tokens)
+        assert torch.allclose(alone.next_logits(), row, atol=1e-4)

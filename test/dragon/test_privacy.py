@@ -1,0 +1,115 @@
+"""No text of a side's documents leaves it: every byte of many answers is watched, on sockets and on DDS topics.
+
+The answer itself leaves by design, and an answer that quotes a document says what it quotes. So the models here are
+random ones, whose answers are shorter than what is looked for and quote nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from leak_watch import CHARACTERS, OTHERS, OWN, QUESTION, TOKENS, WORDS, Documents, Watch, packed
+from lossy_channel import LossyChannel
+from msgspec.structs import replace as changed
+from rclpy.serialization import serialize_message
+from tiny_text import make_tiny_text
+
+from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.settings import EVIDENCE, AggregationSettings
+from dsd_ros.ros.conversions import to_ros
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.messages import Question
+from dsd_ros.wire.packing import id_bits, pack_ids
+
+
+class WatchedChannel(LocalChannel):
+    """Every message of either direction is watched, as a websocket's frame and as a DDS topic's payload."""
+
+    def __init__(self, engine, up: Watch, down: Watch) -> None:
+        super().__init__(engine)
+        self._up, self._down = up, down
+
+    def send(self, message) -> None:
+        self._up.take(encode(message))
+        self._up.take(serialize_message(to_ros(message)))
+        super().send(message)
+
+    def receive(self, timeout: float):
+        message = super().receive(timeout)
+        self._down.take(encode(message))
+        self._down.take(serialize_message(to_ros(message)))
+        return message
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return load_model(ModelSettings(str(make_tiny_text(tmp_path_factory.mktemp("text"), seed=9, kind="qwen2"))))
+
+
+RANDOMNESS = {
+    "greedy": {"temperature": 0.0},
+    "shared": {"temperature": 1.0, "randomness": "shared", "seed": 4},
+    "independent": {"temperature": 1.0, "randomness": "independent", "seed": 4},
+}
+
+
+def test_the_documents_stay_on_their_sides(model):
+    up, down = Watch(model, OWN), Watch(model, OTHERS)
+    settings = AggregationSettings(max_tokens=6, patience_s=0.5, attempts=50)
+    own = Documents(OWN)
+    attempts = answers = 0
+    with AggregationService(model, Documents(OTHERS)) as service:
+        for evidence, randomness, aggregator, bad in itertools.product(
+            EVIDENCE, RANDOMNESS, ("device", "cloud"), (False, True)
+        ):
+            chosen = replace(
+                settings, evidence=evidence, schedule=aggregator, aggregator=aggregator,
+                **RANDOMNESS[randomness],
+            )  # fmt: skip
+            channel = WatchedChannel(service, up, down)
+            link = LossyChannel(channel, seed=answers, loss=0.03, cut=0.03) if bad else channel
+            with channel, AskSession(link, model, own, chosen) as session:
+                answer = session.answer(QUESTION)
+            answers += 1
+            attempts += answer.statistics.attempts
+            assert answer.statistics.device_documents == len(OWN)
+            assert answer.statistics.cloud_documents == len(OTHERS)
+    assert answers == 36 and attempts > answers  # links were lost, and answers went on
+    assert len(up.seen) > 10_000 and len(down.seen) > 10_000
+    assert QUESTION.encode() in up.seen  # this does leave, and the watch sees it
+    assert up.leaks() == [] and down.leaks() == []
+
+
+@pytest.mark.parametrize("way", ["text", "upper case", "ids", "bits", "in the question"])
+def test_a_planted_leak_is_found(model, way):
+    watch = Watch(model, OWN)
+    words = OWN[0].split()
+    ids = list(model.tokenizer.encode(OWN[0], add_special_tokens=False).ids)
+    question = Question(
+        1, 0, 5, "t", model.vocab_size, QUESTION, 2, 0.0, 0, 1, "shared", "sparse", 16, 8, 4, 0,
+        "auto", "device",
+    )  # fmt: skip
+    planted = {
+        "text": " ".join(words[3 : 3 + WORDS]).encode(),
+        "upper case": " ".join(words[3 : 3 + WORDS]).upper().encode(),
+        "ids": encode(changed(question, answered=ids[2 : 2 + TOKENS])),
+        "bits": b"\x01" + packed([1, *ids[2 : 2 + TOKENS]], id_bits(model.vocab_size)),
+        "in the question": encode(changed(question, text="so " + OWN[1][5 : 5 + CHARACTERS])),
+    }
+    for data in (encode(question), b"noise"):
+        watch.take(data)
+    assert watch.leaks() == []
+    watch.take(planted[way])
+    assert watch.leaks()
+
+
+def test_the_watch_reads_packed_ids_as_they_are_packed(model):
+    ascending = [3, 7, 20, 31, 40, 77, 80, 90]
+    width = id_bits(model.vocab_size)
+    assert packed(ascending, width) == pack_ids(np.asarray(ascending), model.vocab_size)

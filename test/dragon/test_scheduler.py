@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dsd_ros.dragon.scheduler import Estimates, Scheduler, delta_z, latency, wait, won_back
+
+
+def brute_force(c_device, c_cloud, rtt, a_device, a_cloud) -> float:
+    by_device = a_cloud * max(c_device, c_cloud) + (1 - a_cloud) * max(c_device, c_cloud + rtt)
+    by_cloud = a_device * max(c_cloud, c_device) + (1 - a_device) * max(c_cloud, c_device + rtt)
+    return by_device - by_cloud
+
+
+def test_delta_z_is_the_difference_of_both_latencies():
+    generator = np.random.default_rng(0)
+    cases = {number: 0 for number in range(4)}
+    for _ in range(5000):
+        cloud, rtt = generator.exponential(1.0, 2)
+        device = generator.choice([cloud, cloud + rtt, max(0.0, cloud - rtt), generator.exponential(1.5)])
+        shares = generator.choice([0.0, 1.0, generator.random()], 2)
+        found = delta_z(device, cloud, rtt, *shares)
+        assert found == pytest.approx(brute_force(device, cloud, rtt, *shares), abs=1e-12)
+        z = latency(device, cloud, rtt, shares[1]) - latency(cloud, device, rtt, shares[0])
+        assert found == pytest.approx(z, abs=1e-12)
+        cases[sum(device > edge for edge in (cloud - rtt, cloud, cloud + rtt))] += 1
+    assert min(cases.values()) > 200
+    assert delta_z(1.0, 1.0, 0.0, 0.5, 0.5) == 0.0
+    assert delta_z(0.0, 0.0, 0.0, 0.0, 1.0) == 0.0
+
+
+def test_the_static_and_the_random_policy():
+    guess = Estimates(1.0, 0.1, 0.1, 0.1, 0.9)
+    for current in ("device", "cloud"):
+        assert Scheduler("device").side(guess, current, True, True) == "device"
+        assert Scheduler("cloud").side(guess, current, True, True) == "cloud"
+    chosen = [Scheduler("random", seed=seed).side(guess, "device") for seed in range(40)]
+    assert 8 < chosen.count("cloud") < 32
+    again = Scheduler("random", seed=3)
+    assert [again.side(guess, "device") for _ in range(20)] == [
+        first.side(guess, "cloud") for first in [Scheduler("random", seed=3)] for _ in range(20)
+    ]
+
+
+def test_the_papers_policy_follows_the_sign_of_delta_z_with_hysteresis():
+    guess = Estimates(0.1, 0.1, 0.3, 0.9, 0.6)  # delta Z: (0.9 - 0.6) 0.3 = 0.09
+    for policy in ("delta-z", "auto"):  # without a verdict they are the same
+        assert Scheduler(policy).side(guess, "device") == "cloud"
+        assert Scheduler(policy).side(guess, "cloud") == "cloud"
+        assert Scheduler(policy, hysteresis=1.0).side(guess, "device") == "device"
+        other = Estimates(0.1, 0.1, 0.3, 0.6, 0.9)
+        assert Scheduler(policy).side(other, "cloud") == "device"
+        assert Scheduler(policy).side(other, "device") == "device"
+
+
+def test_a_wait_is_for_the_later_draft_where_the_verdict_is():
+    assert wait(1.0, 0.5, 0.25, False) == 1.0
+    assert wait(1.0, 0.9, 0.25, False) == 1.15
+    assert wait(1.0, 0.9, 0.25, True) == 1.25
+    assert wait(0.1, 0.9, 0.25, True) == 0.9
+
+
+def test_auto_goes_where_a_rejected_draft_has_to_be_made_again():
+    guess = Estimates(0.1, 0.1, 1.0, 0.9, 0.9)
+    auto = Scheduler("auto")
+    assert auto.side(guess, "device", True, False, own_ahead=3) == "cloud"
+    assert auto.side(guess, "cloud", False, True, own_ahead=3) == "device"
+    assert auto.side(guess, "device", False, True, other_ahead=3) == "device"
+    assert auto.side(guess, "device", True, True, own_ahead=0, other_ahead=3) == "device"
+
+
+def test_auto_stays_where_drafts_hold_less():
+    guess = Estimates(0.1, 0.1, 1.0, 0.2, 0.98)
+    assert Scheduler("auto").side(guess, "device", False, True, other_ahead=5) == "device"
+    assert Scheduler("auto").side(guess, "cloud", False, True, own_ahead=5) == "device"
+
+
+def test_without_a_link_to_cross_nobody_switches():
+    guess = Estimates(0.1, 0.05, 0.0, 0.5, 0.9)
+    for held in product((True, False), repeat=2):
+        for current in ("device", "cloud"):
+            assert Scheduler("auto").side(guess, current, *held) == current
+
+
+def test_what_is_won_back_of_a_wait_are_the_drafts_that_hold():
+    for count, share in ((1, 0.9), (4, 0.5), (7, 0.99)):
+        useful = sum(share**k for k in range(1, count + 1))
+        assert won_back(count * 0.1, 0.1, share) == pytest.approx(0.1 * useful)
+    assert won_back(0.3, 0.1, 1.0) == pytest.approx(0.3) == pytest.approx(won_back(0.3, 0.1, 1 - 1e-9))
+    assert won_back(0.3, 0.1, 0.0) == won_back(-1.0, 0.1, 0.9) == won_back(0.3, 0.0, 0.9) == 0.0
+
+
+def test_a_wait_during_which_the_slower_side_drafts_on_is_no_reason_to_switch():
+    estimates = Estimates(0.1, 0.02, 0.32, 0.9, 0.9)
+    # The cloud's draft was rejected; the device makes three of its own until the next one is there.
+    assert Scheduler("auto").side(estimates, "device", True, False, own_ahead=0) == "device"
+
+
+def test_the_first_side_is_what_was_learnt_before():
+    nothing = Estimates(0.0, 0.0, 0.0, 0.5, 0.5)
+    cloud = Estimates(0.1, 0.1, 0.5, 0.9, 0.5)
+    for policy in ("auto", "delta-z"):
+        assert Scheduler(policy).begins(nothing) == "device"
+        assert Scheduler(policy).begins(cloud) == "cloud"
+    assert Scheduler("cloud").begins(nothing) == "cloud"
+    assert Scheduler("random").begins(cloud) == Scheduler("device").begins(cloud) == "device"
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ValueError, match="policy is best"):
+        Scheduler("best")
+    with pytest.raises(ValueError, match="hysteresis is -1"):
+        Scheduler("auto", hysteresis=-1)

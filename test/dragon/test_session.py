@@ -1,0 +1,353 @@
+"""Device and cloud in one process: whatever the settings, the tokens are those of both mixtures together."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from asking import Letters, Shelf, in_one_thread
+from lossy_channel import LossyChannel
+from msgspec.structs import replace
+from table_model import TableModel
+
+from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
+from dsd_ros.dragon.answers import AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.server import AggregationService, ServiceSettings
+from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.vlm.errors import PromptError
+from dsd_ros.wire import messages as m
+from dsd_ros.wire.channel import LinkClosed, LinkError
+from dsd_ros.wire.local import LocalChannel
+
+DEVICE, CLOUD = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.8, padding=3)
+OURS = Shelf(("the owner likes the Viola", 0.4), ("chairs have legs", 0.1))
+THEIRS = Shelf(("the Viola is red", 0.6), ("the Cello is blue", -0.3))
+LETTERS = Letters(12)
+QUESTION = "where to?"
+
+
+def reference(settings: AggregationSettings, reply: int = 1, question: str = QUESTION) -> list[int]:
+    return in_one_thread((DEVICE, LETTERS, OURS), (CLOUD, LETTERS, THEIRS), settings, question, reply)
+
+
+def service(**changes) -> AggregationService:
+    return AggregationService(CLOUD, THEIRS, ServiceSettings(**changes), asking=LETTERS)
+
+
+def session(channel, settings: AggregationSettings, **changes) -> AskSession:
+    return AskSession(channel, DEVICE, OURS, settings, asking=LETTERS, **changes)
+
+
+@pytest.fixture
+def cloud():
+    with service() as running:
+        yield running
+        until = time.monotonic() + 5
+        while running.answers and time.monotonic() < until:
+            time.sleep(0.01)
+        assert running.answers == 0, "an answer was not given back"
+
+
+@pytest.mark.parametrize(
+    ("temperature", "evidence", "window", "schedule"),
+    [
+        (0.0, "sparse", 1, "cloud"), (0.0, "full", 6, "random"), (1.0, "sparse", 6, "device"),
+        (1.0, "sparse", 1, "random"), (1.0, "full", 6, "auto"), (1.0, "sparse", 6, "auto"),
+    ],
+)  # fmt: skip
+def test_the_answer_is_that_of_both_mixtures(cloud, temperature, evidence, window, schedule):
+    settings = AggregationSettings(
+        temperature=temperature, evidence=evidence, window=window, schedule=schedule, head=2,
+        max_tokens=24, seed=5, aggregator="cloud" if window == 1 else "device",
+    )  # fmt: skip
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        seen: list[int] = []
+        answer = asking.answer(QUESTION, on_token=lambda text, tokens: seen.append(len(tokens)))
+        assert answer.tokens == reference(settings)
+        assert seen == list(range(1, len(answer.tokens) + 1))
+        statistics = answer.statistics
+        assert len(statistics.steps) == len(statistics.token_seconds) == len(answer.tokens)
+        assert answer.text == DEVICE.decode_text(answer.tokens) and answer.whole
+        assert statistics.cloud_documents == statistics.device_documents == 2
+        assert list(statistics.token_seconds) == sorted(statistics.token_seconds)
+        assert min(statistics.bytes_up, statistics.bytes_down) > 0
+        if schedule in ("device", "cloud"):
+            assert set(statistics.aggregators[1:]) <= {schedule}
+        assert asking.answer("another one").tokens == reference(settings, 2, "another one")
+
+
+def test_an_answer_ends_where_both_mixtures_end_it():
+    device, theirs = TableModel(4, 12), TableModel(4, 12, noise=0.8)
+    settings = AggregationSettings(max_tokens=40, schedule="random")
+    with (
+        AggregationService(theirs, THEIRS, asking=LETTERS) as cloud,
+        LocalChannel(cloud) as channel,
+        AskSession(channel, device, OURS, settings, asking=LETTERS) as asking,
+    ):
+        for number in range(4):
+            answer = asking.answer(f"{number} and on")
+            assert answer.finished and answer.tokens[-1] == 11 and 11 not in answer.tokens[:-1]
+            assert len(answer.tokens) < 40
+
+
+def test_over_a_slow_link(cloud):
+    settings = AggregationSettings(temperature=1.0, max_tokens=16, window=4, schedule="random", seed=2)
+    link = LinkProfile(0.01, 0.01, 0.002)
+    with EmulatedChannel(LocalChannel(cloud), link) as channel, session(channel, settings) as asking:
+        answer = asking.answer(QUESTION)
+        assert answer.tokens == reference(settings)
+        assert answer.statistics.switches > 0
+        assert asking.profile.link.latency > 0.01
+
+
+@pytest.mark.parametrize("schedule", ["device", "cloud"])
+def test_the_links_rate_is_learnt_from_messages_at_either_side(schedule):
+    """Both rows of 1500 float32 over 400 kbit/s: 120 ms each."""
+    tables = [TableModel(4, 12, ends=False, noise=noise, padding=1488) for noise in (0.0, 0.8)]
+    settings = AggregationSettings(evidence="full", max_tokens=8, window=1, schedule=schedule, aggregator=schedule)
+    rate = 400_000.0
+    with (
+        AggregationService(tables[1], THEIRS, asking=LETTERS) as cloud,
+        EmulatedChannel(LocalChannel(cloud), LinkProfile(0.01, 0.01, 0.0, rate, rate)) as channel,
+        AskSession(channel, tables[0], OURS, settings, asking=LETTERS) as asked,
+    ):
+        asked.answer(QUESTION)
+        (theirs,) = cloud._profiles.values()
+        for profile in (asked.profile, theirs):
+            trip = profile.estimates(8).round_trip
+            assert trip >= 0.02 + 8 * 6000 / rate * 0.95
+            assert trip < 3 * (0.02 + 8 * 6000 / rate)  # a busy machine's time is in it
+            assert profile.proposal_bytes == pytest.approx(6042)
+        assert 0.02 <= asked.profile.link.latency < 0.1  # from the question and its reply
+
+
+def test_who_begins_is_what_the_answers_before_speak_for(cloud):
+    settings = AggregationSettings(max_tokens=4, aggregator="auto")
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "device"
+        for accepted in [(1.0, 0.0)] * 40:
+            for side, share in zip(("device", "cloud"), accepted, strict=True):
+                asking.profile.acceptance[side].observe(share)
+        asking.profile.link.observe_round_trip(30.0)
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "cloud"
+        asking.settings = AggregationSettings(max_tokens=4)
+        assert asking.answer(QUESTION).statistics.aggregators[0] == "device"
+
+
+def test_relevances_of_another_scale_are_refused_unless_none_are_used():
+    class Named(Shelf):
+        fingerprint = "cosine of another model"
+
+    shelf = Named(("the Viola is red", 0.6))
+    with AggregationService(CLOUD, shelf, asking=LETTERS) as cloud, LocalChannel(cloud) as channel:
+        with session(channel, AggregationSettings()) as asking:
+            with pytest.raises(AnswerRefused, match="same embedding model") as told:
+                asking.answer(QUESTION)
+            assert "unnamed" in str(told.value) and "cosine of another model" in str(told.value)
+            asking.settings = AggregationSettings(documents=0, max_tokens=4)
+            assert len(asking.answer(QUESTION).tokens) == 4
+        with AskSession(channel, DEVICE, shelf, asking=LETTERS) as asking:
+            assert asking.answer(QUESTION).statistics.cloud_documents == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_over_a_link_that_loses_doubles_reorders_and_breaks(cloud, seed):
+    settings = AggregationSettings(
+        temperature=1.0, max_tokens=16, window=3, patience_s=0.1, attempts=60, seed=seed,
+        schedule="random",
+    )  # fmt: skip
+    with LocalChannel(cloud) as inner:
+        channel = LossyChannel(inner, seed, loss=0.04, doubled=0.2, delayed=0.05, cut=0.01)
+        with session(channel, settings) as asking:
+            assert asking.answer(QUESTION).tokens == reference(settings)
+        channel._cut = channel._loss = 0.0
+
+
+def test_many_devices_at_once(cloud):
+    settings = [AggregationSettings(temperature=1.0, max_tokens=12, seed=seed, schedule="random") for seed in range(6)]
+    found: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        with LocalChannel(cloud) as channel, session(channel, settings[number]) as asking:
+            found[number] = asking.answer(QUESTION).tokens
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {number: reference(settings[number]) for number in range(6)}
+
+
+def test_more_questions_than_the_cloud_takes_are_told():
+    with service(max_answers=1) as cloud, LocalChannel(cloud) as channel:
+        stuck = LocalChannel(cloud)
+        stuck.send(asked())
+        settings = AggregationSettings(attempts=2, patience_s=1)
+        with session(channel, settings) as asking, pytest.raises(AnswerRefused) as told:
+            asking.answer(QUESTION)
+        assert told.value.code == m.EndCode.OVERLOADED and "max_answers" in str(told.value)
+        stuck.close()
+        assert cloud.answers == 0
+
+
+def asked(**changes) -> m.Question:
+    values = dict(
+        ask=9, attempt=0, protocol_version=m.PROTOCOL_VERSION, tokenizer_fingerprint="letters-12", vocab_size=12,
+        text=QUESTION, documents=2, temperature=0.0, seed=0, reply=1, randomness="shared", evidence="sparse",
+        head=4, max_tokens=8, window=4, reweight_every=0, schedule="device", aggregator="device",
+    )  # fmt: skip
+    return m.Question(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"protocol_version": 1}, "same release"),
+        ({"tokenizer_fingerprint": "x"}, "tokenizer"),
+        ({"evidence": "all"}, "evidence"),
+        ({"randomness": "dice"}, "randomness"),
+        ({"schedule": "never"}, "schedule"),
+        ({"aggregator": "both"}, "aggregator"),
+        ({"relevance_fingerprint": "of another model"}, "same embedding model"),
+        ({"max_tokens": 0}, "tokens"),
+        ({"vocab_size": 1 << 19}, "vocabulary"),
+        ({"answered": [999]}, "does not have"),
+        ({"answered": [1] * 8}, "as long"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_told_why(cloud, changes, words):
+    with LocalChannel(cloud) as channel:
+        channel.send(asked(**changes))
+        reply = channel.receive(5)
+        assert isinstance(reply, m.QuestionReply) and words in reply.error
+        assert cloud.answers == 0
+
+
+def test_hostile_messages_end_their_question_and_nothing_else(cloud):
+    with LocalChannel(cloud) as channel:
+        channel.send(m.Proposal(5, 0, 0, 0, 1, 0.0, b""))
+        end = channel.receive(5)
+        assert isinstance(end, m.QuestionEnd) and end.code == m.EndCode.UNKNOWN
+        hostile = [
+            m.Proposal(9, 0, 0, 0, 1, 0.0, b"?"),
+            m.Proposal(9, 0, 0, 0, 1, 0.0, bytes(10_000)),
+            m.Proposal(9, 0, 7, 0, 4000, 0.0, b""),
+            m.Verdict(9, 0, 0, 4000, False, False),
+            m.Reveal(9, 0, 0, 0, [4000]),
+        ]
+        for attempt, message in enumerate(hostile):
+            begins = "cloud" if isinstance(message, m.Proposal) else "device"
+            channel.send(asked(attempt=attempt, aggregator=begins, schedule=begins, window=2))
+            first = m.QuestionReply if begins == "cloud" else m.Proposal
+            while not isinstance(channel.receive(5), first):
+                pass
+            channel.send(replace(message, attempt=attempt))
+            while not isinstance(end := channel.receive(5), m.QuestionEnd):
+                pass
+            assert end.attempt == attempt and end.sentence and "Traceback" not in end.sentence
+        settings = AggregationSettings(max_tokens=6)
+        with LocalChannel(cloud) as other, session(other, settings) as asking:
+            assert asking.answer(QUESTION).tokens == reference(settings)
+
+
+class Layered(TableModel):
+    """A pass of 20 layers that take their time."""
+
+    def forward_batch(self, feeds, on_layer=None):
+        for layer in range(20 * (on_layer is not None)):
+            time.sleep(0.001)
+            on_layer(layer, None)
+        return super().forward_batch(feeds)
+
+
+@pytest.mark.parametrize("schedule", ["device", "cloud", "random"])
+def test_a_rejection_ends_the_forward_pass_under_way(schedule):
+    device, theirs = Layered(4, 12, ends=False), Layered(4, 12, ends=False, noise=1.5)
+    settings = AggregationSettings(temperature=1.0, max_tokens=32, schedule=schedule, window=4)
+    with (
+        AggregationService(theirs, THEIRS, asking=LETTERS) as cloud,
+        LocalChannel(cloud) as channel,
+        AskSession(channel, device, OURS, settings, asking=LETTERS) as asking,
+    ):
+        answer = asking.answer(QUESTION)
+    statistics = answer.statistics
+    assert min(statistics.rejections.values()) > 0
+    assert statistics.preemptions > 0
+    assert all(0.0 < share < 1.0 for share in statistics.accepted.values())
+
+
+class Slow(TableModel):
+    """A pass of many layers that takes as long as it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 12)
+        self.layers = 0
+
+    def forward_batch(self, feeds, on_layer=None):
+        if on_layer is not None:
+            for layer in range(2000):
+                self.layers += 1
+                on_layer(layer, None)
+                time.sleep(0.005)
+        return super().forward_batch(feeds)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline", "close"])
+def test_an_answer_can_be_ended_at_once(cloud, how):
+    model = Slow()
+    with LocalChannel(cloud) as channel:
+        asking = AskSession(channel, model, OURS, asking=LETTERS)
+        began = time.monotonic()
+        late = began + 0.2
+        if how == "close":
+            threading.Timer(0.2, asking.close).start()
+            with pytest.raises(LinkClosed):
+                asking.answer(QUESTION)
+        elif how == "deadline":
+            with pytest.raises(AnswerLate):
+                asking.answer(QUESTION, deadline=late)
+        else:
+            with pytest.raises(AnswerCancelled):
+                asking.answer(QUESTION, cancelled=lambda: time.monotonic() > late)
+        asking.close()
+        assert model.layers < 2000
+        assert not [t for t in threading.enumerate() if t.name.startswith("ask-")]
+
+
+def test_where_the_link_stays_lost_the_device_goes_on_alone_and_says_so():
+    settings = AggregationSettings(temperature=1.0, max_tokens=12, patience_s=0.2, attempts=2, on_loss="alone")
+    cloud = service()
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        whole = reference(settings)
+
+        def cut(_text: str, tokens: list[int]) -> None:
+            if len(tokens) == 3:
+                cloud.close()
+
+        answer = asking.answer(QUESTION, on_token=cut)
+        alone = answer.statistics.alone_from
+        assert 3 <= alone < len(answer.tokens) and not answer.whole
+        assert answer.tokens[:alone] == whole[:alone]
+        assert len(answer.statistics.steps) == alone
+    settings = AggregationSettings(attempts=2, patience_s=0.1)
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking, pytest.raises(LinkError):
+        asking.answer(QUESTION)
+
+
+def test_a_question_that_no_model_takes(cloud):
+    with LocalChannel(cloud) as channel, session(channel, AggregationSettings()) as asking:
+        with pytest.raises(PromptError):
+            asking.answer("  ")
+        with pytest.raises(PromptError):
+            asking.answer("<|im_end|>")
+
+
+def test_without_any_document_both_sides_answer_what_they_know(cloud):
+    settings = AggregationSettings(documents=0, max_tokens=8)
+    with LocalChannel(cloud) as channel, session(channel, settings) as asking:
+        answer = asking.answer(QUESTION)
+        assert answer.tokens == reference(settings)
+        assert answer.statistics.cloud_documents == 0

@@ -1,0 +1,283 @@
+"""`dsd-lab bench modes` and `dsd-lab bench soak`, run with tiny models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+
+import pytest
+from in_process import dsd_lab
+from PIL import Image
+from tiny_models import make_tiny_model
+
+from dsd_lab.bench import modes
+from dsd_lab.bench.modes import measure_modes
+from dsd_lab.bench.modes_plots import draw
+from dsd_lab.bench.modes_report import Measured, make_report, render
+from dsd_lab.bench.profiles import load_profile
+from dsd_lab.bench.sweeps import BenchError, Variant, crossed, parse_modes, parse_sweep
+from dsd_lab.cli.main import LAB
+from dsd_ros.cli import main
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+KEYS = {
+    "mode", "label", "settings", "seconds_per_reply", "speedup", "speedup_spread", "tokens_per_second", "tau",
+    "miss_rate", "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "draft_round_ms", "verify_round_ms",
+    "cost_ratio", "link_delay_ms", "sync_ms", "bytes_up_per_token", "bytes_down_per_token", "peak_memory_mb",
+    "threads", "predicted_seconds", "limit_seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pair")
+    target = make_tiny_model(folder / "target", seed=1)
+    model = load_model(ModelSettings(str(target), threads=1))
+    ExitAdapters.untrained(model).save(target, model.fingerprint)
+    make_tiny_model(folder / "draft", seed=1, noise=0.05, noise_seed=2)
+    return ["--draft", str(folder / "draft"), "--target", str(folder / "target")]
+
+
+def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
+    threads = threading.active_count()
+    file, plot = tmp_path / "modes.json", tmp_path / "modes.png"
+    code, out, err = dsd_lab(
+        capsys, "bench", "modes", *pair, "--profile", "loopback", "--images", "2", "--max-tokens", "10",
+        "--modes", "ar, dsd fsd fsd:predraft_source=guesses+predraft_workers=2", "--json", file, "--plot", plot,
+    )  # fmt: skip
+    assert code == 0, err
+    report = json.loads(file.read_text())
+    assert report["exact"] is True and report["differences"] == []
+    assert report["profile"] == "loopback" and "torch" in report["machine"]
+    assert [row["mode"] for row in report["rows"]] == ["ar", "dsd", "fsd", "fsd"]
+    for row in report["rows"]:
+        assert row.keys() >= KEYS
+        assert row["label"] in out
+        assert row["seconds_per_reply"] > 0 and row["limit_seconds"] > 0 and row["predicted_seconds"] > 0
+        assert row["bytes_up_per_token"] > 0 and row["bytes_down_per_token"] > 0
+    ar, dsd_row, fsd, guesses = report["rows"]
+    assert ar["speedup"] == 1.0 and ar["speedup_spread"] == 0.0 and ar["tau"] == 1.0
+    assert ar["settings"] == {} and ar["miss_rate"] is None and ar["draft_round_ms"] is None
+    assert dsd_row["settings"] == {"proof": "preset", "shape": "preset", "draft_length": 4}
+    assert dsd_row["miss_rate"] is None
+    assert guesses["settings"]["predraft_workers"] == 2 and fsd["settings"]["predraft_workers"] == 6
+    assert dsd_row["tau"] == fsd["tau"] == guesses["tau"] > 1.0
+    assert 0.0 <= guesses["miss_rate"] <= 1.0
+    assert guesses["exits"] == 0.0 and guesses["mean_exit"] == 2.0
+    assert fsd["exits"] > 0.0 and 1.0 <= fsd["mean_exit"] <= 2.0
+    with Image.open(plot) as picture:
+        assert picture.width > 500
+    assert threading.active_count() == threads
+
+
+def test_a_stretched_clock_is_kept_and_told(pair, capsys, tmp_path):
+    """At a fifth of the time a forward of the target still takes 124 ms, and is reported as 620."""
+    file = tmp_path / "modes.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "modes", *pair, "--modes", "ar,dsd", "--images", "1", "--max-tokens", "4",
+        "--time-scale", "0.2", "--json", file,
+    )  # fmt: skip
+    assert code == 0, err
+    assert "the clock is stretched" in out and "multiplied by 0.2" in out
+    report = json.loads(file.read_text())
+    for row in report["rows"]:
+        assert row["verify_round_ms"] is None or row["verify_round_ms"] >= 620
+        assert row["link_delay_ms"] is None or row["link_delay_ms"] >= 119
+        assert row["seconds_per_reply"] >= 0.86  # one forward and one round trip at the least
+    # The first token of a reply is drafted from the prefill's logits: it costs no forward of its own.
+    assert report["rows"][1]["draft_round_ms"] >= 2 * 72
+
+
+def test_a_real_websocket_under_the_emulated_link(pair):
+    variants = parse_modes("ar fsd:pipeline_depth=2", {"max_tokens": 8})
+    report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], transport="websocket")
+    assert report["exact"] and report["transport"] == "websocket"
+
+
+def test_sampled_replies_must_agree_among_modes_that_draft_alike(pair):
+    modes = (
+        "ar dsd fsd fsd:draft_length=2 dssd tslt fsd:proof=truncated "
+        "ar:proof=coupled coupled fsd:proof=coupled+draft_length=3"
+    )
+    variants = parse_modes(modes, {"max_tokens": 8, "temperature": 1.0})
+    report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
+    assert report["exact"] and report["temperature"] == 1.0
+
+
+def test_a_mode_that_decodes_other_tokens_fails_the_run(pair, capsys, monkeypatch, tmp_path):
+    def corrupted(measured, *args, **kwargs):
+        reply = measured[1].replies[0]
+        wrong = dataclasses.replace(reply, tokens=[reply.tokens[0] + 1, *reply.tokens[1:]])
+        return make_report([measured[0], Measured(measured[1].variant, [wrong])], *args, **kwargs)
+
+    monkeypatch.setattr(modes, "make_report", corrupted)
+    file = tmp_path / "modes.json"
+    code, out, _ = dsd_lab(
+        capsys, "bench", "modes", *pair, "--profile", "loopback", "--modes", "ar,dsd", "--images", "1",
+        "--max-tokens", "4", "--json", file,
+    )  # fmt: skip
+    assert code == 1
+    assert "NOT EXACT: dsd differs from ar on picture 0" in out
+    assert json.loads(file.read_text())["exact"] is False
+
+
+def test_without_ar_there_are_no_speedups(pair, tmp_path):
+    variants = crossed(
+        parse_modes("dsd fsd", {"max_tokens": 6}),
+        [parse_sweep("predraft_workers=1,2"), parse_sweep("exit_policy=priority,fifo")],
+    )
+    sweeps = [("predraft_workers", [1, 2]), ("exit_policy", ["priority", "fifo"])]
+    report = measure_modes(load_profile("loopback"), variants, 1, pair[1], pair[3], sweeps=sweeps)
+    assert [row["speedup"] for row in report["rows"]] == [None] * 5
+    assert "not measured" in render(report)
+    draw(report, tmp_path / "grid.svg")
+    assert (tmp_path / "grid.svg").stat().st_size > 1000
+
+
+# ------------------------------------------------------------------------------------- modes and sweeps
+
+
+def labels(variants: list[Variant]) -> list[str]:
+    return [variant.label for variant in variants]
+
+
+def test_modes_are_separated_by_commas_or_spaces_and_may_have_settings():
+    assert labels(parse_modes("ar,dsd fsd,", {})) == ["ar", "dsd", "fsd"]
+    ar, fsd = parse_modes("ar fsd:exit_layers=2,4+predraft_workers=3", {"draft_length": 7})
+    assert (ar.decode.draft_length, fsd.decode.draft_length) == (7, 7)
+    assert (fsd.decode.exit_layers, fsd.decode.predraft_workers) == ("2,4", 3)
+    assert "predraft_source" in fsd.settings and ar.settings == {}
+
+
+def test_a_length_may_be_auto_and_is_the_profiles_where_none_is_given():
+    modes = "dsd dsd:draft_length=auto coupled:draft_length=auto+shape=budget"
+    given, auto, tree = parse_modes(modes, {}, gamma=6)
+    assert (given.decode.draft_length, auto.decode.draft_length) == (6, 0)
+    assert auto.label == "dsd:draft_length=auto"
+    assert tree.decode.tunes and "tree_budget" not in tree.settings
+    (given,) = parse_modes("dsd", {"draft_length": 3}, gamma=6)
+    assert given.decode.draft_length == 3
+    assert parse_sweep("gamma=2,auto") == ("draft_length", [2, 0])
+    with pytest.raises(BenchError, match="makes no use of tree_budget"):
+        parse_modes("dsd:tree_budget=4", {})
+
+
+def test_lengths_that_are_chosen_are_learned_over_the_pictures(pair):
+    variants = parse_modes("ar dsd:draft_length=auto fsd:draft_length=auto", {"max_tokens": 10})
+    report = measure_modes(load_profile("loopback"), variants, 2, pair[1], pair[3])
+    assert report["exact"]
+    alone, dsd_row, _ = report["rows"]
+    assert alone["draft_length"] is None
+    assert 1 <= dsd_row["draft_length"] <= 64 and dsd_row["predicted_seconds"] > 0
+
+
+def test_sweeps_are_crossed_where_they_matter():
+    sweeps = [parse_sweep("gamma=1..2"), parse_sweep("predraft_workers=1,3")]
+    assert labels(crossed(parse_modes("ar dsd fsd", {}), sweeps)) == [
+        "ar",
+        "dsd:draft_length=1",
+        "dsd:draft_length=2",
+        "fsd:draft_length=1+predraft_workers=1",
+        "fsd:draft_length=1+predraft_workers=3",
+        "fsd:draft_length=2+predraft_workers=1",
+        "fsd:draft_length=2+predraft_workers=3",
+    ]
+    assert labels(crossed(parse_modes("fsd:predraft_workers=9 fsd", {}), sweeps[1:])) == [
+        "fsd:predraft_workers=9", "fsd:predraft_workers=1", "fsd:predraft_workers=3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--modes", "quickly"], "unknown mode 'quickly'"),
+        (["--modes", "ar,ar"], "there twice"),
+        (["--modes", ","], "unknown mode ''"),
+        (["--modes", "fsd:predraft_workers"], "is no setting"),
+        (["--modes", "fsd:workers=1"], "unknown setting 'workers'"),
+        (["--modes", "fsd:predraft_workers=many"], "give a whole number"),
+        (["--modes", "fsd:predraft_workers=0"], "predraft_workers is 0"),
+        (["--modes", "fsd:predraft_source=tea"], "tea"),
+        (["--modes", "ar:gamma=3"], "mode ar makes no use of draft_length"),
+        (["--modes", "dsd:temperature=1"], "give it as --temperature"),
+        (["--sweep", "gamma"], "is no sweep"),
+        (["--sweep", "gamma=9..1"], "is empty"),
+        (["--sweep", "gamma=1..900"], "over 200"),
+        (["--sweep", "gamma=-2..3"], "draft_length is -2"),
+        (["--sweep", "temperature=0,1"], "give it as --temperature"),
+        (["--sweep", "gamma=1,2", "--sweep", "draft_length=3"], "swept twice"),
+        (["--modes", "dsd", "--sweep", "predraft_workers=1,2"], "no mode here makes use of"),
+        (["--profile", "mars"], "unknown profile 'mars'"),
+        (["--images", "0"], "images is 0"),
+        (["--time-scale", "0"], "time-scale is 0"),
+        (["--time-scale", "nan"], "time-scale is nan"),
+        (["--profile", "lte", "--time-scale", "0.5"], "no time-scale changes"),
+        (["--transport", "pigeon"], "unknown transport 'pigeon'"),
+        (["--plot", "plot.jpeg2"], "is no picture file"),
+        (["--plot", "no/such/place/plot.png"], "no directory"),
+        (["--temperature", "-1"], "temperature"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_in_a_sentence(pair, capsys, options, said):
+    code, out, err = dsd_lab(capsys, "bench", "modes", *pair, *options)
+    assert code == 2 and out == ""
+    assert said in err and err.count("\n") == 1
+
+
+def test_too_many_combinations_are_refused():
+    sweeps = [parse_sweep("gamma=1..20"), parse_sweep("predraft_workers=1..20")]
+    with pytest.raises(BenchError, match="over 200"):
+        crossed(parse_modes("fsd", {}), sweeps)
+
+
+# ----------------------------------------------------------------------------------------------- soak
+
+
+def test_a_soak_watches_what_the_process_holds(pair, capsys, tmp_path):
+    file = tmp_path / "soak.json"
+    code, out, err = dsd_lab(
+        capsys, "bench", "soak", *pair, "--replies", "60", "--mode", "fsd:predraft_workers=2",
+        "--max-tokens", "8", "--json", file,
+    )  # fmt: skip
+    assert code == 0, out + err
+    report = json.loads(file.read_text())
+    assert report["replies"] == 60 and report["steady"] is True
+    assert report["samples"][0].keys() >= {"replies", "memory_mb", "threads", "sessions", "caches"}
+    assert report["samples"][-1]["sessions"] == 1
+    assert set(report["growth"]) == set(report["samples"][0]) - {"replies"}
+    assert "threads: steady" in out
+
+
+def test_a_process_that_grows_is_told():
+    from dsd_lab.bench.soak import _judged
+
+    still = [{"replies": n, "memory_mb": 100.0, "threads": 9} for n in range(40)]
+    assert _judged(still, {"memory_mb": 10.0})["steady"]
+    for name, step in (("memory_mb", 1.0), ("threads", 0.2)):
+        growing = [{**sample, name: sample[name] + step * n} for n, sample in enumerate(still)]
+        judged = _judged(growing, {"memory_mb": 10.0})
+        assert not judged["steady"]
+        assert judged["growth"][name]["growth"] > judged["growth"][name]["bound"]
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--replies", "3"], "replies is 3"),
+        (["--max-growth-mb", "0"], "max-growth-mb is 0"),
+        (["--mode", "ar,dsd"], "several modes"),
+    ],
+)
+def test_a_soak_that_cannot_be_run_is_told_in_a_sentence(pair, capsys, options, said):
+    code, out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_every_decode_setting_is_an_option_of_the_bench():
+    parser = main.build_parser(["bench", "modes"], LAB)
+    given = parser.parse_args(["bench", "modes"])
+    for field in dataclasses.fields(DecodeSettings):
+        assert field.name == "mode" or hasattr(given, field.name)

@@ -1,0 +1,51 @@
+"""The picture of a reply's rounds: what was measured is what is drawn, and all lanes have one scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dsd_lab.bench.rounds_picture import WIDTH, draw_rounds, reply_of
+from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.observe.view.timeline import HIT, VERIFY, spans_of
+from dsd_ros.observe.view.typeset import AHEAD, OWN
+
+EXITS = {"exits": 1, "exit_layers": (2,), "exit_seconds": (0.5,), "first_exit": 2}
+
+
+def decoded(rounds: int) -> DecodedReply:
+    records = [
+        RoundRecord(
+            drafted=4, accepted=3, draft_seconds=0.0 if n else 0.2, wait_seconds=1.0, verify_seconds=0.6,
+            bytes_up=40, bytes_down=20, model_seconds=0.2, source="exit" if n else "", ready=bool(n),
+            began_seconds=1.2 * n, gained=(1, 2, 3, 9), rejected=(4,), **EXITS,
+        )
+        for n in range(rounds)
+    ]  # fmt: skip
+    return DecodedReply([1, 2, 3, 9] * rounds, "a b c d", "fsd", True, 2.4, 0.0, 80, 40, records)
+
+
+def test_seconds_of_a_slower_clock_are_divided_by_it() -> None:
+    plain, slow = reply_of(decoded(2), str), reply_of(decoded(2), str, time_scale=2.0)
+    assert plain.tokens == slow.tokens == 8 and plain.rounds[0].gained == ("1", "2", "3", "9")
+    assert [span.what for span in spans_of(plain)].count(HIT) == 1
+    for one, other in zip(spans_of(plain), spans_of(slow), strict=True):
+        assert (one.start, one.end) == pytest.approx((2 * other.start, 2 * other.end))
+    assert plain.rounds[0].exits == ((2, 0.5),) and slow.rounds[0].exits == ((2, 0.25),)
+
+
+def spread(picture: np.ndarray, colour: tuple[int, int, int]) -> int:
+    """How far right a colour goes in the lanes, pixels."""
+    return int(np.nonzero((picture == np.array(colour)).all(axis=-1).any(axis=0))[0].max())
+
+
+def test_a_reply_of_half_the_time_takes_half_the_width() -> None:
+    long, short = reply_of(decoded(4), str), reply_of(decoded(2), str)
+    picture = draw_rounds([("long", long), ("short", short)])
+    assert picture.dtype == np.uint8 and picture.shape[1] == WIDTH
+    half = picture.shape[0] // 2
+    ends = [max(span.end for span in spans_of(reply) if span.what == VERIFY) for reply in (long, short)]
+    left = 62
+    far, near = spread(picture[:half], OWN) - left, spread(picture[half:], OWN) - left
+    assert near / far == pytest.approx(ends[1] / ends[0], abs=0.02)
+    assert (picture == np.array(AHEAD)).all(axis=-1).sum() > 50

@@ -1,0 +1,298 @@
+"""The methods that dragon is compared with: what each answers, and what of the documents travels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from asking import Letters, Shelf
+from table_model import TableModel
+from tiny_text import make_tiny_text
+
+from dsd_lab.dragon.baseline_service import COLLECT, SEQUENCE, WANTED, BaselineService, pack_document, unpack_document
+from dsd_lab.dragon.baselines import BaselineSession, open_session
+from dsd_lab.dragon.methods import METHODS, OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.transfer import pack_sequence, unpack_sequence
+from dsd_ros.decoding.aggregation import eta, mixture
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.dragon.answers import AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.mixture import LocalMixture
+from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.settings import AggregationSettings
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire import messages as m
+from dsd_ros.wire.channel import LinkTimeout
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.local import LocalChannel
+
+torch.set_num_threads(1)
+DEVICE, CLOUD = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.8, padding=3)
+OURS = Shelf(("the owner likes the Viola", 0.4), ("chairs have legs", 0.1))
+THEIRS = Shelf(("the Viola is red", 0.6), ("the Cello is blue", -0.3))
+LETTERS = Letters(12)
+QUESTION = "where to?"
+GREEDY = AggregationSettings(max_tokens=12, seed=5)
+SAMPLED = AggregationSettings(max_tokens=12, seed=5, temperature=1.0)
+
+
+class Heard(LocalChannel):
+    """Keeps what travels, as bytes."""
+
+    def __init__(self, engine) -> None:
+        super().__init__(engine)
+        self.up, self.down = [], []
+
+    def send(self, message) -> None:
+        self.up.append(message)
+        super().send(message)
+
+    def receive(self, timeout):
+        self.down.append(super().receive(timeout))
+        return self.down[-1]
+
+
+def ask(method, settings, device=DEVICE, cloud=CLOUD, asking=LETTERS):
+    """The answer, and the channel it came over."""
+    if method in OF_AN_ORDINARY_CLOUD:
+        service = AggregationService(cloud, THEIRS, asking=asking)
+    else:
+        service = BaselineService(cloud, THEIRS, asking=asking)
+    with (
+        service,
+        Heard(service) as channel,
+        open_session(method, channel, device, OURS, settings, asking=asking) as session,
+    ):
+        return session.answer(QUESTION), channel
+
+
+def by_hand(sides, settings, combine) -> list[int]:
+    """Mixtures of (model, documents) advanced together; ``combine`` their distributions."""
+    mixtures = [LocalMixture(model, LETTERS, QUESTION, documents, settings.temperature) for model, documents in sides]
+    tokens: list[int] = []
+    while len(tokens) < settings.max_tokens:
+        for side in mixtures:
+            side.follow(tokens)
+        tokens.append(_choice(settings, combine([side.next() for side in mixtures]), len(tokens)))
+    return tokens
+
+
+def _choice(settings, p, position) -> int:
+    if settings.greedy:
+        return int(p.argmax())
+    return choose(p, gumbel(settings.seed, 1, position, len(p)))
+
+
+def both(locals_):
+    device, cloud = locals_
+    return mixture(device.p, cloud.p, device.log_weight, cloud.log_weight)
+
+
+def joined(*documents) -> list[Retrieved]:
+    best = sorted(documents, key=lambda d: -d.relevance)
+    return [Retrieved("", " ".join(d.text for d in best), best[0].relevance)]
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_each_method_answers_from_its_documents(settings):
+    ours, theirs = OURS.documents, THEIRS.documents
+    only = {
+        "device": (DEVICE, ours),
+        "cloud": (CLOUD, theirs),
+        "crcg": (DEVICE, joined(*ours)),
+        "crcg-cloud": (CLOUD, joined(*theirs)),
+        "drcg-text": (DEVICE, joined(*ours, *theirs)),
+    }
+    for method, side in only.items():
+        answer, _ = ask(method, settings)
+        assert answer.tokens == by_hand([side], settings, lambda locals_: locals_[0].p), method
+        assert answer.text == DEVICE.decode_text(answer.tokens) and answer.whole
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_in_step_is_the_mixture_of_both_sides(settings):
+    answer, channel = ask("drdg-tw", settings)
+    expected = by_hand([(DEVICE, OURS.documents), (CLOUD, THEIRS.documents)], settings, both)
+    assert answer.tokens == expected
+    assert {step.aggregator for step in answer.statistics.steps} == {"device"}
+    drafts = [message for message in channel.down if isinstance(message, m.Proposal)]
+    assert [draft.position for draft in drafts] == list(range(len(expected)))  # none ahead
+
+
+@pytest.mark.parametrize("evidence", ["full", "sparse"])
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_whole_sequences_are_put_together_position_by_position(settings, evidence):
+    settings = AggregationSettings(max_tokens=12, seed=5, temperature=settings.temperature, evidence=evidence)
+    sides = [(DEVICE, OURS.documents), (CLOUD, THEIRS.documents)]
+    rows = []
+    for model, documents in sides:
+        found: list[tuple[torch.Tensor, float]] = []
+        side = LocalMixture(model, LETTERS, QUESTION, documents, settings.temperature)
+        tokens: list[int] = []
+        while len(tokens) < settings.max_tokens:
+            side.follow(tokens)
+            local = side.next()
+            found.append((local.p, local.log_weight))
+            tokens.append(_choice(settings, local.p, len(tokens)))
+        rows.append(found)
+    expected = []
+    for position, ((device, weight), (cloud, other)) in enumerate(zip(*rows, strict=True)):
+        share, other_share = eta(weight, other)
+        p = other_share * cloud.double()
+        p[: len(device)] += share * device.double()
+        expected.append(_choice(settings, p, position))
+    answer, channel = ask("drdg-sw", settings)
+    assert answer.tokens == expected
+    sent = [message for message in channel.down if isinstance(message, m.Proposal)]
+    assert len(sent) == settings.max_tokens and all(proposal.evidence for proposal in sent)
+    # The question, and that it is time, go up: no verdict, and so no word of the device's side.
+    assert [message.schedule for message in channel.up] == [SEQUENCE, COLLECT]
+    assert expected != by_hand(sides, settings, both), "nothing here told the two apart"
+
+
+def test_the_text_of_the_clouds_documents_travels_and_none_of_the_robots():
+    answer, channel = ask("drcg-text", GREEDY)
+    down = b"".join(encode(message) for message in channel.down)
+    up = b"".join(encode(message) for message in channel.up)
+    for document in THEIRS.documents:
+        assert document.text.encode() in down
+    for document in OURS.documents:
+        assert document.text.encode() not in up + down
+    assert answer.statistics.bytes_down == len(down) and answer.statistics.bytes_up == len(up)
+    assert answer.statistics.cloud_documents == answer.statistics.device_documents == 2
+    for method in METHODS:
+        if not method.startswith("drcg"):
+            _, channel = ask(method, GREEDY)
+            said = b"".join(encode(message) for message in channel.up + channel.down)
+            assert not any(d.text.encode() in said for d in THEIRS.documents + OURS.documents)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return load_model(ModelSettings(str(make_tiny_text(tmp_path_factory.mktemp("tiny"), seed=3))))
+
+
+def test_keys_and_values_travel_and_are_not_computed_again(tiny):
+    settings = AggregationSettings(max_tokens=6)
+    answer, channel = ask("drcg-kv", settings, tiny, tiny, DocumentPrompt(tiny))
+    dragon, _ = ask("dragon", settings, tiny, tiny, DocumentPrompt(tiny))
+    assert answer.tokens == dragon.tokens
+    sent = [message for message in channel.down if isinstance(message, m.Proposal)]
+    for proposal, document in zip(sent, THEIRS.documents, strict=True):
+        text, digest, keys = unpack_document(proposal.evidence)
+        head = DocumentPrompt(tiny).pieces(document.text, QUESTION).head
+        assert text == document.text and digest == m.prefix_digest(head)
+        sequence = tiny.begin()
+        sequence.append(head)
+        sequence.next_logits()
+        assert keys == pack_sequence(sequence)
+        again = unpack_sequence(tiny, head, keys)
+        for one in (sequence, again):
+            one.append([5, 9])
+        assert torch.allclose(sequence.next_logits(), again.next_logits(), atol=1e-5)
+        with pytest.raises(ValueError, match="bytes in this model"):
+            unpack_sequence(tiny, head[1:], keys)
+    assert answer.statistics.bytes_down > sum(len(proposal.evidence) for proposal in sent)
+
+
+def test_keys_and_values_of_another_model_are_refused(tiny, tmp_path):
+    other = load_model(ModelSettings(str(make_tiny_text(tmp_path / "other", seed=4))))
+    with pytest.raises(AnswerRefused, match="the very same model"):
+        ask("drcg-kv", AggregationSettings(max_tokens=6), tiny, other, DocumentPrompt(tiny))
+
+
+def test_figures_are_those_of_any_answer():
+    for method in METHODS:
+        if method == "drcg-kv":  # a table has no keys
+            continue
+        answer, channel = ask(method, GREEDY)
+        figures = answer.statistics
+        assert len(figures.token_seconds) == len(answer.tokens) == 12
+        assert list(figures.token_seconds) == sorted(figures.token_seconds)
+        assert 0 < figures.first_token_seconds <= figures.seconds
+        assert (figures.bytes_up == 0) == (method in ("device", "crcg"))
+        assert figures.passes > 0 or method in ("cloud", "crcg-cloud")
+
+
+def test_an_ordinary_cloud_gives_no_document_away():
+    for wanted in WANTED:
+        service = AggregationService(CLOUD, THEIRS, asking=LETTERS)
+        with service, Heard(service) as channel:
+            question = m.Question(
+                1, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION,
+                2, 0.0, 0, 1, "shared", "sparse", 16, 12, 8, 0, wanted, "device",
+            )  # fmt: skip
+            channel.send(question)
+            reply = channel.receive(5)
+            assert isinstance(reply, m.QuestionReply) and wanted in reply.error
+
+
+def test_a_whole_answer_is_collected_once_and_kept_for_nobody_else():
+    def question(ask: int, schedule: str) -> m.Question:
+        return m.Question(
+            ask, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION, 2, 0.0, 0, 1,
+            "shared", "sparse", 16, 4, 8, 0, schedule, "device",
+        )  # fmt: skip
+
+    def heard(channel) -> list[str]:
+        found = []
+        while not found or found[-1] == "Proposal":
+            try:
+                found.append(type(channel.receive(1.0)).__name__)
+            except LinkTimeout:
+                break
+        return found
+
+    service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
+    with service, Heard(service) as channel, Heard(service) as stranger:
+        channel.send(question(1, SEQUENCE))
+        assert heard(channel) == ["QuestionReply"]
+        stranger.send(question(1, COLLECT))
+        assert heard(stranger) == ["QuestionEnd"]
+        channel.send(question(2, COLLECT))  # another question than the one answered
+        assert heard(channel) == ["QuestionEnd"]
+        channel.send(question(3, SEQUENCE))
+        channel.send(question(3, COLLECT))
+        assert channel.receive(5.0).error == ""
+        assert heard(channel) == ["Proposal"] * 4
+        channel.send(question(3, COLLECT))
+        assert heard(channel) == ["QuestionEnd"]
+
+
+def test_what_cannot_be_done_is_said():
+    with pytest.raises(ValueError, match="no method 'rag'"):
+        open_session("rag", LocalChannel(None), DEVICE, OURS)
+    assert isinstance(open_session("crcg", LocalChannel(None), DEVICE, OURS, asking=LETTERS), BaselineSession)
+    service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
+    with service, Heard(service) as channel:
+        with (
+            AskSession(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
+            pytest.raises(AnswerRefused, match="is for comparisons"),
+        ):
+            session.answer(QUESTION)
+        with open_session("cloud", channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session:
+            with pytest.raises(AnswerLate):
+                session.answer(QUESTION, deadline=0.0)
+            with pytest.raises(AnswerCancelled):
+                session.answer(QUESTION, cancelled=lambda: True)
+            assert len(session.answer(QUESTION).tokens) == 12  # and it can be asked again
+    for data in (b"", b"\5\0\0\0abc", pack_document(Retrieved("", "a", 0.0), [1]) + b"short"):
+        with pytest.raises(ValueError):
+            unpack_document(data)
+
+
+def test_a_cloud_that_stays_silent_is_given_up():
+    class Silent:
+        def submit(self, message, reply, peer) -> bool:
+            return True
+
+        def disconnect(self, peer) -> None: ...
+
+    settings = AggregationSettings(max_tokens=4, patience_s=0.1)
+    with (
+        LocalChannel(Silent()) as channel,
+        open_session("cloud", channel, DEVICE, OURS, settings, asking=LETTERS) as session,
+        pytest.raises(LinkTimeout),
+    ):
+        session.answer(QUESTION)

@@ -1,0 +1,220 @@
+"""`dsd-lab bench dragon` and `dragon-lm` with tiny models: figures that belong together, and what they are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hashed_words import HashedWords
+from tiny_text import make_tiny_text
+
+from dsd_lab.bench.recorded import RecordedModel, Rows
+from dsd_lab.bench.sweeps import BenchError
+from dsd_lab.dragon.bench import VARIANTS, Bench, Variant, link_profile, measure_dragon
+from dsd_lab.dragon.bytes import measure_bytes
+from dsd_lab.dragon.bytes import render as render_bytes
+from dsd_lab.dragon.corpus import Passages, read_corpus
+from dsd_lab.dragon.lm import LmSetting, Scorer, measure_lm, mixture_of, score_window
+from dsd_lab.dragon.lm import render as render_lm
+from dsd_lab.dragon.methods import METHODS
+from dsd_lab.dragon.report import draw_dragon, draw_lm, render
+from dsd_ros.dragon.documents.retrieval import Retrieved
+from dsd_ros.dragon.mixture import LocalMixture
+from dsd_ros.dragon.prompts import DocumentPrompt
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.pace import Pace
+
+torch.set_num_threads(1)
+DOCUMENTS = [Retrieved("a", "The chair is red.", 0.4), Retrieved("b", "It rains.", -0.2)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = make_tiny_text(tmp_path_factory.mktemp("tiny"), seed=3, max_positions=512)
+    return load_model(ModelSettings(str(directory)))
+
+
+def test_what_is_recorded_is_what_the_model_says(model):
+    rows = Rows(model)
+    recorded = RecordedModel(rows, "device")
+    asking = DocumentPrompt(model)
+    real = LocalMixture(model, asking, "what colour?", DOCUMENTS, 0.0)
+    again = LocalMixture(recorded, asking, "what colour?", DOCUMENTS, 0.0)
+    for tokens in ([], [5], [5, 9, 7], [5, 8], [5, 9, 7, 4], []):
+        for mixture in (real, again):
+            mixture.follow(tokens)
+        one, other = real.next(), again.next()
+        assert torch.allclose(one.p, other.p, atol=1e-5) and one.log_weight == other.log_weight
+    computed = rows.computed
+    again.follow([5, 9, 7])
+    again.next()
+    assert rows.computed == computed  # made once
+    with pytest.raises(ContextError):
+        again.follow([5] * 600)
+        again.next()
+
+
+def test_recorded_passes_take_their_time(model, monkeypatch):
+    slept: list[float] = []
+    clock = [100.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    for module in ("dsd_ros.vlm.pace.time", "dsd_lab.bench.recorded.time"):
+        monkeypatch.setattr(f"{module}.sleep", sleep)
+        monkeypatch.setattr(f"{module}.monotonic", lambda: clock[0])
+    recorded = RecordedModel(Rows(model), "device")
+    recorded.pace, recorded.reading_s = Pace(0.7, 0.7), 0.1
+    sequences = [recorded.begin(), recorded.begin()]
+    for sequence in sequences:
+        sequence.append([5, 6, 7])
+    from dsd_ros.vlm.batch import next_logits_together
+
+    next_logits_together(sequences)
+    # 0.7 s, a seventh of 0.7 more for the second sequence, and 0.1 for each of four tokens beyond the first.
+    assert sum(slept) == pytest.approx(0.7 + 0.07 + 0.4)
+    assert (recorded.passes, recorded.late) == (1, 0)
+
+
+def test_the_corpus_keeps_its_test_apart(model):
+    def count(text: str) -> int:
+        return len(text.split())
+
+    corpus = read_corpus(count, 48)
+    assert len(corpus.passages) > 300 and len(corpus.held_out) > 5
+    assert max(map(count, corpus.passages)) <= 48
+    held_out = " ".join(corpus.held_out)
+    assert not [text for text in corpus.passages if text in held_out and len(text) > 120]
+    encoder = HashedWords()
+    texts = ["red chairs", "blue tables", "red tables"]
+    found = Passages(encoder, texts, encoder.encode(texts)).retrieve("red chairs", 2)
+    assert [d.text for d in found] == ["red chairs", "red tables"]
+    assert found[0].relevance == pytest.approx(20.0, rel=1e-4)
+
+
+FAST = Bench(
+    questions=1, trips_ms=(0.0, 40.0), narrow_mbps=0.0, device_ms=4.0, cloud_ms=1.0, device_read_ms=0.0,
+    cloud_read_ms=0.0, max_tokens=6,
+)  # fmt: skip
+
+
+def test_a_bench_of_every_method(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsd_lab.dragon.bench.read_corpus", few_passages)
+    report = measure_dragon(FAST, model, HashedWords())
+    json.dumps(report, allow_nan=False)
+    rows = {(row["variant"], row["trip_ms"]): row for row in report["rows"]}
+    assert {row["method"] for row in report["rows"]} == {*METHODS} - {"cloud"}  # as crcg-cloud
+    assert len(rows) == 2 * len(VARIANTS) - 1  # what is not timed is counted once
+    for (variant, trip), row in rows.items():
+        assert row["tokens"] == 6
+        if not row["timed"]:
+            assert "total_ms" not in row and row["accepted"]
+            continue
+        assert row["per_token_ms"] == pytest.approx(row["total_ms"] / 6)
+        assert 0 < row["first_token_ms"] <= row["total_ms"]
+        silent = row["method"] in ("device", "crcg")
+        assert (row["bytes_down_per_token"] == 0) == silent, (variant, trip)
+        if not silent:  # the trip is there, and only once where nothing is aggregated
+            assert row["total_ms"] >= 0.8 * trip
+    full, sparse = rows["drdg-tw, full", 0.0], rows["drdg-tw", 0.0]
+    assert full["bytes_down_per_token"] > 4 * model.vocab_size
+    assert sparse["bytes_down_per_token"] < full["bytes_down_per_token"]
+    assert rows["drdg-tw", 40.0]["decode_ms"] >= 0.8 * 40
+    assert rows["drcg-kv", 0.0]["bytes_down_per_token"] > rows["drcg-text", 0.0]["bytes_down_per_token"]
+    # All that is exact and greedy gives the same words.
+    texts = {a["variant"]: a["text"] for a in report["answers"]}
+    assert texts["dragon"] == texts["dragon, full"] == texts["drdg-tw"] == texts["drdg-tw, full"] == texts["drcg-kv"]
+    assert texts["drdg-sw"] == texts["drdg-sw, full"]
+    assert "drdg-sw, full" in render(report) and report["reached"]
+    draw_dragon(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def few_passages(count_tokens, size):
+    return read_corpus(lambda text: len(text.split()), 24)._replace(
+        passages=[
+            f"A passage about the {thing} of Python." for thing in ("with", "for", "try", "list", "global", "def")
+        ]
+    )
+
+
+def test_links_are_as_long_as_they_are_called():
+    profile = link_profile(300.0, 40.0)
+    assert profile.delay_up_s + profile.delay_down_s == pytest.approx(0.002 + 0.8 * 0.3)
+    assert 2 * profile.jitter_s == pytest.approx(0.4 * 0.3)  # and so a fifth more or less
+    assert Bench().links()[-1] == (300.0, 5.0) and len(Bench().links()) == 5
+    for wrong in (
+        {"questions": 0}, {"trips_ms": ()}, {"trips_ms": (math.nan,)}, {"device_ms": -1.0}, {"mbps": math.inf},
+        {"time_scale": 0.0}, {"max_tokens": 1}, {"documents": 0},
+    ):  # fmt: skip
+        with pytest.raises(BenchError):
+            Bench(**wrong)
+    assert isinstance(VARIANTS[0], Variant)
+
+
+def test_perplexity_is_of_the_mixture(model):
+    setting = LmSetting(windows=2, window=16, passage=8, context=40, documents=(0, 1, 2))
+    window = [7 + i % 40 for i in range(16)]
+    scorer = Scorer(model, window, setting)
+    ours, theirs = (DOCUMENTS, [Retrieved("c", "The table is blue.", 0.9), Retrieved("d", "Go.", 0.1)])
+    found = score_window(scorer, ours, theirs, setting.documents)
+    assert all(len(row) == 14 for rows in found.values() for row in rows)
+    for method in ("crcg", "drcg", "dragon"):
+        assert np.allclose(found[method][0], found["none"][0])
+    # The two sides' mixture is that of all their documents in one place.
+    everything = [(scorer.with_document(d.text), d.relevance) for d in ours + theirs]
+    whole, _ = mixture_of(everything, scorer.alone())
+    assert np.allclose(np.exp(found["dragon"][2]), whole)
+    # And a token's probability is what the model gives it.
+    sequence = model.begin()
+    sequence.append([min(model.eos_token_ids), *window[:2]])
+    p = torch.softmax(sequence.next_logits().double(), 0)
+    assert math.exp(scorer.alone()[0]) == pytest.approx(float(p[window[2]]), rel=1e-4)
+
+
+def test_a_bench_of_perplexity(model, tmp_path):
+    setting = LmSetting(windows=2, window=16, passage=200, context=300, documents=(0, 1))
+    seen: list[int] = []
+    report = measure_lm(setting, model, HashedWords(), lambda done, total: seen.append(done))
+    assert seen == [1, 2]
+    with pytest.raises(BenchError, match="allow passages of more tokens"):
+        measure_lm(replace(setting, passage=9), model, HashedWords())
+    json.dumps(report, allow_nan=False)
+    assert len(report["rows"]) == 8 and all(row["perplexity"] > 1 for row in report["rows"])
+    none = {row["perplexity"] for row in report["rows"] if row["method"] == "none"}
+    assert len(none) == 1
+    assert "drcg" in render_lm(report)
+    draw_lm(report, tmp_path / "lm.png")
+    for wrong in ({"windows": 1}, {"window": 8}, {"context": 100}, {"documents": (2, 1)}, {"documents": ()}):
+        with pytest.raises(BenchError):
+            LmSetting(**wrong)
+
+
+def test_bytes_of_a_wider_vocabulary(model, monkeypatch):
+    monkeypatch.setattr("dsd_lab.dragon.bytes.read_corpus", few_passages)
+    wide = 2 * model.vocab_size + 7
+    report = measure_bytes(model, HashedWords(), (model.vocab_size, wide), questions=1, max_tokens=4)
+    rows = {(r["vocabulary"], r["temperature"], r["randomness"], r["evidence"]): r for r in report["rows"]}
+    assert len(rows) == 18
+    for (size, *_, evidence), row in rows.items():
+        # An aggregator needs at least a row of the other's for each token.
+        assert (row["bytes_per_token"] >= 4 * size) == (evidence == "full")
+    assert "independent" in render_bytes(report)
+    recorded = RecordedModel(Rows(model), "device", wide)
+    sequence = recorded.begin()
+    sequence.append([5, 5 + model.vocab_size])
+    real = model.begin()
+    real.append([5, 5])
+    row = real.next_logits()
+    found = sequence.next_logits()
+    assert torch.allclose(found[: model.vocab_size], row, atol=1e-5)
+    real_ids = torch.isfinite(row)
+    twins = found[model.vocab_size : 2 * model.vocab_size]
+    assert float((twins - row)[real_ids].mean()) < -1.5

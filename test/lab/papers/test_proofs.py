@@ -1,0 +1,240 @@
+"""DSSD's and TSLT's formulas by hand, DSSD's Table 1 cell for cell, and the commands that print them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from dsd_lab.cli.main import main
+from dsd_lab.papers.proofs import (
+    TABLE_1_ALPHAS,
+    TABLE_1_GAMMAS,
+    TABLE_2,
+    accepted_tokens,
+    distribution_seconds,
+    distributions,
+    dsd_comm_seconds,
+    dssd_comm_seconds,
+    dssd_table_1,
+    expected_tokens,
+    index_bits,
+    nodes,
+    payload,
+    predict_proof,
+    round_seconds,
+    speedup,
+)
+from dsd_lab.papers.theory import TheoryError
+
+# As the paper prints it: 1 - alpha^gamma (T_comm).
+TABLE_1 = {
+    2: "0.75 (26.00 ms) 0.64 (25.12 ms) 0.51 (24.08 ms) 0.36 (22.88 ms) 0.19 (21.52 ms) 0.02 (20.16 ms)",
+    4: "0.94 (27.50 ms) 0.87 (26.96 ms) 0.76 (26.08 ms) 0.59 (24.72 ms) 0.34 (22.75 ms) 0.04 (20.32 ms)",
+    6: "0.98 (27.88 ms) 0.95 (27.63 ms) 0.88 (27.06 ms) 0.74 (25.90 ms) 0.47 (23.75 ms) 0.06 (20.47 ms)",
+    8: "1.00 (27.97 ms) 0.98 (27.87 ms) 0.94 (27.54 ms) 0.83 (26.66 ms) 0.57 (24.56 ms) 0.08 (20.62 ms)",
+}
+
+
+def cells(row: str) -> list[str]:
+    return [cell + ")" for cell in row.replace(") ", ")").split(")") if cell]
+
+
+@pytest.mark.parametrize("gamma", TABLE_1)
+def test_table_1_cell_for_cell(gamma):
+    row = dssd_table_1()[TABLE_1_GAMMAS.index(gamma)]
+    assert [f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row] == cells(TABLE_1[gamma])
+
+
+def test_table_1_as_printed(capsys, tmp_path):
+    assert main(["theory", "dssd-table1", "--json", str(tmp_path / "table.json")]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[3:] == [f"{alpha:g}" for alpha in TABLE_1_ALPHAS]
+    printed = {int(row.split(maxsplit=1)[0]): row.split(maxsplit=1)[1] for row in rows}
+    assert {gamma: " ".join(row.split()) for gamma, row in printed.items()} == TABLE_1
+    found = json.loads((tmp_path / "table.json").read_text())["cells"]
+    assert len(found) == 24
+    assert found[-1] == pytest.approx(
+        {"gamma": 8, "alpha": 0.99, "rejected": 1 - 0.99**8, "comm_seconds": 0.0206180}, abs=1e-6
+    )
+
+
+def test_dssd_equations():
+    """Equations 5 to 13, of OPT in single precision at 100 Mbit/s and 20 ms."""
+    t_v = distribution_seconds(entries=50272, b_prob=32, rate=100e6)
+    assert t_v == pytest.approx(0.01608704)
+    dsd = dsd_comm_seconds(sent=8, t_v=t_v, t_ntt=0.02)
+    assert dsd == pytest.approx(0.14869632)
+    dssd = dssd_comm_seconds(alpha=0.5, gamma=2, t_v=t_v, t_ntt=0.02)
+    assert dssd == pytest.approx(0.02 + 0.75 * 0.01608704)
+    for alpha in (0.0, 0.3, 0.9, 1.0):  # 10
+        assert 0.02 <= dssd_comm_seconds(alpha=alpha, gamma=4, t_v=t_v, t_ntt=0.02) <= 0.02 + t_v
+    late = dssd_comm_seconds(alpha=0.9, gamma=200, t_v=t_v, t_ntt=0.02)
+    assert late == pytest.approx(0.02 + t_v)  # 11
+    assert dssd_comm_seconds(alpha=1.0, gamma=4, t_v=t_v, t_ntt=0.02) == 0.02  # 12
+    assert round_seconds(gamma=8, t_p=0.01, t_q=0.1, t_comm=dsd) == pytest.approx(0.32869632)
+    assert speedup(tokens=3, seconds=0.2, t_q=0.1) == pytest.approx(1.5)
+
+
+def test_where_the_papers_table_2_parts_from_its_formulas():
+    for row in TABLE_2:
+        # DSD's column is equation 5 over as many rounds as DSSD's column speaks of.
+        assert row.predicted_dsd() == pytest.approx(row.dsd, rel=0.022)
+        # DSSD's holds no more than their round trips: nothing like a whole distribution came down.
+        assert row.rounds * row.t_ntt == pytest.approx(row.dssd, abs=0.011)
+        assert row.predicted_dssd() - row.dssd > 0.47
+    # 31 rounds for 128 tokens gain 4.1 a round, where alpha = 0.61 makes 2.5 of gamma 8; and the 8 rounds of its
+    # last row cannot reach 128 tokens at all.
+    assert {row.rounds for row in TABLE_2} == {31, 8}
+    assert expected_tokens(alpha=0.61, gamma=8) == pytest.approx(2.53, abs=0.01)
+    assert 128 / 31 > 4.1
+    assert 8 * (TABLE_2[-1].gamma + 1) < 128
+
+
+def test_tslt_equations():
+    """Equations 1 to 10 of its Table 1's vocabulary, half precision, and 26 to 28 of <2,2,2>."""
+    assert [index_bits(v) for v in (2, 3, 1024, 1025, 32000, 152064)] == [1, 2, 10, 11, 15, 18]
+    assert distribution_seconds(entries=32000, b_prob=16, b_idx=15, rate=1e6) == pytest.approx(0.992)
+    # Its experiments speak of 0.5 Mbit, which is equation 3 without the ids.
+    assert distribution_seconds(entries=32000, b_prob=16, rate=1e6) == pytest.approx(0.512)
+    assert expected_tokens(alpha=0.5, gamma=3) == pytest.approx(1.875)
+    assert expected_tokens(alpha=0.8, gamma=5) == pytest.approx((1 - 0.8**6) / 0.2)
+    assert expected_tokens(alpha=1.0, gamma=5) == 6 and expected_tokens(alpha=0.0, gamma=5) == 1
+    assert (distributions([2, 2, 2]), nodes([2, 2, 2])) == (7, 14)
+    assert (distributions([1] * 4), nodes([1] * 4)) == (4, 4)
+    assert (distributions([3]), nodes([3]), distributions([4, 1, 2]), nodes([4, 1, 2])) == (1, 3, 9, 16)
+    assert accepted_tokens([0.9, 0.5, 0.1]) == pytest.approx(0.9 + 0.45 + 0.045)
+    comm = dsd_comm_seconds(sent=distributions([2, 2, 2]), t_v=0.05)
+    whole = round_seconds(gamma=3, t_p=0.01, t_q=0.1, t_comm=comm)
+    assert whole == pytest.approx(0.03 + 0.35 + 0.1)
+    # 28 as printed, 1 / (x + 1) with x above 0, could show no speed-up at all.
+    assert speedup(tokens=1 + accepted_tokens([1.0] * 3), seconds=whole - comm, t_q=0.1) == pytest.approx(
+        4 * 0.1 / 0.13
+    )
+
+
+def test_payloads_by_hand():
+    line = {"config": [1] * 4, "alpha": 0.5, "vocabulary": 152064, "b_prob": 16}
+    count, index = 3, 18  # 0 to 4 accepted; ids
+    full = payload("full", **line)
+    assert full.up == 4 * (152064 * 16 + index) and full.down == count + index
+    truncated = payload("truncated", kept=100, **line)
+    assert truncated.up == 4 * (100 * (16 + index) + index) and truncated.down == full.down
+    split = payload("split", **line)
+    assert split.up == 4 * (16 + index) + 0.9375 * index
+    assert split.down == count + 0.9375 * 152064 * 16 + 0.0625 * index
+    sparse = payload("split", target_kept=50, **line)
+    assert sparse.down == count + 0.9375 * 50 * (16 + index) + 0.0625 * index
+    coupled = payload("coupled", **line)
+    assert coupled.up == 4 * index and coupled.down == full.down
+    tree = payload("truncated", config=[2, 2, 2], alpha=0.5, vocabulary=1024, kept=8)
+    assert tree.up == 7 * 8 * (16 + 10) + 14 * (10 + 8)
+    # The sibling of a first child that is rejected, and all below it: 1 + 7, 1 + 3, or 1 + 1 rows.
+    split = payload("split", config=[2, 2, 2], alpha=0.5, vocabulary=1024)
+    rows = 0.5 * 8 + 0.25 * 4 + 0.125 * 2
+    assert split.up == 14 * (16 + 10 + 8) + 0.875 * 10
+    assert split.down == 4 + rows * 1024 * 16 + 0.125 * 10
+
+
+def test_a_vocabulary_of_152_thousand():
+    """DSD sends 300 kB a drafted token; the draft's ids alone are a few bytes."""
+    link = {"t_p": 0.07, "t_q": 0.6, "t_ntt": 0.2, "rate_up": 1e7, "rate_down": 1e7}
+    says = {
+        proof: predict_proof(proof, alpha=0.7, config=[1] * 4, vocabulary=152064, kept=1520, target_kept=40, **link)
+        for proof in ("full", "split", "truncated", "coupled")
+    }
+    tokens = expected_tokens(alpha=0.7, gamma=4)
+    assert says["full"].up_bytes * tokens / 4 == pytest.approx(304e3, rel=1e-3)
+    assert says["coupled"].up_bytes < 8 and says["coupled"].down_bytes < 8
+    assert says["split"].up_bytes < 8 < says["split"].down_bytes
+    assert says["coupled"].up_bytes < says["split"].up_bytes < says["truncated"].up_bytes
+    coupled = says["coupled"]
+    assert coupled.round_seconds == pytest.approx(0.28 + 0.6 + coupled.comm_seconds)
+    assert coupled.comm_seconds == pytest.approx(0.2 + (72 + 21) / 1e7)
+    assert coupled.speedup == pytest.approx(tokens * 0.6 / coupled.round_seconds)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: expected_tokens(alpha=1.2, gamma=4), "share from 0 to 1"),
+        (lambda: expected_tokens(alpha=float("nan"), gamma=4), "share from 0 to 1"),
+        (lambda: expected_tokens(alpha=0.5, gamma=0), "at least 1 token"),
+        (lambda: accepted_tokens([0.5, -0.1]), "layer 2"),
+        (lambda: nodes([2, 0]), "at least 1 child"),
+        (lambda: distributions([]), "at least 1 child"),
+        (lambda: index_bits(1), "at least 2"),
+        (lambda: distribution_seconds(entries=5, b_prob=16, rate=0), "above 0"),
+        (lambda: dssd_comm_seconds(alpha=0.5, gamma=4, t_v=-1), "0 or more"),
+        (lambda: dsd_comm_seconds(sent=2, t_v=1, t_ntt=float("inf")), "0 or more"),
+        (lambda: payload("none", config=[1], alpha=0.5, vocabulary=9), "no proof 'none'"),
+        (lambda: payload("truncated", config=[1], alpha=0.5, vocabulary=9), "keep 1 or more"),
+    ],
+)
+def test_what_no_formula_takes_is_refused(call, message):
+    with pytest.raises(TheoryError, match=message):
+        call()
+
+
+def test_commands(capsys, tmp_path):
+    report, plot = tmp_path / "report.json", tmp_path / "plot.png"
+
+    def run(line: str) -> tuple[str, dict]:
+        assert main(["theory", *line.split(), "--json", str(report)]) == 0
+        return capsys.readouterr().out, json.loads(report.read_text())
+
+    out, found = run(
+        "dssd --alpha 0.5 --gamma 2 --vocabulary 1000 --bits 8 --up-mbit 1 --down-mbit 4 --draft-ms 1 "
+        "--target-ms 30 --ntt-ms 10"
+    )
+    assert found["tokens"] == 1.75 and found["alpha"] == 0.5
+    assert found["dsd"] == pytest.approx(
+        {"comm_seconds": 0.026, "round_seconds": 0.058, "speedup": 1.75 * 0.03 / 0.058}
+    )
+    assert found["dssd"]["comm_seconds"] == pytest.approx(0.0115)
+    assert "26.00 ms" in out and "between 10.00 and 12.00 ms" in out and "41.45 | 41.44" in out
+
+    out, found = run("tslt --tree 2 2 2 --alpha 0.6 0.3 --sigma 0 --top-k 100")
+    assert (found["distributions"], found["nodes"]) == (7, 14)
+    assert [case["layers"] for case in found["cases"]] == [pytest.approx([0.72] * 3)] * 3
+    assert [case["up_bytes"] for case in found["cases"]] == [7 * 64000, 7 * 100 * 31 / 8, 7 * 100 * 31 / 8]
+    assert "2.612" in out
+
+    _, found = run("tslt --alpha 0.6 --sigma 0.1")
+    assert [case["layers"][0] for case in found["cases"]] == pytest.approx([0.6, 0.5, 0.7])
+    # The second candidate moves by 0.1 + (0.1 / 0.4): 0.3 goes down to 0 and up to 0.65.
+    _, found = run("tslt --tree 2 --alpha 0.6 0.3 --sigma 0.1")
+    assert found["cases"][1]["layers"] == pytest.approx([0.5])
+    assert found["cases"][2]["layers"] == pytest.approx([1 - 0.3 * 0.35])
+
+    out, found = run("acceptance --tv 0.2 --sigma 0.05 --candidates 0.6 0.4")
+    assert "0.7500 to 0.8500" in out and "0.6667" in out
+    assert found["optimal"] == 0.8 and found["candidates_total"] == pytest.approx(0.76)
+
+    out, found = run(f"proofs --tv 0.3 --plot {plot}")
+    kinds = {row["proof"]: row for row in found["proofs"]}
+    assert kinds["coupled"]["acceptance"] == pytest.approx(0.7 / 1.3)
+    assert kinds["coupled"]["up_bytes"] < 8 and ">= 0.538" in out
+    with Image.open(plot) as image:
+        assert image.width > 1000 and len(image.convert("RGB").getcolors(1 << 20)) > 100
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("theory dssd --alpha 61", "share from 0 to 1"),
+        ("theory dssd --up-mbit 0", "above 0"),
+        ("theory tslt --tree 2 2", "give --alpha for each"),
+        ("theory tslt --top-k 0", "keep 1 to 32000"),
+        ("theory tslt --sigma 2", "share from 0 to 1"),
+        ("theory acceptance --tv -0.1", "share from 0 to 1"),
+        ("theory proofs --gamma 0", "at least 1 token"),
+        ("theory proofs --plot plot.docx", "name it"),
+    ],
+)
+def test_bad_input_ends_with_a_sentence(capsys, tmp_path, monkeypatch, line, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

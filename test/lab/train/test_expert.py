@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dsd_lab.train.data import MODEL_HEIGHT, MODEL_WIDTH, SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
+from dsd_lab.train.expert import reply
+from dsd_lab.worlds.guide import View, full_round, walk
+from dsd_lab.worlds.situations import Situation, Split, world_of
+from dsd_ros.navigation.actions import parse_reply
+from dsd_ros.robot.sim.offscreen import Offscreen
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import Thing, World
+
+STEPS = 25
+
+
+@pytest.fixture(scope="module")
+def offscreen() -> Iterator[Offscreen]:
+    made = shared_offscreen()
+    yield made
+    made.close()
+
+
+def drive(simulator: Simulator, see: Callable[[Simulator], View], noisy: bool) -> tuple[bool, float]:
+    """Whether the expert's replies, carried out, end as they should, and the metres gone."""
+    world = simulator.world
+    rng = np.random.default_rng([world.seed, 1]) if noisy else None
+    actions: list[str] = []
+    seen: list[bool] = []
+    gone = 0.0
+    for _ in range(STEPS):
+        view = see(simulator)
+        seen.append(view.index_of(world.goal) is not None)
+        text = reply(view, world.goal, full_round(actions, seen))
+        before = simulator.pose
+        if not apply_action(simulator, text, rng):
+            there = simulator.reached() if world.target_index is not None else text.startswith("No ")
+            return there and simulator.collisions == 0, gone
+        gone += math.dist(before[:2], simulator.pose[:2])
+        actions.append(text.rsplit("Action: ", 1)[1])
+    return False, gone
+
+
+def geometry(simulator: Simulator) -> View:
+    return View.at(simulator.world, simulator.pose)
+
+
+def measured(situation: Situation, split: Split, count: int) -> dict[str, float]:
+    """Shares of seeds reached and collided, mean metres gone, and those over the guide's exact walk."""
+    reached, collided, paths, longer = [], [], [], []
+    for seed in SPLIT_SEEDS[split][:count]:
+        world = world_of(seed, situation, split)
+        simulator = Simulator(world)
+        ok, gone = drive(simulator, geometry, noisy=True)
+        reached.append(ok)
+        collided.append(simulator.collisions > 0)
+        paths.append(gone)
+        if world.target_index is not None:
+            longer.append(gone / max(walk(world).length, 0.25))
+    figures = {"reached": np.mean(reached), "collided": np.mean(collided), "path": np.mean(paths)}
+    return {name: float(value) for name, value in figures.items()} | {
+        "times_the_walk": float(np.mean(longer)) if longer else 1.0
+    }
+
+
+def test_the_expert_reaches_the_target_without_touching_anything(offscreen: Offscreen) -> None:
+    for seed in range(6):
+        instruction = "find the silver bottle" if seed == 0 else None
+        with Simulator(World.from_seed(seed, instruction), offscreen=offscreen) as simulator:
+            assert drive(simulator, View.of, noisy=False)[0], seed
+
+
+@pytest.mark.parametrize("situation", Situation)
+def test_the_expert_solves_each_situation_from_rendered_pictures(situation: Situation, offscreen: Offscreen) -> None:
+    with Simulator(world_of(11, situation, Split.TEST), offscreen=offscreen) as simulator:
+        assert drive(simulator, View.of, noisy=False)[0]
+
+
+@pytest.mark.parametrize("situation", Situation)
+def test_the_expert_solves_each_situation_with_a_real_robots_noise(situation: Situation) -> None:
+    assert measured(situation, Split.TRAINING, 3)["reached"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("situation", Situation)
+def test_the_expert_solves_nearly_all_of_200_seeds(situation: Situation) -> None:
+    figures = measured(situation, Split.TEST, 200)
+    print(situation.value, figures)
+    assert figures["reached"] >= 0.98 and figures["collided"] < 0.01
+    assert figures["times_the_walk"] < 1.15
+
+
+def test_every_reply_parses_and_names_its_goal(offscreen: Offscreen) -> None:
+    images, frames = world_frames(1_000_123, 12, offscreen)
+    assert len(images) == len(frames) == 12
+    assert images[0].shape == (MODEL_HEIGHT, MODEL_WIDTH, 3) and images[0].dtype == np.uint8
+    for frame in frames:
+        names = {f"{colour} {kind}" for kind, colour, *_ in frame.things}
+        for goal, text in frame.replies:
+            assert goal in parse_reply(text).reasoning
+            assert text.startswith("No ") == (goal not in names)
+
+
+def room(*things: Thing) -> View:
+    """A view along x from the middle of a big empty room with some things."""
+    world = replace(World.from_seed(1), half_x=3.0, half_y=3.0, things=things, furniture=(), target_index=0)
+    return View.at(world, (-2.0, 0.0, 0.0))
+
+
+TWO = (Thing("chair", "red", 0.0, 0.6, 0.0), Thing("chair", "red", 1.2, -0.5, 0.0))
+
+
+def test_one_of_two_is_told_by_its_place_in_the_picture() -> None:
+    view = room(*TWO)
+    said = {which: reply(view, f"{which} red chair") for which in ("left", "right", "nearer", "farther")}
+    assert said["left"].startswith("The left red chair is a little left, 1.6 m away; not the red chair right")
+    assert said["right"].startswith("The right red chair is straight ahead, 2.5 m away; not the red chair left")
+    for one, same in (("nearer", "left"), ("farther", "right")):
+        assert said[one].replace(one, same) == said[same]
+    alone = room(TWO[0])
+    whole = reply(alone, "red chair")
+    for which in said:
+        assert reply(alone, f"{which} red chair") == whole.replace("red chair", f"{which} red chair", 1)
+
+
+def test_what_is_not_in_view_is_looked_for_and_given_up_after_a_round() -> None:
+    view = room(*TWO)
+    assert reply(view, "left blue box") == (
+        "No left blue box in view, only a red chair on the left, so I look around. Action: turn left 45 degrees"
+    )
+    assert reply(view, "blue box", searched=True) == ("No blue box anywhere here, so I stop. Action: stop")
+
+
+def test_an_obstacle_is_gone_round_with_the_goal_still_in_the_picture() -> None:
+    goal, obstacle = Thing("ball", "red", 0.6, 0.0, 0.0), Thing("box", "blue", -0.6, 0.1, 0.0)
+    view = room(goal, obstacle)
+    text = reply(view, "red ball")
+    assert "the blue box is in the way, so I go round its right" in text
+    assert text.endswith(("turn right 15 degrees", "turn right 30 degrees"))
+
+
+def test_replies_are_short_and_of_few_words(offscreen: Offscreen) -> None:
+    words: Counter[str] = Counter()
+    for situation in Situation:
+        for frame in world_frames(5, 6, offscreen, situation, Split.TRAINING)[1]:
+            for _, text in frame.replies:
+                assert len(text.split()) <= 40
+                words.update(text.split())
+    assert len(words) < 150
+
+
+def test_the_same_seed_gives_the_same_pictures_and_replies() -> None:
+    first, second = world_frames(1_000_007, 6), world_frames(1_000_007, 6)
+    assert first[1] == second[1]
+    assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))

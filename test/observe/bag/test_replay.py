@@ -1,0 +1,313 @@
+"""What is read off a bag, what a replay asks of it, and how differences are told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from bag_maker import SECOND, Maker, png
+from PIL import Image
+
+from dsd_ros.nodes.record_types import definition
+from dsd_ros.observe.bag.plots import page
+from dsd_ros.observe.bag.reader import BagError, open_bag
+from dsd_ros.observe.bag.replay import Wishes, compare, history_of, prepare
+from dsd_ros.observe.bag.replay_steps import Reply
+from dsd_ros.observe.bag.replay_system import ReplayPlan
+from dsd_ros.observe.bag.replay_tokens import TrafficLog
+from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
+from dsd_ros.observe.bag.run import picture_sent, read_run
+from dsd_ros.observe.bag.writer import BagWriter
+from dsd_ros.wire.messages import prefix_digest
+
+
+def observation(session=1, reply=1, picture=b"p", verified=(), rounds=0):
+    return SimpleNamespace(
+        session=session, reply=reply, instruction="find it", image=picture, encoding="png",
+        height=1, width=1, verified=list(verified), rounds=rounds,
+    )  # fmt: skip
+
+
+def draft(number, tokens, session=1, reply=1, parents=(), assumed=b"", resampled=()):
+    return SimpleNamespace(
+        session=session, reply=reply, round=number, tokens=tokens, parents=bytes(parents),
+        assumed=assumed, resampled=list(resampled),
+    )  # fmt: skip
+
+
+def outcome(number, accepted, following, session=1, reply=1, final=True, distribution=b""):
+    return SimpleNamespace(
+        session=session, reply=reply, round=number, accepted=accepted, next_token=following,
+        is_final=final, distribution=distribution,
+    )  # fmt: skip
+
+
+def log(*messages):
+    result = TrafficLog()
+    for at, message in enumerate(messages):
+        if hasattr(message, "image"):
+            result.observation(message, at)
+        elif hasattr(message, "is_final"):
+            result.outcome(message)
+        else:
+            result.draft(message)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("messages", "tokens"),
+    [
+        ((draft(1, [5, 6, 7]), outcome(1, 2, 9), draft(2, [1]), outcome(2, 1, 3)), [5, 6, 9, 1, 3]),
+        # Only the final outcome binds, and doubled messages change nothing.
+        (
+            (draft(1, [5, 6]), draft(1, [5, 6]), outcome(1, 1, 8, final=False), outcome(1, 2, 7), outcome(1, 2, 7)),
+            [5, 6, 7],
+        ),
+        # A tree: 5 -> (6 -> 7 | 8); 8 holds.
+        ((draft(1, [5, 6, 8, 7], parents=[0, 1, 1, 2]), outcome(1, 3, 4)), [5, 8, 4]),
+        # The target alone.
+        ((outcome(1, 0, 4), outcome(2, 0, 5)), [4, 5]),
+        # Sent ahead: the second draft stands, since the first one's assumption failed.
+        (
+            (draft(1, [5]), draft(2, [1], assumed=prefix_digest([5, 9])), outcome(1, 1, 8), draft(2, [2]),
+             outcome(2, 1, 3)),
+            [5, 8, 2, 3],
+        ),
+        (
+            (draft(1, [5]), draft(2, [1], assumed=prefix_digest([5, 8])), outcome(1, 1, 8), outcome(2, 1, 3)),
+            [5, 8, 1, 3],
+        ),
+        # Split: the robot tells what it drew with its next draft, or at the end with nothing else.
+        (
+            (draft(1, [5, 6]), outcome(1, 1, 0, distribution=b"p"), draft(2, [4], resampled=[7]),
+             outcome(2, 0, 0, distribution=b"p"), draft(2, [], resampled=[8])),
+            [5, 7, 8],
+        ),
+        # A verifier that knew nothing went on behind round 2 of the reply.
+        (
+            (draft(1, [5]), outcome(1, 1, 6), observation(session=2, verified=[5, 6, 7, 8], rounds=2),
+             draft(3, [9], session=2), outcome(3, 1, 1, session=2)),
+            [5, 6, 7, 8, 9, 1],
+        ),
+    ],
+)  # fmt: skip
+def test_tokens_are_read_off_the_traffic(messages, tokens):
+    (reply,) = log(observation(), *messages).replies
+    assert reply.tokens(len(tokens)) == tokens
+    assert reply.tokens(len(tokens) + 1) is None
+    # What overtakes its observation waits for it.
+    if all(message.session == 1 for message in messages):
+        assert log(*messages, observation()).replies[0].tokens(len(tokens)) == tokens
+
+
+def test_another_picture_is_another_reply():
+    replies = log(observation(), observation(session=2, picture=b"q"), observation(2, 2)).replies
+    assert [reply.reply for reply in replies] == [1, 1, 2]
+
+
+REPLY = "A bottle ahead. Action: forward 25 cm"
+
+
+def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap"):
+    """A run of two steps, in a namespace; the second step's picture is missing."""
+    maker = Maker()
+    writer = BagWriter(folder, definition, storage)
+    if parameters is not None:
+        writer.set_metadata("parameters", json.dumps({"/go2_1/draft_node": parameters}))
+    now = 100 * SECOND
+
+    def put(topic, type_name, /, **fields):
+        nonlocal now
+        now += SECOND // 10
+        message = maker.make(type_name, **fields)
+        writer.write(f"/go2_1/{topic}", type_name, (), now, maker.cdr(type_name, message))
+
+    put("odom", "nav_msgs/msg/Odometry")
+    put(
+        "session_request",
+        "dsd_msgs/msg/SessionRequest",
+        mode="dsd",
+        temperature=temperature,
+        top_p=1.0,
+        proof="full",
+        seed=3,
+    )
+    put("session_reply", "dsd_msgs/msg/SessionReply", session=1, target_name="big", target_fingerprint="f")
+    put("safety_state", "dsd_msgs/msg/SafetyState", stopped=True, causes=maker.make("dsd_msgs/msg/SafetyState").causes)
+    for number, reply in enumerate(replies, 1):
+        stamp = (50 + number) * SECOND + 7
+        pixels, data = png(number)
+        if number != 2:
+            put(
+                "camera/image_raw/compressed",
+                "sensor_msgs/msg/CompressedImage",
+                header=maker.header(stamp),
+                format="bgr8; png compressed bgr8",
+                data=np.frombuffer(data, np.uint8),
+            )
+        put("observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it")
+        put("draft", "dsd_msgs/msg/Draft", session=1, reply=reply, round=1, tokens=np.array([4, 5], np.uint32))
+        put("outcome", "dsd_msgs/msg/Outcome", session=1, reply=reply, round=1, accepted=2, next_token=6, is_final=True)
+        rounds = maker.make("dsd_msgs/msg/RoundStats", drafted=2, accepted=2, bytes_up=11)
+        for done in (False, True):
+            put(
+                "reply_progress",
+                "dsd_msgs/msg/ReplyProgress",
+                header=maker.header(stamp),
+                text=REPLY,
+                rounds=1,
+                verified_tokens=3,
+                last_round=rounds,
+                done=done,
+            )
+        put(
+            "decode_stats",
+            "dsd_msgs/msg/DecodeStats",
+            observation_stamp=maker.stamp(stamp),
+            mode="dsd",
+            transport="dds",
+            rounds=1,
+            tokens=3,
+            tau=3.0,
+        )
+        put(
+            "nav_action",
+            "dsd_msgs/msg/NavAction",
+            kind=1,
+            amount=25,
+            step=number,
+            verified=True,
+            observation_stamp=maker.stamp(stamp),
+        )
+    writer.close()
+    return open_bag(folder)  # fmt: skip
+
+
+def test_a_run_is_read_and_made_into_questions(tmp_path):
+    bag = make_bag(tmp_path / "bag")
+    assert bag.namespace == "/go2_1"
+    run = read_run(bag)
+    assert [step.tokens for step in run.steps] == [[4, 5, 6], [4, 5, 6]]
+    step = run.steps[0]
+    assert (step.action, step.executed) == ("forward 25 cm", "forward 25 cm")
+    assert step.stamp == 51 * SECOND + 7 and step.rounds[0]["bytes_up"] == 11
+    task = prepare(bag, run, Wishes())
+    ((asked, question),) = task.asked
+    assert asked is step and question.stamp == step.stamp and question.instruction == "find it"
+    assert question.png == png(1)[1] and question.history == ()
+    assert "step 2 is left out: the bag lacks its picture" in task.notes
+    step.seen.encoding, step.seen.height, step.seen.width = "rgb8", 28, 42
+    step.seen.picture = png(1)[0].tobytes()
+    sent, form = picture_sent(step)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(sent))), png(1)[0]) and form.startswith("rgb8;")
+    assert picture_sent(run.steps[1]) is None
+    assert (
+        task.mode == "dsd"
+        and task.plan == ReplayPlan("dds", {"decode.seed": 3, "decode.proof": "full", "decode.draft_length": 4})
+        and task.shareable
+    )
+    other = prepare(bag, run, Wishes(mode="best", transport="websocket", draft_model="d", target_model="t"))
+    assert other.plan.draft["decode.mode"] == "best" and other.plan.transport == "websocket"
+    assert (other.plan.draft["model.path"], other.plan.verifier["model.path"]) == ("d", "t")
+
+
+def test_differences_are_told_by_step(tmp_path):
+    step = read_run(make_bag(tmp_path / "bag")).steps[0]
+    same = compare(step, Reply(REPLY, [4, 5, 6], 3, 1, 0.1, step.stamp))
+    assert same.same
+    assert compare(step, Reply(REPLY, None, 3, 1, 0.1, step.stamp)).same
+    assert compare(step, Reply(REPLY, None, 4, 1, 0.1, step.stamp)).changed == ("tokens",)
+    text = REPLY.replace("forward 25 cm", "stop")
+    verdict = compare(step, Reply(text, [4, 7], 2, 1, 0.1, step.stamp))
+    assert verdict.changed == ("reply", "action", "tokens")
+    told = "\n".join(verdict.lines())
+    for part in (REPLY, text, "51.000000007 s", "forward 25 cm -> stop", "3 -> 2, from token 2 on", "[5, 6] -> [7]"):
+        assert part in told, part
+    failed = compare(step, Reply(message="The link is lost."))
+    assert not failed.same and "The link is lost." in "\n".join(failed.lines())
+    assert json.loads(json.dumps(verdict.as_json()))["replayed"]["action"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wishes", "sentence"),
+    [
+        ({"decode.temperature": 1.0}, Wishes(), ""),
+        ({"decode.temperature": 1.0}, Wishes(mode="fsd"), ""),
+        ({"decode.temperature": 1.0}, Wishes(mode="dssd"), "draws others of the same distribution"),
+        ({"decode.temperature": 1.0, "decode.draft_length": 0}, Wishes(), "chosen by the clock"),
+        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, Wishes(mode="best"), ""),
+        ({"decode.temperature": 0.0}, Wishes(mode="best"), ""),
+        ({"decode.temperature": -1.0}, Wishes(), "settings of another time"),
+    ],
+)
+def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, parameters, wishes, sentence):
+    bag = make_bag(tmp_path / "bag", parameters)
+    if not sentence:
+        task = prepare(bag, read_run(bag), wishes)
+        assert task.shareable == (parameters["decode.temperature"] == 0.0)
+        return
+    with pytest.raises(BagError, match=sentence):
+        prepare(bag, read_run(bag), wishes)
+
+
+def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
+    bag = make_bag(tmp_path / "bag", temperature=1.0, replies=(2, 3))
+    with pytest.raises(BagError, match="hangs on their numbers"):
+        prepare(bag, read_run(bag), Wishes())
+
+
+def test_a_report_has_every_reply_and_round(tmp_path):
+    run = read_run(make_bag(tmp_path / "bag", {"decode.mode": "dsd"}, storage="sqlite3"))
+    text = "\n".join([*summary_lines(run), *step_lines(run), *round_lines(run)])
+    assert "2 replies, 6 tokens in 2 rounds, tau 3.00" in text and "target big" in text
+    assert text.count("forward 25 cm") == 2
+    rows = list(csv.DictReader(io.StringIO(as_csv(run))))
+    assert [row["step"] for row in rows] == ["1", "2"] and rows[0]["bytes_up"] == "11"
+    report = json.loads(json.dumps(as_json(run)))
+    assert report["replies"][1]["tokens"] == [4, 5, 6]
+    assert report["parameters"]["/go2_1/draft_node"] == {"decode.mode": "dsd"}
+    content = page(run)
+    assert content.count("<img") == 2  # the plots, and the one picture there is
+    assert "http" not in content.split("</style>")[1].replace("https://www.w3.org", "")
+
+
+def test_stops_that_come_back_at_once_are_one(tmp_path):
+    maker, kind = Maker(), "dsd_msgs/msg/SafetyState"
+    writer = BagWriter(tmp_path / "bag", definition)
+    for at, causes in ((1.0, [12]), (1.1, []), (1.3, [12, 13]), (2.0, []), (4.0, [17]), (5.0, [2])):
+        message = maker.make(
+            kind, stopped=bool(causes), causes=np.array(causes, np.uint8),
+            sentences=[f"cause {cause}" for cause in causes],
+        )  # fmt: skip
+        writer.write("/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))
+    writer.close()
+    stops = read_run(open_bag(tmp_path / "bag")).stops
+    assert [(s.began / SECOND, s.ended / SECOND, s.causes) for s in stops] == [
+        (1.0, 2.0, ["NODE_SILENT", "LINK_LOST"]),
+        (5.0, 5.0, ["DEADMAN"]),  # standing without an action is no stop
+    ]
+    assert stops[0].sentences == ["cause 12", "cause 13"]
+
+
+def test_the_history_is_that_of_the_same_run(tmp_path):
+    run = read_run(make_bag(tmp_path / "bag"))
+    actions = [(1, 10), (2, 20), (1, 30), (2, 40), (3, 0), (4, 50)]  # (number, stamp in s); 3 is a way back
+    run.actions = [
+        SimpleNamespace(
+            observation_stamp=SimpleNamespace(sec=stamp, nanosec=0), step=number, kind=1, amount=25,
+            retracing=stamp == 0,
+        )
+        for number, stamp in actions
+    ]  # fmt: skip
+
+    def before(stamp):
+        step = SimpleNamespace(stamp=stamp * SECOND)
+        return [at // SECOND for at, action in history_of(run, step) if action == "forward 25 cm"]
+
+    assert [before(stamp) for stamp in (10, 20, 30, 40, 50, 60)] == [
+        [], [10], [], [30], [30, 40], [30, 40, 50],
+    ]  # fmt: skip

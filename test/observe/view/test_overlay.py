@@ -1,0 +1,137 @@
+"""The robot's view with its overlay: colours that mean what the legend says, and nothing drawn twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from views_sample import picture, sample_overlay, sample_reply, share
+
+from dsd_ros.observe.view.overlay import PANEL_HEIGHT, OverlayPainter, panel, token_run
+from dsd_ros.observe.view.state import Overlay, Reply, Round
+from dsd_ros.observe.view.typeset import (
+    ACCEPTED,
+    AHEAD,
+    ALARM,
+    CALM,
+    OWN,
+    REJECTED,
+    blank,
+    fill,
+    line_height,
+    shortened,
+    sprite,
+    wrapped,
+)
+
+
+def test_a_canvas_drawn_on_again_shows_what_is_new():
+    painter, image = OverlayPainter(336), picture()
+    canvas = np.empty(painter.shape(image), np.uint8)
+    first, later = sample_overlay(), replace(sample_overlay(), tau=9.75, action="stop")
+    for shown, lit in ((first, image), (first, image // 2), (later, image // 2), (first, image)):
+        painter.frame(lit, shown, True, canvas)
+        assert np.array_equal(canvas, OverlayPainter(336).frame(lit, shown))
+    other = painter.frame(image, first, True, np.empty_like(canvas))
+    assert np.array_equal(other, canvas)
+
+
+def test_every_token_is_shown_with_its_fate():
+    run = token_run(sample_reply())
+    fates = {colour: [text.strip() for text, c, _, _ in run if c == colour] for colour in (ACCEPTED, REJECTED, OWN)}
+    assert fates[REJECTED] == ["box", "and", "go", "ahead"]
+    assert fates[OWN] == ["bottle", "the", ".", "I", "degrees"]
+    assert len(fates[ACCEPTED]) == 4 + 4 + 2 + 1 + 3
+    assert all(struck == (colour == REJECTED) for _, colour, struck, _ in run)
+    ahead = [text.strip() for text, _, _, ahead in run if ahead]
+    assert ahead == ["on", "the", "left", "behind", "blue", "chair", "box", "and", "turn", "left", "30"]
+
+
+def test_a_frame_keeps_the_picture_between_the_bars():
+    frame = OverlayPainter(480).frame(picture(), sample_overlay())
+    assert frame.shape == (320 + PANEL_HEIGHT, 480, 3) and frame.dtype == np.uint8
+    assert (frame[120:200] == 128).all()
+    assert share(frame[:27], CALM) > 0.1 and share(frame[:27], ALARM) == 0.0
+    for colour in (ACCEPTED, REJECTED, OWN, AHEAD):
+        assert share(frame[320:], colour) > 0.0005
+
+
+@pytest.mark.parametrize("width", [0, 1, 511, 512, 1920])
+def test_paint_covers_all_and_nothing_else(width):
+    canvas = np.zeros((4, width + 2, 3), np.uint8)
+    fill(canvas[1:3, 1:-1], (1, 2, 3))
+    assert (canvas[1:3, 1:-1] == (1, 2, 3)).all()
+    assert canvas.sum() == 2 * width * 6
+    assert np.array_equal(blank(2, width, (1, 2, 3)), canvas[1:3, 1:-1])
+
+
+def test_a_frame_is_drawn_where_it_is_wanted():
+    painter = OverlayPainter(400, bgr=True)
+    canvas = np.empty(painter.shape(picture()), np.uint8)
+    drawn = painter.frame(picture(), sample_overlay(), canvas=canvas)
+    assert np.shares_memory(drawn, canvas) and drawn.shape == canvas.shape
+    plain = OverlayPainter(400).frame(picture(), sample_overlay())
+    assert np.array_equal(plain[..., ::-1], drawn)
+
+
+def test_trouble_is_seen_from_afar():
+    trouble = sample_overlay(
+        link="no session", link_ok=False, causes=("the link is lost",), stopped=True, verified=False
+    )
+    frame = OverlayPainter(480).frame(picture(), trouble, panel=False)
+    assert frame.shape == (320, 480, 3)
+    assert share(frame[:27], ALARM) > 0.05
+    assert share(frame[250:], ALARM) > 0.1  # the cause, over the reasoning
+    calm = OverlayPainter(480).frame(picture(), replace(trouble, stopped=False), panel=False)
+    assert share(calm[250:], ALARM) == 0.0
+
+
+def test_what_did_not_change_is_not_drawn_again():
+    painter, overlay = OverlayPainter(), sample_overlay()
+    first = painter.frame(picture(), overlay)
+    assert np.array_equal(painter.frame(picture(), sample_overlay()), first) and painter.drawn == 1
+    other = painter.frame(picture(), replace(overlay, tau=9.87))
+    assert painter.drawn == 2 and not np.array_equal(other, first)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1080, 1920), (600, 80)])
+def test_pictures_of_any_size_fit(shape):
+    frame = OverlayPainter(320).frame(np.zeros((*shape, 3), np.uint8), sample_overlay())
+    assert frame.shape[1] == 320 and frame.shape[0] >= PANEL_HEIGHT
+
+
+@pytest.mark.parametrize(
+    "overlay",
+    [
+        Overlay(),
+        Overlay(Reply("x" * 8000, "y " * 4000, (Round(gained=("z" * 64,) * 128),) * 50)),
+        Overlay(Reply("寻找银色瓶子", "\n\tAction: \x00 stop", (Round(gained=("", "\ufffd", "\n")),))),
+        Overlay(causes=("a very long cause " * 30,) * 32, link="word " * 400),
+    ],
+)
+def test_any_text_can_be_shown(overlay):
+    painter = OverlayPainter()
+    assert painter.frame(picture(), overlay).shape == (320 + PANEL_HEIGHT, 480, 3)
+
+
+def test_the_newest_tokens_stay_visible():
+    long = Reply("go", rounds=(Round(accepted=0, gained=("old ",) * 100),) * 3)
+    new = long.with_round(Round(drafted=1, accepted=0, gained=(), rejected=("news ",)))
+    assert share(panel(Overlay(new))[:80], REJECTED) > 0 and share(panel(Overlay(long))[:80], REJECTED) == 0
+
+
+def test_lines_are_cut_to_their_room():
+    assert shortened("short", 12, 200) == "short"
+    cut = shortened("a long sentence that goes on and on", 12, 80)
+    assert cut.endswith("...") and sprite(cut, 12, ACCEPTED, CALM).shape[1] <= 80
+    lines = wrapped("one two three four five six seven eight nine ten", 12, 70, 2)
+    assert len(lines) == 2 and lines[1].endswith("...")
+    assert sprite("Ag", 14, ACCEPTED, CALM).shape[0] == line_height(14)
+
+
+def test_a_pause_bounds_how_often_text_is_drawn():
+    painter = OverlayPainter(pause=3600.0)
+    first = painter.frame(picture(), sample_overlay())
+    assert np.array_equal(painter.frame(picture(), sample_overlay(tau=1.0)), first)
+    assert painter.drawn == 1

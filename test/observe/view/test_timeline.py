@@ -1,0 +1,72 @@
+"""The swim-lane: spans that fit together, exits where they belong, hits told from misses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from views_sample import sample_reply, share
+
+from dsd_ros.observe.view.state import Reply, Round
+from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_board, draw_timeline, exits_of, spans_of
+from dsd_ros.observe.view.typeset import ACCEPTED, AHEAD, OWN
+
+
+def of_round(spans, number):
+    return {span.lane: span for span in spans if span.round == number and span.what != READ}
+
+
+def test_a_rounds_spans_follow_each_other():
+    spans = spans_of(sample_reply())
+    assert [span.what for span in spans].count(READ) == 1
+    for number in range(1, 6):
+        lanes = of_round(spans, number)
+        up, target, down = lanes["uplink"], lanes["target"], lanes["downlink"]
+        assert up.end == pytest.approx(target.start) and target.end == pytest.approx(down.start)
+        assert up.end - up.start == pytest.approx(0.01) == pytest.approx(down.end - down.start)
+        assert target.end - target.start == pytest.approx(0.03)
+    assert of_round(spans, 1)["draft"].what == DRAFT and of_round(spans, 1)["draft"].end == pytest.approx(0.022)
+    assert of_round(spans, 1)["target"].label == "4+1"
+    assert {span.lane for span in spans} == set(LANES)
+
+
+def test_drafts_made_ahead_lie_within_the_round_before():
+    spans = spans_of(sample_reply())
+    ahead = {span.round: span for span in spans if span.lane == "ahead"}
+    assert {number: span.what for number, span in ahead.items()} == {2: HIT, 3: PARTLY, 5: HIT}
+    for number, span in ahead.items():
+        before = of_round(spans, number - 1)
+        assert before["uplink"].start <= span.start < span.end <= before["downlink"].end + 1e-9
+
+
+def test_the_first_exit_that_held_is_told_from_the_others():
+    found = [early for early in exits_of(sample_reply()) if early.round == 1]
+    assert [(early.layer, early.held) for early in found] == [(2, False), (4, True), (6, False)]
+    target = of_round(spans_of(sample_reply()), 1)["target"]
+    assert all(target.start <= early.at <= target.end for early in found)
+
+
+def test_odd_measurements_are_drawn_all_the_same():
+    # A verifier that says it took longer than the robot waited: rounds sent ahead overlap.
+    flight = Round(4, 4, ("a",) * 5, source="flight", began=0.1, draft=0.01, wait=0.02, verify=0.5)
+    for reply in (Reply(), Reply(rounds=(flight, flight)), Reply(rounds=(Round(),))):
+        spans = spans_of(reply)
+        assert all(span.end >= span.start for span in spans)
+        assert draw_timeline(reply).shape[1:] == (480, 3)
+    assert not [span for span in spans_of(Reply(rounds=(flight,))) if span.what == DRAFT]
+
+
+@pytest.mark.parametrize("width", [240, 480, 1000])
+def test_the_drawing_has_every_lane(width):
+    drawn = draw_timeline(sample_reply(), width)
+    assert drawn.dtype == np.uint8 and drawn.shape[1] == width
+    lane = drawn.shape[0] // (len(LANES) + 1)
+    for number, colour in ((0, ACCEPTED), (1, AHEAD), (3, OWN)):
+        assert share(drawn[number * lane : (number + 1) * lane], colour) > 0.01
+
+
+def test_the_board_has_tokens_over_lanes():
+    board, lanes = draw_board(sample_reply()), draw_timeline(sample_reply())
+    assert np.array_equal(board[-lanes.shape[0] :], lanes)
+    assert share(board[: -lanes.shape[0]], ACCEPTED) > 0.005
+    hundred = Reply(rounds=sample_reply().rounds * 20)
+    assert draw_board(hundred).shape == board.shape

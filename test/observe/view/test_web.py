@@ -1,0 +1,208 @@
+"""The web view: for this machine alone unless told otherwise, and seen by a browser as it was meant."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from browser import browser, find_browser
+from PIL import Image
+from views_sample import sample_overlay, sample_reply, share
+
+from dsd_ros.observe.view import web
+from dsd_ros.observe.view.figures import Decoded, Figures
+from dsd_ros.observe.view.overlay import OverlayPainter
+from dsd_ros.observe.view.pictures import Pictures
+from dsd_ros.observe.view.state import Step
+from dsd_ros.observe.view.timeline import draw_board
+from dsd_ros.observe.view.typeset import ACCEPTED, OWN, PAPER
+
+needs_rerun = pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
+SKY = (40, 120, 200)  # of the picture shown, RGB
+GOAL = (220, 60, 200)
+_PATIENCE_S = 240.0
+
+
+@pytest.mark.parametrize(
+    ("bind", "local"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("localhost", True),
+        ("0.0.0.0", False), ("10.0.0.7", False), ("a.example", False),
+    ],
+)  # fmt: skip
+def test_only_the_loopback_is_local(bind, local):
+    assert web.is_local(bind) == local
+
+
+def test_the_map_has_ahead_up_and_left_left():
+    assert web._on_map([(1.0, 0.0), (0.0, 2.0)]).tolist() == [[0.0, -1.0], [-2.0, 0.0]]
+
+
+def test_without_rerun_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(web, "available", lambda: False)
+    with pytest.raises(web.ViewError, match=r"requirements/view\.txt"):
+        web.WebServer("127.0.0.1", 0, 0, 64)
+
+
+def test_a_taken_port_is_replaced():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        first, second = web._free_ports("127.0.0.1", port, 0)
+    assert port not in (first, second) and first != second
+
+
+def test_an_address_of_others_is_refused():
+    with pytest.raises(web.ViewError, match=r"192\.0\.2\.1"):
+        web._free_ports("192.0.2.1", 0)
+
+
+@needs_rerun
+def test_the_server_listens_on_its_address_alone_and_ends_with_its_owner():
+    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
+        for port in (server.web_port, server.data_port):
+            socket.create_connection(("127.0.0.1", port), timeout=5.0).close()
+            with pytest.raises(OSError):  # another of this machine's own addresses
+                socket.create_connection(("127.0.0.2", port), timeout=5.0).close()
+        assert server.page().startswith(f"http://127.0.0.1:{server.web_port}/?url=rerun%2Bhttp")
+        assert f"10.0.0.7%3A{server.data_port}" in server.page("10.0.0.7")
+    assert not server.alive()
+
+
+def test_connections_are_counted_as_the_kernel_tells_them(tmp_path):
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+    rows = ["0100007F:2694 00000000:0000 0A", "0100007F:2694 0100007F:D2F0 01"]  # listens; is open
+    rows += ["0100007F:D2F0 0100007F:2694 01", "0100007F:2694 0100007F:D2F2 06"]  # other end; closed
+    (tmp_path / "tcp").write_text(head + "".join(f"   0: {row} 00000000:0 00:0 0\n" for row in rows))
+    tables = (str(tmp_path / "tcp"), str(tmp_path / "tcp6"))
+    assert web._connections(0x2694, tables) == 1
+    assert web._connections(0x2695, tables) == 0
+    assert web._connections(0x2694, (str(tmp_path / "none"),)) is None
+
+
+@needs_rerun
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who is connected")
+def test_the_server_knows_whether_somebody_looks():
+    def until(watched: bool) -> None:
+        deadline = time.monotonic() + 30.0
+        while server.watched() != watched:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
+        address = ("127.0.0.1", server.data_port)
+        until(False)
+        with socket.create_connection(address):  # as its owner's
+            until(False)
+            with socket.create_connection(address):
+                until(True)
+            until(False)
+
+
+@needs_rerun
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+def test_a_killed_owner_leaves_no_server_behind():
+    code = (
+        "from dsd_ros.observe.view.web import WebServer\nimport time\n"
+        "server = WebServer('127.0.0.1', 0, 0, 64)\nprint(server.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    with owner.stdout:
+        pid = int(owner.stdout.readline())
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline and _runs(pid):
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_rerun
+def test_pictures_are_sent_as_rerun_sends_them():
+    import rerun
+
+    data = bytes(range(7))
+    ours = Pictures(None)
+    theirs = rerun.EncodedImage.columns(blob=[data])
+    (blob,) = list(theirs)
+    assert ours.blobs(np.frombuffer(data, np.uint8)) == blob.as_arrow_array()
+    assert ours.blobs(np.frombuffer(data, np.uint8)).type == blob.as_arrow_array().type
+    when = rerun.TimeColumn("time", duration=[1.25])
+    assert ours.times(1.25) == when.as_arrow_array()
+    assert ours.times(1.25).type == when.as_arrow_array().type
+
+
+@pytest.fixture
+def served():
+    """A server that shows the sample, and the function that sends it once more."""
+    with web.WebServer("127.0.0.1", 0, 0, 64) as server:
+        view = web.WebView(server.data_url)
+        painter = OverlayPainter(400, bgr=True)
+        picture = np.empty((224, 336, 3), np.uint8)
+        picture[:] = SKY[::-1]
+        figures = Figures()
+        figures.add_reply(Decoded("fsd", "dds", 38, 8, 4.75, 0.21, 0.16, 0.02, 0.004, 0.2, 17_100, 900))
+        view.world([web.Thing(2.0, 0.5, 0.5, GOAL, "goal"), web.Thing(1.0, 3.0, 0.1, PAPER, "", (2.0, 0.05))])
+        number = 0
+
+        def send() -> None:
+            nonlocal number
+            number += 1
+            view.picture(painter.frame(picture, sample_overlay(), panel=False))
+            view.board(draw_board(sample_reply()))
+            view.figures(figures, True)
+            view.robot((0.01 * number, 0.0, 0.2))
+            view.path([(0.01 * step, 0.0, 0.0) for step in range(number)])
+            view.intention(Step(1, "forward 75 cm", 0.75, 0.0, True, (0.0, 0.0, 0.2)))
+
+        yield server, send
+        view.close()
+
+
+@pytest.mark.slow
+@needs_rerun
+@pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
+@pytest.mark.parametrize(("name", "width", "height"), [("desk", 1280, 800), ("phone", 390, 844)])
+def test_a_browser_shows_all_four_views(served, name, width, height):
+    server, send = served
+    for _ in range(3):
+        send()
+    deadline = time.monotonic() + _PATIENCE_S
+    with browser(str(find_browser())) as page:
+        page.open(server.page(), width, height, phone=name == "phone")
+        while True:
+            time.sleep(1.0)
+            shot = page.screenshot()
+            found = {
+                "picture": share(shot, SKY, 20) > 0.05,
+                "board": share(shot, PAPER, 10) > 0.05,
+                "goal": share(shot, GOAL, 40) > 0.001,
+                "accepted": share(shot, ACCEPTED, 40) > 0.0003,
+                "own": share(shot, OWN, 40) > 0.0003,
+            }
+            if all(found.values()):
+                break
+            if os.environ.get("DSD_SCREENSHOTS"):
+                Image.fromarray(shot).save(os.path.join(os.environ["DSD_SCREENSHOTS"], f"{name}-early.png"))
+            assert time.monotonic() < deadline, f"not to be seen: {[k for k, v in found.items() if not v]}"
+        assert server.watched()
+    assert shot.shape[:2] == ((844 * 2, 390 * 2) if name == "phone" else (800, 1280))
+    # Each of the four has a part of the page of its own: the picture's columns and rows do not fill it.
+    rows, columns = np.nonzero(np.abs(shot.astype(int) - SKY).max(axis=-1) <= 20)
+    assert np.ptp(rows) < 0.6 * shot.shape[0]
+    assert np.ptp(columns) > 0.3 * shot.shape[1]
+    if os.environ.get("DSD_SCREENSHOTS"):
+        Image.fromarray(shot).save(os.path.join(os.environ["DSD_SCREENSHOTS"], f"{name}.png"))

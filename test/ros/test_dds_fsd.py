@@ -1,0 +1,52 @@
+"""fsd over real DDS, the verifier in a process of its own: the target's tokens, with exits and rounds in flight."""
+
+from __future__ import annotations
+
+import pytest
+from ros_rig import picture
+from tiny_models import make_tiny_model
+
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.ros.dds_channel import DdsChannel
+from dsd_ros.vlm.exits import ExitAdapters
+from dsd_ros.vlm.loading import ModelSettings, load_model
+
+INSTRUCTION = "find the silver bottle"
+LENGTH = 16
+
+
+@pytest.fixture
+def channel(rig):
+    made = DdsChannel(rig.node)
+    yield made
+    made.close()
+
+
+def alone(target, image) -> list[int]:
+    """What the target says greedily by itself."""
+    sequence = target.prefill(image, INSTRUCTION)
+    while len(sequence.tokens) < LENGTH:
+        sequence.append([int(sequence.next_logits().argmax())])
+        if sequence.tokens[-1] in target.eos_token_ids:
+            break
+    return sequence.tokens
+
+
+def test_fsd_over_topics_gives_the_targets_tokens(rig, channel, tmp_path, tiny_pair):
+    directory = make_tiny_model(tmp_path / "target", seed=5, layers=3)
+    target = load_model(ModelSettings(str(directory)))
+    ExitAdapters.untrained(target).save(directory, target.fingerprint)
+    draft = load_model(ModelSettings(str(tiny_pair[1])))
+    rig.start("verifier_node", model__path=directory, engine__exit_share=1.0)
+    rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
+    exits = 0
+    for values in ({}, {"pipeline_depth": 3, "predraft_batch": 4}, {"predraft_source": "exits"}):
+        settings = DecodeSettings(mode="fsd", max_tokens=LENGTH, **values)
+        with EdgeSession(channel, draft, settings) as session:
+            for seed in range(8):
+                image = picture(seed)
+                reply = session.decode(image, INSTRUCTION)
+                assert reply.tokens == alone(target, image), f"picture {seed}, {values}"
+                exits += reply.exits
+    assert exits > 0

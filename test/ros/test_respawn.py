@@ -1,0 +1,117 @@
+"""What is started again, how soon and how often; in the process runner and as a rule."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from dsd_ros.ros.bringup import SYSTEMS
+from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.respawn import RespawnRule, Restarts
+
+SLEEP = "import os, time; print('up', os.getpid(), flush=True); time.sleep(600)"
+QUICK = RespawnRule(first_pause_s=0.01, longest_pause_s=0.05, at_most=3, within_s=600.0)
+
+
+def test_the_pause_doubles_and_the_sixth_crash_in_a_minute_is_one_too_many():
+    restarts = Restarts()
+    assert [restarts.after(-9, float(t)) for t in range(6)] == [0.5, 1.0, 2.0, 4.0, 5.0, None]
+    assert "ended by signal 9" in restarts.sentence(-9) and "5 times" in restarts.sentence(-9)
+    assert restarts.count == 5
+    assert restarts.after(-9, 60.5) == 5.0  # the first is forgotten by then
+    assert restarts.after(1, 600.0) == 0.5
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_what_was_told_to_end_or_cannot_start_is_not_started_again(code):
+    restarts = Restarts()
+    assert restarts.after(code, 0.0) is None
+    assert "not started again" in restarts.sentence(code)
+
+
+def test_only_what_a_robot_at_rest_can_miss_is_started_again():
+    respawned = {item.executable: item.respawn for system in SYSTEMS.values() for item in system.nodes}
+    assert respawned == {
+        "simulator_node": False, "go2_standin_node": False, "go2_node": False, "supervisor_node": False,
+        "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
+        "memory_node": True,
+        "record_node": False, "visual_node": False, "view_node": False,
+    }  # fmt: skip
+    programs = {program.name: program for system in SYSTEMS.values() for program in system.programs}
+    assert {name: program.respawn for name, program in programs.items()} == {"verifier": True, "rviz2": False}
+
+
+class Group(ProcessGroup):
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+        super().__init__(lambda name, line: self.lines.append((name, line)))
+
+    def ups(self) -> int:
+        return sum(line.startswith("up") for _, line in self.lines)
+
+    def until(self, done, timeout: float = 60.0):
+        deadline = time.monotonic() + timeout
+        while not (value := done()):
+            assert time.monotonic() < deadline, self.lines
+            time.sleep(0.01)
+        return value
+
+
+def test_a_killed_child_is_started_again_until_it_is_too_much():
+    with Group() as group:
+        child = group.start("draft", [sys.executable, "-c", SLEEP], restarts=Restarts(QUICK))
+        other = group.start("other", [sys.executable, "-c", SLEEP])
+        pids = {child.pid}
+        for number in range(1, 4):
+            group.until(lambda: child.running and group.ups() == number + 1)  # noqa: B023
+            assert group.child("draft") is child and child.restarted == number - 1
+            child.signal(signal.SIGKILL)
+            group.until(lambda: group.ended() is None and child.pid not in pids)
+            pids.add(child.pid)
+        assert len(pids) == 4 and other.restarted == 0 and other.running
+        group.until(lambda: group.ups() == 5)
+        child.signal(signal.SIGKILL)
+        assert group.until(group.ended) is child
+        assert group.ended() is child  # for good
+        assert any("3 times within" in line for _, line in group.lines), group.lines
+        with pytest.raises(KeyError):
+            group.child("nobody")
+
+
+def test_a_changed_command_holds_from_the_next_start_on():
+    with Group() as group:
+        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(QUICK))
+        child.command = [sys.executable, "-c", "print('another', flush=True)"]
+        child.signal(signal.SIGKILL)
+        group.until(lambda: group.ended() is child)  # the other one ends with 0: for good
+        group.until(lambda: ("one", "another") in group.lines)
+
+
+def test_the_end_of_what_is_optional_ends_nothing():
+    with Group() as group:
+        child = group.start("bag", [sys.executable, "-c", "raise SystemExit(2)"], optional=True)
+        other = group.start("other", [sys.executable, "-c", SLEEP])
+        group.until(lambda: not child.running)
+        assert group.ended() is None and group.ended() is None
+        assert [line for name, line in group.lines if name == "bag"] == ["ended with exit code 2; the others go on"]
+        other.signal(signal.SIGKILL)
+        assert group.until(group.ended) is other
+
+
+def test_an_end_during_a_pause_is_at_once():
+    patient = RespawnRule(first_pause_s=500.0, longest_pause_s=500.0)
+    with Group() as group:
+        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(patient))
+        group.until(lambda: group.ups() == 1)
+        child.signal(signal.SIGKILL)
+        group.until(lambda: group.ended() is None and child.due is not None)
+        stop = threading.Event()
+        threading.Timer(0.2, stop.set).start()
+        assert group.wait(stop, 60.0) is None
+        began = time.monotonic()
+    assert time.monotonic() - began < 10.0
+    assert not child.running and group.children == []

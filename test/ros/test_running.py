@@ -1,0 +1,70 @@
+"""A node's process ends when it is asked to, also when what it should close hangs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+NODE = """
+import ctypes, threading, time
+from rclpy.node import Node
+from dsd_ros.ros import running
+from dsd_ros.ros.running import main, run_node
+
+def hold():
+    ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter to itself
+
+class Hanging(Node):
+    failure = None
+
+    def __init__(self):
+        super().__init__("hanging")
+        self.create_timer(0.01, self.tell)
+
+    def tell(self):  # spun, so what ends it is run_node's
+        print("up", flush=True)
+
+    def close(self):
+        END
+
+RUN
+"""
+
+
+def run(folder, end, then="main(Hanging)"):
+    """Exit code and both outputs, the first line gone, of a node that is asked to end."""
+    script = folder / "node.py"
+    script.write_text(NODE.replace("END", end).replace("RUN", then))
+    node = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout is not None and node.stdout.readline() == "up\n"
+        node.send_signal(signal.SIGINT)
+        told, errors = node.communicate(timeout=60.0)
+    finally:
+        node.kill()
+    return node.returncode, told, errors
+
+
+@pytest.mark.parametrize(
+    "end, code, said",
+    [("pass", 0, ""), ("time.sleep(600)", 0, ""), ("hold()", 1, "in hold")],
+    ids=["at once", "never", "never, and nothing else runs"],
+)
+def test_a_node_that_is_asked_to_end_ends(ros_domain, tmp_path, end, code, said):
+    ended, _, errors = run(tmp_path, end)
+    assert ended == code, errors
+    assert said in errors and (said or not errors)
+
+
+def test_what_goes_on_behind_a_nodes_end_is_let_be(ros_domain, tmp_path):
+    then = """
+running._END_LIMIT_S = 3600.0  # however slow the machine is
+code = run_node(Hanging)
+waiting = [t for t in threading.enumerate() if isinstance(t, threading.Timer) and not t.finished.is_set()]
+print("after", code, waiting)
+"""
+    code, told, errors = run(tmp_path, "pass", then)
+    assert (code, told.splitlines()[-1:]) == (0, ["after 0 []"]), errors

@@ -1,0 +1,119 @@
+"""Bags of made-up messages, and a recorder that can be killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
+
+from dsd_ros.nodes.record_types import definition
+from dsd_ros.observe.bag.writer import BagWriter
+
+SECOND = 1_000_000_000
+
+
+class Maker:
+    """Makes messages of installed types from plain values, as CDR."""
+
+    def __init__(self) -> None:
+        self.store = get_typestore(Stores.EMPTY)
+
+    def make(self, kind: str, /, **fields: Any) -> Any:
+        """A message; fields that are not named are zero or empty."""
+        self._learn(kind)
+        values = {}
+        for name, (form, about) in self.store.get_msgdef(kind).fields:
+            values[name] = fields[name] if name in fields else self._empty(int(form), about)
+        return self.store.types[kind](**values)
+
+    def cdr(self, kind: str, message: Any) -> bytes:
+        return bytes(self.store.serialize_cdr(message, kind))
+
+    def stamp(self, at: int) -> Any:
+        return self.make("builtin_interfaces/msg/Time", sec=at // SECOND, nanosec=at % SECOND)
+
+    def header(self, at: int) -> Any:
+        return self.make("std_msgs/msg/Header", stamp=self.stamp(at), frame_id="")
+
+    def _learn(self, kind: str) -> None:
+        if kind not in self.store.types:
+            found = get_types_from_msg(definition(kind)[0], kind)
+            self.store.register({n: d for n, d in found.items() if n not in self.store.types})
+
+    def _empty(self, form: int, about: Any) -> Any:
+        if form == 1:
+            return {"string": "", "bool": False}.get(about[0], 0)
+        if form == 2:
+            return self.make(about)
+        inner, length = about
+        length = length if form == 3 else 0  # of a sequence it is the most there may be
+        if inner[0] == 1 and inner[1][0] not in ("string",):
+            kind = {"float32": "f4", "float64": "f8", "bool": "?"}.get(inner[1][0])
+            return np.zeros(length, dtype=kind or np.dtype(inner[1][0].replace("byte", "uint8")))
+        return []
+
+
+def text_bag(folder: Path, count: int, storage: str = "mcap", **options: Any) -> list[bytes]:
+    """A bag of ``count`` strings, one a millisecond; their bytes."""
+    maker = Maker()
+    kind = "std_msgs/msg/String"
+    writer = BagWriter(folder, definition, storage, **options)
+    writer.set_metadata("versions", '{"dsd_ros": "x"}')
+    sent = []
+    for number in range(count):
+        data = maker.cdr(kind, maker.make(kind, data=f"{number:06d} " + "x" * (number % 40)))
+        writer.write("/words", kind, (), SECOND + number * 1_000_000, data)
+        sent.append(data)
+        if number % 100 == 99:
+            writer.save()
+    writer.close()
+    return sent
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from bag_maker import Maker
+from dsd_ros.nodes.record_types import definition
+from dsd_ros.observe.bag.writer import BagWriter
+maker, kind = Maker(), "std_msgs/msg/String"
+writer = BagWriter(Path(sys.argv[1]), definition, sys.argv[2])
+number = 0
+while True:
+    data = maker.cdr(kind, maker.make(kind, data=f"{number:06d} " + "y" * 300))
+    writer.write("/words", kind, (), 10**9 + number * 10**6, data)
+    number += 1
+    if number % 50 == 0:
+        writer.save()
+        print(number, flush=True)
+"""
+
+
+def killed_bag(folder: Path, storage: str) -> int:
+    """A bag whose writer is killed in full flight; how many messages it had saved by then, at least."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
+    code = f"import sys; sys.path[:0] = {paths!r}\n{_KILLED}"
+    command = [sys.executable, "-c", code, str(folder), storage]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        saved = 0
+        for line in process.stdout:
+            saved = int(line)
+            if saved >= 1000:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        saved = max([saved, *(int(line) for line in process.stdout if line.endswith("\n"))])
+    return saved
+
+
+def png(seed: int, height: int = 28, width: int = 42) -> tuple[np.ndarray, bytes]:
+    """A random RGB picture, and it as PNG."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return pixels, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()

@@ -1,0 +1,142 @@
+"""Two halves of an answer over links whose messages are delivered when a test says so, with tables for models."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.aggregation import mixture
+from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.dragon.mixture import Local
+from dsd_ros.dragon.state import AggregationState
+from dsd_ros.wire.codec import decode, encode
+from dsd_ros.wire.messages import PROTOCOL_VERSION, Question
+
+SIDES = ("device", "cloud")
+
+
+def question(**changes) -> Question:
+    values = dict(
+        ask=7, attempt=0, protocol_version=PROTOCOL_VERSION, tokenizer_fingerprint="t", vocab_size=6,
+        text="why?", documents=2, temperature=1.0, seed=3, reply=1, randomness="shared", evidence="sparse",
+        head=2, max_tokens=8, window=3, reweight_every=0, schedule="auto", aggregator="device",
+    )  # fmt: skip
+    return Question(**(values | changes))
+
+
+class Tables:
+    """p^s behind a prefix, by its last two tokens, and log weights that change with its length."""
+
+    def __init__(self, seed: int = 0, size: int = 6, noise: float = 0.6, padding: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        common = random.normal(0, 1.5, (size, size, size))
+        self.size, self.rows, self.weights = size, {}, {}
+        for side in SIDES:
+            logits = common + noise * random.normal(0, 1.5, common.shape)
+            p = torch.softmax(torch.from_numpy(logits), dim=-1).float()
+            self.rows[side] = p
+            self.weights[side] = random.normal(0, 1, 5)
+        self.padding = {"device": 0, "cloud": padding}
+
+    def local(self, side: str, prefix: list[int]) -> Local:
+        before, last = [0, 0, *prefix][-2:]
+        p = torch.cat([self.rows[side][before, last], torch.zeros(self.padding[side])])
+        return Local(p, float(self.weights[side][len(prefix) % 5]))
+
+    def vocab_size(self, side: str) -> int:
+        return self.size + self.padding[side]
+
+
+def synchronous(tables: Tables, asked: Question, ends: frozenset[int] = frozenset()) -> list[int]:
+    """What both mixtures together say, token by token: argmax p, or argmax(log p + G)."""
+    tokens: list[int] = []
+    while len(tokens) < asked.max_tokens and not (tokens and tokens[-1] in ends):
+        device, cloud = (tables.local(side, tokens) for side in SIDES)
+        p = mixture(device.p, cloud.p, device.log_weight, cloud.log_weight)
+        if asked.temperature == 0.0:
+            tokens.append(int(p.argmax()))
+        else:
+            tokens.append(choose(p, gumbel(asked.seed, asked.reply, len(tokens), len(p))))
+    return tokens
+
+
+class Sides:
+    """Both halves, and what is on its way between them: by direction, or by direction and kind (``ordered`` False)."""
+
+    def __init__(
+        self,
+        asked: Question,
+        tables: Tables,
+        ends: frozenset[int] = frozenset(),
+        switch: Callable[..., bool] = lambda *_: False,
+        ordered: bool = True,
+    ) -> None:
+        sizes = [tables.vocab_size(side) for side in SIDES]
+        self.halves = {
+            "device": AggregationState(asked, "device", sizes[0], sizes[1], ends, switch),
+            "cloud": AggregationState(asked, "cloud", sizes[1], sizes[0], ends, switch),
+        }
+        self.tables, self.ordered = tables, ordered
+        self.links: dict[tuple[str, str], deque] = {}
+        self.begun: dict[str, tuple[int, list[int]]] = {}
+        self.bytes = 0
+
+    def actions(self) -> list[tuple[str, ...]]:
+        found = [("deliver", *link) for link, messages in self.links.items() if messages]
+        for side, half in self.halves.items():
+            if side in self.begun:
+                found.append(("finish", side))
+            elif half.drafts:
+                found.append(("begin", side))
+        return found
+
+    def act(self, action: tuple[str, ...]) -> None:
+        what, side = action[0], action[1]
+        half = self.halves[side]
+        if what == "begin":
+            self.begun[side] = half.epoch, half.prefix
+            return
+        if what == "finish":
+            epoch, prefix = self.begun.pop(side)
+            if half.epoch != epoch or not half.drafts:
+                return  # preempted
+            assert half.prefix == prefix
+            half.drafted(self.tables.local(side, prefix))
+        else:
+            self.halves[half.other].receive(self.links[action[1:]].popleft())
+            side = half.other
+        for message in self.halves[side].take():
+            data = encode(message)
+            self.bytes += len(data)
+            kind = "" if self.ordered else type(message).__name__
+            self.links.setdefault((side, kind), deque()).append(decode(data))
+        self.check()
+
+    def check(self) -> None:
+        for half in self.halves.values():
+            assert len(half._own) <= half.question.window
+            assert len(half._theirs) <= 2 * half.question.window + 1
+            for position, theirs in half._theirs.items():
+                assert position >= len(half.tokens)
+                assert theirs.proposal.rejections >= half.rejections[half.other]
+        device, cloud = (half.tokens for half in self.halves.values())
+        shorter = min(len(device), len(cloud))
+        assert device[:shorter] == cloud[:shorter]
+        assert any(half.aggregates for half in self.halves.values()) or any(
+            getattr(m, "switch", False) for link in self.links.values() for m in link
+        )
+        assert not all(half.aggregates for half in self.halves.values())
+
+    def run(self, choose_action: Callable[[int], int], most: int = 5000) -> list[int]:
+        for _ in range(most):
+            actions = self.actions()
+            if not actions:
+                break
+            self.act(actions[choose_action(len(actions))])
+        device, cloud = self.halves["device"], self.halves["cloud"]
+        assert device.ended and cloud.ended, "the two sides wait for each other"
+        assert device.tokens == cloud.tokens and device.steps == cloud.steps
+        return device.tokens

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsd_lab.train.expert import View, reply
+from dsd_lab.worlds.expert import View, reply
 from dsd_ros.navigation.actions import ActionKind, parse_reply
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics

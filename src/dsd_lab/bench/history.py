@@ -20,7 +20,7 @@ import torch
 from dsd_lab.bench.overhead import machine
 from dsd_lab.pair.pair import action_of
 from dsd_lab.train.data import TEST_SEEDS, apply_action, reply, shared_offscreen
-from dsd_lab.train.expert import View
+from dsd_lab.worlds.expert import View
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession

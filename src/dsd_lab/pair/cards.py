@@ -12,7 +12,7 @@ from dsd_lab.pair.text import action_rows, percent, situation_rows, table, times
 from dsd_lab.train.architecture import IMAGE_TOKENS
 from dsd_lab.train.curves import stages_of
 from dsd_lab.train.data import MODEL_HEIGHT, MODEL_WIDTH
-from dsd_lab.train.doubt import ASIDE, FAR
+from dsd_lab.worlds.expert import ASIDE, FAR
 
 PLOT = "training.png"
 _EXITS = re.compile(r"<!-- dsd-lab train exits: begin -->.*?<!-- dsd-lab train exits: end -->\n?", re.DOTALL)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dsd_lab.train.doubt import misjudged
+from dsd_lab.worlds.expert import misjudged
 from dsd_lab.worlds.guide import View, decide
 
 VIEWS = 100  # in which everything is misjudged at random, as training.doubt does it

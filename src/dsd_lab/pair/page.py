@@ -23,7 +23,7 @@ from dsd_lab.pair.text import (
     word_rows,
 )
 from dsd_lab.train.curves import draw_training, stages_of
-from dsd_lab.train.doubt import ASIDE, FAR, SIZE
+from dsd_lab.worlds.expert import ASIDE, FAR, SIZE
 
 Figures = dict[str, Any]
 _ABOUT = {

@@ -12,7 +12,7 @@ from dsd_lab.pair.scenes import offscreen
 from dsd_lab.pair.speakers import Speaker
 from dsd_lab.pair.truth import claims_of
 from dsd_lab.train.data import apply_action
-from dsd_lab.train.expert import reply
+from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View, full_round
 from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dsd_lab.train.data import TEST_SEEDS, Frame, beside_way, shared_offscreen, world_frames
-from dsd_lab.train.expert import reply
-from dsd_lab.train.phrases import instructed, instruction_for
+from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View, walk
+from dsd_lab.worlds.phrases import instructed, instruction_for
 from dsd_lab.worlds.situations import Situation, Split, world_of
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from dsd_lab.train.expert import View
+from dsd_lab.worlds.expert import View
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, Goal
 
 FIGURES = ("object", "colour", "side", "distance", "other")

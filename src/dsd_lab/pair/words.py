@@ -14,9 +14,9 @@ from dsd_lab.pair.intervals import share
 from dsd_lab.pair.runs import action_of
 from dsd_lab.pair.scenes import Scene
 from dsd_lab.pair.truth import names_goal
-from dsd_lab.train.phrases import INTENTS, fill
-from dsd_lab.train.wordings import FIND
 from dsd_lab.worlds.guide import split_goal
+from dsd_lab.worlds.phrases import INTENTS, fill
+from dsd_lab.worlds.wordings import FIND
 
 Words = dict[str, tuple[str, ...]]
 _EXAMPLES = 40

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from dsd_lab.train.doubt import doubts
-from dsd_lab.train.expert import reply
 from dsd_lab.train.frames import FREE_WAYS as FREE_WAYS
 from dsd_lab.train.frames import MODEL_HEIGHT as MODEL_HEIGHT
 from dsd_lab.train.frames import MODEL_WIDTH as MODEL_WIDTH
@@ -21,6 +19,7 @@ from dsd_lab.train.frames import Frame as Frame
 from dsd_lab.train.frames import Frames as Frames
 from dsd_lab.train.frames import load_frames as load_frames
 from dsd_lab.train.frames import save_shard as save_shard
+from dsd_lab.worlds.expert import doubts, reply
 from dsd_lab.worlds.guide import View, free_way, full_round, split_goal, walk
 from dsd_lab.worlds.situations import Situation, Split, may_meet, world_of
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco

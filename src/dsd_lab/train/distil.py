@@ -23,7 +23,8 @@ from dsd_lab.train.data import Frame, Frames
 from dsd_lab.train.language_stage import image_tokens, reply_logits
 from dsd_lab.train.replies import greedy_replies
 from dsd_lab.train.stages import Report
-from dsd_lab.train.text import instruction_for, prompt_ids
+from dsd_lab.train.text import prompt_ids
+from dsd_lab.worlds.phrases import instruction_for
 
 GOALS = 3  # of a picture, at most, that the target is asked for
 _BLOCK = 1024  # replies kept as one file

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from dsd_lab.train.data import Frame, apply_action, label, shared_offscreen, shrink
-from dsd_lab.train.expert import View, reply
 from dsd_lab.train.language_stage import image_tokens
 from dsd_lab.train.questions import prompt_with_past
 from dsd_lab.train.replies import greedy_replies
+from dsd_lab.worlds.expert import View, reply
 from dsd_lab.worlds.guide import SEARCH_TURNS, full_round
 from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dsd_lab.train.architecture import IMAGE_TOKENS, SPECIAL_TOKENS, VOCABULARY
-from dsd_lab.train.phrases import all_instructions as all_instructions
-from dsd_lab.train.phrases import instruction_for as instruction_for
+from dsd_lab.worlds.phrases import all_instructions as all_instructions
+from dsd_lab.worlds.phrases import instruction_for as instruction_for
 
 
 def train_tokenizer(texts: Iterable[str]) -> Any:

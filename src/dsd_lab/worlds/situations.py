@@ -1,7 +1,7 @@
-"""Worlds of a situation and a split: what training, validation and test are made of. Pure numpy.
+"""Worlds by situation and split, for training, validation and test. Pure numpy.
 
-Each split has layouts, looks and combinations of look-alikes of its own. Every layout is one that the guide
-(guide.py) solves from what the front camera shows, one picture at a time.
+Each split has its own layouts, looks and combinations of look-alikes. The guide (guide.py) solves every layout from
+what the front camera shows, one picture at a time.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from dsd_ros.robot.sim.world import (  # fmt: skip
     ROBOT_RADIUS,
     WHICH,
     Furniture,
-    Goal,
     NoLayoutError,
     Thing,
     World,
     against_wall,
 )
 
-__all__ = ["NAMES", "Situation", "Split", "may_meet", "split_of_pair", "two_of", "world_of"]
+__all__ = ["NAMES", "Situation", "Split", "may_meet", "split_of_pair", "world_of"]
 
 NAMES = tuple(f"{colour} {kind}" for colour in COLOURS for kind in KINDS)
-_PARTS = 5  # one in five pairs of look-alikes is validation's, one the test's
+_PARTS = 5  # one pair of look-alikes in five belongs to validation, one to the test
 
-_TRIES = 4000  # layouts of a seed before it is given up
-_EASY = 150  # pixels that a target in view shows at least
-_BEHIND = (0.15, 0.70)  # shares of a hidden target that are still to be seen
-_TELLING = 0.30  # metres by which one of two must be nearer
-_APART = math.radians(8.0)  # between two as seen at the start, at least
-_FIELD = 0.60  # radians to each side that the camera shows for certain
-_LONGEST = 1.6  # times the straight way: what a walk may take
-_MOST = 16  # actions of a walk
-_CLEAR = 0.06  # metres that a walk keeps from everything, for whoever walks a little beside it
+_TRIES = 4000  # layouts per seed
+_EASY = 150  # least pixels of a target in view
+_BEHIND = (0.15, 0.70)  # visible share of a hidden target
+_TELLING = 0.30  # least difference of distance between two, metres
+_APART = math.radians(8.0)  # least angle between two as seen from the start
+_FIELD = 0.60  # radians to each side that the camera surely shows
+_LONGEST = 1.6  # longest walk, times the straight way
+_MOST = 16  # most actions of a walk
+_CLEAR = 0.06  # clearance of a walk in metres, a margin for robots that stray a little
 
 
 class Situation(StrEnum):
-    """How a goal stands to what the camera shows at the start."""
+    """Where the goal is when the run starts."""
 
     PLAIN = "plain"  # in view, with look-alikes
     SEARCH = "search"  # out of view
@@ -61,15 +60,15 @@ class Situation(StrEnum):
         return list(Situation).index(self)
 
 
-# Noisy walks that a layout must stand, where a little off the way can make a difference.
+# Noisy walks in which a layout must be solved, too: more where small errors matter.
 _NOISY = {Situation.PLAIN: 1, Situation.SEARCH: 1, Situation.HIDDEN: 24, Situation.TWO: 4, Situation.ABSENT: 0}
 
 
 @cache
 def split_of_pair(one: str, other: str) -> Split | None:
-    """The split that two look-alikes (of one kind or one colour) are kept for; None of other things.
+    """The split that a pair of look-alikes (same kind or same colour) belongs to; None if they are not alike.
 
-    Validation and test show look-alikes together that training never does, as "red can" and "red ball".
+    Validation and test show pairs that training never does, such as "red can" and "red ball".
     """
     (colour, kind), (colour2, kind2) = one.split(), other.split()
     if (colour == colour2) == (kind == kind2):
@@ -82,14 +81,14 @@ def split_of_pair(one: str, other: str) -> Split | None:
 
 
 def may_meet(split: Split | None, one: str, other: str) -> bool:
-    """Whether two things may stand in one room of a split (None: of none), or one be asked for beside the other."""
+    """Whether two things may share a room of a split (None: of no split), or one be asked for beside the other."""
     return split is None or split_of_pair(one, other) in (None, Split.TRAINING, split)
 
 
 def world_of(seed: int, situation: Situation, split: Split) -> World:
-    """The world of a seed in a situation, of a split; equal arguments give equal worlds.
+    """The world of a seed in a situation and split; equal arguments give equal worlds.
 
-    Raises ValueError on a negative seed, NoLayoutError on the few of which no room comes.
+    Raises ValueError on a negative seed, and NoLayoutError on the few seeds without a solvable room.
     """
     if seed < 0:
         raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
@@ -97,30 +96,12 @@ def world_of(seed: int, situation: Situation, split: Split) -> World:
     rng = np.random.default_rng([seed, 26, split.number, situation.number])
     name = _one(rng, NAMES)
     which = _one(rng, tuple(WHICH)) if situation is Situation.TWO else ""
-    return _found(seed, rng, situation, name, which, split)
-
-
-def two_of(seed: int, goal: Goal) -> World:
-    """A seed's world, of no split and look, with two of what a goal names, one of which it means.
-
-    Raises ValueError on a negative seed.
-    """
-    if seed < 0:
-        raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
-    rng = np.random.default_rng([seed, 29])
-    return _found(seed, rng, Situation.TWO, goal.thing, goal.which, None)
-
-
-def _found(
-    seed: int, rng: np.random.Generator, situation: Situation, name: str, which: str, split: Split | None
-) -> World:
     for _ in range(_TRIES):
         room = _Room(rng, situation, name, split)
         layout = room.layout(which)
         if layout is None:
             continue
-        look = None if split is None else look_of(rng, split, room.half_x, room.half_y)
-        world = replace(layout, seed=seed, look=look)
+        world = replace(layout, seed=seed, look=look_of(rng, split, room.half_x, room.half_y))
         if _is_so(world, situation) and _solved(world, _NOISY[situation]):
             return world
     raise NoLayoutError(seed)
@@ -129,7 +110,7 @@ def _found(
 class _Room:
     """A room being furnished for a situation."""
 
-    def __init__(self, rng: np.random.Generator, situation: Situation, name: str, split: Split | None) -> None:
+    def __init__(self, rng: np.random.Generator, situation: Situation, name: str, split: Split) -> None:
         self.rng, self.situation, self.name, self.split = rng, situation, name, split
         self.half_x, self.half_y = (float(half) for half in rng.uniform(2.0, 3.0, size=2))
         self.x = float(rng.uniform(-self.half_x + 0.6, self.half_x - 0.6))
@@ -144,7 +125,7 @@ class _Room:
         self.things: list[Thing] = []
 
     def layout(self, which: str) -> World | None:
-        """The world (seed and look still to be set), None where its things have no room."""
+        """The world without seed and look; None where its things do not fit."""
         colour, kind = self.name.split()
         here = self.situation is not Situation.ABSENT
         target = self._thing(self.name, *self._at(self.distance, self.direction))
@@ -189,20 +170,20 @@ class _Room:
         )
 
     def _welcome(self) -> list[str]:
-        """Names that may stand here, by the split."""
+        """Names that the split allows here."""
         here = (self.name, *(thing.name for thing in self.things))
         return [name for name in NAMES if all(may_meet(self.split, name, one) for one in here)]
 
     def _look_alikes(self, shared: str) -> list[str]:
-        """Of them those that share the goal's kind or colour: pairs of this split's own, where there are any."""
+        """Allowed names of the goal's kind or colour: the split's own pairs, where there are any."""
         alike = [n for n in self._welcome() if n != self.name and shared in n.split()]
         own = [n for n in alike if split_of_pair(self.name, n) is self.split]
         return own or alike
 
     def _lacks_its_pair(self) -> bool:
-        """Whether no look-alike here is one that only this split shows beside the goal."""
+        """Whether no look-alike here forms a pair of this split with the goal."""
         pairs = {split_of_pair(self.name, thing.name) for thing in self.things}
-        return self.split is not None and self.split not in pairs
+        return self.split not in pairs
 
     def _at(self, distance: float, direction: float) -> tuple[float, float]:
         return (self.x + distance * math.cos(direction), self.y + distance * math.sin(direction))
@@ -216,7 +197,7 @@ class _Room:
         return abs(thing.x) < self.half_x - edge and abs(thing.y) < self.half_y - edge
 
     def _put(self, name: str, x: float, y: float, spare: float = 0.25) -> bool:
-        """Stand a thing somewhere, unless that is too near to something."""
+        """Place a thing, unless something is too near."""
         thing = self._thing(name, x, y)
         free = self._inside(thing, 0.05) and all(
             math.hypot(x - t.x, y - t.y) > thing.radius + t.radius + spare for t in self.things
@@ -243,7 +224,7 @@ class _Room:
                 return
 
     def _put_before(self, target: Thing) -> bool:
-        """Stand something that covers a part of the target as seen from the start."""
+        """Place something that partly covers the target as seen from the start."""
         large = [n for n in self._welcome() if not n.endswith((" bottle", " can"))]
         name = _one(self.rng, [n for n in large if n != self.name])
         radius = RADIUS[name.split()[1]]
@@ -259,7 +240,7 @@ class _Room:
         return False
 
     def _off_the_way(self, name: str, x: float, y: float) -> bool:
-        """Whether a thing there leaves the straight way to the target free."""
+        """Whether a thing there keeps the straight way to the target free."""
         along = (x - self.x) * math.cos(self.direction) + (y - self.y) * math.sin(self.direction)
         along = min(max(along, 0.0), self.distance)
         way_x, way_y = self._at(along, self.direction)
@@ -281,7 +262,7 @@ def _one(rng: np.random.Generator, names: tuple[str, ...] | list[str]) -> str:
 
 
 def _is_so(world: World, situation: Situation) -> bool:
-    """Whether a layout is what its situation says, by what the camera shows at the start."""
+    """Whether the camera's first picture fits the situation."""
     if world.target_index is None:
         return bool(View.at(world, world.start).pixels)
     seen = sight.pixels_of(world, world.start, world.target_index)
@@ -298,7 +279,7 @@ def _is_so(world: World, situation: Situation) -> bool:
 
 
 def _one_is_meant(view: View) -> bool:
-    """Whether two of a name are in view, clearly apart, and the world's goal means its target."""
+    """Whether two things of the name are in view, clearly apart, and the goal means the target."""
     world = view.world
     both = view.named(world.target.name)
     if len(both) != 2 or min(view.pixels[i] for i in both) < _EASY:
@@ -310,9 +291,9 @@ def _one_is_meant(view: View) -> bool:
 
 
 def _solved(world: World, noisy: int) -> bool:
-    """Whether the guide reaches the target clear of everything, without a detour out of proportion, by pictures alone.
+    """Whether the guide reaches the target by pictures alone, clear of everything and without a long detour.
 
-    `noisy`: as often it must do so with a real robot's noise, too.
+    It must also do so in `noisy` walks with a real robot's noise.
     """
     for number in range(1 + noisy):
         rng = np.random.default_rng([world.seed, 30, number]) if number else None
@@ -322,7 +303,7 @@ def _solved(world: World, noisy: int) -> bool:
         if world.target_index is None:
             return True
         straight = math.dist((world.target.x, world.target.y), world.start[:2])
-        # It must not go for another thing of the name on the way, either.
+        # Nor may it take another thing of the same name for the goal on the way.
         meant = all(view.index_of(world.goal) in (None, world.target_index) for view in run.views)
         if run.length > _LONGEST * straight or not meant:
             return False

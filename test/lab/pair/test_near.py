@@ -11,7 +11,7 @@ from dsd_lab.pair.figures import answer_figures, near_misses
 from dsd_lab.pair.gallery import wrong_decisions
 from dsd_lab.pair.near import kept, near_miss
 from dsd_lab.pair.scenes import Scene
-from dsd_lab.train.expert import reply
+from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View
 from dsd_ros.robot.sim.world import RADIUS, ROBOT_RADIUS, Thing, World
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsd_lab.pair.scenes import SITUATIONS, scenes_of
 from dsd_lab.pair.truth import claims_of, side_of, truthful, truths
-from dsd_lab.train.expert import View
+from dsd_lab.worlds.expert import View
 from dsd_ros.robot.sim.world import Thing, World
 
 # The robot at the origin looks along x: a red chair 20 degrees to the left and 1.5 m away, a red can and a

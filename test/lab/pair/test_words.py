@@ -10,7 +10,7 @@ import pytest
 from dsd_lab.pair.scenes import scenes_of
 from dsd_lab.pair.truth import names_goal
 from dsd_lab.pair.words import asked_in, read_words, words_figures
-from dsd_lab.train.phrases import INTENTS
+from dsd_lab.worlds.phrases import INTENTS
 
 WORDS = {
     "find": ["off to the {}", "one of the {s} here"],

@@ -14,13 +14,13 @@ from torch.nn import functional
 from dsd_lab.train import data
 from dsd_lab.train.architecture import DRAFT, build_model
 from dsd_lab.train.batches import EOS
-from dsd_lab.train.doubt import DRAWS, doubts, misjudged, shares
-from dsd_lab.train.expert import reply
+from dsd_lab.train.doubt import shares
 from dsd_lab.train.forward import tower_forward
 from dsd_lab.train.frames import Frame, load_frames, save_shard
 from dsd_lab.train.language_stage import reply_logits, reply_loss
 from dsd_lab.train.questions import Mixer, Questions
 from dsd_lab.train.text import all_instructions, train_tokenizer
+from dsd_lab.worlds.expert import DRAWS, doubts, misjudged, reply
 from dsd_lab.worlds.guide import View
 from dsd_lab.worlds.sight import visible_pixels
 from dsd_lab.worlds.situations import Situation, Split, world_of

@@ -13,10 +13,10 @@ from dsd_lab.train.batches import EOS, Example, collate
 from dsd_lab.train.data import MODEL_HEIGHT, MODEL_WIDTH
 from dsd_lab.train.forward import PLAIN, Passes, language_forward, patches, tower_forward
 from dsd_lab.train.language_stage import embed, reply_loss
-from dsd_lab.train.phrases import phrasings
 from dsd_lab.train.questions import prompt_with_past
 from dsd_lab.train.replies import acceptance, followed, greedy_replies
 from dsd_lab.train.text import all_instructions, instruction_for, prompt_ids, train_tokenizer
+from dsd_lab.worlds.phrases import phrasings
 from dsd_lab.worlds.situations import Split
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.prompts import PromptTemplate

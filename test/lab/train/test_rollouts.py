@@ -14,10 +14,10 @@ from dsd_lab.train import rollouts
 from dsd_lab.train.architecture import SIZES, build_model
 from dsd_lab.train.dagger import meet
 from dsd_lab.train.data import load_frames
-from dsd_lab.train.phrases import instructed
 from dsd_lab.train.questions import Questions
 from dsd_lab.train.rollouts import expert_run, roll_out
 from dsd_lab.train.text import all_instructions, train_tokenizer
+from dsd_lab.worlds.phrases import instructed
 from dsd_lab.worlds.situations import Situation, Split, world_of
 
 SEED = 1_000_001

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsd_lab.train.phrases import fill
-from dsd_lab.train.wordings import FIND
 from dsd_lab.worlds.guide import MIN_PIXELS, View, decide, full_round, walk
+from dsd_lab.worlds.phrases import fill
 from dsd_lab.worlds.sight import column_of, visible_pixels
 from dsd_lab.worlds.situations import NAMES, Situation, may_meet, split_of_pair, world_of
+from dsd_lab.worlds.wordings import FIND
 from dsd_ros.robot.sim.looks import CAMERA_HEIGHT, CAMERA_PITCH, JITTER, PALETTES, Split, look_of
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf
@@ -241,11 +241,15 @@ def test_camera_height_and_pitch_reach_picture_pixels_and_columns(offscreen: Off
     assert all(abs(drawn - told) < 0.02 for drawn, told in columns), columns
 
 
-def test_an_instruction_for_one_of_two_makes_a_world_with_two() -> None:
-    world = World.from_seed(5, "go to the red chair on the left")
-    assert world.goal == "left red chair" and world.instruction == "go to the red chair on the left"
-    assert sum(thing.name == "red chair" for thing in world.things) == 2
-    assert world.look is None and walk(world).reached
+@pytest.mark.parametrize("which", WHICH)
+def test_an_instruction_for_one_of_two_makes_a_world_with_two_that_the_guide_solves(which: str) -> None:
+    for seed in range(6):
+        instruction = f"go to the {which} red chair"
+        world = World.from_seed(seed, instruction)
+        view = View.at(world, world.start)
+        assert (world.goal, world.instruction) == (f"{which} red chair", instruction)
+        assert len(view.named("red chair")) == 2 and view.index_of(world.goal) == world.target_index
+        assert world.look is None and walk(world).reached
 
 
 @pytest.mark.parametrize(

@@ -121,16 +121,12 @@ class World:
         if seed < 0:
             raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
         rng = np.random.default_rng([seed, 20])
-        kind, colour = str(rng.choice(KINDS)), str(rng.choice(COLOURS))
+        kind, colour, which = str(rng.choice(KINDS)), str(rng.choice(COLOURS)), ""
         if instruction is not None:
             goal = named_goal(instruction)
-            kind, colour = goal.kind, goal.colour
-            if goal.which:
-                from dsd_lab.worlds.situations import two_of  # situations are made of worlds
-
-                return replace(two_of(seed, goal), instruction=instruction)
+            kind, colour, which = goal.kind, goal.colour, goal.which
         for _ in range(1000):
-            world = _try_layout(seed, rng, kind, colour)
+            world = _try_layout(seed, rng, kind, colour, which)
             if world is not None:
                 return replace(world, instruction=instruction or f"find the {colour} {kind}")
         raise NoLayoutError(seed)
@@ -230,65 +226,104 @@ def named_thing(instruction: str) -> tuple[str, str]:
     return goal.kind, goal.colour
 
 
-def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str) -> World | None:
+def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str, which: str = "") -> World | None:
+    """A room around a target, None where its things do not fit; `which` adds a second thing of the target's name."""
     half_x, half_y = rng.uniform(2.0, 3.0, size=2)
     start_x = rng.uniform(-half_x + 0.6, half_x - 0.6)
     start_y = rng.uniform(-half_y + 0.6, half_y - 0.6)
     distance = rng.uniform(1.3, 3.2)
     direction = rng.uniform(-math.pi, math.pi)
-    target = Thing(
-        kind,
-        colour,
-        start_x + distance * math.cos(direction),
-        start_y + distance * math.sin(direction),
-        rng.uniform(-math.pi, math.pi),
-    )
+    way = [(start_x + s * math.cos(direction), start_y + s * math.sin(direction)) for s in (0.0, distance)]
+    target = Thing(kind, colour, *way[1], rng.uniform(-math.pi, math.pi))
     if abs(target.x) > half_x - 0.45 or abs(target.y) > half_y - 0.45:
         return None
-    # Three starts in four show the target; the others make the robot look around.
+    # Three starts in four show the target, the others make the robot look around; one of two stands well in view.
     off = rng.uniform(-0.6, 0.6) if rng.random() < 0.75 else rng.uniform(-math.pi, math.pi)
-    yaw = math.remainder(direction + off, 2 * math.pi)
-
-    def corridor(x: float, y: float) -> float:
-        along = (x - start_x) * math.cos(direction) + (y - start_y) * math.sin(direction)
-        along = min(max(along, 0.0), distance)
-        nearest_x = start_x + along * math.cos(direction)
-        nearest_y = start_y + along * math.sin(direction)
-        return math.hypot(x - nearest_x, y - nearest_y)
-
+    off = rng.uniform(-0.3, 0.3) if which else off
+    start = (float(start_x), float(start_y), math.remainder(direction + off, 2 * math.pi))
     things = [target]
-    others = _other_names(rng, kind, colour)
-    for other_kind, other_colour in others:
+
+    def fits(thing: Thing) -> bool:
+        apart = all(math.hypot(thing.x - t.x, thing.y - t.y) > thing.radius + t.radius + 0.25 for t in things)
+        return apart and _beside(thing, way[0], direction, distance) > thing.radius + _CORRIDOR
+
+    if which:
+        twin = _twin(rng, target, which, start)
+        if twin is None or not fits(twin) or abs(twin.x) > half_x - 0.45 or abs(twin.y) > half_y - 0.45:
+            return None
+        things.append(twin)
+    both = tuple(things) if which else ()
+    for other_kind, other_colour in _other_names(rng, kind, colour):
         for _ in range(30):
             radius = RADIUS[other_kind]
             x = rng.uniform(-half_x + radius + 0.05, half_x - radius - 0.05)
             y = rng.uniform(-half_y + radius + 0.05, half_y - radius - 0.05)
-            apart = all(math.hypot(x - t.x, y - t.y) > radius + t.radius + 0.25 for t in things)
-            if apart and corridor(x, y) > radius + _CORRIDOR:
-                things.append(Thing(other_kind, other_colour, x, y, float(rng.uniform(-3.14, 3.14))))
+            other = Thing(other_kind, other_colour, x, y, 0.0)
+            if fits(other) and not any(_hides(other, thing, start) for thing in both):
+                things.append(replace(other, yaw=float(rng.uniform(-3.14, 3.14))))
                 break
     if len(things) < 3:
         return None
-    furniture: list[Furniture] = []
-    for _ in range(int(rng.integers(1, 4))):
-        piece = against_wall(rng, half_x, half_y)
-        free = all(piece.distance(t.x, t.y) > t.radius + 0.25 for t in things)
-        steps = np.linspace(0.0, distance, 12)
-        way = min(piece.distance(start_x + s * math.cos(direction), start_y + s * math.sin(direction)) for s in steps)
-        if free and way > _CORRIDOR + 0.05:
-            furniture.append(piece)
+    furniture = _cabinets(rng, half_x, half_y, things, way)
     order = rng.permutation(len(things))
-    world = World(
+    return World(
         seed=seed,
         half_x=float(half_x),
         half_y=float(half_y),
         things=tuple(things[i] for i in order),
-        furniture=tuple(furniture),
+        furniture=furniture,
         target_index=int(np.argmin(order)),
-        start=(float(start_x), float(start_y), float(yaw)),
+        start=start,
         instruction="",
+        which=which,
     )
-    return world
+
+
+def _beside(thing: Thing, start: tuple[float, float], direction: float, distance: float) -> float:
+    """Metres from a thing's middle to the straight way from start to target."""
+    along = (thing.x - start[0]) * math.cos(direction) + (thing.y - start[1]) * math.sin(direction)
+    along = min(max(along, 0.0), distance)
+    return math.hypot(
+        thing.x - (start[0] + along * math.cos(direction)), thing.y - (start[1] + along * math.sin(direction))
+    )
+
+
+def _twin(rng: np.random.Generator, target: Thing, which: str, start: tuple[float, float, float]) -> Thing | None:
+    """A second thing of the target's name, in view at the start; None where `which` does not clearly mean the first."""
+    distance, bearing = rng.uniform(0.9, 3.6), rng.uniform(-0.6, 0.6)
+    farther, to_the_left = (b - a for a, b in zip(_seen_from(start, target), (distance, bearing), strict=True))
+    apart = {"left": -to_the_left, "right": to_the_left, "nearer": farther - 0.15, "farther": -farther - 0.15}[which]
+    if apart < 0.25 or abs(to_the_left) < 0.2:
+        return None
+    angle = start[2] + bearing
+    x, y = start[0] + distance * math.cos(angle), start[1] + distance * math.sin(angle)
+    return replace(target, x=x, y=y, yaw=float(rng.uniform(-3.14, 3.14)))
+
+
+def _seen_from(start: tuple[float, float, float], thing: Thing) -> tuple[float, float]:
+    """Distance in metres and bearing in radians, positive to the left."""
+    dx, dy = thing.x - start[0], thing.y - start[1]
+    return math.hypot(dx, dy), math.remainder(math.atan2(dy, dx) - start[2], 2 * math.pi)
+
+
+def _hides(other: Thing, thing: Thing, start: tuple[float, float, float]) -> bool:
+    """Whether one thing could cover a part of another at the start."""
+    (near, one), (far, two) = _seen_from(start, other), _seen_from(start, thing)
+    return near < far and abs(math.remainder(one - two, 2 * math.pi)) < 0.1 + other.radius / near + thing.radius / far
+
+
+def _cabinets(
+    rng: np.random.Generator, half_x: float, half_y: float, things: list[Thing], way: list[tuple[float, float]]
+) -> tuple[Furniture, ...]:
+    """One to three cabinets against the walls, without those that stand in the way."""
+    kept = []
+    steps = list(zip(*(np.linspace(a, b, 12) for a, b in zip(*way, strict=True)), strict=True))
+    for _ in range(int(rng.integers(1, 4))):
+        piece = against_wall(rng, half_x, half_y)
+        free = all(piece.distance(t.x, t.y) > t.radius + 0.25 for t in things)
+        if free and min(piece.distance(x, y) for x, y in steps) > _CORRIDOR + 0.05:
+            kept.append(piece)
+    return tuple(kept)
 
 
 def _other_names(rng: np.random.Generator, kind: str, colour: str) -> list[tuple[str, str]]:

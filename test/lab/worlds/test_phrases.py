@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from dsd_lab.train.phrases import (
+from dsd_lab.worlds.phrases import (
     INTENTS,
     all_instructions,
     fill,
@@ -16,8 +16,8 @@ from dsd_lab.train.phrases import (
     phrasings,
     with_unheard_words,
 )
-from dsd_lab.train.wordings import FIND, WORDINGS
 from dsd_lab.worlds.situations import NAMES, Situation, Split, world_of
+from dsd_lab.worlds.wordings import FIND, WORDINGS
 from dsd_ros.robot.sim.world import World, named_goal
 
 # Words that only one split says; the others would be easy to add by mistake.

@@ -1,7 +1,7 @@
-"""What the splits' instructions are put together from: requests, names, openings and so on, each split's its own.
+"""The parts of each split's instructions: requests, names, openings and so on.
 
-Training says far more than the others, and much of it has words that tell sides or distances where they tell none
-("right away", "what is left is to reach", "get closer to"): such a word by itself is no reason to take another goal.
+Training has far more than the others. Many of its parts use "right", "left", "closer" and the like where they tell no
+side and no distance ("right away", "what is left is to reach"): such a word alone is no reason to take another goal.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from dsd_lab.worlds.situations import Split
 
-FIND = "find"  # the intent to ask for the only one, the others ask for one of two
+FIND = "find"  # the intent that asks for the only thing of its name
 
 
 @dataclass(frozen=True)
 class Wording:
-    """What a split's templates are put together from. "{}" is the thing's name, "{s}" its plural."""
+    """The parts of a split's templates. "{}" is the thing's name, "{s}" its plural."""
 
     requests: tuple[str, ...]  # before the thing, may be followed by a tail
     wishes: tuple[str, ...]  # before the thing, with nothing behind it
@@ -207,7 +207,7 @@ WORDINGS: dict[Split, Wording] = {
     ),
 }  # fmt: skip
 
-# Said in place of other words by a training they mean as little as made-up ones.
+# Training puts these in place of other words, where they mean as little as made-up ones.
 COMMON_WORDS = """
 about above across again ago along also always among animal another answer any apple arm ask asked back bad
 bed been began begin best better big bird black boat body book both bread bring brother build busy buy by

@@ -1,11 +1,12 @@
-"""Instructions in many words: the ways to ask for a goal, with templates and words held out of training.
+"""Instructions in many wordings, with templates and words held out of training.
 
-A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (`wordings`). No template
-of one split is in another, and each split has words that the others never say. Words that say which one of two is
-meant ("rightmost", "closest") are everybody's: a model that has only ever read these templates cannot guess them.
+A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (`wordings`). The splits
+share no template, and each has words of its own. Only the words that tell which of two is meant ("rightmost",
+"closest") occur in all splits, because a model cannot guess them.
 
-Nobody can list all that people say, so half of what a training asks has strange words, made up or out of place,
-instead of some of its own ("grole blem the red chair on the left"): what is not a goal's must not matter, heard or not.
+No list holds all that people say, so half of the training's instructions have strange words, made up or out of
+place, instead of some of their own ("grole blem the red chair on the left"). Words that do not name the goal must not
+matter, known or not.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from functools import cache
 
 import numpy as np
 
-from dsd_lab.train.wordings import COMMON_WORDS, FIND, WORDINGS, Wording
 from dsd_lab.worlds.guide import split_goal
 from dsd_lab.worlds.situations import NAMES, Split
+from dsd_lab.worlds.wordings import COMMON_WORDS, FIND, WORDINGS, Wording
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, World
 
-INTENTS = (FIND, *WHICH)  # "find" asks for the only one, the others for one of two
+INTENTS = (FIND, *WHICH)  # "find" asks for the only one of its name, the others for one of two
 _PLAIN = "find the {}"  # how most people ask
 
 
 @cache
 def phrasings(intent: str, split: Split) -> tuple[str, ...]:
-    """A split's templates for an intent of INTENTS; "{}" is where "red chair" goes, "{s}" where "red chairs" does.
+    """A split's templates for an intent; "{}" stands for "red chair", "{s}" for "red chairs".
 
-    Training's are without tails, which would make them a hundred thousand. Raises ValueError for what is no intent.
+    Training's leave out the tails, which would make a hundred thousand of them. Raises ValueError on an unknown intent.
     """
     if intent not in INTENTS:
         raise ValueError(f"'{intent}' is no intent; choose from {', '.join(INTENTS)}.")
@@ -45,9 +46,7 @@ def phrasings(intent: str, split: Split) -> tuple[str, ...]:
 def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TRAINING, unheard: float = 0.0) -> str:
     """One of a split's ways to ask for a goal such as "red chair" or "left red chair".
 
-    In training plain "find the" is the most frequent.
-
-    :param unheard: share of the instructions in which `with_unheard_words` replaces some words.
+    In training, plain "find the" is the most frequent. `unheard`: the share that `with_unheard_words` changes.
     """
     which, name = split_goal(goal)
     words = WORDINGS[split]
@@ -68,7 +67,7 @@ def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TR
 
 
 def _training_template(words: Wording, intent: str, rng: np.random.Generator) -> str:
-    """Drawn part by part, so that the many requests with tails do not crowd the others out."""
+    """Drawn part by part, so that the many requests with tails do not crowd out the others."""
     kind = rng.random()
     if kind < 0.08:
         return _any(words.whole[intent], rng)
@@ -83,10 +82,10 @@ def _any(some: tuple[str, ...], rng: np.random.Generator) -> str:
 
 
 def with_unheard_words(text: str, rng: np.random.Generator) -> str:
-    """An instruction with about half of the words that do not tell of the goal strange ones, and often some more.
+    """An instruction with about half of the words that do not name the goal replaced, and often more words around it.
 
-    Among these are words that tell of a goal elsewhere ("right blem the red chair"), never where they would here:
-    in front of its name, behind "the", or last.
+    Some of these would tell sides or distances elsewhere ("right blem the red chair"), but never where they stand:
+    they do not precede the name, follow "the" or come last.
     """
 
     def instead(match: re.Match[str]) -> str:
@@ -100,7 +99,7 @@ def with_unheard_words(text: str, rng: np.random.Generator) -> str:
 
 
 def _some_strange(rng: np.random.Generator, astray: tuple[str, ...]) -> list[str]:
-    """Up to six strange words, few more often than many, now and then with one astray, which never ends them."""
+    """Up to six strange words, few more often than many; now and then one astray among them, never at the end."""
     some = [_strange(rng) for _ in range(int(rng.integers(7) * rng.random()))]
     if some and rng.random() < 0.4:
         some.insert(int(rng.integers(len(some))), _any(astray, rng))
@@ -127,7 +126,7 @@ _CODAS = ("", *"bdglmnprstx", "ck", "ll", "nd", "ng", "nt", "rk", "rn", "sh", "s
 
 @cache
 def _words_of(split: Split) -> frozenset[str]:
-    """What is said in a split, without names."""
+    """The words of a split, without names."""
     words = WORDINGS[split]
     said = [
         template
@@ -145,13 +144,13 @@ def _all_words() -> frozenset[str]:
 
 @cache
 def _common() -> tuple[str, ...]:
-    """Common words that stay training's: held-out ones must not become known by mistake."""
+    """Common words without those that are held out, which training must not show by mistake."""
     held_out = _TELLING.union(*(_words_of(split) for split in Split if split is not Split.TRAINING))
     return tuple(word for word in COMMON_WORDS.split() if word not in held_out)
 
 
 def _strange(rng: np.random.Generator) -> str:
-    """A common word out of place, or one that is no split's, of one or two syllables."""
+    """A common word out of place, or a made-up one of one or two syllables."""
     return _any(_common(), rng) if rng.random() < 0.5 else _made_up(rng)
 
 
@@ -167,7 +166,7 @@ def _made_up(rng: np.random.Generator) -> str:
 
 
 def instructed(world: World) -> World:
-    """A world of a split with its goal asked for in one of the split's ways, drawn from its seed."""
+    """A split's world with its goal asked for in one of the split's wordings, drawn from its seed."""
     if world.look is None:
         return world
     split = world.look.split

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsd_lab.train.data import MODEL_HEIGHT, MODEL_WIDTH, SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
-from dsd_lab.train.expert import reply
+from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View, full_round, walk
 from dsd_lab.worlds.situations import Situation, Split, world_of
 from dsd_ros.navigation.actions import parse_reply

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
-import platform
+import queue
 import re
-import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from dsd_lab.bench.tree_cost import tree_costs
+from dsd_lab.report import BenchError, header, table
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.trees import TreeLayout
 from dsd_ros.wire.channel import Channel, LinkClosed
 
-TRANSPORTS = ("local", "websocket", "dds")
+PAST = 1024  # tokens before a tree
+_HEAD = 64  # size of an attention head
 _ADDRESS = re.compile(r"wss?://\S+:\d+")
+_START_S = 120.0  # for a verifier to load its model and listen
 _WARM_UP = 3  # replies that are not counted
+_WARM_UP_TREES = 20  # passes that are not counted
 
 
 def measure_overhead(
@@ -34,19 +39,18 @@ def measure_overhead(
     seed: int = 0,
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures in mode dsd over each transport, verifier in its own process.
+    """Decode ``replies`` noise pictures in mode dsd over each transport, the verifier in its own process.
 
-    The overhead of a round is the time the robot waited for its outcome less the time the verifier's model
-    ran, in milliseconds; drafting is not in it. First rounds, in which both sides still read the picture,
-    are left out. What a tree adds to a pass of the verifier is measured beside (``tree_costs``).
-    progress(share done, transport) after each reply. ValueError for an unknown transport.
+    The overhead of a round is the time that the robot waited for its outcome less the time that the verifier's model
+    ran, in milliseconds; drafting does not count. First rounds, in which both sides still read the picture, are left
+    out. ``tree_costs`` are part of the report. progress(share done, transport) after each reply. BenchError.
     """
     for name in transports:
-        if name not in TRANSPORTS:
-            raise ValueError(f"unknown transport {name!r}; choose from {', '.join(TRANSPORTS)}")
+        if name not in _CHANNELS:
+            raise BenchError(f"unknown transport {name!r}; choose from {', '.join(_CHANNELS)}")
     if replies < 1:
-        raise ValueError(f"replies is {replies}; use 1 or more")
-    # One thread each: both models share this machine, and their threads would wait for each other.
+        raise BenchError(f"replies is {replies}; use 1 or more")
+    # One thread each: the models share this machine, and their threads would wait for each other.
     model = load_model(ModelSettings(draft, threads=1))
     settings = DecodeSettings(mode="dsd", seed=seed)
     pictures = np.random.default_rng(seed).integers(0, 256, (replies, 112, 168, 3), dtype=np.uint8)
@@ -62,37 +66,58 @@ def measure_overhead(
                 done += 1
                 if progress is not None:
                     progress(done / (replies * len(transports)), name)
-        median, p95 = np.percentile(rounds, [50, 95])
-        rows.append(
-            {
-                "transport": name,
-                "rounds": len(rounds),
-                "median_ms": round(float(median), 3),
-                "p95_ms": round(float(p95), 3),
-            }
-        )
-    return {"bench": "overhead", "machine": machine(), "replies": replies, "rows": rows, "trees": tree_costs()}
+        rows.append({"transport": name, "rounds": len(rounds), **_percentiles(rounds)})
+    models = {"draft": model, "target": target}
+    return {**header("overhead", **models), "replies": replies, "rows": rows, "trees": tree_costs()}
+
+
+def tree_costs(passes: int = 400, nodes: int = MAX_NODES) -> list[dict[str, Any]]:
+    """Milliseconds of CPU for one pass over a tree of ``nodes`` nodes after PAST tokens, by the tree's shape.
+
+    Timed is what a tree needs and a sequence does not: checking it as it comes from the wire, the ancestor mask,
+    each node's position and the rotations gathered for them.
+    """
+    cos, sin = torch.rand(2, 1, PAST + nodes + 1, _HEAD)
+    shapes = {
+        "chain": tuple(range(-1, nodes - 1)),
+        "binary": tuple((node - 2) // 2 for node in range(nodes)),
+        "star": (ROOT,) * nodes,
+    }
+    rows = []
+    for name, parents in shapes.items():
+        sent = TokenTree(tuple(range(nodes)), parents).parents_bytes()
+        milliseconds = []
+        for _ in range(_WARM_UP_TREES + passes):
+            began = time.thread_time()
+            tree = TokenTree.from_bytes(range(nodes), sent)
+            layout = TreeLayout.of(tree.parents, 0, PAST, 1)
+            _ = torch.from_numpy(layout.mask)[None, None]
+            positions = torch.from_numpy(layout.positions)
+            _ = cos[:, positions], sin[:, positions]
+            milliseconds.append(1e3 * (time.thread_time() - began))
+        rows.append({"tree": name, "nodes": nodes, **_percentiles(milliseconds[_WARM_UP_TREES:])})
+    return rows
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as a table."""
-    lines = [f"{'transport':12} {'rounds':>8} {'median ms':>10} {'p95 ms':>10}"]
-    for row in report["rows"]:
-        lines.append(f"{row['transport']:12} {row['rounds']:8d} {row['median_ms']:10.3f} {row['p95_ms']:10.3f}")
-    for row in report["trees"]:
-        tree = f"{row['tree']} of {row['nodes']}"
-        lines.append(f"mask and positions of a {tree:12} {row['median_ms']:7.3f} {row['p95_ms']:10.3f}")
-    return "\n".join([*lines, report["machine"]])
+    """The report as tables."""
+    rows = [[r["transport"], f"{r['rounds']}", f"{r['median_ms']:.3f}", f"{r['p95_ms']:.3f}"] for r in report["rows"]]
+    rows += [
+        [f"mask and positions of a {r['tree']} of {r['nodes']}", "", f"{r['median_ms']:.3f}", f"{r['p95_ms']:.3f}"]
+        for r in report["trees"]
+    ]
+    return "\n".join([*table([["transport", "rounds", "median ms", "p95 ms"], *rows]), report["machine"]])
 
 
-def machine() -> str:
-    """This machine in words: processor, cores, system."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
-        name = found.group(1) if found else name
-    return f"{name}, {os.cpu_count()} cores, {platform.system()} {platform.release().split('-')[0]}"
+def use_own_ros_domain() -> None:
+    """Keep this process and its children on a ROS domain and host of their own, unless the environment chooses."""
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+
+
+def _percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
+    median, p95 = np.percentile(milliseconds, [50, 95])
+    return {"median_ms": round(float(median), 3), "p95_ms": round(float(p95), 3)}
 
 
 @contextmanager
@@ -107,64 +132,33 @@ def _local(target: str) -> Iterator[Channel]:
 def _websocket(target: str) -> Iterator[Channel]:
     from dsd_ros.wire.websocket import WebsocketChannel
 
-    command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", target]
-    with _process(command) as process:
-        channel = WebsocketChannel(_address(process))
-        try:
+    lines: queue.Queue[str] = queue.Queue()
+    with ProcessGroup(lambda _, line: lines.put(line)) as group:
+        command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0", "--model", target]
+        child = group.start("verifier", command, {"OMP_NUM_THREADS": "1"})
+        printed, deadline = "", time.monotonic() + _START_S
+        while (address := _ADDRESS.search(printed)) is None:
+            if time.monotonic() > deadline or not (child.running or lines.qsize()):
+                raise LinkClosed(f"the verifier did not start: {printed.strip() or 'it printed nothing'}")
+            try:
+                printed += lines.get(timeout=0.2) + "\n"
+            except queue.Empty:
+                continue
+        with WebsocketChannel(address.group()) as channel:
             yield channel
-        finally:
-            channel.close()
 
 
 @contextmanager
 def _dds(target: str) -> Iterator[Channel]:
     from dsd_ros.ros.standalone import dds_channel
 
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    use_own_ros_domain()
     command = [sys.executable, "-m", "dsd_ros.ros.entry", "verifier_node", "--ros-args"]
     command += ["-p", f"model.path:={target}", "-p", "model.threads:=1"]
-    with _process(command) as process, dds_channel("overhead_bench") as channel:
-        threading.Thread(target=_drain, args=(process,), daemon=True).start()
-        yield channel
+    with ProcessGroup(lambda _, line: None) as group:
+        group.start("verifier_node", command, {"OMP_NUM_THREADS": "1"})
+        with dds_channel("overhead_bench") as channel:
+            yield channel
 
 
 _CHANNELS = {"local": _local, "websocket": _websocket, "dds": _dds}
-
-
-@contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _address(process: subprocess.Popen[str]) -> str:
-    """The address that `dsd verifier` prints; what it says after that is read and dropped."""
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        found = _ADDRESS.search(line)
-        if found:
-            threading.Thread(target=_drain, args=(process,), daemon=True).start()
-            return found.group()
-    raise LinkClosed(f"the verifier did not start: {''.join(said).strip() or 'it said nothing'}")
-
-
-def _drain(process: subprocess.Popen[str]) -> None:
-    try:
-        for _ in process.stdout or ():
-            pass
-    except ValueError:
-        return  # closed at the end

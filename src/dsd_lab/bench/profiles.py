@@ -42,7 +42,7 @@ class Profile:
         return self.target_s is not None
 
     def stretched(self, factor: float) -> Profile:
-        """Every time of it multiplied by ``factor``, and the rates divided by it."""
+        """The same profile with every time multiplied by ``factor``, and the rates divided by it."""
         return replace(
             self,
             link=self.link.stretched(factor),
@@ -75,43 +75,36 @@ def load_profile(name: str, path: Path | None = None) -> Profile:
 def _profile(name: str, values: Any) -> Profile:
     if not isinstance(values, dict):
         raise ProfileError(f"profile {name} is no mapping; give it delay_ms and the rest")
-    for key in values:
+    for key, value in values.items():
         if key not in _KEYS:
             raise ProfileError(f"profile {name} has an unknown setting {key!r}; use {', '.join(_KEYS)}")
-    for key in _NUMBERS:
-        if key in values and not _is_number(values[key]):
-            raise ProfileError(f"{key} of profile {name} is {values[key]!r}; give a number from 0")
-    both = "delay_ms" in values
-    if both == ("delay_up_ms" in values or "delay_down_ms" in values):
+        if key in _NUMBERS and not _is_number(value):
+            raise ProfileError(f"{key} of profile {name} is {value!r}; give a number from 0")
+        if key in ("draft_ms", "target_ms") and not 0.0 < value <= 60_000:
+            raise ProfileError(f"{key} of profile {name} is {value}; use 0 to 60000 ms")
+    ways = values.keys() & {"delay_up_ms", "delay_down_ms"}
+    if ("delay_ms" in values) == bool(ways):
         raise ProfileError(f"profile {name} needs either delay_ms or delay_up_ms and delay_down_ms")
-    if not both and not ("delay_up_ms" in values and "delay_down_ms" in values):
+    if len(ways) == 1:
         raise ProfileError(f"profile {name} needs both delay_up_ms and delay_down_ms")
     if ("draft_ms" in values) != ("target_ms" in values):
         raise ProfileError(f"profile {name} needs both draft_ms and target_ms, or neither")
-    for key in ("draft_ms", "target_ms"):
-        if key in values and not 0.0 < values[key] <= 60_000:
-            raise ProfileError(f"{key} of profile {name} is {values[key]}; use 0 to 60000 ms")
     gamma = values.get("gamma", 4)
     if not isinstance(gamma, int) or isinstance(gamma, bool) or not 1 <= gamma <= MAX_DRAFT_LENGTH:
         raise ProfileError(f"gamma of profile {name} is {gamma!r}; use 1 to {MAX_DRAFT_LENGTH}")
+    up, down = ("delay_up_ms", "delay_down_ms") if ways else ("delay_ms", "delay_ms")
     try:
         link = LinkProfile(
-            delay_up_s=1e-3 * values["delay_ms" if both else "delay_up_ms"],
-            delay_down_s=1e-3 * values["delay_ms" if both else "delay_down_ms"],
+            delay_up_s=1e-3 * values[up],
+            delay_down_s=1e-3 * values[down],
             jitter_s=1e-3 * values.get("jitter_ms", 0),
             rate_up_bps=1e6 * values.get("up_mbps", 0),
             rate_down_bps=1e6 * values.get("down_mbps", 0),
         )
     except ValueError as error:
         raise ProfileError(f"profile {name} is out of bounds: {error}") from error
-    return Profile(
-        name=name,
-        summary=str(values.get("summary", "")),
-        link=link,
-        gamma=gamma,
-        draft_s=1e-3 * values["draft_ms"] if "draft_ms" in values else None,
-        target_s=1e-3 * values["target_ms"] if "target_ms" in values else None,
-    )
+    draft_s, target_s = (1e-3 * values[key] if key in values else None for key in ("draft_ms", "target_ms"))
+    return Profile(name, str(values.get("summary", "")), link, gamma, draft_s, target_s)
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from dsd_lab.bench.overhead import machine
-from dsd_lab.bench.sweeps import BenchError
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
+from dsd_lab.report import BenchError, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -32,7 +29,7 @@ SESSIONS_EVERY = 50  # replies of one session; opening and closing may leak as w
 _SAMPLES = 40
 _WARM_UP = 0.2  # share of the replies after which nothing may grow any more
 _PAUSE_S = 0.002
-_REST_S = 0.05  # before a sample: a worker ends the pass it is in after the reply is there
+_REST_S = 0.05  # before a sample: after a reply a worker still ends the pass that it is in
 
 Sample = dict[str, float]
 
@@ -43,21 +40,20 @@ def soak(
     draft: str,
     target: str,
     max_growth_mb: float = 48.0,
-    progress: Callable[[dict[str, float]], None] | None = None,
+    progress: Callable[[Sample], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures, a new session for every 50; figures of the process on the way.
+    """Decode ``replies`` noise pictures, a new session for every 50; sample what the process holds.
 
-    "steady" tells whether memory at the end (median of the last quarter) is at most ``max_growth_mb`` above that
-    after the warm-up (median of the first quarter behind it), threads, open files and verifier sessions no more
-    than they were then, and live key/value caches not more by over one round's pre-drafts. ValueErrors for
+    "steady" is true when memory at the end (median of the last quarter) is at most ``max_growth_mb`` above that
+    after the warm-up (median of the first quarter after it), threads, open files and verifier sessions are no more
+    than they were then, and live key/value caches grew by at most one round's pre-drafts. Raises ValueErrors for
     what cannot be run, ModelError, LinkError. progress(sample) some forty times on the way.
     """
     if replies < _SAMPLES:
         raise BenchError(f"replies is {replies}; use {_SAMPLES} or more")
     if not max_growth_mb > 0:
         raise BenchError(f"max-growth-mb is {max_growth_mb}; use a number above 0")
-    robot = load_model(ModelSettings(draft, threads=1))
-    cloud = load_model(ModelSettings(target, threads=1))
+    robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     rng = np.random.default_rng(0)
     began, done, tokens = time.monotonic(), 0, 0
     samples: list[Sample] = []
@@ -77,25 +73,24 @@ def soak(
                         samples.append({"replies": done, **_holds(engine)})
                         if progress is not None:
                             progress(samples[-1])
+    # Key/value caches of one round's work may exist at one sample and not at another.
+    caches = 2 + (settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 0)
     return {
-        "bench": "soak",
-        "machine": f"{machine()}, torch {torch.__version__}",
+        **header("soak", draft=robot, target=cloud),
         "mode": settings.mode,
         "replies": replies,
         "tokens": tokens,
         "seconds": round(time.monotonic() - began, 1),
-        **_judged(samples, {"memory_mb": max_growth_mb, "caches": _caches(settings)}),
+        **_judged(samples, {"memory_mb": max_growth_mb, "caches": caches}),
         "samples": samples,
     }
 
 
 def render(report: dict[str, Any]) -> str:
     """The figures over time, and the verdict."""
-    names = [name for name in report["samples"][0] if name != "replies"]
-    lines = [f"{'replies':>8} " + " ".join(f"{name:>11}" for name in names)]
-    for sample in report["samples"][:: max(1, len(report["samples"]) // 10)]:
-        cells = " ".join(f"{sample[name]:11g}" for name in names)
-        lines.append(f"{sample['replies']:8g} {cells}")
+    samples = report["samples"]
+    shown = samples[:: max(1, len(samples) // 10)]
+    lines = table([list(samples[0]), *([f"{value:g}" for value in sample.values()] for sample in shown)], left=0)
     for name, judged in report["growth"].items():
         verdict = "grew by" if judged["growth"] > judged["bound"] else "steady:"
         lines.append(f"{name}: {verdict} {judged['growth']:+g} (bound {judged['bound']:g})")
@@ -104,7 +99,7 @@ def render(report: dict[str, Any]) -> str:
 
 @contextmanager
 def _only_new_garbage() -> Iterator[None]:
-    """What is there now, modules above all, need not be searched at every sample."""
+    """Keep what exists now, modules above all, out of the search at every sample."""
     gc.collect()
     gc.freeze()
     try:
@@ -113,29 +108,18 @@ def _only_new_garbage() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _caches(settings: DecodeSettings) -> int:
-    """How many key/value caches may be there at one sample and not at another: those of one round's work."""
-    return 2 + settings.predraft_budget * settings.pipeline_depth if settings.predrafts else 2
-
-
 def _judged(samples: Sequence[Sample], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Growth between the first and the last quarter of the samples behind the warm-up.
+    """Growth between the first and the last quarter of the samples after the warm-up.
 
-    ``bounds`` are of the figures that may grow; the others may not.
+    ``bounds``: of the figures that may grow; the others may not.
     """
     settled = samples[int(_WARM_UP * len(samples)) :]
     quarter = max(1, len(settled) // 4)
-    first, last = settled[:quarter], settled[-quarter:]
     growth: dict[str, dict[str, float]] = {}
-    for name in samples[0]:
-        if name == "replies":
-            continue
-        if name == "memory_mb":
-            change = statistics.median(s[name] for s in last) - statistics.median(s[name] for s in first)
-            growth[name] = {"growth": round(change, 2), "bound": bounds[name]}
-        else:
-            change = max(s[name] for s in last) - max(s[name] for s in first)
-            growth[name] = {"growth": change, "bound": bounds.get(name, 0)}
+    for name in (name for name in samples[0] if name != "replies"):
+        typical = statistics.median if name == "memory_mb" else max
+        first, last = (typical([s[name] for s in part]) for part in (settled[:quarter], settled[-quarter:]))
+        growth[name] = {"growth": round(last - first, 2), "bound": bounds.get(name, 0)}
     steady = all(judged["growth"] <= judged["bound"] for judged in growth.values())
     return {"steady": steady, "growth": growth}
 
@@ -144,21 +128,11 @@ def _holds(engine: VerifierEngine) -> Sample:
     """What the process holds now, garbage apart."""
     time.sleep(_REST_S)
     gc.collect()
-    held: Sample = {
-        "memory_mb": round(_resident_bytes() / 1e6, 2),
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "memory_mb": round(pages * resource.getpagesize() / 1e6, 2),
         "threads": threading.active_count(),
         "sessions": engine.sessions,
         "caches": sum(type(thing) is KeyValueCache for thing in gc.get_objects()),
+        "open_files": len(os.listdir("/proc/self/fd")),
     }
-    files = Path("/proc/self/fd")
-    if files.is_dir():
-        held["open_files"] = len(os.listdir(files))
-    return held
-
-
-def _resident_bytes() -> float:
-    statm = Path("/proc/self/statm")
-    if statm.is_file():
-        return float(statm.read_text().split()[1]) * resource.getpagesize()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the peak is the next best thing
-    return float(peak) * (1 if sys.platform == "darwin" else 1024)

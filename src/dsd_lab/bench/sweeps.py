@@ -15,25 +15,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsd_lab.report import BenchError
 from dsd_ros.decoding.modes import Overlap, Proof, Shape, mode
 from dsd_ros.decoding.settings import DecodeSettings
 
 MAX_VARIANTS = 200
 ALIASES = {"gamma": "draft_length"}
-# Of a whole run rather than of a mode: all modes must decode the same reply.
+# These hold for a whole run: all modes must decode the same reply.
 COMMON = ("temperature", "top_k", "top_p", "seed", "max_tokens")
 _FIELDS = {item.name: item for item in dataclasses.fields(DecodeSettings)}
 _OF_A_MODE = tuple(name for name in _FIELDS if name != "mode" and name not in COMMON)
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
-class BenchError(ValueError):
-    """Modes or sweeps that cannot be measured; one sentence."""
-
-
 @dataclass(frozen=True)
 class Variant:
-    """One mode with its settings. ``own`` are those that set it apart from the other variants."""
+    """One mode with its settings. ``own``: the settings that set it apart from the other variants."""
 
     decode: DecodeSettings
     own: tuple[tuple[str, Any], ...] = ()
@@ -52,21 +49,17 @@ class Variant:
 
 def matters(name: str, decode: DecodeSettings) -> bool:
     """Whether the setting changes how this mode works."""
-    if name in COMMON:
-        return True
-    if name == "draft_length":
-        return decode.needs_draft and decode.shaped_by is not Shape.EXPANSION
-    if name == "shape":
-        return decode.needs_draft
-    if name == "tree_expansion":
-        return decode.shaped_by is Shape.EXPANSION
-    if name == "tree_budget":
-        return decode.shaped_by is Shape.BUDGET and not decode.tunes
-    if name == "proof":
-        return decode.needs_draft or decode.proven_by is Proof.COUPLED
-    if name in ("top_k_proof", "top_rho_proof", "top_float_proof"):
-        return decode.proven_by is Proof.TRUNCATED
-    return decode.preset.overlap is Overlap.PREDRAFT
+    truncated = decode.proven_by is Proof.TRUNCATED
+    rules = {
+        **dict.fromkeys(COMMON, True),
+        "draft_length": decode.needs_draft and decode.shaped_by is not Shape.EXPANSION,
+        "shape": decode.needs_draft,
+        "tree_expansion": decode.shaped_by is Shape.EXPANSION,
+        "tree_budget": decode.shaped_by is Shape.BUDGET and not decode.tunes,
+        "proof": decode.needs_draft or decode.proven_by is Proof.COUPLED,
+        **dict.fromkeys(("top_k_proof", "top_rho_proof", "top_float_proof"), truncated),
+    }
+    return rules.get(name, decode.preset.overlap is Overlap.PREDRAFT)
 
 
 def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) -> list[Variant]:

@@ -1,30 +1,27 @@
 """`dsd-lab bench wire`: what each proof and shape of a draft costs on the link, and a reply's time by rate.
 
-Replies are sampled by the system's own models, sessions and messages. Bytes, acceptance and tau are counted without
-a link; then the same replies are decoded over an emulated one at every rate, which may cost time and no token.
+Replies are sampled by the product's own models, sessions and messages. Bytes, acceptance and tau are counted without
+a link; then the same replies are decoded over an emulated link at every rate, which may cost time and no token.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dsd_lab.bench.modes import BATCH_GROWTH, Scene, held_out_scenes
+from dsd_lab.bench import scenes as ask
+from dsd_lab.bench.scenes import BATCH_GROWTH, Scene, held_out_scenes, text_scenes
 from dsd_lab.bench.wire_distances import Distances
-from dsd_lab.bench.wire_report import ALONE, PAIR, Contender, computed_seconds, make_report
-from dsd_lab.bench.wire_setting import WireSetting
-from dsd_lab.bench.wire_text import text_scenes
+from dsd_lab.bench.wire_report import computed_seconds, make_report
+from dsd_lab.bench.wire_setting import ALONE, PAIR, Contender, WireSetting
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.pace import Pace
@@ -35,9 +32,6 @@ from dsd_ros.wire.messages import Observation
 from dsd_ros.wire.pictures import NO_PICTURE, encode_picture
 
 _MODES = {ALONE: "ar", "full": "dsd", "split": "dssd", "truncated": "tslt", "coupled": "coupled"}
-_WARM_UP_TOKENS = 8
-# Nothing is lost on an emulated link, and what is sent again would be counted too.
-_PATIENCE = LinkSettings(response_timeout_s=600.0, attempts=1)
 
 
 def measure_wire(
@@ -48,47 +42,35 @@ def measure_wire(
 ) -> dict[str, Any]:
     """Ask the same questions with every proof and shape; the report as JSON holds it.
 
-    They are about held-out pictures, or a text model's instructions. progress(replies done, replies in all at most,
-    label, reply) after each. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
+    The questions are about held-out pictures, or a text model's instructions. progress(replies done, replies in all at
+    most, label, reply) after each reply. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
     """
     scenes = (text_scenes if setting.model == "text" else held_out_scenes)(setting.images)
     robot, cloud = load_model(draft), load_model(target)
     contenders = _contenders(setting, robot.vocab_size)
-    seed, done = setting.decode.seed, 0
-    total = len(contenders) * (setting.images * setting.draws + setting.timed_count * len(setting.uplinks))
+    done, total = 0, len(contenders) * (setting.images * setting.draws + setting.timed_count * len(setting.uplinks))
+
+    def decode(one: Contender, number: int, draw: int, channel: Channel) -> DecodedReply:
+        nonlocal done
+        seed = setting.decode.seed + draw * setting.images + number
+        reply = ask.decode(channel, robot, dataclasses.replace(one.decode, seed=seed), scenes[number])
+        done += 1
+        if progress is not None:
+            progress(done, total, one.label, reply)
+        return reply
+
     with VerifierEngine(cloud) as engine:
-
-        def decode(one: Contender, number: int, draw: int, channel: Channel, **changes: Any) -> DecodedReply:
-            nonlocal done
-            settings = dataclasses.replace(one.decode, seed=seed + draw * setting.images + number, **changes)
-            scene = scenes[number]
-            with ExitStack() as stack:
-                stack.callback(channel.close)
-                session = stack.enter_context(EdgeSession(channel, robot, settings, _PATIENCE))
-                reply = session.decode(scene.image, scene.instruction)
-            if not changes:
-                done += 1
-                if progress is not None:
-                    progress(done, total, one.label, reply)
-            return reply
-
-        for one in contenders:  # what happens once in a process is not to be measured
-            decode(one, 0, 0, LocalChannel(engine), max_tokens=_WARM_UP_TOKENS)
+        for one in contenders:  # what happens once in a process must not be measured
+            short = dataclasses.replace(one.decode, max_tokens=ask.WARM_UP_TOKENS)
+            ask.decode(LocalChannel(engine), robot, short, scenes[0])
         for draw in range(setting.draws):
             for number in range(setting.images):
                 for one in contenders:
                     one.counted.append(decode(one, number, draw, LocalChannel(engine)))
-        distances = Distances(
-            robot.vocab_size,
-            [one.decode.top_k_proof for one in contenders],
-            [PAIR, *(one.children for one in contenders if one.children)],
-        )
-        replies = [one.counted for one in contenders if one.proof == ALONE][0]
-        for index, reply in enumerate(replies):
-            _compare(distances, robot, cloud, scenes[index % len(scenes)], reply.tokens, setting.decode)
+        distances = _distances(contenders, robot, cloud, scenes)
         if setting.profile is not None:
             assert setting.profile.draft_s is not None and setting.profile.target_s is not None
-            robot.pace, cloud.pace = (Pace(setting.profile.draft_s, BATCH_GROWTH), Pace(setting.profile.target_s))
+            robot.pace, cloud.pace = Pace(setting.profile.draft_s, BATCH_GROWTH), Pace(setting.profile.target_s)
         for uplink in setting.uplinks:
             bearable = [
                 one
@@ -96,17 +78,17 @@ def measure_wire(
                 if max(computed_seconds(one, reply, setting, uplink) for reply in one.counted) <= setting.longest_s
             ]
             for number in range(setting.timed_count):
-                # Each question begins with another proof: what comes first must not always be the same.
-                for offset in range(len(bearable)):
-                    one = bearable[(number + offset) % len(bearable)]
+                # Each question begins with another proof, so that the first is not always the same.
+                start = number % len(bearable) if bearable else 0
+                for one in bearable[start:] + bearable[:start]:
                     channel = EmulatedChannel(LocalChannel(engine), setting.link(uplink))
                     one.timed.setdefault(uplink, []).append(decode(one, number, 0, channel))
     pictures = [observation_bytes(scene) for scene in scenes]
-    return make_report(setting, contenders, distances, pictures, robot.vocab_size)
+    return make_report(setting, contenders, distances, pictures, {"draft": robot, "target": cloud})
 
 
 def _contenders(setting: WireSetting, vocabulary: int) -> list[Contender]:
-    # With the shared noise: coupled must say the same.
+    # The target alone draws with the shared noise: coupled must say the same.
     alone = dataclasses.replace(setting.decode, mode=_MODES[ALONE], proof="coupled")
     found = {"": Contender(ALONE, alone)}
     for proof in setting.proofs:
@@ -117,10 +99,20 @@ def _contenders(setting: WireSetting, vocabulary: int) -> list[Contender]:
                 changes: dict[str, Any] = {"mode": _MODES[proof], **dict(shape.settings)}
                 if kept is not None:
                     changes["top_k_proof"] = kept.of(vocabulary)
-                decode = dataclasses.replace(setting.decode, **changes)
-                one = Contender(proof, decode, kept, shape)
+                one = Contender(proof, dataclasses.replace(setting.decode, **changes), kept, shape)
                 found.setdefault(one.label, one)
     return list(found.values())
+
+
+def _distances(
+    contenders: Sequence[Contender], robot: VisionLanguageModel, cloud: VisionLanguageModel, scenes: Sequence[Scene]
+) -> Distances:
+    """Both models' distributions over the replies of the target alone."""
+    kept = [one.decode.top_k_proof for one in contenders]
+    distances = Distances(robot.vocab_size, kept, [PAIR, *(one.children for one in contenders if one.children)])
+    for index, reply in enumerate(contenders[0].counted):
+        _compare(distances, robot, cloud, scenes[index % len(scenes)], reply.tokens, contenders[0].decode)
+    return distances
 
 
 def _compare(
@@ -131,7 +123,7 @@ def _compare(
     tokens: list[int],
     decode: DecodeSettings,
 ) -> None:
-    """Read a reply with both models, with the draft token by token: an int8 copy rounds longer passes otherwise."""
+    """Read a reply with both models; the draft token by token, since an int8 copy rounds longer passes otherwise."""
     rows = []
     for model in (cloud, robot):
         sequence = model.prefill(scene.image, scene.instruction)
@@ -148,10 +140,10 @@ def _compare(
 
 
 def observation_bytes(scene: Scene) -> int:
-    """What the picture, if there is one, and the instruction take on the link, message and all."""
+    """Bytes of the message with the picture, if there is one, and the instruction."""
     if scene.image is None:
         return len(encode(Observation(1, 1, scene.instruction, 0, 0, NO_PICTURE, b"")))
-    encoding = _PATIENCE.image_encoding
-    picture = encode_picture(scene.image, encoding)
+    encoding = ask.PATIENT_LINK.image_encoding
     height, width = scene.image.shape[:2]
+    picture = encode_picture(scene.image, encoding)
     return len(encode(Observation(1, 1, scene.instruction, height, width, encoding, picture)))

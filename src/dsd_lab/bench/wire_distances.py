@@ -24,25 +24,23 @@ class Distances:
         self.tokens = 0
         self._children = sorted({1, *children})
         self._coupled = self._optimal = self._target_kept = 0.0
-        self._mass = dict.fromkeys(self.kept, 0.0)
-        pairs = [(k, n) for k in (*self.kept, vocabulary) for n in self._children]
-        self._accepted = dict.fromkeys(pairs, 0.0)
+        self._mass = dict.fromkeys((*self.kept, vocabulary), 0.0)
+        self._accepted = dict.fromkeys([(k, n) for k in self._mass for n in self._children], 0.0)
         self._vocabulary = vocabulary
 
     def add(self, p: np.ndarray, q: np.ndarray) -> None:
-        """Distributions (n, V) of target and draft behind the same tokens."""
+        """Add the distributions (n, V) of target and draft after the same tokens."""
         self.tokens += len(p)
         self._optimal += float(acceptance(p, q).sum())
         self._coupled += float(coupled_acceptance(p, q).sum())
         self._target_kept += float((p > 0).sum())
-        # By q, the likeliest first and of equals that of lower id, as `theory_acceptance.truncate` keeps them.
+        # By q, the likeliest first and among equals the lower id, the order in which ``acceptance.truncate`` keeps.
         order = np.argsort(-q, axis=-1, kind="stable")
         p, q = np.take_along_axis(p, order, -1), np.take_along_axis(q, order, -1)
         masses = np.cumsum(q, -1)
-        for k in {*self.kept, self._vocabulary}:
+        for k in self._mass:
             mass = masses[:, min(k, q.shape[-1]) - 1]
-            if k in self._mass:
-                self._mass[k] += float((mass / masses[:, -1]).sum())
+            self._mass[k] += float((mass / masses[:, -1]).sum())
             totals = _total_acceptance(p[:, :k], q[:, :k] / mass[:, None], max(self._children))
             for n in self._children:
                 self._accepted[k, n] += float(totals[n - 1].sum())
@@ -54,7 +52,7 @@ class Distances:
 
     @property
     def coupled(self) -> float:
-        """What shared randomness keeps of it, exactly."""
+        """The part of it that shared randomness keeps, exactly."""
         return self._coupled / self.tokens
 
     def expected(self, proof: str, k: int, children: int = 1) -> float | None:
@@ -69,12 +67,12 @@ class Distances:
         return self._accepted[k, children] / self.tokens
 
     def mass(self, k: int) -> float:
-        """Of q, that its k likeliest tokens hold."""
+        """The share of q that its k likeliest tokens hold."""
         return self._mass[k] / self.tokens
 
     @property
     def target_kept(self) -> int:
-        """Ids that p has on average."""
+        """How many ids p has on average."""
         return max(1, round(self._target_kept / self.tokens))
 
 
@@ -89,6 +87,5 @@ def _total_acceptance(p: np.ndarray, q: np.ndarray, count: int) -> list[np.ndarr
         total = total + left * beta
         left = left * (1.0 - beta)
         found.append(np.minimum(total, 1.0))
-        rest = np.maximum(1.0 - beta, 1e-12)[:, None]
-        p = np.maximum(p - q, 0.0) / rest
+        p = np.maximum(p - q, 0.0) / np.maximum(1.0 - beta, 1e-12)[:, None]
     return found

@@ -5,29 +5,28 @@ After Figures 3 to 6 of "Fast Collaborative Inference via Distributed Speculativ
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.modes_plots import check_plot
-from dsd_lab.bench.wire_report import ALONE, models_speed
+from dsd_lab.bench.wire_report import models_speed
+from dsd_lab.bench.wire_setting import ALONE
+from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
+from dsd_lab.report import Row
 
-_COLOURS = {"full": "#c8553d", "split": "#1f5fa8", "truncated": "#b58900", "coupled": "#3b8f5a"}
+_COLOURS = {"full": RED, "split": BLUE, "truncated": YELLOW, "coupled": GREEN}
 _LINES = ("-", "--", "-.", ":")
 _MARKS = ("o", "s", "^", "D", "v", "P")
 
 
 def draw_wire(report: dict[str, Any], path: Path) -> None:
-    """Draw a report of ``evaluation.wire_report`` into ``path``; BenchError, OSError."""
-    check_plot(path)
-    from matplotlib.figure import Figure
-
+    """Draw a report of ``wire_report`` into ``path``; PlotError, OSError."""
     drafted = [row for row in report["rows"] if row["proof"] != ALONE]
-    sequences = [row for row in drafted if not _is_tree(row)]
-    trees = [row for row in drafted if _is_tree(row)]
+    sequences = [row for row in drafted if row["settings"]["shape"] == "sequence"]
+    trees = [row for row in drafted if row["settings"]["shape"] != "sequence"]
     shown = [rows for rows in (sequences, trees) if rows]
-    size = (10.5, 8.2) if len(shown) == 2 else (14.0, 4.3)
-    canvas = Figure(figsize=size, layout="constrained", dpi=130)
-    panels = canvas.subplots(2, 2).flat if len(shown) == 2 else canvas.subplots(1, 3)
+    canvas = new_figure(path, *((10.5, 8.2) if len(shown) == 2 else (14.0, 4.3)))
+    panels = list(canvas.subplots(*((2, 2) if len(shown) == 2 else (1, 3))).flat)
     mass, accepted, *speeds = panels
     curve = report["kept_curve"]
     mass.semilogx([point["kept"] for point in curve], [point["mass"] for point in curve], color=_COLOURS["truncated"])
@@ -41,89 +40,57 @@ def draw_wire(report: dict[str, Any], path: Path) -> None:
     for axes, rows in zip(speeds, shown, strict=True):
         _draw_speed_up(axes, report, rows)
         axes.set_ylim(0.0, max(top, 1.08))
-    for axes in (mass, accepted, *speeds):
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+    tidy(*panels)
     for axes in (accepted, *speeds):
         axes.legend(frameon=False, fontsize=7)
     things = "instructions" if report["model"] == "text" else "pictures"
     canvas.suptitle(
-        f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round where no more "
-        f"is said, {report['images']} {things}; {models_speed(report)}",
+        f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round unless a label says "
+        f"otherwise, {report['images']} {things}; {models_speed(report)}",
         fontsize=10,
     )
     canvas.savefig(path)
 
 
-def _draw_acceptance(
-    axes: Any, report: dict[str, Any], sequences: list[dict[str, Any]], trees: list[dict[str, Any]]
-) -> None:
-    """By the distributions as curves, as measured as marks; of other proofs as lines across."""
+def _draw_acceptance(axes: Any, report: dict[str, Any], sequences: list[Row], trees: list[Row]) -> None:
+    """Curves by the distributions, marks as measured; horizontal lines for the other proofs."""
     curve, colour = report["kept_curve"], _COLOURS["truncated"]
     ks = [point["kept"] for point in curve]
-    pairs = [row for row in trees if _is_pair(row)]
+    pairs = [row for row in trees if set(row["settings"].get("tree_expansion", "").split(",")) == {"2"}]
     axes.semilogx(ks, [point["acceptance"] for point in curve], color=colour, label="truncated, 1 - TV")
     if pairs:
         theta = [point["tree_acceptance"] for point in curve]
         axes.semilogx(ks, theta, color=colour, linestyle="--", label="truncated, a level of two candidates")
-    for rows, mark, name in ((sequences, "o", "sequence"), (pairs, "s", "tree of twos")):
+    for rows, mark, line, name in ((sequences, "o", "-", "sequence"), (pairs, "s", "--", "tree of twos")):
         found = [row for row in rows if row["proof"] == "truncated"]
         if found:
-            axes.plot(
-                [row["settings"]["top_k_proof"] for row in found],
-                [row["position_acceptance"] for row in found],
-                color=colour,
-                linestyle="none",
-                marker=mark,
-                label=f"truncated, {name}, measured",
-            )
+            kept = [row["settings"]["top_k_proof"] for row in found]
+            measured, label = [row["position_acceptance"] for row in found], f"truncated, {name}, measured"
+            axes.plot(kept, measured, color=colour, linestyle="none", marker=mark, label=label)
         for proof in ("full", "coupled"):
             for row in [row for row in rows if row["proof"] == proof][:1]:
-                axes.axhline(
-                    row["position_acceptance"],
-                    color=_COLOURS[proof],
-                    linestyle="-" if mark == "o" else "--",
-                    linewidth=1.2,
-                    label=f"{row['label']}, measured",
-                )
+                look = {"color": _COLOURS[proof], "linestyle": line, "linewidth": 1.2}
+                axes.axhline(row["position_acceptance"], label=f"{row['label']}, measured", **look)
     axes.set(ylabel="acceptance of a position, or of a tree's level")
 
 
-def _draw_speed_up(axes: Any, report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    counts: dict[str, int] = {}
+def _draw_speed_up(axes: Any, report: dict[str, Any], rows: list[Row]) -> None:
+    counts: Counter[str] = Counter()
+    rates, down = report["uplinks_mbps"], report["downlink_mbps"]
     for row in rows:
-        proof = row["proof"]
-        number = counts[proof] = counts.get(proof, -1) + 1
-        axes.semilogx(
-            report["uplinks_mbps"],
-            _speed_ups(row, report),
-            color=_COLOURS[proof],
-            linestyle=_LINES[number % len(_LINES)],
-            marker=_MARKS[number % len(_MARKS)],
-            markersize=4,
-            label=row["label"],
-        )
+        number = counts[row["proof"]]
+        counts[row["proof"]] += 1
+        line, mark = _LINES[number % len(_LINES)], _MARKS[number % len(_MARKS)]
+        look = {"color": _COLOURS[row["proof"]], "linestyle": line, "marker": mark, "markersize": 4}
+        axes.semilogx(rates, _speed_ups(row, report), label=row["label"], **look)
     axes.axhline(1.0, color="#4a4a4a", linewidth=1.0)
-    down = report["downlink_mbps"]
-    axes.set(
-        xlabel=f"uplink, Mbit/s ({'downlink the same' if down is None else f'downlink {down:g}'}, "
-        f"{report['delay_ms']:g} ms one way)",
-        ylabel="speed-up over the target alone",
-    )
-    axes.set_xticks(report["uplinks_mbps"], [f"{rate:g}" for rate in report["uplinks_mbps"]])
+    below = "downlink the same" if down is None else f"downlink {down:g}"
+    axes.set_xlabel(f"uplink, Mbit/s ({below}, {report['delay_ms']:g} ms one way)")
+    axes.set_ylabel("speed-up over the target alone")
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
 
 
-def _speed_ups(row: dict[str, Any], report: dict[str, Any]) -> list[float]:
+def _speed_ups(row: Row, report: dict[str, Any]) -> list[float]:
     (alone,) = (other for other in report["rows"] if other["proof"] == ALONE)
     base = alone["seconds_per_token"]  # sampled replies are not of one length
     return [base[rate] / seconds for rate, seconds in row["seconds_per_token"].items()]
-
-
-def _is_tree(row: dict[str, Any]) -> bool:
-    return bool(row["settings"]["shape"] != "sequence")
-
-
-def _is_pair(row: dict[str, Any]) -> bool:
-    """Whether every node has two children."""
-    return set(row["settings"].get("tree_expansion", "").split(",")) == {"2"}

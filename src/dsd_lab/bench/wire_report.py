@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from dsd_lab.bench.overhead import machine
 from dsd_lab.bench.wire_distances import Distances
-from dsd_lab.bench.wire_setting import SEQUENCE, Kept, WireSetting, WireShape
+from dsd_lab.bench.wire_setting import ALONE, PAIR, Contender, WireSetting
 from dsd_lab.papers.proofs import Payload, payload, round_seconds
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_lab.report import Row, cell, header, rounded, table
 from dsd_ros.edge.results import DecodedReply
 
-Row = dict[str, Any]
 LARGE_VOCABULARY = 152_064  # Qwen2-VL-7B's
-ALONE = "none"  # the target without a draft, for comparison
 _VALUE_BITS = {"truncated": 16}  # of a probability as it travels; others: float32
-_CHANCE_BITS = 16  # of one that is sent alone
-PAIR = 2  # children of a node in the curves of trees, as <2,2,2>
-
-
-@dataclass
-class Contender:
-    """One proof and shape with its replies: counted ones, and those over the link at each rate."""
-
-    proof: str
-    decode: DecodeSettings
-    kept: Kept | None = None
-    shape: WireShape = SEQUENCE
-    counted: list[DecodedReply] = field(default_factory=list)
-    timed: dict[float, list[DecodedReply]] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """The mode's name, K, and the shape."""
-        kept = f"K={self.decode.top_k_proof}" if self.kept else ""
-        return " ".join(filter(None, (self.decode.mode, kept, self.shape.label)))
-
-    @property
-    def children(self) -> int | None:
-        """Of every node; None where that differs."""
-        config = set(self.shape.config(self.decode.draft_length))
-        return config.pop() if len(config) == 1 and self.shape.draws else None
+_CHANCE_BITS = 16  # of a probability that is sent alone
+_COLUMNS = (  # heading, key of a row, format
+    ("up B", "bytes_up_per_token", ".1f"),
+    ("formula", "payload_up_per_token", ".1f"),
+    ("down B", "bytes_down_per_token", ".1f"),
+    ("formula", "payload_down_per_token", ".1f"),
+    ("accepted", "acceptance", ".3f"),
+    ("position", "position_acceptance", ".3f"),
+    ("expected", "expected_acceptance", ".3f"),
+    ("tau", "tau", ".2f"),
+)
 
 
 def make_report(
@@ -53,26 +32,21 @@ def make_report(
     contenders: Sequence[Contender],
     distances: Distances,
     pictures: Sequence[int],
-    vocabulary: int,
+    models: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Everything measured, as JSON holds it. ``pictures``: bytes of each picture's or instruction's message."""
-    decode = setting.decode
+    decode, vocabulary = setting.decode, models["draft"].vocab_size
     differences = _differences(contenders)
     return {
-        "bench": "wire",
+        **header("wire", **models),
         "model": setting.model,
-        "machine": f"{machine()}, torch {torch.__version__}",
         "vocabulary": vocabulary,
         "images": setting.images,
         "draws": setting.draws,
-        "seed": decode.seed,
-        "temperature": decode.temperature,
-        "top_k": decode.top_k,
-        "top_p": decode.top_p,
-        "draft_length": decode.draft_length,
+        **{name: getattr(decode, name) for name in ("seed", "temperature", "top_k", "top_p", "draft_length")},
         "uplinks_mbps": list(setting.uplinks),
         "downlink_mbps": setting.downlink or None,
-        "delay_ms": _round(1e3 * setting.delay_s),
+        "delay_ms": rounded(1e3 * setting.delay_s),
         "profile": setting.profile.name if setting.profile else None,
         "picture_bytes": round(statistics.fmean(pictures)),
         "exact": not differences,
@@ -80,14 +54,14 @@ def make_report(
         "kept_curve": [
             {
                 "kept": k,
-                "mass": _round(distances.mass(k)),
+                "mass": rounded(distances.mass(k)),
                 "acceptance": _figure(distances.expected("truncated", k)),
                 "tree_acceptance": _figure(distances.expected("truncated", k, PAIR)),
             }
             for k in distances.kept
         ],
-        "optimal_acceptance": _round(distances.optimal),
-        "coupled_share": _round(distances.coupled / distances.optimal),
+        "optimal_acceptance": rounded(distances.optimal),
+        "coupled_share": rounded(distances.coupled / distances.optimal),
         "rows": [_row(one, setting, distances, pictures, vocabulary) for one in contenders],
     }
 
@@ -97,20 +71,19 @@ def _row(one: Contender, setting: WireSetting, distances: Distances, pictures: S
     tokens = sum(len(reply.tokens) for reply in replies)
     rounds = [record for reply in replies for record in reply.records]
     tau = tokens / len(rounds) if one.proof != ALONE else 1.0
-    took = {f"{rate:g}": seconds_at(one, setting, rate) for rate in setting.uplinks}
-    seen = len(pictures)
-    up = sum(reply.bytes_up - pictures[i % seen] for i, reply in enumerate(replies))
+    took = {f"{rate:g}": _seconds_at(one, setting, rate) for rate in setting.uplinks}
+    up = sum(reply.bytes_up - pictures[i % len(pictures)] for i, reply in enumerate(replies))
     row: Row = {
         "proof": one.proof,
         "label": one.label,
         "settings": _settings(one),
         "replies": len(replies),
-        "tokens_per_reply": _round(tokens / len(replies)),
-        "bytes_up_per_token": _round(up / tokens),
-        "bytes_down_per_token": _round(sum(reply.bytes_down for reply in replies) / tokens),
-        "tau": _round(tau),
-        "seconds_per_reply": {rate: _round(seconds) for rate, (seconds, _) in took.items()},
-        "seconds_per_token": {rate: _round(seconds) for rate, (_, seconds) in took.items()},
+        "tokens_per_reply": rounded(tokens / len(replies)),
+        "bytes_up_per_token": rounded(up / tokens),
+        "bytes_down_per_token": rounded(sum(reply.bytes_down for reply in replies) / tokens),
+        "tau": rounded(tau),
+        "seconds_per_reply": {rate: rounded(seconds) for rate, (seconds, _) in took.items()},
+        "seconds_per_token": {rate: rounded(seconds) for rate, (_, seconds) in took.items()},
         "computed_at": [f"{rate:g}" for rate in setting.uplinks if not one.timed.get(rate)],
     }
     if one.proof == ALONE:
@@ -122,23 +95,21 @@ def _row(one: Contender, setting: WireSetting, distances: Distances, pictures: S
     sent = _payload(one, alpha, vocabulary, distances)
     large = _payload(one, alpha, LARGE_VOCABULARY, distances)
     k, children = decode.top_k_proof, one.children
-    expected = distances.expected(one.proof, k, children) if children else None
-    row |= {
-        "drafted_per_round": _round(drafted / len(rounds)),
-        "acceptance": _round(accepted / drafted) if drafted else 0.0,
-        "position_acceptance": _round(alpha),
-        "expected_acceptance": _figure(expected),
-        "kept_mass": _round(distances.mass(k)) if one.proof == "truncated" else None,
-        "payload_up_per_token": _round(sent.up / 8 / tau),
-        "payload_down_per_token": _round(sent.down / 8 / tau),
-        "large_vocabulary_up_per_token": _round(large.up / 8 / tau),
-        "large_vocabulary_down_per_token": _round(large.down / 8 / tau),
+    return row | {
+        "drafted_per_round": rounded(drafted / len(rounds)),
+        "acceptance": rounded(accepted / drafted) if drafted else 0.0,
+        "position_acceptance": rounded(alpha),
+        "expected_acceptance": _figure(distances.expected(one.proof, k, children) if children else None),
+        "kept_mass": rounded(distances.mass(k)) if one.proof == "truncated" else None,
+        "payload_up_per_token": rounded(sent.up / 8 / tau),
+        "payload_down_per_token": rounded(sent.down / 8 / tau),
+        "large_vocabulary_up_per_token": rounded(large.up / 8 / tau),
+        "large_vocabulary_down_per_token": rounded(large.down / 8 / tau),
         "formula_seconds": {f"{rate:g}": _formula(one, setting, rate, sent, pictures) for rate in setting.uplinks},
     }
-    return row
 
 
-def seconds_at(one: Contender, setting: WireSetting, rate: float) -> tuple[float, float]:
+def _seconds_at(one: Contender, setting: WireSetting, rate: float) -> tuple[float, float]:
     """Seconds of a reply and of a token over the link: as measured, or else by ``computed_seconds``."""
     timed = one.timed.get(rate)
     replies = timed or one.counted[: setting.timed_count] or one.counted
@@ -149,8 +120,8 @@ def seconds_at(one: Contender, setting: WireSetting, rate: float) -> tuple[float
 def computed_seconds(one: Contender, reply: DecodedReply, setting: WireSetting, rate: float) -> float:
     """What a reply would take at a rate: its time without a link, and what its bytes and round trips add.
 
-    Where a profile says what the models take, its times are put in place of the time without a link. Tokens of the
-    target alone come down while it makes the next ones.
+    Where a profile gives the models' times, these replace the time without a link. Tokens of the target alone travel
+    down while it makes the next ones.
     """
     link, profile = setting.link(rate), setting.profile
     trips = reply.rounds if one.proof != ALONE else 1
@@ -174,10 +145,10 @@ def _settings(one: Contender) -> dict[str, Any]:
 
 
 def _payload(one: Contender, alpha: float, vocabulary: int, distances: Distances) -> Payload:
-    """Bits of a full round by theory_proofs.payload, values as they travel here."""
+    """Bits of a full round by ``proofs.payload``, values as they travel here."""
     sampling, config = one.decode.sampling, one.shape.config(one.decode.draft_length)
     truncates = sampling.top_k > 0 or sampling.top_p < 1.0
-    if one.proof == "split" and len(config) < sum(config):  # of its first child only
+    if one.proof == "split" and len(config) < sum(config):  # of a node's first child only
         alpha = distances.optimal
     return payload(
         one.proof,
@@ -193,64 +164,44 @@ def _payload(one: Contender, alpha: float, vocabulary: int, distances: Distances
 
 def _formula(one: Contender, setting: WireSetting, rate: float, sent: Payload, pictures: Sequence[int]) -> float:
     """Rounds of DSSD equation 6 with the payload, and the picture's way up; no headers, no prefill."""
-    link = setting.link(rate)
+    link, gamma = setting.link(rate), one.decode.depth
     replies = one.timed.get(rate) or one.counted
-    t_comm = sent.up / link.rate_up_bps + sent.down / link.rate_down_bps + 2 * setting.delay_s
-    gamma = one.decode.depth
     one_round = round_seconds(
         gamma=gamma,
         t_p=statistics.fmean(r.draft_round_seconds for r in replies) / gamma,
         t_q=statistics.fmean(r.verify_round_seconds for r in replies),
-        t_comm=t_comm,
+        t_comm=sent.up / link.rate_up_bps + sent.down / link.rate_down_bps + 2 * setting.delay_s,
     )
     rounds = statistics.fmean(reply.rounds for reply in replies)
-    return _round(rounds * one_round + 8 * statistics.fmean(pictures) / link.rate_up_bps)
+    return rounded(rounds * one_round + 8 * statistics.fmean(pictures) / link.rate_up_bps)
 
 
 def _differences(contenders: Sequence[Contender]) -> list[str]:
     """Replies that are not what they must be: the link changes none, and coupled says what the target alone does."""
     found = []
-    alone = contenders[0]
     for one in contenders:
-        for rate, replies in one.timed.items():
-            for number, (ours, theirs) in enumerate(zip(replies, one.counted, strict=False)):
-                if ours.tokens != theirs.tokens:
-                    found.append(f"{one.label} at {rate:g} Mbit/s differs in reply {number}")
+        others = [(f" at {rate:g} Mbit/s differs", replies, one.counted, False) for rate, replies in one.timed.items()]
         if one.proof == "coupled":
-            for number, (ours, theirs) in enumerate(zip(one.counted, alone.counted, strict=True)):
-                if ours.tokens != theirs.tokens:
-                    found.append(f"{one.label} differs from the target alone in reply {number}")
+            others.append((" differs from the target alone", one.counted, contenders[0].counted, True))
+        for what, ours, theirs, strict in others:
+            for number, (one_reply, other) in enumerate(zip(ours, theirs, strict=strict)):
+                if one_reply.tokens != other.tokens:
+                    found.append(f"{one.label}{what} in reply {number}")
     return found
 
 
 def render(report: dict[str, Any]) -> str:
     """The report as a table with its notes."""
     rates = [f"{rate:g}" for rate in report["uplinks_mbps"]]
-    head = ["proof", "up B", "formula", "down B", "formula", "accepted", "position", "expected", "tau"]  # fmt: skip
-    head += [f"s at {rate}" for rate in rates]
-    head += [f"up B, V={LARGE_VOCABULARY}", "down B"]
-    lines = [head]
+    large = ("large_vocabulary_up_per_token", "large_vocabulary_down_per_token")
+    rows = [["proof", *(heading for heading, _, _ in _COLUMNS), *(f"s at {rate}" for rate in rates)]]
+    rows[0] += [f"up B, V={LARGE_VOCABULARY}", "down B"]
     for row in report["rows"]:
-        line = [row["label"], _text(row, "bytes_up_per_token", ".1f")]
-        line += [_text(row, "payload_up_per_token", ".1f")]
-        line += [_text(row, "bytes_down_per_token", ".1f")]
-        line += [_text(row, "payload_down_per_token", ".1f")]
-        line += [_text(row, "acceptance", ".3f"), _text(row, "position_acceptance", ".3f")]
-        line += [_text(row, "expected_acceptance", ".3f"), f"{row['tau']:.2f}"]
-        line += [
+        seconds = [
             ("~" if rate in row["computed_at"] else "") + f"{row['seconds_per_reply'][rate]:.2f}" for rate in rates
         ]
-        line += [_text(row, "large_vocabulary_up_per_token", ".0f")]
-        line += [_text(row, "large_vocabulary_down_per_token", ".0f")]
-        lines.append(line)
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(
-            f"{cell:>{width}}" if n else f"{cell:{width}}"
-            for n, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
+        line = [row["label"], *(cell(row.get(key), form) for _, key, form in _COLUMNS), *seconds]
+        rows.append(line + [cell(row.get(key), ".0f") for key in large])
     down = report["downlink_mbps"]
     thing = "picture" if report["model"] == "pair" else "instruction"
     notes = [
@@ -264,9 +215,8 @@ def render(report: dict[str, Any]) -> str:
     ]
     if any(row["computed_at"] for row in report["rows"]):
         notes.append("~ computed: the models' time, and what the bytes counted and the round trips add.")
-    full = [row for row in report["rows"] if row["proof"] == "full"]
-    if full:
-        size = full[0]["large_vocabulary_up_per_token"] / 1e3
+    if full := [row for row in report["rows"] if row["proof"] == "full"]:
+        size = full[0][large[0]] / 1e3
         notes.append(
             f"DSD at V = {LARGE_VOCABULARY} would send {size:.0f} kB up per token in float32, "
             f"{size / 2:.0f} kB in float16."
@@ -277,7 +227,7 @@ def render(report: dict[str, Any]) -> str:
     if any(row["proof"] == "coupled" for row in report["rows"]):
         exact += "; coupled said what the target alone says"
     verdict = exact + "." if report["exact"] else "NOT EXACT: " + "; ".join(report["differences"])
-    return "\n".join([*table, about, verdict, *notes])
+    return "\n".join([*table(rows), about, verdict, *notes])
 
 
 def models_speed(report: dict[str, Any]) -> str:
@@ -287,14 +237,5 @@ def models_speed(report: dict[str, Any]) -> str:
     return f"models at the times of profile {report['profile']}"
 
 
-def _text(row: Row, name: str, form: str) -> str:
-    return format(row[name], form) if row.get(name) is not None else "-"
-
-
 def _figure(value: float | None) -> float | None:
-    return None if value is None else _round(value)
-
-
-def _round(value: float) -> float:
-    """Six digits."""
-    return float(f"{value:.6g}")
+    return None if value is None else rounded(value)

@@ -6,22 +6,25 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsd_lab.bench.profiles import Profile
-from dsd_lab.bench.sweeps import BenchError
+from dsd_lab.bench.scenes import MAX_SCENES
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.papers.proofs import PROOFS
-from dsd_lab.train.data import TEST_SEEDS
+from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings
+from dsd_ros.edge.results import DecodedReply
 
 MODELS = ("pair", "text")
+ALONE = "none"  # the target without a draft, for comparison
+PAIR = 2  # children of a node in the curves of trees, as in <2,2,2>
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How many ids a truncated distribution has: a number, or a share of the vocabulary."""
+    """How many ids a truncated distribution keeps: a number, or a share of the vocabulary."""
 
     text: str
     amount: float
@@ -36,7 +39,7 @@ class Kept:
 def parse_kept(text: str) -> list[Kept]:
     """``1,5,1%,10%``; BenchError."""
     found = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in _parts(text):
         is_share = part.endswith("%")
         amount = _number(part.rstrip("%"))
         if is_share:
@@ -51,7 +54,7 @@ def parse_kept(text: str) -> list[Kept]:
 
 @dataclass(frozen=True)
 class WireShape:
-    """How drafted tokens hang together. ``settings``: what a decode with it is told, and no more."""
+    """How drafted tokens hang together. ``settings``: the decode settings that it sets, and no others."""
 
     label: str
     settings: tuple[tuple[str, Any], ...] = (("shape", "sequence"),)
@@ -62,24 +65,24 @@ class WireShape:
         return dict(self.settings)["shape"] != "budget"
 
     def config(self, draft_length: int) -> list[int]:
-        """The children of every node, level by level, as the formulas take it.
+        """The children of every node, level by level, as the formulas take them.
 
-        Of a budget all at once: what hangs where changes neither what goes up nor what comes down.
+        A budget counts as one level: what hangs where changes neither what goes up nor what comes down.
         """
-        told = dict(self.settings)
-        if told["shape"] == "expansion":
-            return [int(children) for children in told["tree_expansion"].split(",")]
-        if told["shape"] == "budget":
-            return [told["tree_budget"]]
-        return [1] * told.get("draft_length", draft_length)
+        settings = dict(self.settings)
+        if settings["shape"] == "expansion":
+            return [int(children) for children in settings["tree_expansion"].split(",")]
+        if settings["shape"] == "budget":
+            return [settings["tree_budget"]]
+        return [1] * settings.get("draft_length", draft_length)
 
 
 SEQUENCE = WireShape("")
 
 
 def parse_shapes(text: str) -> list[WireShape]:
-    """``sequence,sequence:3,2x2x2,budget16:8``: what follows a colon is gamma, or a budget's depth; BenchError."""
-    found = [_shape(part) for part in filter(None, (part.strip() for part in text.split(",")))]
+    """``sequence,sequence:3,2x2x2,budget16:8``: after a colon stands gamma, or a budget's depth; BenchError."""
+    found = [_shape(part) for part in _parts(text)]
     if not found:
         raise BenchError("no shape is named; use for example sequence,2x2x2,budget16")
     return list(dict.fromkeys(found))
@@ -103,7 +106,7 @@ def _shape(text: str) -> WireShape:
 
 def parse_uplinks(text: str) -> list[float]:
     """Rates in Mbit/s, ascending; BenchError."""
-    rates = sorted({_number(part) for part in text.split(",") if part.strip()})
+    rates = sorted({_number(part) for part in _parts(text)})
     if not rates:
         raise BenchError("no uplink rate is given; use for example 0.1,1,10,100 (Mbit/s)")
     for rate in rates:
@@ -112,8 +115,8 @@ def parse_uplinks(text: str) -> list[float]:
 
 
 def parse_proofs(text: str) -> list[str]:
-    """Of theory_proofs.PROOFS; BenchError."""
-    proofs = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    """Names out of PROOFS; BenchError."""
+    proofs = list(dict.fromkeys(_parts(text)))
     for proof in proofs:
         if proof not in PROOFS:
             raise BenchError(f"unknown proof {proof!r}; choose from {', '.join(PROOFS)}")
@@ -124,11 +127,11 @@ def parse_proofs(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class WireSetting:
-    """What is measured, besides the models. ``decode``: sampling, draft length, most tokens and seed of all proofs.
+    """What is measured, besides the models. ``decode``: sampling, draft length, token limit and seed of all proofs.
 
     Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies to each question
-    are counted. The first to each of the first ``timed`` questions (None: all) is decoded over the link too, at rates
-    where it takes no longer than ``longest_s``; elsewhere its seconds are computed. BenchError for values out of range.
+    are counted. The first reply to each of the first ``timed`` questions (None: all) is decoded over the link too, at
+    rates where it takes no longer than ``longest_s``; elsewhere its seconds are computed. BenchError.
     """
 
     decode: DecodeSettings
@@ -152,8 +155,8 @@ class WireSetting:
             raise BenchError("lengths that are chosen as it goes cannot be held against formulas; give a draft_length")
         if self.model not in MODELS:
             raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
-        if not 1 <= self.images <= 3 * len(TEST_SEEDS):
-            raise BenchError(f"images is {self.images}; use 1 to {3 * len(TEST_SEEDS)}")
+        if not 1 <= self.images <= MAX_SCENES:
+            raise BenchError(f"images is {self.images}; use 1 to {MAX_SCENES}")
         if not 1 <= self.draws <= 1000:
             raise BenchError(f"draws is {self.draws}; use 1 to 1000")
         if self.timed is not None and not 0 <= self.timed <= self.images:
@@ -183,6 +186,34 @@ class WireSetting:
         """The link at one uplink rate."""
         down = self.downlink or uplink
         return LinkProfile(self.delay_s, self.delay_s, 0.0, 1e6 * uplink, 1e6 * down)
+
+
+@dataclass
+class Contender:
+    """One proof and shape with its replies: counted ones, and those over the link at each rate."""
+
+    proof: str
+    decode: DecodeSettings
+    kept: Kept | None = None
+    shape: WireShape = SEQUENCE
+    counted: list[DecodedReply] = field(default_factory=list)
+    timed: dict[float, list[DecodedReply]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The mode's name, K, and the shape."""
+        kept = f"K={self.decode.top_k_proof}" if self.kept else ""
+        return " ".join(filter(None, (self.decode.mode, kept, self.shape.label)))
+
+    @property
+    def children(self) -> int | None:
+        """Children of every node; None where that differs."""
+        config = set(self.shape.config(self.decode.draft_length))
+        return config.pop() if len(config) == 1 and self.shape.draws else None
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _number(text: str) -> float:

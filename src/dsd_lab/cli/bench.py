@@ -137,10 +137,11 @@ def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _bench_modes(args: argparse.Namespace) -> int:
     from dsd_lab.bench.modes import measure_modes
-    from dsd_lab.bench.modes_plots import check_plot, draw
+    from dsd_lab.bench.modes_plots import draw
     from dsd_lab.bench.modes_report import render
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
+    from dsd_lab.plotting import check_plot
 
     profile = load_profile(args.profile)
     if args.plot is not None:
@@ -253,13 +254,13 @@ def _add_wire(benches: Any) -> None:
 
 
 def _bench_wire(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.modes_plots import check_plot
     from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.bench.scenes import TEXT_TOKENS, text_models
     from dsd_lab.bench.wire import measure_wire
     from dsd_lab.bench.wire_plots import draw_wire
     from dsd_lab.bench.wire_report import render
     from dsd_lab.bench.wire_setting import WireSetting, parse_kept, parse_proofs, parse_shapes, parse_uplinks
-    from dsd_lab.bench.wire_text import MAX_TOKENS, text_models
+    from dsd_lab.plotting import check_plot
     from dsd_ros.decoding.settings import DecodeSettings
     from dsd_ros.vlm.loading import ModelSettings
 
@@ -267,7 +268,7 @@ def _bench_wire(args: argparse.Namespace) -> int:
         check_plot(args.plot)
     common = _given_settings(args)
     if args.model == "text":
-        common = {"max_tokens": MAX_TOKENS, **common}
+        common = {"max_tokens": TEXT_TOKENS, **common}
     setting = WireSetting(
         decode=DecodeSettings(**common),
         model=args.model,

@@ -87,7 +87,7 @@ def _add_plot(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _load(name: str) -> Any:
-    from dsd_lab.bench.wire_text import text_models
+    from dsd_lab.bench.scenes import text_models
     from dsd_ros.vlm.loading import load_model
 
     return load_model(text_models(name, name)[1])
@@ -101,9 +101,9 @@ def _numbers(text: str, flag: str, kind: type) -> tuple[Any, ...]:
 
 
 def _bench_dragon(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.modes_plots import check_plot
     from dsd_lab.dragon.bench import Bench, measure_dragon
     from dsd_lab.dragon.report import draw_dragon, render
+    from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
     if args.plot is not None:
@@ -133,9 +133,9 @@ def _bench_dragon(args: argparse.Namespace) -> int:
 
 
 def _bench_lm(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.modes_plots import check_plot
     from dsd_lab.dragon.lm import LmSetting, measure_lm, render
     from dsd_lab.dragon.report import draw_lm
+    from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
     if args.plot is not None:

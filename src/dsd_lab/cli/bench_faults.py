@@ -50,10 +50,10 @@ def add_faults(benches: Any) -> None:
 
 
 def _bench_faults(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.overhead import machine
     from dsd_lab.faults.run import measure_faults
     from dsd_lab.faults.system import FaultBenchError
     from dsd_lab.faults.trials import FaultSettings, render
+    from dsd_lab.report import machine
     from dsd_ros.decoding.modes import mode
 
     mode(args.mode)

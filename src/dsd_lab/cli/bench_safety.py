@@ -34,9 +34,9 @@ def add_safety(benches: Any) -> None:
 
 
 def _bench_safety(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.overhead import machine
     from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety
     from dsd_lab.faults.safety_standin import SafetyBenchError
+    from dsd_lab.report import machine
 
     causes = None if args.causes == "all" else args.causes.split(",")
     count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)

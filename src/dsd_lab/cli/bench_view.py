@@ -28,8 +28,8 @@ def add_view(benches: Any) -> None:
 
 
 def _bench_view(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.overhead import machine
     from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
+    from dsd_lab.report import machine
     from dsd_ros.observe.view.web import MISSING, available
 
     if args.pairs < 1:

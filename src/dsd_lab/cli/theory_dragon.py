@@ -40,33 +40,20 @@ def _add_answers(parser: argparse.ArgumentParser, tokens: int) -> None:
         type=float,
         default=[0.8, 0.8],
         metavar=("DEVICE", "CLOUD"),
-        help="how often drafts hold (default: 0.8 0.8)",
-    )
-    _number(parser, "--stretch", 1.0, "mean tokens of easy and of hard stretches in turn; 1 is none")
-    parser.add_argument(
-        "--recorded",
-        type=Path,
-        metavar="FILE",
-        help="replay acceptances from a CSV of lines device,cloud of 0 and 1 instead",
+        help="how often drafts are accepted (default: 0.8 0.8)",
     )
     _number(parser, "--base-ms", 20.0, "round trip without the extra latency")
-    parser.add_argument(
-        "--link",
-        type=Path,
-        metavar="FILE",
-        help="replay round trips from a CSV of lines seconds,rtt (in seconds) instead of the base",
-    )
     parser.add_argument("--tokens", type=int, default=tokens, help="of an answer (default: %(default)s)")
 
 
 def _add_speedup(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Seconds a token where the device aggregates (equation 7), and the speed-up over token-wise "
-        "synchronisation (equation 9), by how often the cloud's drafts hold."
+        "synchronisation (equation 9), by how often the cloud's drafts are accepted."
     )
     _add_sides(parser)
     _number(parser, "--rtt-ms", 300.0, "round trip")
-    _number(parser, "--acceptance", 0.8, "how often the cloud's drafts hold")
+    _number(parser, "--acceptance", 0.8, "how often the cloud's drafts are accepted")
     _end(parser, _speedup, "the speed-up over delays and round trips (Figure 4)")
 
 
@@ -90,9 +77,6 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
         "--grid", action="store_true", help="go through delays and acceptances instead of those given; takes minutes"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the first answer's acceptances (default: 0)")
-    parser.add_argument(
-        "--anew", action="store_true", help="let each answer begin without what those before it have told"
-    )
     _end(parser, _scheduling, "the seconds by extra latency (Figure 8)")
 
 
@@ -123,7 +107,7 @@ def _speedup(args: argparse.Namespace) -> int:
         "the device aggregates\n"
     )
     form = "{:<26}{:>16}{:>12}"
-    print(form.format("the cloud's drafts hold", "ms a token", "speed-up"))
+    print(form.format("the cloud's acceptance", "ms a token", "speed-up"))
     rows = []
     for acceptance in sorted({0.0, 0.25, 0.5, 0.75, 0.9, 1.0, args.acceptance}):
         gain = speedup(device, cloud, rtt, acceptance)
@@ -132,34 +116,25 @@ def _speedup(args: argparse.Namespace) -> int:
         name = f"{acceptance:.0%}" + (" (token-wise)" if acceptance == 0.0 else "")
         print(form.format(name, f"{1e3 * seconds:.1f}", f"{gain:.2f}x"))
     if args.plot is not None:
-        from dsd_lab.dragon.plots import draw_speedup
+        from dsd_lab.papers.plots import draw_dragon_speedup
 
-        draw_speedup(args.plot, device, cloud, rtt)
+        draw_dragon_speedup(args.plot, device, cloud, rtt)
         print(f"\n{args.plot} shows equation 9; the star is the setting above")
     write_json(args.json, {"device_seconds": device, "cloud_seconds": cloud, "rtt_seconds": rtt, "rows": rows})
     return EXIT_DONE
 
 
-def _given(args: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """The setting, recorded answers or None, a recorded link or None."""
-    from dsd_lab.dragon.simulator import recorded_link
-    from dsd_lab.papers.dragon import Setting, recorded_acceptances
+def _setting(args: argparse.Namespace) -> Any:
+    from dsd_lab.papers.dragon import Setting
 
-    setting = Setting(
-        args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens, args.stretch
-    )
-    answers = None if args.recorded is None else recorded_acceptances(args.recorded, args.tokens)
-    return setting, answers, None if args.link is None else recorded_link(args.link)
+    return Setting(args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens)
 
 
 def _described(args: argparse.Namespace) -> str:
-    drafts = (
-        f"drafts hold {args.acceptance[0]:.0%} and {args.acceptance[1]:.0%}"
-        if args.recorded is None
-        else f"acceptances of {args.recorded}"
+    return (
+        f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, acceptances {args.acceptance[0]:.0%} and "
+        f"{args.acceptance[1]:.0%}, round trip {args.base_ms:g} ms and the extra latency"
     )
-    link = f"round trip {args.base_ms:g} ms" if args.link is None else f"round trips of {args.link}"
-    return f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, {drafts}, {link} and what is added"
 
 
 def _scheduling(args: argparse.Namespace) -> int:
@@ -167,7 +142,7 @@ def _scheduling(args: argparse.Namespace) -> int:
 
     extras = [ms / 1e3 for ms in args.extra_ms]
     if args.grid:
-        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3, args.seed, args.anew)
+        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3, args.seed)
         for policy in ("auto", "delta_z"):
             worst, mean, best = (
                 f"{100 * (report[f'{policy}_over_best_side_{kind}'] - 1):+.1f} %" for kind in ("worst", "mean", "best")
@@ -181,49 +156,35 @@ def _scheduling(args: argparse.Namespace) -> int:
         print(f"auto     slower than by chance in {slower} of {report['cells']} settings")
         write_json(args.json, report)
         return EXIT_DONE
-    setting, answers, link = _given(args)
-    found = compare(setting, extras, args.sequences, answers=answers, link=link, seed=args.seed, anew=args.anew)
-    count = args.sequences if answers is None else len(answers)
-    print(f"{_described(args)}; mean seconds of {count} answers of {args.tokens} tokens\n")
+    setting = _setting(args)
+    found = compare(setting, extras, args.sequences, seed=args.seed)
+    print(f"{_described(args)}; mean seconds of {args.sequences} answers of {args.tokens} tokens\n")
     names = (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)
     form = "{:>9}" + "{:>10}" * len(STRATEGIES) + "{:>12}{:>15}{:>16}"
     print(form.format("extra ms", *names, "auto over best"))
     for one in found:
         seconds = [f"{one.seconds[name]:.2f}" for name in names]
-        change = f"{100 * (one.over_static - 1):+.1f} %"
+        change = f"{100 * (one.over_best_side() - 1):+.1f} %"
         print(form.format(f"{1e3 * one.extra:g}", *seconds, change))
     if args.plot is not None:
-        from dsd_lab.dragon.plots import draw_scheduling
+        from dsd_lab.papers.plots import draw_scheduling
 
-        draw_scheduling(args.plot, found, f"{_described(args)}; {count} answers of {args.tokens}")
+        draw_scheduling(args.plot, found, f"{_described(args)}; {args.sequences} answers of {args.tokens}")
         print(f"\n{args.plot} shows the seconds by extra latency")
-    rows = [asdict(one) | {"auto_over_best_side": one.over_static} for one in found]
-    write_json(
-        args.json, {**asdict(setting), "sequences": count, "seed": args.seed, "each_anew": args.anew, "rows": rows}
-    )
+    rows = [asdict(one) | {"auto_over_best_side": one.over_best_side()} for one in found]
+    write_json(args.json, {**asdict(setting), "sequences": args.sequences, "seed": args.seed, "rows": rows})
     return EXIT_DONE
 
 
 def _pipeline(args: argparse.Namespace) -> int:
-    from dsd_lab.dragon.simulator import sample_acceptances, simulate, steady_link
-    from dsd_lab.papers.acceptance import check_shares
+    from dsd_lab.papers.dragon_simulator import sample_acceptances, simulate, steady_link
+    from dsd_lab.papers.theory import check_shares
 
-    setting, answers, link = _given(args)
+    setting = _setting(args)
     check_shares(device=args.acceptance[0], cloud=args.acceptance[1])
-    rows = (
-        sample_acceptances(args.tokens, *args.acceptance, args.seed, stretch=args.stretch)
-        if answers is None
-        else answers[args.seed % len(answers)]
-    )
-    added = steady_link(0.0 if link else setting.base, args.extra_ms / 1e3)
-    run = simulate(
-        rows,
-        setting.device,
-        setting.cloud,
-        lambda now: added(now) + (link(now) if link else 0.0),
-        strategy=args.schedule,
-        seed=args.seed,
-    )
+    rows = sample_acceptances(args.tokens, *args.acceptance, args.seed)
+    link = steady_link(setting.base, args.extra_ms / 1e3)
+    run = simulate(rows, setting.device, setting.cloud, link, strategy=args.schedule, seed=args.seed)
     print(
         f"{_described(args)} ({args.extra_ms:g} ms); {args.schedule}: {run.seconds:.2f} s, at the device "
         f"{run.delivered:.2f} s, {run.switches} switches\n"
@@ -244,7 +205,7 @@ def _pipeline(args: argparse.Namespace) -> int:
                 f"{event.seconds:.3f}",
                 f"{event.seconds - before:.3f}",
                 event.side + (" ->" if event.switch else ""),
-                *("held" if held else "rejected" for held in event.accepted),
+                *("accepted" if held else "rejected" for held in event.accepted),
                 f"{1e3 * event.rtt:.0f}",
                 f"{1e3 * event.delta_z:+.0f}",
                 *(f"{rate:.2f}" for rate in event.rates),
@@ -252,7 +213,7 @@ def _pipeline(args: argparse.Namespace) -> int:
         )
         before = event.seconds
     if args.plot is not None:
-        from dsd_lab.dragon.plots import draw_pipeline
+        from dsd_lab.papers.plots import draw_pipeline
 
         title = f"{_described(args)} ({args.extra_ms:g} ms); schedule {args.schedule}"
         draw_pipeline(args.plot, run.events, title)

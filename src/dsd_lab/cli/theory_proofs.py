@@ -262,7 +262,8 @@ def _tslt(args: argparse.Namespace) -> int:
 
 
 def _acceptance(args: argparse.Namespace) -> int:
-    from dsd_lab.papers.acceptance import check_shares, coupled_bound, total_acceptance, truncation_bounds
+    from dsd_lab.papers.acceptance import coupled_bound, total_acceptance, truncation_bounds
+    from dsd_lab.papers.theory import check_shares
 
     check_shares(tv=args.tv)
     low, high = truncation_bounds(1 - args.tv, args.sigma)
@@ -284,8 +285,9 @@ def _acceptance(args: argparse.Namespace) -> int:
 
 
 def _proofs(args: argparse.Namespace) -> int:
-    from dsd_lab.papers.acceptance import check_shares, coupled_bound, truncation_bounds
+    from dsd_lab.papers.acceptance import coupled_bound, truncation_bounds
     from dsd_lab.papers.proofs import PROOFS, check_gamma, predict_proof
+    from dsd_lab.papers.theory import check_shares
 
     check_shares(tv=args.tv)
     check_gamma(args.gamma)
@@ -333,7 +335,7 @@ def _proofs(args: argparse.Namespace) -> int:
             )
         )
     if args.plot is not None:
-        from dsd_lab.papers.proofs_plots import draw_proofs
+        from dsd_lab.papers.plots import draw_proofs
 
         draw_proofs(args.plot, ranges, setting, args.down_mbit / args.up_mbit)
         print(f"\n{args.plot} shows the speed-ups by uplink rate, and acceptance by TV")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dsd_lab.dragon.baseline_service import unpack_document
-from dsd_lab.dragon.transfer import unpack_sequence
+from dsd_lab.dragon.baseline_service import unpack_document, unpack_sequence
 from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.documents.retrieval import Retrieved, scale_of
 from dsd_ros.dragon.mixture import LocalMixture

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from dsd_lab.dragon.transfer import pack_sequence
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import pack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.dragon.requests import end_of, name_of, refusal_of
+from dsd_ros.vlm.sequence import Sequence as ModelSequence
 from dsd_ros.wire.messages import (
     MAX_EVIDENCE_BYTES,
     EndCode,
@@ -115,6 +115,19 @@ def unpack_document(data: bytes) -> tuple[str, bytes, bytes]:
     if rest and len(rest) <= _DIGEST_BYTES:
         raise ValueError("a document's keys and values are cut off")
     return data[4 : 4 + size].decode("utf-8"), rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+
+
+def pack_sequence(sequence: ModelSequence) -> bytes:
+    """The keys and values of all tokens that have been through a pass, in the model's precision."""
+    return sequence._cache.to_bytes()
+
+
+def unpack_sequence(model: Any, tokens: Sequence[int], data: bytes) -> ModelSequence:
+    """A sequence of these tokens without a forward pass, for the very same model; ValueError for another size."""
+    sequence: ModelSequence = model.begin()
+    sequence._cache.fill(tokens, data)
+    sequence.append(tokens)
+    return sequence
 
 
 @dataclass(eq=False)

@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsd_lab.bench.recorded import RecordedModel, Rows
-from dsd_lab.bench.sweeps import BenchError
-from dsd_lab.dragon.baseline_service import BaselineService, together
+from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
 from dsd_lab.dragon.corpus import QUESTIONS, read_corpus, two_sides
 from dsd_lab.dragon.methods import OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.dragon.report import make_report
-from dsd_lab.dragon.transfer import pack_sequence
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
+from dsd_lab.report import BenchError
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.answers import Answer
 from dsd_ros.dragon.client import AskSession

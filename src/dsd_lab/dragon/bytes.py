@@ -13,11 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.overhead import machine
-from dsd_lab.bench.recorded import RecordedModel, Rows
 from dsd_lab.dragon.bench import PASSAGE_TOKENS, Bench, Side, Variant, answer_to
 from dsd_lab.dragon.corpus import QUESTIONS, read_corpus, two_sides
+from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.links.emulation import LinkProfile
+from dsd_lab.report import machine
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.mixture import KeptDocuments
 from dsd_ros.dragon.peer import Profile
@@ -96,7 +96,7 @@ def render(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    from dsd_lab.bench.wire_text import text_models
+    from dsd_lab.bench.scenes import text_models
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
     from dsd_ros.vlm.loading import load_model
 

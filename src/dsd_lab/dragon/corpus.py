@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsd_lab.bench.sweeps import BenchError
+from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.chunking import chunks, key_of
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved

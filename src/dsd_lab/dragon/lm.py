@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.bench.overhead import machine
-from dsd_lab.bench.sweeps import BenchError
 from dsd_lab.dragon.corpus import SOURCE, read_corpus, two_sides
+from dsd_lab.report import BenchError, machine
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved

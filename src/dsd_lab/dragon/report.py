@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dsd_lab.bench.modes_plots import check_plot
-from dsd_lab.bench.overhead import machine
 from dsd_lab.dragon.corpus import SOURCE
+from dsd_lab.plotting import check_plot
+from dsd_lab.report import machine
 
 BELOW_TOKEN_WISE = 0.42  # the paper's 42.4 % and 49.5 % at 300 ms
 BELOW_SEQUENCE_WISE = 0.49

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dsd_lab.bench.overhead import machine
 from dsd_lab.pair.cards import write_card
 from dsd_lab.pair.costs import REPEATS, exit_agreement, time_model
 from dsd_lab.pair.figures import (
@@ -39,6 +38,7 @@ from dsd_lab.pair.scenes import (
 )
 from dsd_lab.pair.speakers import Speaker, weights_mb
 from dsd_lab.pair.words import Words, asked_in, read_words, words_figures
+from dsd_lab.report import machine
 from dsd_lab.worlds.situations import Split
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import ModelSettings, resolve_directory

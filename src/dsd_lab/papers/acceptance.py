@@ -11,14 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dsd_lab.papers.theory import TheoryError
-
-
-def check_shares(**values: float) -> None:
-    """TheoryError naming the first value outside 0..1."""
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise TheoryError(f"{name} is {value}; give a share from 0 to 1")
+from dsd_lab.papers.theory import TheoryError, check_shares
 
 
 def _distributions(*arrays: np.ndarray) -> list[np.ndarray]:

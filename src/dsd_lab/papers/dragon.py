@@ -6,20 +6,20 @@ sections 5.1 (latency), 6 (speed-up) and 7.4 (scheduling). Every function raises
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dsd_lab.dragon.simulator import Learnt, Link, sample_acceptances, sequence_wise, simulate, steady_link
-from dsd_lab.papers.acceptance import check_shares
-from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive
+from dsd_lab.papers.dragon_simulator import Learned, sample_acceptances, sequence_wise, simulate, steady_link
+from dsd_lab.papers.theory import check_amounts, check_positive, check_shares
 from dsd_ros.dragon.scheduler import latency
 
 STRATEGIES = ("auto", "delta-z", "device", "cloud", "random")
 TOKEN_WISE, SEQUENCE_WISE = "token-wise", "sequence-wise"
+DELAYS = ((0.1, 0.02), (0.1, 0.05), (0.1, 0.1), (0.05, 0.1))  # of device and cloud, for ``grid``
+RATES = ((0.9, 0.9), (0.8, 0.6), (0.6, 0.8), (0.95, 0.5), (0.5, 0.95))
 
 
 def speedup(c_device: float, c_cloud: float, rtt: float, a_cloud: float) -> float:
@@ -32,14 +32,13 @@ def speedup(c_device: float, c_cloud: float, rtt: float, a_cloud: float) -> floa
 
 @dataclass(frozen=True)
 class Setting:
-    """Seconds a decoding step on either side, of the bare round trip, and how often drafts hold."""
+    """Seconds of a decoding step on either side and of the bare round trip, and how often drafts are accepted."""
 
     device: float
     cloud: float
     base: float
     acceptances: tuple[float, float]
     tokens: int = 100
-    stretch: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,108 +48,63 @@ class Comparison:
     extra: float
     seconds: dict[str, float]
 
-    @property
-    def over_static(self) -> float:
-        """Auto's seconds over those of the better of both sides."""
-        return self.seconds["auto"] / min(self.seconds["device"], self.seconds["cloud"])
+    def over_best_side(self, strategy: str = "auto") -> float:
+        """The strategy's seconds over those of the better fixed side."""
+        return self.seconds[strategy] / min(self.seconds["device"], self.seconds["cloud"])
 
     @property
     def over_random(self) -> float:
         return self.seconds["auto"] / self.seconds["random"]
 
 
-def recorded_acceptances(path: Path, tokens: int) -> list[np.ndarray]:
-    """Answers of ``tokens`` tokens, (tokens, 2) bool, from a CSV of lines ``device,cloud`` of 0 and 1."""
-    with open(path, newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if rows and not set(rows[0]) <= {"0", "1"}:
-        rows = rows[1:]  # a heading
-    if any(len(row) != 2 or not set(row) <= {"0", "1"} for row in rows):
-        raise TheoryError(f"{path} must have lines of 0 or 1 for the device, a comma, the cloud's")
-    found = [np.array(rows[i : i + tokens]) == "1" for i in range(0, len(rows), tokens)]
-    found = [piece for piece in found if len(piece) == tokens]
-    if not found:
-        raise TheoryError(f"{path} has {len(rows)} tokens; give {tokens} or more, or ask for fewer")
-    return found
+def compare(setting: Setting, extras: Sequence[float], sequences: int = 50, *, seed: int = 0) -> list[Comparison]:
+    """Every strategy over the same ``sequences`` sampled answers, at each extra latency.
 
-
-def compare(
-    setting: Setting,
-    extras: Sequence[float],
-    sequences: int = 50,
-    *,
-    answers: Sequence[np.ndarray] | None = None,
-    link: Link | None = None,
-    seed: int = 0,
-    anew: bool = False,
-) -> list[Comparison]:
-    """Every strategy over the same answers, ``sequences`` sampled ones or those given, at each extra latency.
-
-    ``link`` stands for the bare round trip and has its own jitter. Each answer begins in another phase of the jitter.
-    What an answer tells is known to the next, as to a session's, unless each is to begin ``anew``. ``seed``: that of
-    the first of the answers sampled.
+    Each answer begins in another phase of the link's jitter. What an answer teaches is known to the next, as within a
+    session. ``seed``: that of the first answer.
     """
     check_shares(device=setting.acceptances[0], cloud=setting.acceptances[1])
     check_positive(tokens=setting.tokens, sequences=sequences)
-    if answers is None:
-        answers = [
-            sample_acceptances(setting.tokens, *setting.acceptances, n, stretch=setting.stretch)
-            for n in range(seed, seed + sequences)
-        ]
+    delays = setting.device, setting.cloud
+    answers = [sample_acceptances(setting.tokens, *setting.acceptances, n) for n in range(seed, seed + sequences)]
     found = []
     for extra in extras:
-        totals: dict[str, list[float]] = {}
-        learnt = {strategy: None if anew else Learnt() for strategy in STRATEGIES}
+        totals: dict[str, list[float]] = {name: [] for name in (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)}
+        learned = {strategy: Learned() for strategy in STRATEGIES}
         for number, rows in enumerate(answers):
-            added = steady_link(0.0 if link else setting.base, extra, phase=float(number))
-
-            def trip(now: float, added: Link = added) -> float:
-                return added(now) + (link(now) if link else 0.0)
-
+            link = steady_link(setting.base, extra, phase=float(number))
             for strategy in STRATEGIES:
-                run = simulate(
-                    rows, setting.device, setting.cloud, trip, strategy=strategy, seed=number, learnt=learnt[strategy]
-                )
-                totals.setdefault(strategy, []).append(run.delivered)
-            in_step = simulate(rows, setting.device, setting.cloud, trip, strategy="device", window=1)
-            totals.setdefault(TOKEN_WISE, []).append(in_step.delivered)
-            totals.setdefault(SEQUENCE_WISE, []).append(sequence_wise(len(rows), setting.device, setting.cloud, trip))
-        found.append(Comparison(extra, {k: float(np.mean(v)) for k, v in totals.items()}))
+                run = simulate(rows, *delays, link, strategy=strategy, seed=number, learned=learned[strategy])
+                totals[strategy].append(run.delivered)
+            totals[TOKEN_WISE].append(simulate(rows, *delays, link, strategy="device", window=1).delivered)
+            totals[SEQUENCE_WISE].append(sequence_wise(len(rows), *delays, link))
+        found.append(Comparison(extra, {name: float(np.mean(values)) for name, values in totals.items()}))
     return found
 
 
-DELAYS = ((0.1, 0.02), (0.1, 0.05), (0.1, 0.1), (0.05, 0.1))  # of device and cloud
-RATES = ((0.9, 0.9), (0.8, 0.6), (0.6, 0.8), (0.95, 0.5), (0.5, 0.95))
-
-
-def grid(
-    extras: Sequence[float], sequences: int, tokens: int = 100, base: float = 0.02, seed: int = 0, anew: bool = False
-) -> dict:
+def grid(extras: Sequence[float], sequences: int, tokens: int = 100, base: float = 0.02, seed: int = 0) -> dict:
     """``compare`` over delays and acceptances; a report for a file, worst cell first."""
-    cells = []
-    for delays in DELAYS:
-        for rates in RATES:
-            for one in compare(Setting(*delays, base, rates, tokens), extras, sequences, seed=seed, anew=anew):
-                cells.append(
-                    {
-                        "device_seconds": delays[0],
-                        "cloud_seconds": delays[1],
-                        "acceptances": rates,
-                        "extra_seconds": one.extra,
-                        "auto_over_best_side": one.over_static,
-                        "auto_over_random": one.over_random,
-                        "delta_z_over_best_side": one.seconds["delta-z"]
-                        / min(one.seconds["device"], one.seconds["cloud"]),
-                        "seconds": one.seconds,
-                    }
-                )
+    cells: list[dict[str, Any]] = [
+        {
+            "device_seconds": delays[0],
+            "cloud_seconds": delays[1],
+            "acceptances": rates,
+            "extra_seconds": one.extra,
+            "auto_over_best_side": one.over_best_side(),
+            "auto_over_random": one.over_random,
+            "delta_z_over_best_side": one.over_best_side("delta-z"),
+            "seconds": one.seconds,
+        }
+        for delays in DELAYS
+        for rates in RATES
+        for one in compare(Setting(*delays, base, rates, tokens), extras, sequences, seed=seed)
+    ]
     cells.sort(key=lambda cell: -cell["auto_over_best_side"])
     return {
         "tokens": tokens,
         "sequences": sequences,
         "base_seconds": base,
         "seed": seed,
-        "each_anew": anew,
         **{
             f"{name}_{kind}": float(of([cell[name] for cell in cells]))
             for name in ("auto_over_best_side", "auto_over_random", "delta_z_over_best_side")

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsd_lab.papers.acceptance import check_shares
-from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive
+from dsd_lab.papers.theory import TheoryError, check_amounts, check_positive, check_shares
 
 PROOFS = ("full", "split", "truncated", "coupled")
 

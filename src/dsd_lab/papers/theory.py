@@ -36,16 +36,18 @@ def check_positive(**values: float) -> None:
             raise TheoryError(f"{name} is {value}; give a number above 0")
 
 
+def check_shares(**values: float) -> None:
+    """TheoryError naming the first value outside 0..1."""
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise TheoryError(f"{name} is {value}; give a share from 0 to 1")
+
+
 def _check_round(tau: float, gamma: float) -> None:
     if gamma < 1:
         raise TheoryError(f"gamma is {gamma}; draft at least 1 token a round")
     if not 1 <= tau <= gamma + 1:
         raise TheoryError(f"tau is {tau}; a round of {gamma} drafted tokens gains 1 to {gamma + 1}")
-
-
-def _check_share(r: float) -> None:
-    if not 0 <= r <= 1:
-        raise TheoryError(f"the miss rate r is {r}; give a share from 0 to 1")
 
 
 # ------------------------------------------------------------------------------------------------- seconds
@@ -70,7 +72,7 @@ def fsd_seconds(
     """With pre-drafting: ``(n / tau) (2 t_c + r gamma t_p + (1 - r) t_r + t_q)`` (Table 4)."""
     check_amounts(n=n, t_p=t_p, t_q=t_q, t_c=t_c, t_r=t_r)
     _check_round(tau, gamma)
-    _check_share(r)
+    check_shares(**{"the miss rate r": r})
     return n / tau * (2 * t_c + r * gamma * t_p + (1 - r) * t_r + t_q)
 
 
@@ -91,7 +93,7 @@ def fsd_speedup(*, gamma: int, c: float, r: float) -> float:
     """
     check_amounts(c=c)
     _check_round(1.0, gamma)
-    _check_share(r)
+    check_shares(**{"the miss rate r": r})
     return (gamma * c + 1) / (r * gamma * c + 1)
 
 

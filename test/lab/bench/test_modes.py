@@ -16,8 +16,9 @@ from dsd_lab.bench.modes import measure_modes
 from dsd_lab.bench.modes_plots import draw
 from dsd_lab.bench.modes_report import Measured, make_report, render
 from dsd_lab.bench.profiles import load_profile
-from dsd_lab.bench.sweeps import BenchError, Variant, crossed, parse_modes, parse_sweep
+from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.main import LAB
+from dsd_lab.report import BenchError
 from dsd_ros.cli import main
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.exits import ExitAdapters

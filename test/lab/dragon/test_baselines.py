@@ -8,10 +8,18 @@ from asking import Letters, Shelf
 from table_model import TableModel
 from tiny_text import make_tiny_text
 
-from dsd_lab.dragon.baseline_service import COLLECT, SEQUENCE, WANTED, BaselineService, pack_document, unpack_document
+from dsd_lab.dragon.baseline_service import (
+    COLLECT,
+    SEQUENCE,
+    WANTED,
+    BaselineService,
+    pack_document,
+    pack_sequence,
+    unpack_document,
+    unpack_sequence,
+)
 from dsd_lab.dragon.baselines import BaselineSession, open_session
 from dsd_lab.dragon.methods import METHODS, OF_AN_ORDINARY_CLOUD
-from dsd_lab.dragon.transfer import pack_sequence, unpack_sequence
 from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerCancelled, AnswerLate, AnswerRefused

@@ -12,8 +12,6 @@ import torch
 from hashed_words import HashedWords
 from tiny_text import make_tiny_text
 
-from dsd_lab.bench.recorded import RecordedModel, Rows
-from dsd_lab.bench.sweeps import BenchError
 from dsd_lab.dragon.bench import VARIANTS, Bench, Variant, link_profile, measure_dragon
 from dsd_lab.dragon.bytes import measure_bytes
 from dsd_lab.dragon.bytes import render as render_bytes
@@ -21,7 +19,9 @@ from dsd_lab.dragon.corpus import Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, measure_lm, mixture_of, score_window
 from dsd_lab.dragon.lm import render as render_lm
 from dsd_lab.dragon.methods import METHODS
+from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.dragon.report import draw_dragon, draw_lm, render
+from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
@@ -67,7 +67,7 @@ def test_recorded_passes_take_their_time(model, monkeypatch):
         slept.append(seconds)
         clock[0] += seconds
 
-    for module in ("dsd_ros.vlm.pace.time", "dsd_lab.bench.recorded.time"):
+    for module in ("dsd_ros.vlm.pace.time", "dsd_lab.dragon.recorded.time"):
         monkeypatch.setattr(f"{module}.sleep", sleep)
         monkeypatch.setattr(f"{module}.monotonic", lambda: clock[0])
     recorded = RecordedModel(Rows(model), "device")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dsd_lab.dragon.transfer import pack_sequence
+from dsd_lab.dragon.baseline_service import pack_sequence
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence

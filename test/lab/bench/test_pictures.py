@@ -1,14 +1,15 @@
-"""The picture of a reply's rounds: what was measured is what is drawn, and all lanes have one scale."""
+"""Pictures of a run, and of a reply's rounds: what was measured is what is drawn, at one scale."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dsd_lab.bench.rounds_picture import WIDTH, draw_rounds, reply_of
+from dsd_lab.bench.pictures import WIDTH, draw_rounds, draw_run, reply_of
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.observe.view.timeline import HIT, VERIFY, spans_of
 from dsd_ros.observe.view.typeset import AHEAD, OWN
+from dsd_ros.robot.sim.world import World
 
 EXITS = {"exits": 1, "exit_layers": (2,), "exit_seconds": (0.5,), "first_exit": 2}
 
@@ -49,3 +50,27 @@ def test_a_reply_of_half_the_time_takes_half_the_width() -> None:
     far, near = spread(picture[:half], OWN) - left, spread(picture[half:], OWN) - left
     assert near / far == pytest.approx(ends[1] / ends[0], abs=0.02)
     assert (picture == np.array(AHEAD)).all(axis=-1).sum() > 50
+
+
+def test_a_run_is_drawn_with_its_views_and_its_path():
+    world = World.from_seed(0, "find the silver bottle")
+    x, y, yaw = world.start
+    step = {"reasoning": "The way is clear.", "action": "forward 50 cm", "tokens": 9, "rounds": 3}
+    report = {
+        "seed": 0,
+        "instruction": "find the silver bottle",
+        "steps": [step | {"pose": [x, y, yaw]}, step | {"pose": [x, y, yaw + 1.0]}],
+        "path": [[x, y, yaw], [x + 0.4, y, yaw], [x + 0.4, y + 0.4, yaw]],
+    }
+    walked = np.asarray(draw_run(report)).astype(int)
+    standing = np.asarray(draw_run(report | {"path": report["path"][-1:]})).astype(int)
+    assert walked.shape == standing.shape
+    assert walked.std() > 20  # something is drawn
+    difference = np.abs(walked - standing).max(axis=-1) > 60
+    redder = walked[difference][:, 0] - walked[difference][:, 1]
+    assert (redder > 60).sum() > 30  # the path, in red
+
+
+def test_a_run_without_steps_cannot_be_drawn():
+    with pytest.raises(ValueError, match="no steps"):
+        draw_run({"seed": 0, "instruction": "find the silver bottle", "steps": [], "path": []})

@@ -3,14 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsd_lab.dragon.simulator import (
-    JITTER_PERIOD,
-    recorded_link,
-    sample_acceptances,
-    sequence_wise,
-    simulate,
-    steady_link,
-)
+from dsd_lab.papers.dragon_simulator import JITTER_PERIOD, sample_acceptances, sequence_wise, simulate, steady_link
 from dsd_lab.papers.theory import TheoryError
 from dsd_ros.dragon.scheduler import latency
 
@@ -62,7 +55,7 @@ def test_a_switch_worked_by_hand():
 @pytest.mark.parametrize("strategy", ["auto", "delta-z", "random", "device", "cloud"])
 def test_every_event_follows_from_one_before(strategy):
     accepted = sample_acceptances(60, 0.7, 0.8, 5)
-    run = simulate(accepted, 0.1, lambda t: 0.03 + t / 1000, steady_link(0.05, 0.4), strategy=strategy)
+    run = simulate(accepted, 0.1, 0.06, steady_link(0.05, 0.4), strategy=strategy)
     kinds = {"drafted": 0, "draft arrives": 0, "aggregated": 0, "verdict arrives": 0, "start": 0}
     for number, event in enumerate(run.events):
         kinds[event.kind] += 1
@@ -129,30 +122,10 @@ def test_links_and_acceptances():
     assert max(found) == pytest.approx(0.65, abs=1e-4)
     assert min(found) == pytest.approx(0.45, abs=1e-4)
     assert link(JITTER_PERIOD + 3.0) == pytest.approx(link(3.0))
-    for stretch in (1.0, 10.0):
-        rates = sample_acceptances(40_000, 0.9, 0.4, 1, stretch=stretch).mean(axis=0)
-        assert rates == pytest.approx([0.9, 0.4], abs=0.03)
-    hard = sample_acceptances(40_000, 0.8, 0.5, 1, stretch=10.0)[:, 0].astype(float)
-    assert np.corrcoef(hard[1:], hard[:-1])[0, 1] > 0.05
+    rates = sample_acceptances(40_000, 0.9, 0.4, 1).mean(axis=0)
+    assert rates == pytest.approx([0.9, 0.4], abs=0.03)
     assert sequence_wise(10, 0.1, 0.02, steady_link(0.3)) == pytest.approx(1.0)
     assert sequence_wise(10, 0.1, 0.2, steady_link(0.3)) == pytest.approx(2.15)
-
-
-def test_a_recorded_link_holds_each_round_trip_and_repeats(tmp_path):
-    path = tmp_path / "link.csv"
-    path.write_text("seconds,rtt\n0,0.1\n1,0.2\n2,0.3\n")
-    link = recorded_link(path)
-    assert [link(time) for time in (0.0, 0.9, 1.0, 2.5, 3.1, 4.2)] == [0.1, 0.1, 0.2, 0.3, 0.1, 0.2]
-    for text, reason in (
-        ("0,0.1\n", "give 2 or more"),
-        ("0,0.1\n0,0.2\n", "not above"),
-        ("0,0.1\n1,-2\n", "not seconds,rtt"),
-        ("0,0.1\n1\n", "not seconds,rtt"),
-        ("0,0.1\n1,nan\n", "not seconds,rtt"),
-    ):
-        path.write_text(text)
-        with pytest.raises(TheoryError, match=reason):
-            recorded_link(path)
 
 
 def test_wrong_settings_are_refused():
@@ -161,7 +134,6 @@ def test_wrong_settings_are_refused():
         ([], {}, "acceptances"),
         ([[True]], {}, "acceptances"),
         ([BOTH], {"window": 0}, "window"),
-        ([BOTH], {"first": "robot"}, "first"),
     ):
         with pytest.raises(TheoryError, match=reason):
             simulate(accepted, 0.1, 0.1, link, **settings)

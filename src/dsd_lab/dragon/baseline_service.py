@@ -1,7 +1,7 @@
-"""The cloud's half of the methods that DRAGON is compared with; an ordinary cloud does none of them.
+"""The cloud's half of the methods that DRAGON is compared with; an ordinary cloud serves none of them.
 
-They travel in a question's own messages. What is wanted stands in ``Question.schedule``, which an ordinary cloud
-refuses with a sentence; so no cloud gives its documents away that was not started for it.
+They use a question's own messages. ``Question.schedule`` says what is wanted, which an ordinary cloud refuses with a
+sentence: only a cloud that was started for it gives its documents away.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import logging
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,14 @@ from dsd_ros.wire.messages import (
 
 _log = logging.getLogger(__name__)
 
-# What a Question's ``schedule`` asks for.
-MIXED = "alone"  # an answer from the cloud's documents, a Proposal with nothing but its token each
-TOGETHER = "alone-in-one-prompt"  # likewise, the documents one behind the other in one prompt
-SEQUENCE = "sequence"  # a whole answer, which is made and kept
+# What a question's ``schedule`` asks for.
+MIXED = "alone"  # an answer from the cloud's documents, a Proposal per token without evidence
+TOGETHER = "alone-in-one-prompt"  # the same, the documents one after the other in one prompt
+SEQUENCE = "sequence"  # a whole answer is made and kept
 COLLECT = "collect"  # all Proposals of the answer that was made for this question
-TEXTS = "documents"  # the documents, a Proposal each with ``pack_document`` as its evidence
-KEYS = "documents-and-keys"  # likewise, with keys and values
+TEXTS = "documents"  # the documents, a Proposal each, packed by ``pack_document``
+KEYS = "documents-and-keys"  # the same, with keys and values
 WANTED = (MIXED, TOGETHER, SEQUENCE, COLLECT, TEXTS, KEYS)
-_WAITING = 64
 _DIGEST_BYTES = 8
 
 Answer = Callable[[Message], object]
@@ -54,7 +53,7 @@ Choose = Callable[[Local, int], int]
 
 
 def together(documents: Sequence[Retrieved]) -> list[Retrieved]:
-    """Documents as one, the best in front: what context aggregation puts in one prompt."""
+    """Documents as one, the best first: what context aggregation puts in one prompt."""
     if not documents:
         return []
     best = sorted(documents, key=lambda found: -found.relevance)
@@ -64,7 +63,7 @@ def together(documents: Sequence[Retrieved]) -> list[Retrieved]:
 def alone(
     mixture: LocalMixture, choose: Choose, max_tokens: int, eos: frozenset[int], stopped: Callable[[], bool]
 ) -> Iterator[tuple[int, Local, float]]:
-    """One side's own answer: each token with its distribution, and the seconds it took. Preempted where stopped."""
+    """One side's own answer: each token with its distribution and seconds. Preempted once ``stopped()``."""
     tokens: list[int] = []
     while len(tokens) < max_tokens and not (tokens and tokens[-1] in eos):
         began = time.monotonic()
@@ -82,7 +81,7 @@ def noise_of(question: Question, position: int, size: int) -> np.ndarray | None:
 
 
 def chooser(question: Question) -> Choose:
-    """How a side that is alone chooses its tokens; the same again for the same question."""
+    """How a side on its own chooses its tokens: reproducibly for the same question."""
 
     def choose_token(local: Local, position: int) -> int:
         noise = noise_of(question, position, len(local.p))
@@ -139,7 +138,7 @@ class _Asked:
 
 
 class BaselineService:
-    """Answers one question after another; see ``rag.service.AggregationService`` for the interface."""
+    """Answers one question after another; see ``dragon.server.AggregationService`` for the interface."""
 
     def __init__(
         self, model: Any, retriever: Retriever, *, asking: Asking | None = None, kept: KeptDocuments | None = None
@@ -148,46 +147,35 @@ class BaselineService:
         self._retriever = retriever
         self._asking: Asking = asking or DocumentPrompt(model)
         self._kept = kept if kept is not None else KeptDocuments()
-        self._wake = threading.Condition()  # guards all below
-        self._waiting: deque[_Asked] = deque()
-        self._current: _Asked | None = None
-        self._closing = False
+        self._lock = threading.Lock()  # guards the two below
+        self._questions: list[_Asked] = []  # waiting or being answered
         self._made: dict[Hashable, list[Proposal]] = {}  # a peer's newest whole answer
-        self._worker = threading.Thread(target=self._work_all, name="baselines", daemon=True)
-        self._worker.start()
+        self._worker = ThreadPoolExecutor(1, "baselines")
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when closed. ``reply`` must not block."""
-        with self._wake:
-            if self._closing:
-                return False
-            if isinstance(message, QuestionEnd):
-                self._stop(lambda asked: asked.peer == peer and asked.question.ask == message.ask)
-                return True
-            if not isinstance(message, Question):
-                return True
-            if len(self._waiting) < _WAITING:
-                self._waiting.append(_Asked(message, reply, peer))
-                self._wake.notify_all()
-                return True
-        reply(end_of(message, EndCode.OVERLOADED, "too many questions wait; ask again later"))
+        if isinstance(message, QuestionEnd):
+            self._stop(lambda asked: asked.peer == peer and asked.question.ask == message.ask)
+        elif isinstance(message, Question):
+            asked = _Asked(message, reply, peer)
+            with self._lock:
+                try:
+                    self._worker.submit(self._work, asked)
+                except RuntimeError:  # closed
+                    return False
+                self._questions.append(asked)
         return True
 
     def disconnect(self, peer: Hashable) -> None:
-        """The peer's link is down: its questions end here."""
-        with self._wake:
-            self._stop(lambda asked: asked.peer == peer)
+        """End the questions of a peer whose link is down."""
+        self._stop(lambda asked: asked.peer == peer)
+        with self._lock:
             self._made.pop(peer, None)
 
-    def close(self, timeout: float = 1.0) -> bool:
-        """End all questions and the thread; False if that still runs after ``timeout`` seconds."""
-        with self._wake:
-            self._closing = True
-            self._stop(lambda asked: True)
-            self._wake.notify_all()
-        if threading.current_thread() is not self._worker:
-            self._worker.join(timeout)
-        return not self._worker.is_alive()
+    def close(self) -> None:
+        """End all questions and the thread."""
+        self._stop(lambda asked: True)
+        self._worker.shutdown(cancel_futures=True)
 
     def __enter__(self) -> BaselineService:
         return self
@@ -196,30 +184,24 @@ class BaselineService:
         self.close()
 
     def _stop(self, which: Callable[[_Asked], bool]) -> None:
-        for asked in [*self._waiting, *([self._current] if self._current else [])]:
-            if which(asked):
+        with self._lock:
+            for asked in filter(which, self._questions):
                 asked.stopped = True
 
-    def _work_all(self) -> None:
-        while True:
-            with self._wake:
-                self._current = None
-                self._wake.wait_for(lambda: self._waiting or self._closing)
-                if self._closing:
-                    return
-                asked = self._current = self._waiting.popleft()
-            if asked.stopped:
-                continue
-            try:
+    def _work(self, asked: _Asked) -> None:
+        try:
+            if not asked.stopped:
                 self._serve(asked)
-            except ValueError as error:  # of prompts and contexts
-                asked.reply(end_of(asked.question, EndCode.BAD_QUESTION, str(error)))
-            except Exception:
-                # One question's trouble must not end the service; a stopped one is none.
-                if not asked.stopped:
-                    _log.exception("a question could not be served")
-                    sentence = "the cloud could not go on with this; its log says why"
-                    asked.reply(end_of(asked.question, EndCode.MODEL_ERROR, sentence))
+        except ValueError as error:  # of prompts and contexts
+            asked.reply(end_of(asked.question, EndCode.BAD_QUESTION, str(error)))
+        except Exception:
+            if not asked.stopped:  # one question's failure must not end the service
+                _log.exception("a question could not be served")
+                sentence = "the cloud could not go on with this; its log says why"
+                asked.reply(end_of(asked.question, EndCode.MODEL_ERROR, sentence))
+        finally:
+            with self._lock:
+                self._questions = [one for one in self._questions if one is not asked]
 
     def _serve(self, asked: _Asked) -> None:
         question, model = asked.question, self.model
@@ -289,13 +271,13 @@ class BaselineService:
             )  # fmt: skip
             if question.schedule != SEQUENCE:
                 asked.reply(made[-1])
-        with self._wake:
+        with self._lock:
             if question.schedule == SEQUENCE and not asked.stopped:
                 self._made[asked.peer] = made
 
     def _send_made(self, asked: _Asked) -> None:
         question = asked.question
-        with self._wake:
+        with self._lock:
             made = self._made.pop(asked.peer, [])
         if not made or made[0].ask != question.ask:
             sentence = f"no answer was made for this question; ask for its {SEQUENCE} first"

@@ -2,30 +2,33 @@
 
 device      the device's documents alone, mixed (what an answer is when the cloud is not asked)
 cloud       the cloud's documents alone, mixed, by its model; its tokens travel
-crcg        centralised: the device's documents one behind the other in one prompt
+crcg        centralised: the device's documents one after the other in one prompt
 crcg-cloud  the same at the cloud, whose tokens travel
 drcg-text   the cloud's documents travel as text; the device reads both sides' in one prompt
 drcg-kv     they travel with their keys and values; the device mixes both sides' documents. Keys and values that were
-            computed apart only fit sequences of their own, so that this one has dragon's distribution, not drcg-text's
+            computed apart fit only sequences of their own, so this method has dragon's distribution, not drcg-text's
 drdg-tw     dragon without speculation: the sides go in step, one token a round trip
 drdg-sw     each side makes a whole answer alone; once its own is done the device collects all of the cloud's
-            distributions, and the two of a position are aggregated. Not exact: behind the first token on which the
-            sides differ, each stands behind words of its own. DRAGON does not say how it combines them; this is the
+            distributions, and the two of a position are aggregated. Not exact: after the first token on which the
+            sides differ, each follows words of its own. DRAGON does not say how it combines them; this is the
             plain reading.
 
-No document of the device's ever travels. Where the cloud serves these at all: ``baseline_service``.
+No document of the device's ever travels. The cloud's half: ``baseline_service``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
-from dsd_lab.dragon.baseline_run import BaselineRun
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     KEYS,
@@ -37,26 +40,38 @@ from dsd_lab.dragon.baseline_service import (
     chooser,
     noise_of,
     together,
+    unpack_document,
+    unpack_sequence,
 )
 from dsd_lab.dragon.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.dragon.answers import Answer, AnswerRefused
+from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.asker import Asker
 from dsd_ros.dragon.client import AskSession, OnToken
-from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever
+from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import unpack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Preempted, Relevance
 from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.prompts import check_instruction
-from dsd_ros.wire.channel import Channel
+from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import EndCode, Proposal
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    EndCode,
+    Proposal,
+    Question,
+    QuestionEnd,
+    QuestionReply,
+    Refusal,
+    prefix_digest,
+)
 
-_WANTED = {
+_POLL_S = 0.05  # how soon a cancellation is noticed
+_WANTED = {  # method -> what it asks the cloud for
     "device": None,
     "cloud": MIXED,
     "crcg": None,
@@ -79,14 +94,14 @@ def open_session(
     kept: KeptDocuments | None = None,
     delay: DecodeDelay | None = None,
 ) -> AskSession | BaselineSession:
-    """What answers by one of ``methods.METHODS``; ValueError for another.
+    """A session that answers by one of ``methods.METHODS``; ValueError for another.
 
-    The channel must be up, save for dragon and drdg-tw, which dial.
+    The channel must be up, except for dragon and drdg-tw, which dial.
     """
     settings = settings or AggregationSettings()
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
-            settings = replace(settings, window=1, schedule="device", aggregator="device")
+            settings = dataclasses.replace(settings, window=1, schedule="device", aggregator="device")
         return AskSession(
             channel, model, retriever, settings, asking=asking, relevance=relevance, kept=kept, delay=delay
         )
@@ -94,10 +109,10 @@ def open_session(
 
 
 class BaselineSession(Asker):
-    """Answers questions by one of the methods that want no aggregation token by token.
+    """Answers questions by one of the methods that aggregate nothing token by token.
 
-    A lost link is not mended: what is compared is measured, not relied on. Of the settings those of the link's
-    loss, of scheduling and of re-weighting mean nothing here.
+    It does not reconnect: it serves measurements. Settings of the link's loss, of scheduling and of re-weighting have
+    no effect here.
     """
 
     def __init__(
@@ -128,65 +143,104 @@ class BaselineSession(Asker):
         cancelled: Callable[[], bool] | None = None,
         deadline: float | None = None,
     ) -> Answer:
-        """As ``AskSession.answer``; with no steps, as nothing is aggregated token by token."""
-        question = check_instruction(question)
+        """As ``AskSession.answer``, with no steps in its statistics."""
         self.replies += 1
-        run = BaselineRun(self, question, on_token, cancelled, deadline)
+        run = _Run(self, check_instruction(question), on_token, cancelled, deadline)
         wanted = _WANTED[self.method]
         try:
-            if wanted is None:
-                self._alone(run, run.own_documents())
-            elif wanted in (TEXTS, KEYS):
+            if wanted is not None:
                 run.ask(wanted)
-                self._alone(run, run.own_documents() + run.documents())
-            elif wanted == SEQUENCE:
-                run.ask(wanted)
-                self._sequences(run)
-            else:
-                run.ask(wanted)
+            if wanted == SEQUENCE:
+                run.join_sequences()
+            elif wanted in (MIXED, TOGETHER):
                 while not run.ended:
                     run.take(run.proposal(len(run.tokens)).token)
+            else:
+                documents = run.own_documents() + (run.cloud_documents() if wanted else [])
+                if self.method in ("crcg", "drcg-text"):
+                    documents = together(documents)
+                for token, _, _ in run.decode_alone(documents):
+                    run.take(token)
         except BaseException as error:
             run.leave()
             if isinstance(error, Preempted):
-                run.check()  # says why
+                run.check()  # raises the reason
             raise
-        return run.told()
+        return run.answer()
 
-    # ------------------------------------------------------------------
 
-    def _alone(self, run: BaselineRun, documents: list[Retrieved]) -> None:
-        """The device's own answer."""
-        if self.method in ("crcg", "drcg-text"):
-            documents = together(documents)
-        for token, _, _ in self._own(run, documents):
-            run.take(token)
+class _Run:
+    """One question: what was asked, what has come, and what it cost."""
 
-    def _own(self, run: BaselineRun, documents: list[Retrieved]) -> Any:
-        mixture = LocalMixture(self.model, self.asking, run.text, documents, self.settings.temperature, self.kept)
-        mixture.reserve(self.settings.max_tokens)
-        run.mixtures.append(mixture)
-        return alone(mixture, chooser(run.question), self.settings.max_tokens, run.eos, run.stopped)
+    def __init__(
+        self,
+        session: BaselineSession,
+        text: str,
+        on_token: OnToken | None,
+        cancelled: Callable[[], bool] | None,
+        deadline: float | None,
+    ) -> None:
+        self._session, self._settings, self._model = session, session.settings, session.model
+        self._on_token, self._cancelled, self._deadline = on_token, cancelled, deadline
+        self.tokens: list[int] = []
+        self._times: list[float] = []
+        self._mixture: LocalMixture | None = None
+        self._began = time.monotonic()
+        self._bytes_before = session.channel.bytes_up, session.channel.bytes_down
+        settings, model = self._settings, self._model
+        self._question = Question(
+            secrets.randbelow((1 << 32) - 1) + 1, 0, PROTOCOL_VERSION, model.tokenizer_fingerprint,
+            model.vocab_size, text, settings.documents, float(settings.temperature),
+            settings.seed, session.replies, settings.randomness, settings.evidence, settings.head,
+            settings.max_tokens, settings.window, 0, "device", "device",
+            sorted(model.eos_token_ids)[:16], [], scale_of(session.retriever),
+        )  # fmt: skip
+        self._eos = frozenset(model.eos_token_ids)
+        self._asked = False
+        self._reply: QuestionReply | None = None
+        self._proposals: dict[int, Proposal] = {}
+        self._own = 0
 
-    def _sequences(self, run: BaselineRun) -> None:
-        """Both sides' sequences, made at once, collected and put together afterwards (DRAGON, section 7.3)."""
-        ours = [local for _, local, _ in self._own(run, run.own_documents())]
-        run.ask(COLLECT)
-        while not run.ended:
-            number = len(run.tokens)
-            theirs = run.proposal(number) if not run.over(number) else None
+    @property
+    def ended(self) -> bool:
+        return len(self.tokens) >= self._settings.max_tokens or (bool(self.tokens) and self.tokens[-1] in self._eos)
+
+    # -- the device's own ----------------------------------------------------------------------
+
+    def own_documents(self) -> list[Retrieved]:
+        count = self._settings.documents
+        found = self._session.retriever.retrieve(self._question.text, count) if count else []
+        self._own = len(found)
+        return found
+
+    def decode_alone(self, documents: list[Retrieved]) -> Iterator[tuple[int, Local, float]]:
+        """The device's own answer from these documents."""
+        session, settings = self._session, self._settings
+        self._mixture = mixture = LocalMixture(
+            self._model, session.asking, self._question.text, documents, settings.temperature, session.kept
+        )
+        mixture.reserve(settings.max_tokens)
+        return alone(mixture, chooser(self._question), settings.max_tokens, self._eos, self._stopped)
+
+    def join_sequences(self) -> None:
+        """Make the device's sequence, collect the cloud's, and aggregate them afterwards (DRAGON, section 7.3)."""
+        ours = [local for _, local, _ in self.decode_alone(self.own_documents())]
+        self.ask(COLLECT)
+        while not self.ended:
+            number = len(self.tokens)
+            theirs = None if self._cloud_ended_before(number) else self.proposal(number)
             if theirs is None and number >= len(ours):
                 break
-            run.take(self._aggregated(run, ours[number : number + 1], theirs, number))
+            self.take(self._aggregated(ours[number : number + 1], theirs, number))
 
-    def _aggregated(self, run: BaselineRun, ours: list[Local], theirs: Proposal | None, number: int) -> int:
+    def _aggregated(self, ours: list[Local], theirs: Proposal | None, number: int) -> int:
         """The token of two sequences' distributions at a position; of one where the other has ended.
 
         What evidence leaves open counts as 0.
         """
-        sizes = self.model.vocab_size, run.vocab_size
+        sizes = self._model.vocab_size, self.reply().vocab_size
         p = np.zeros(max(sizes))
-        noise = noise_of(run.question, number, len(p))
+        noise = noise_of(self._question, number, len(p))
         share, other_share = 1.0, 1.0
         if ours and theirs is not None:
             share, other_share = eta(ours[0].log_weight, theirs.log_weight)
@@ -194,9 +248,123 @@ class BaselineSession(Asker):
             p[: sizes[0]] += share * ours[0].p.double().numpy()
         if theirs is not None:
             try:
-                known = unpack_evidence(run.question, theirs, sizes[1], noise)
+                known = unpack_evidence(self._question, theirs, sizes[1], noise)
             except (SamplingError, WireError) as error:
                 raise AnswerRefused(str(error), EndCode.BAD_EVIDENCE) from error
             p[: sizes[1]] += other_share * known.lo
         row = torch.from_numpy(p)
         return int(row.argmax()) if noise is None else choose(row, noise)
+
+    # -- the cloud's ---------------------------------------------------------------------------
+
+    def ask(self, wanted: str) -> None:
+        """Put the question to the cloud; its schedule says what is wanted."""
+        self._question = msgspec.structs.replace(self._question, schedule=wanted)
+        self._asked = True
+        self._session.channel.send(self._question)
+
+    def cloud_documents(self) -> list[Retrieved]:
+        """The cloud's documents; keys and values that come with them are kept, so that the device reads no document."""
+        found = []
+        for number in range(self.reply().documents):
+            proposal = self.proposal(number)
+            try:
+                text, digest, keys = unpack_document(proposal.evidence)
+            except ValueError as error:
+                raise AnswerRefused(f"the cloud sent no document: {error}", EndCode.BAD_EVIDENCE) from error
+            found.append(Retrieved(str(number), text, proposal.log_weight))
+            if keys:
+                head = self._session.asking.pieces(text, self._question.text).head
+                if self.reply().model_fingerprint != self._model.fingerprint or digest != prefix_digest(head):
+                    raise AnswerRefused(
+                        "keys and values are of use only to the very same model; use drcg-text", "question"
+                    )
+                self._session.kept.keep(self._model, head, unpack_sequence(self._model, head, keys))
+        return found
+
+    def reply(self) -> QuestionReply:
+        while self._reply is None:
+            self._receive()
+        return self._reply
+
+    def proposal(self, number: int) -> Proposal:
+        """What the cloud says at this position, or its document of this number."""
+        while number not in self._proposals:
+            self._receive()
+        return self._proposals[number]
+
+    def _cloud_ended_before(self, number: int) -> bool:
+        return number > 0 and (number - 1 not in self._proposals or self.proposal(number - 1).token in self._eos)
+
+    def _receive(self) -> None:
+        """Take in one message of the cloud's; LinkTimeout where none comes."""
+        until = time.monotonic() + self._settings.patience_s
+        while True:
+            self.check()
+            try:
+                message = self._session.channel.receive(min(_POLL_S, max(0.0, until - time.monotonic())))
+            except LinkTimeout:
+                if time.monotonic() >= until:
+                    raise
+                continue
+            if isinstance(message, Refusal):
+                raise AnswerRefused(message.sentence, message.code)
+            if not isinstance(message, (QuestionReply, Proposal, QuestionEnd)) or message.ask != self._question.ask:
+                continue
+            if isinstance(message, QuestionEnd):
+                raise AnswerRefused(message.sentence or "the cloud ended the answer", message.code)
+            if isinstance(message, Proposal):
+                self._proposals[message.position] = message
+            elif message.error:
+                raise AnswerRefused(message.error, "question")
+            else:
+                self._reply = message
+                self._eos |= frozenset(message.eos_token_ids)
+            return
+
+    # -- the answer ----------------------------------------------------------------------------
+
+    def take(self, token: int) -> None:
+        """Add a token to the answer."""
+        self.tokens.append(token)
+        self._times.append(time.monotonic() - self._began)
+        if self._on_token is not None:
+            self._on_token(self._model.decode_text(self.tokens), list(self.tokens))
+
+    def check(self) -> None:
+        """Raise what ends the answer early."""
+        if self._session.closing:
+            raise LinkClosed("the session was closed")
+        if self._cancelled is not None and self._cancelled():
+            raise AnswerCancelled("the answer was cancelled")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise AnswerLate("the answer was not complete at its deadline")
+
+    def _stopped(self) -> bool:
+        try:
+            self.check()
+        except (LinkClosed, AnswerCancelled, AnswerLate):
+            return True
+        return False
+
+    def leave(self) -> None:
+        """Tell the cloud that the answer is not wanted any more, where it was asked."""
+        if self._asked:
+            with contextlib.suppress(Exception):
+                sentence = "the answer is not wanted any more"
+                self._session.channel.send(QuestionEnd(self._question.ask, 0, EndCode.CANCELLED.value, sentence))
+
+    def answer(self) -> Answer:
+        channel = self._session.channel
+        statistics = AnswerStatistics(
+            seconds=time.monotonic() - self._began,
+            first_token_seconds=self._times[0] if self._times else 0.0,
+            token_seconds=tuple(self._times),
+            bytes_up=channel.bytes_up - self._bytes_before[0],
+            bytes_down=channel.bytes_down - self._bytes_before[1],
+            passes=self._mixture.passes if self._mixture is not None else 0,
+            device_documents=self._own,
+            cloud_documents=self._reply.documents if self._reply is not None else 0,
+        )
+        finished = bool(self.tokens) and self.tokens[-1] in self._eos
+        return Answer(self._model.decode_text(self.tokens), self.tokens, finished, statistics)

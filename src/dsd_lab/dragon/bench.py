@@ -3,25 +3,25 @@
 As section 7.3 of DRAGON: the best two passages of at most 64 tokens on each side, 20 tokens of answer, 0 to 300 ms
 of round trip with a jitter of one fifth. Sessions, services, messages and what the models say are the real ones; the
 link is emulated, carrying as TCP does, and the models' times are given (``recorded``). Which documents are in a
-store beforehand is known, so that their keys and values are there, save where they have to travel.
+store is known before a question, so their keys and values are there, except where they have to travel.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsd_lab.bench.scenes import BATCH_GROWTH
 from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
-from dsd_lab.dragon.corpus import QUESTIONS, read_corpus, two_sides
+from dsd_lab.dragon.corpus import QUESTIONS, count_tokens, read_corpus, two_sides
 from dsd_lab.dragon.methods import OF_AN_ORDINARY_CLOUD
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.dragon.report import make_report
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
-from dsd_lab.report import BenchError
+from dsd_lab.report import BenchError, Row, header, table
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.answers import Answer
 from dsd_ros.dragon.client import AskSession
@@ -37,50 +37,43 @@ from dsd_ros.vlm.pace import Pace
 from dsd_ros.wire.local import LocalChannel
 
 PASSAGE_TOKENS = 64
-BATCH_GROWTH = 0.15  # of a pass over eight sequences (FSD, table 9)
 JITTER = 0.2
+VOCABULARIES = (49_152, 151_936)  # SmolLM2's, and Qwen2.5's
+MOST = 0.1  # of a whole row, that a token may take with exact sparse evidence
 _BASE_TRIP_S = 0.002  # of the paper's Wi-Fi, without what is added
 _PATIENCE_S = 120.0  # nothing is lost on an emulated link
 
 
 @dataclass(frozen=True)
-class Variant:
-    """A method with what it sends. ``timed`` false: only counted, over a link without delay."""
+class AnswerVariant:
+    """A method and what it sends."""
 
     label: str
     method: str
     evidence: str = "sparse"
     temperature: float = 0.0
     randomness: str = "shared"
-    timed: bool = True
 
 
 VARIANTS = (
-    Variant("dragon", "dragon"),
-    Variant("dragon, full", "dragon", "full"),
-    Variant("dragon, sampled", "dragon", temperature=1.0),
-    Variant("dragon, independent", "dragon", temperature=1.0, randomness="independent", timed=False),
-    Variant("drdg-tw", "drdg-tw"),
-    Variant("drdg-tw, full", "drdg-tw", "full"),
-    Variant("drdg-sw", "drdg-sw"),
-    Variant("drdg-sw, full", "drdg-sw", "full"),
-    Variant("drcg-text", "drcg-text"),
-    Variant("drcg-kv", "drcg-kv"),
-    Variant("crcg", "crcg"),
-    Variant("crcg-cloud", "crcg-cloud"),
-    Variant("device", "device"),
-)  # fmt: skip
-ON_A_NARROW_LINK = ("dragon", "drdg-tw, full", "drdg-sw", "drdg-sw, full", "device")
+    AnswerVariant("dragon", "dragon"),
+    AnswerVariant("dragon, full", "dragon", "full"),
+    AnswerVariant("dragon, sampled", "dragon", temperature=1.0),
+    AnswerVariant("drdg-tw", "drdg-tw"),
+    AnswerVariant("drdg-tw, full", "drdg-tw", "full"),
+    AnswerVariant("drdg-sw", "drdg-sw"),
+    AnswerVariant("drdg-sw, full", "drdg-sw", "full"),
+    *(AnswerVariant(method, method) for method in ("drcg-text", "drcg-kv", "crcg", "crcg-cloud", "device")),
+)
 
 
 @dataclass(frozen=True)
-class Bench:
+class DragonBench:
     """What is measured. Times in milliseconds, of one token on either side (``read``: of one token of a prompt)."""
 
     questions: int = 4
     trips_ms: tuple[float, ...] = (0.0, 100.0, 200.0, 300.0)
     mbps: float = 40.0
-    narrow_mbps: float = 5.0
     window_bytes: int = INITIAL_WINDOW
     device_ms: float = 80.0
     cloud_ms: float = 25.0
@@ -98,23 +91,16 @@ class Bench:
             raise BenchError("round trips must be 0 to 10000 ms, for example 0,100,200,300")
         for name in ("device_ms", "cloud_ms", "device_read_ms", "cloud_read_ms"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and 0.0 <= value <= 10_000.0):
+            if not 0.0 <= value <= 10_000.0:  # false for a NaN too
                 raise BenchError(f"{name} is {value}; use 0 to 10000 ms")
-        for name in ("mbps", "narrow_mbps"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and (value == 0.0 or 0.01 <= value <= 1e6)):
-                raise BenchError(f"{name} is {value}; use 0.01 to 1000000 Mbit/s, or 0: unlimited")
+        if not (self.mbps == 0.0 or 0.01 <= self.mbps <= 1e6):
+            raise BenchError(f"mbps is {self.mbps}; use 0.01 to 1000000 Mbit/s, or 0: unlimited")
         if self.window_bytes != 0 and not 1460 <= self.window_bytes <= 1 << 30:
             raise BenchError(f"window-bytes is {self.window_bytes}; use 1460 or more, or 0: none")
         if not 0.1 <= self.time_scale <= 100.0:
             raise BenchError(f"time-scale is {self.time_scale}; use 0.1 to 100")
         if not 2 <= self.max_tokens <= 64 or not 1 <= self.documents <= 16:
             raise BenchError("an answer has 2 to 64 tokens here, from 1 to 16 documents a side")
-
-    def links(self) -> list[tuple[float, float]]:
-        """(extra round trip in ms, Mbit/s): the narrow link with the longest one comes last."""
-        wide = [(trip, self.mbps) for trip in self.trips_ms]
-        return wide + ([(max(self.trips_ms), self.narrow_mbps)] if self.narrow_mbps else [])
 
 
 def link_profile(trip_ms: float, mbps: float) -> LinkProfile:
@@ -134,29 +120,29 @@ class Side:
     asking: DocumentPrompt
 
     def mixture(self, question: str, documents: Sequence[Retrieved], temperature: float = 0.0) -> LocalMixture:
-        """The side's own over these documents."""
+        """The side's own mixture over these documents."""
         return LocalMixture(self.model, self.asking, question, documents, temperature, self.kept)
 
 
+def _sides(model: Any, rows: Rows, passages: Sequence[Any], vocab_size: int = 0) -> list[Side]:
+    return [
+        Side(RecordedModel(rows, name, vocab_size), found, KeptDocuments(), DocumentPrompt(model))
+        for name, found in zip(("device", "cloud"), passages, strict=True)
+    ]
+
+
 def measure_dragon(
-    bench: Bench,
+    bench: DragonBench,
     model: Any,
     encoder: Encoder,
-    variants: Sequence[Variant] = VARIANTS,
+    variants: Sequence[AnswerVariant] = VARIANTS,
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
-    """The report of ``dragon_report``. ``model``: of ``vlm.loading``, which both sides have. BenchError."""
-
-    def count_tokens(text: str) -> int:
-        return len(model.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    corpus = read_corpus(count_tokens, PASSAGE_TOKENS)
+    """The report of ``dragon.report``. ``model``: of ``vlm.loading``, which both sides have. BenchError."""
+    corpus = read_corpus(count_tokens(model), PASSAGE_TOKENS)
     rows = Rows(model)
-    sides = [
-        Side(RecordedModel(rows, name), passages, KeptDocuments(), DocumentPrompt(model))
-        for name, passages in zip(("device", "cloud"), two_sides(encoder, corpus.passages), strict=True)
-    ]  # fmt: skip
-    runs: list[dict[str, Any]] = []
+    sides = _sides(model, rows, two_sides(encoder, corpus.passages))
+    runs: list[Row] = []
     profiles: dict[Any, Profile] = {}
     agreed = []
     for number in range(bench.questions):
@@ -164,61 +150,54 @@ def measure_dragon(
         rows.clear()
         _hold(bench, sides, held=False)
         agreed.append(_prepare(bench, sides, question, variants))
-        for index, (trip, mbps) in enumerate(bench.links()):
-            narrow = index == len(bench.trips_ms)
-            chosen = [
-                variant for variant in variants
-                if (not narrow or variant.label in ON_A_NARROW_LINK) and (variant.timed or index == 0)
-            ]  # fmt: skip
-            # Each begins with another one: what comes first must not always be the same.
-            start = (number + index) % len(chosen)
-            for variant in chosen[start:] + chosen[:start]:
-                _hold(bench, sides, held=variant.timed)
-                link = link_profile(trip, mbps) if variant.timed else LinkProfile()
-                key = (variant.label, trip, mbps)
-                profile = profiles.setdefault(key, Profile())
+        _hold(bench, sides, held=True)
+        for index, trip in enumerate(bench.trips_ms):
+            # Each question and trip begins with another variant, so that the first is not always the same.
+            start = (number + index) % len(variants)
+            for place, variant in enumerate([*variants[start:], *variants[:start]]):
+                profile = profiles.setdefault((variant.label, trip), Profile())
+                link = link_profile(trip, bench.mbps)
                 answer = answer_to(bench, sides, question, variant, link, number, profile)
-                runs.append(_run(bench, variant, trip, mbps, number, answer))
+                runs.append(_run(bench, variant, trip, number, answer))
                 if progress is not None:
-                    done = number + (index + chosen.index(variant) / len(chosen)) / len(bench.links())
+                    done = number + (index + place / len(variants)) / len(bench.trips_ms)
                     progress(done / bench.questions, f"{variant.label} at {trip:g} ms")
-    passes = sum(side.model.passes for side in sides)
-    late = sum(side.model.late for side in sides) / max(1, passes)
-    return make_report(dataclasses.asdict(bench), model.name, len(corpus.passages), late, runs, agreed)
+    late = sum(side.model.late for side in sides) / max(1, sum(side.model.passes for side in sides))
+    return make_report(dataclasses.asdict(bench), model, len(corpus.passages), late, runs, agreed)
 
 
-def _hold(bench: Bench, sides: Sequence[Side], held: bool) -> None:
+def _hold(bench: DragonBench, sides: Sequence[Side], held: bool) -> None:
     """Give both models their times, or take them away."""
     scale = 1e-3 * bench.time_scale
-    for side, token, read in zip(
-        sides, (bench.device_ms, bench.cloud_ms), (bench.device_read_ms, bench.cloud_read_ms),
-        strict=True,
-    ):  # fmt: skip
+    times = (bench.device_ms, bench.device_read_ms), (bench.cloud_ms, bench.cloud_read_ms)
+    for side, (token, read) in zip(sides, times, strict=True):
         side.model.pace = Pace(scale * token, BATCH_GROWTH) if held else None
         side.model.reading_s = scale * read if held else 0.0
 
 
 def answer_to(
-    bench: Bench, sides: Sequence[Side], question: str, variant: Variant, link: LinkProfile, seed: int, profile: Profile
+    bench: DragonBench,
+    sides: Sequence[Side],
+    question: str,
+    variant: AnswerVariant,
+    link: LinkProfile,
+    seed: int,
+    profile: Profile,
 ) -> Answer:
-    """One answer, of a session of its own; what it learns of the link stays in ``profile``."""
+    """One answer, in a session of its own; what it learns about the link stays in ``profile``."""
     device, cloud = sides
     settings = AggregationSettings(
         documents=bench.documents, max_tokens=bench.max_tokens, temperature=variant.temperature,
         evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
-    service: AggregationService | BaselineService
-    if variant.method in OF_AN_ORDINARY_CLOUD:
-        service = AggregationService(cloud.model, cloud.passages, kept=cloud.kept)
-    else:
-        service = BaselineService(cloud.model, cloud.passages, kept=cloud.kept)
-    # What the other side's text is read with, nobody has kept.
+    kind = AggregationService if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
+    # Nothing is kept of a prompt with the other side's text.
     kept = KeptDocuments() if variant.method == "drcg-text" else device.kept
     if variant.method == "drcg-kv":
         kept = _copied(device, question, bench.documents)
     with (
-        service,
+        kind(cloud.model, cloud.passages, kept=cloud.kept) as service,
         EmulatedChannel(LocalChannel(service), link.stretched(bench.time_scale), seed, bench.window_bytes) as channel,
         open_session(variant.method, channel, device.model, device.passages, settings, kept=kept) as session,
     ):
@@ -238,54 +217,28 @@ def _copied(side: Side, question: str, count: int) -> KeptDocuments:
     return kept
 
 
-def _prepare(bench: Bench, sides: Sequence[Side], question: str, variants: Sequence[Variant]) -> dict[str, Any]:
+def _prepare(
+    bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[AnswerVariant]
+) -> dict[str, Any]:
     """Have every pass made once that an answer may take; how far the sides agree on this question.
 
-    A pass that is made all the same while it is timed takes this machine's time, and counts as late.
+    A pass that is first made while it is timed takes this machine's time, and counts as late.
     """
-    window = AggregationSettings().window
     shares = {}
+    for temperature in sorted({v.temperature for v in variants}):
+        shares |= _agreement(bench, sides, question, temperature)
     methods = {variant.method for variant in variants}
-    for temperature in sorted({v.temperature for v in variants if v.timed}):
-        settings = AggregationSettings(temperature=temperature, seed=bench.seed)
-
-        def choose(p: Any, position: int, settings: AggregationSettings = settings) -> int:
-            return own_choice(settings, 1, p, position)
-
-        mixtures = [
-            side.mixture(question, side.passages.retrieve(question, bench.documents), temperature) for side in sides
-        ]
-        target: list[int] = []
-        while len(target) < bench.max_tokens:
-            for own in mixtures:
-                own.follow(target)
-            one, other = (own.next() for own in mixtures)
-            p = mixture(one.p, other.p, one.log_weight, other.log_weight)
-            target.append(choose(p, len(target)))
-        for side, own in zip(sides, mixtures, strict=True):
-            held = 0
-            for start in range(bench.max_tokens):
-                alone = temperature == 0.0 and start == 0
-                last = bench.max_tokens if alone else min(bench.max_tokens, start + window)
-                tokens = target[:start]
-                while len(tokens) < last:
-                    own.follow(tokens)
-                    tokens = [*tokens, choose(own.next().p, len(tokens))]
-                held += tokens[start] == target[start]
-            name = f"{side.model.name} at temperature {temperature:g}"
-            shares[name] = held / bench.max_tokens
-    for side, method in zip(sides, ("crcg", "crcg-cloud"), strict=True):
+    device, cloud = sides
+    ours, theirs = (side.passages.retrieve(question, bench.documents) for side in sides)
+    for side, method, documents in ((device, "crcg", ours), (cloud, "crcg-cloud", theirs)):
         if method in methods:
-            documents = side.passages.retrieve(question, bench.documents)
-            _read_alone(side.mixture(question, together(documents)), bench.max_tokens)
+            _answer_greedily(side.mixture(question, together(documents)), bench.max_tokens)
     if {"drcg-text", "drcg-kv"} & methods:
-        device, cloud = sides
-        both = [d for s in sides for d in s.passages.retrieve(question, bench.documents)]
-        for documents in (together(both), both):
-            # Kept by nobody: they have to travel first.
+        for documents in (together(ours + theirs), ours + theirs):
+            # Nothing is kept of these: they have to travel first.
             own = LocalMixture(device.model, device.asking, question, documents, 0.0)
-            _read_alone(own, bench.max_tokens)
-        for document in cloud.passages.retrieve(question, bench.documents):
+            _answer_greedily(own, bench.max_tokens)
+        for document in theirs:
             head = cloud.asking.pieces(document.text, question).head
             sequence = cloud.kept.find(cloud.model, head)
             if sequence is not None:
@@ -293,24 +246,50 @@ def _prepare(bench: Bench, sides: Sequence[Side], question: str, variants: Seque
     return shares
 
 
-def _read_alone(own: LocalMixture, count: int) -> None:
-    """A greedy answer of one mixture."""
+def _agreement(bench: DragonBench, sides: Sequence[Side], question: str, temperature: float) -> dict[str, float]:
+    """Make the passes of both sides' mixtures; the share of the target's tokens that each side drafts itself."""
+    settings = AggregationSettings(temperature=temperature, seed=bench.seed)
+    mixtures = [
+        side.mixture(question, side.passages.retrieve(question, bench.documents), temperature) for side in sides
+    ]
+    target: list[int] = []
+    while len(target) < bench.max_tokens:
+        for own in mixtures:
+            own.follow(target)
+        one, other = (own.next() for own in mixtures)
+        p = mixture(one.p, other.p, one.log_weight, other.log_weight)
+        target.append(own_choice(settings, 1, p, len(target)))
+    shares = {}
+    for side, own in zip(sides, mixtures, strict=True):
+        held = 0
+        for start in range(bench.max_tokens):
+            alone = temperature == 0.0 and start == 0
+            last = bench.max_tokens if alone else min(bench.max_tokens, start + settings.window)
+            tokens = target[:start]
+            while len(tokens) < last:
+                own.follow(tokens)
+                tokens = [*tokens, own_choice(settings, 1, own.next().p, len(tokens))]
+            held += tokens[start] == target[start]
+        shares[f"{side.model.name} at temperature {temperature:g}"] = held / bench.max_tokens
+    return shares
+
+
+def _answer_greedily(own: LocalMixture, count: int) -> None:
     tokens: list[int] = []
     while len(tokens) < count:
         own.follow(tokens)
         tokens.append(int(own.next().p.argmax()))
 
 
-def _run(bench: Bench, variant: Variant, trip: float, mbps: float, number: int, answer: Answer) -> dict[str, Any]:
+def _run(bench: DragonBench, variant: AnswerVariant, trip: float, number: int, answer: Answer) -> Row:
     """One answer's figures; times on the clock of the times given."""
     figures = answer.statistics
     to_ms = 1e3 / bench.time_scale
     return {
         "variant": variant.label,
         "method": variant.method,
-        "timed": variant.timed,
         "trip_ms": trip,
-        "mbps": mbps,
+        "mbps": bench.mbps,
         "question": number,
         "tokens": len(answer.tokens),
         "total_ms": to_ms * figures.token_seconds[-1],
@@ -319,7 +298,61 @@ def _run(bench: Bench, variant: Variant, trip: float, mbps: float, number: int, 
         "bytes_down": figures.bytes_down,
         "accepted": figures.accepted if figures.steps else None,
         "by_device": sum(side == "device" for side in figures.aggregators),
-        "switches": figures.switches,
         "reveals": figures.reveals,
         "text": answer.text,
     }
+
+
+def measure_bytes(
+    model: Any, encoder: Encoder, vocabularies: tuple[int, ...] = VOCABULARIES, questions: int = 2, max_tokens: int = 20
+) -> dict[str, Any]:
+    """Bytes per token, up and down together, for each vocabulary, temperature, randomness and evidence.
+
+    The answers are those of ``measure_dragon`` with no time held. A vocabulary beyond the model's own has lesser twins
+    of its tokens (``recorded``): a longer tail than a real one's.
+    """
+    bench = DragonBench(questions=questions, max_tokens=max_tokens)
+    passages = two_sides(encoder, read_corpus(count_tokens(model), PASSAGE_TOKENS).passages)
+    recorded = Rows(model)
+    rows: list[Row] = []
+    for size in vocabularies:
+        sides = _sides(model, recorded, passages, size)
+        for temperature, randomness in ((0.0, "shared"), (1.0, "shared"), (1.0, "independent")):
+            for evidence in ("sparse", "full", "lossy-nucleus"):
+                variant = AnswerVariant("", "dragon", evidence, temperature, randomness)
+                answers = [
+                    answer_to(bench, sides, QUESTIONS[number], variant, LinkProfile(), number, Profile())
+                    for number in range(questions)
+                ]
+                tokens = sum(len(answer.tokens) for answer in answers)
+                sent = sum(one.statistics.bytes_up + one.statistics.bytes_down for one in answers) / tokens
+                rows.append(
+                    {
+                        "vocabulary": size,
+                        "temperature": temperature,
+                        "randomness": randomness,
+                        "evidence": evidence,
+                        "exact": evidence != "lossy-nucleus",
+                        "bytes_per_token": sent,
+                        "share_of_a_row": sent / (4 * size),
+                        "reveals_per_token": sum(one.statistics.reveals for one in answers) / tokens,
+                    }
+                )
+    return {
+        **header("dragon-bytes", both=model),
+        "model": model.name,
+        "questions": questions,
+        "max_tokens": max_tokens,
+        "rows": rows,
+        "reached": all(row["share_of_a_row"] <= MOST for row in rows if row["evidence"] == "sparse"),
+    }
+
+
+def render_bytes(report: dict[str, Any]) -> str:
+    """The report of ``measure_bytes`` as a table."""
+    rows = [["evidence", "randomness", "vocabulary", "temperature", "bytes", "of a row", "revealed"]]
+    for row in report["rows"]:
+        figures = f"{row['bytes_per_token']:.0f}", f"{row['share_of_a_row']:.2%}", f"{row['reveals_per_token']:.2f}"
+        rows.append([row["evidence"], row["randomness"], f"{row['vocabulary']}", f"{row['temperature']:g}", *figures])
+    about = f"Bytes per token, all messages both ways; {report['model']}, {report['questions']} questions."
+    return "\n".join([about, *table(rows, left=2)])

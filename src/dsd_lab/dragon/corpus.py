@@ -1,6 +1,6 @@
 """A small real corpus for the benches of answers from documents: Python's language reference.
 
-It comes with Python itself (`pydoc_data.topics`, which `help()` shows; PSF licence), so that nothing is fetched.
+It comes with Python itself (`pydoc_data.topics`, which `help()` shows; PSF licence), so nothing is downloaded.
 Passages are dealt out to the two sides in turn, and a side finds them by cosine alone.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,13 @@ class Corpus(NamedTuple):
     held_out: list[str]
 
 
-def read_corpus(count_tokens: Callable[[str], int], size: int) -> Corpus:
-    """Passages of whole sentences, at most ``size`` tokens each; every fifth topic is held out.
+def count_tokens(model: Any) -> Callable[[str], int]:
+    """A function that counts a text's tokens by the model's tokenizer."""
+    return lambda text: len(model.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def read_corpus(count: Callable[[str], int], size: int) -> Corpus:
+    """Passages of whole sentences, at most ``size`` tokens each by ``count``; every fifth topic is held out.
 
     A paragraph that several topics share is taken once. BenchError where Python came without its topics.
     """
@@ -66,17 +71,17 @@ def read_corpus(count_tokens: Callable[[str], int], size: int) -> Corpus:
                 seen.add(text)
                 fresh.append(text)
         (held_out if number % _HELD_OUT == 0 else kept).append("\n\n".join(fresh))
-    passages = [chunk.text for text in kept for chunk in chunks(text, count_tokens, size, 0)]
+    passages = [chunk.text for text in kept for chunk in chunks(text, count, size, 0)]
     passages = [text for text in passages if len(text) >= _LEAST_CHARS]
     return Corpus(passages, [" ".join(text.split()) for text in held_out if text])
 
 
 class Passages:
-    """Passages in memory, as a ``rag.retrieval.Retriever``: cosine over the store's temperature."""
+    """Passages in memory, as a ``dragon.documents.retrieval.Retriever``: cosine over the store's temperature."""
 
-    def __init__(self, encoder: Encoder, texts: Sequence[str], vectors: np.ndarray) -> None:
-        """``vectors`` (texts, dimension), normalised."""
-        self._encoder, self._texts, self._vectors = encoder, list(texts), vectors
+    def __init__(self, encoder: Encoder, texts: Sequence[str]) -> None:
+        self._encoder, self._texts = encoder, list(texts)
+        self._vectors = np.concatenate([encoder.encode(texts[at : at + 64]) for at in range(0, len(texts), 64)])
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
         relevances = self._vectors @ self._encoder.encode([query])[0] / TEMPERATURE
@@ -88,6 +93,4 @@ def two_sides(encoder: Encoder, passages: Sequence[str]) -> tuple[Passages, Pass
     """The passages dealt out in turn: the device's and the cloud's. BenchError for fewer than two."""
     if len(passages) < 2:
         raise BenchError("no passage is that short; allow passages of more tokens")
-    vectors = np.concatenate([encoder.encode(passages[at : at + 64]) for at in range(0, len(passages), 64)])
-    device, cloud = slice(0, None, 2), slice(1, None, 2)
-    return (Passages(encoder, passages[device], vectors[device]), Passages(encoder, passages[cloud], vectors[cloud]))
+    return Passages(encoder, passages[0::2]), Passages(encoder, passages[1::2])

@@ -9,20 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dsd_lab.dragon.corpus import SOURCE, read_corpus, two_sides
-from dsd_lab.report import BenchError, machine
+from dsd_lab.dragon.corpus import SOURCE, count_tokens, read_corpus, two_sides
+from dsd_lab.plotting import BLUE, GREEN, GREY, YELLOW, new_figure, tidy
+from dsd_lab.report import BenchError, header, table
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
 
 NONE, CRCG, DRCG, DRAGON = "none", "crcg", "drcg", "dragon"
 METHODS = (NONE, CRCG, DRCG, DRAGON)
-_RESAMPLED = 2000  # of windows, for the errors of what is told
+_RESAMPLED = 2000  # of windows, for standard errors
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class LmSetting:
 
 
 class Scorer:
-    """log p of a window's tokens behind its query, with a text in front or none."""
+    """log p of a window's tokens after its query, with a text before it or none."""
 
     def __init__(self, model: Any, window: Sequence[int], setting: LmSetting) -> None:
         self._model = model
@@ -75,7 +77,7 @@ class Scorer:
         return self._score(self._ids(text))
 
     def with_all(self, texts: Sequence[str]) -> np.ndarray:
-        """(n,) with as many of the documents as the context holds, the best ones, one behind the other."""
+        """(n,) with as many of the documents as the context holds, the best first, in one prompt."""
         ids: list[int] = []
         for text in texts:
             more = self._ids(text)
@@ -90,7 +92,7 @@ class Scorer:
 
     def _score(self, front: list[int]) -> np.ndarray:
         sequence = self._model.begin()
-        # Any model has learnt what its end of text is: a new one begins behind it.
+        # Every model knows its end-of-text token: a new text begins after it.
         sequence.append([min(self._model.eos_token_ids), *front, *self._query])
         rows = sequence.verify(self._scored)[:-1].double()
         chosen = torch.log_softmax(rows, dim=1)[torch.arange(len(rows)), self._scored]
@@ -98,9 +100,9 @@ class Scorer:
 
 
 def mixture_of(scores: Sequence[tuple[np.ndarray, float]], alone: np.ndarray) -> tuple[np.ndarray, float]:
-    """One side's (n,) p of the tokens, weighted by the relevances, and the log-sum-exp of these.
+    """One side's (n,) p of the tokens, weighted by relevance, and the log-sum-exp of the relevances.
 
-    Without documents the side reads none, and weighs next to nothing.
+    A side without documents reads none, and weighs next to nothing.
     """
     if not scores:
         return np.exp(alone), -30.0
@@ -115,14 +117,13 @@ def score_window(
 ) -> dict[str, list[np.ndarray]]:
     """By method, for each number of documents a side, log p (n,) of the window's tokens."""
     alone = scorer.alone()
-    read = {
-        side: [(scorer.with_document(found.text), found.relevance) for found in side_documents]
-        for side, side_documents in (("device", device), ("cloud", cloud))
-    }
+    read, other_read = (
+        [(scorer.with_document(document.text), document.relevance) for document in side] for side in (device, cloud)
+    )
     found: dict[str, list[np.ndarray]] = {method: [] for method in METHODS}
     for count in documents:
-        ours, weight = mixture_of(read["device"][:count], alone)
-        theirs, other_weight = mixture_of(read["cloud"][:count], alone)
+        ours, weight = mixture_of(read[:count], alone)
+        theirs, other_weight = mixture_of(other_read[:count], alone)
         share, other_share = eta(weight, other_weight)
         found[NONE].append(alone)
         found[DRAGON].append(np.log(share * ours + other_share * theirs))
@@ -144,8 +145,8 @@ def measure_lm(
     def ids_of(text: str) -> list[int]:
         return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    # One token less: where it ends is told by another.
-    corpus = read_corpus(lambda text: len(ids_of(text)), setting.passage - 1)
+    # One token is left for the line break that ends a passage.
+    corpus = read_corpus(count_tokens(model), setting.passage - 1)
     windows = [
         ids[at : at + setting.window]
         for ids in map(ids_of, corpus.held_out)
@@ -169,10 +170,10 @@ def measure_lm(
                 sums[method][place].append(float(row.mean()))
         if progress is not None:
             progress(number + 1, setting.windows)
-    return _report(setting, model.name, len(corpus.passages), sums)
+    return _report(setting, model, len(corpus.passages), sums)
 
 
-def _report(setting: LmSetting, model: str, passages: int, sums: dict[str, list[list[float]]]) -> dict[str, Any]:
+def _report(setting: LmSetting, model: Any, passages: int, sums: dict[str, list[list[float]]]) -> dict[str, Any]:
     draws = np.random.default_rng(0).integers(0, setting.windows, (_RESAMPLED, setting.windows))
     rows = []
     for method in METHODS:
@@ -191,16 +192,11 @@ def _report(setting: LmSetting, model: str, passages: int, sums: dict[str, list[
     last = len(setting.documents) - 1
     best = {method: -float(np.mean(sums[method][last])) for method in METHODS}
     return {
-        "bench": "dragon-lm",
+        **header("dragon-lm", both=model),
         "corpus": SOURCE,
         "passages": passages,
-        "model": model,
-        "machine": machine(),
-        "windows": setting.windows,
-        "window": setting.window,
-        "query": setting.query,
-        "passage": setting.passage,
-        "context": setting.context,
+        "model": model.name,
+        **{name: getattr(setting, name) for name in ("windows", "window", "query", "passage", "context")},
         "rows": rows,
         # By the nats that retrieval saves: what the distributed mixture gains for what one prompt gains.
         "gain_to_drcg": _ratio(best[NONE] - best[DRAGON], best[NONE] - best[DRCG]),
@@ -222,11 +218,11 @@ def render(report: dict[str, Any]) -> str:
         f"Corpus: {report['corpus']}; {report['passages']} passages of up to {report['passage']} tokens, half of them "
         f"on each side; prompts of up to {report['context']} tokens.",
         "",
-        "documents a side   " + "".join(f"{count:>9}" for count in counts),
     ]
+    rows = [["documents a side", *map(str, counts)]]
     for method in METHODS:
-        values = {row["documents"]: row for row in report["rows"] if row["method"] == method}
-        lines.append(f"{method:<19}" + "".join(f"{values[count]['perplexity']:>9.2f}" for count in counts))
+        rows.append([method, *(f"{row['perplexity']:.2f}" for row in report["rows"] if row["method"] == method)])
+    lines += table(rows)
     last = next(row for row in report["rows"] if row["method"] == DRAGON and row["documents"] == counts[-1])
     lines += [
         "",
@@ -238,3 +234,18 @@ def render(report: dict[str, Any]) -> str:
         if gain is not None:
             lines.append(f"What retrieval gains, in nats: {gain:.2f} times that of {name}.")
     return "\n".join(lines)
+
+
+def draw_lm(report: dict[str, Any], path: Path) -> None:
+    """Perplexity over the number of documents a side; PlotError, OSError."""
+    canvas = new_figure(path, 5.6, 4.0)
+    axes = canvas.subplots()
+    for method, colour in zip(METHODS, (GREY, YELLOW, GREEN, BLUE), strict=True):
+        rows = [row for row in report["rows"] if row["method"] == method]
+        counts, values = [row["documents"] for row in rows], [row["perplexity"] for row in rows]
+        axes.plot(counts, values, marker="o", markersize=4, color=colour, label=method)
+    axes.set(xlabel="documents a side", ylabel="perplexity")
+    tidy(axes)
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_title(f"{report['model']}, {report['windows']} windows of {report['window']} tokens", fontsize=9)
+    canvas.savefig(path)

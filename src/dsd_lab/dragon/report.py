@@ -8,58 +8,48 @@ from statistics import mean
 from typing import Any
 
 from dsd_lab.dragon.corpus import SOURCE
-from dsd_lab.plotting import check_plot
-from dsd_lab.report import machine
+from dsd_lab.plotting import BLUE, GREEN, GREY, RED, YELLOW, new_figure, tidy
+from dsd_lab.report import Row, cell, header, table
 
 BELOW_TOKEN_WISE = 0.42  # the paper's 42.4 % and 49.5 % at 300 ms
 BELOW_SEQUENCE_WISE = 0.49
 FIRST_TOKEN_ABOVE = 0.10  # of device-only's
 _STYLES = {
-    "dragon": ("#1f5fa8", "-"),
-    "dragon, full": ("#1f5fa8", "--"),
-    "dragon, sampled": ("#1f5fa8", ":"),
-    "drdg-tw": ("#c8553d", "-"),
-    "drdg-tw, full": ("#c8553d", "--"),
-    "drdg-sw": ("#b58900", "-"),
-    "drdg-sw, full": ("#b58900", "--"),
-    "drcg-text": ("#3b8f5a", "-"),
-    "drcg-kv": ("#3b8f5a", "--"),
-    "crcg": ("#888888", "-"),
-    "crcg-cloud": ("#888888", "--"),
+    "dragon": (BLUE, "-"),
+    "dragon, full": (BLUE, "--"),
+    "dragon, sampled": (BLUE, ":"),
+    "drdg-tw": (RED, "-"),
+    "drdg-tw, full": (RED, "--"),
+    "drdg-sw": (YELLOW, "-"),
+    "drdg-sw, full": (YELLOW, "--"),
+    "drcg-text": (GREEN, "-"),
+    "drcg-kv": (GREEN, "--"),
+    "crcg": (GREY, "-"),
+    "crcg-cloud": (GREY, "--"),
     "device": ("#222222", "-"),
 }
 
 
 def make_report(
-    bench: dict[str, Any],
-    model: str,
-    passages: int,
-    late: float,
-    runs: list[dict[str, Any]],
-    agreed: list[dict[str, Any]],
+    bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row], agreed: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One row for each variant and link, and what the bars say; JSON. ``late``: the share of late passes."""
+    """One row for each variant and round trip, and what the bars say; JSON. ``late``: the share of late passes."""
     rows = []
-    for key in dict.fromkeys((run["variant"], run["trip_ms"], run["mbps"]) for run in runs):
-        rows.append(_row([run for run in runs if (run["variant"], run["trip_ms"], run["mbps"]) == key]))
+    for key in dict.fromkeys((run["variant"], run["trip_ms"]) for run in runs):
+        rows.append(_row([run for run in runs if (run["variant"], run["trip_ms"]) == key]))
     for row in rows:
-        base = _find(rows, "device", row["trip_ms"], row["mbps"])
-        if row["timed"] and base is not None:
-            # All tokens of whole sequences come at once: device-only's first one stands for theirs.
+        base = _find(rows, "device", row["trip_ms"])
+        if base is not None:
+            # All tokens of whole sequences come at once: device-only's first token stands for theirs.
             first = base if row["method"] == "drdg-sw" else row
-            rest = row["total_ms"] - first["first_token_ms"]
-            row["decode_ms"] = rest / max(1.0, row["tokens"] - 1)
-    bars = [
-        _bars(rows, trip, mbps)
-        for trip, mbps in dict.fromkeys((row["trip_ms"], row["mbps"]) for row in rows)
-        if _find(rows, "device", trip, mbps) is not None
-    ]
+            row["decode_ms"] = (row["total_ms"] - first["first_token_ms"]) / max(1.0, row["tokens"] - 1)
+    trips = dict.fromkeys(row["trip_ms"] for row in rows)
+    bars = [_bars(rows, trip, bench["mbps"]) for trip in trips if _find(rows, "device", trip) is not None]
     return {
-        "bench": "dragon",
+        **header("dragon", both=model),
         "corpus": SOURCE,
         "passages": passages,
-        "model": model,
-        "machine": machine(),
+        "model": model.name,
         "setting": bench,
         "late_passes": late,
         "agreed": agreed,
@@ -69,28 +59,17 @@ def make_report(
         "answers": [
             {key: run[key] for key in ("variant", "question", "text")}
             for run in runs
-            if run["trip_ms"] == bench["trips_ms"][0] and run["mbps"] == bench["mbps"]
+            if run["trip_ms"] == bench["trips_ms"][0]
         ],
     }
 
 
-def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    tokens = sum(run["tokens"] for run in runs)
-    first = runs[0]
-    row = {
-        "variant": first["variant"],
-        "method": first["method"],
-        "timed": first["timed"],
-        "trip_ms": first["trip_ms"],
-        "mbps": first["mbps"],
-        "tokens": mean(run["tokens"] for run in runs),
-        "bytes_up_per_token": sum(run["bytes_up"] for run in runs) / tokens,
-        "bytes_down_per_token": sum(run["bytes_down"] for run in runs) / tokens,
-    }
-    if first["timed"]:
-        row["total_ms"] = mean(run["total_ms"] for run in runs)
-        row["per_token_ms"] = row["total_ms"] / row["tokens"]
-        row["first_token_ms"] = mean(run["first_token_ms"] for run in runs)
+def _row(runs: Sequence[Row]) -> Row:
+    tokens, first = sum(run["tokens"] for run in runs), runs[0]
+    row = {name: first[name] for name in ("variant", "method", "trip_ms", "mbps")}
+    row |= {name: mean(run[name] for run in runs) for name in ("tokens", "total_ms", "first_token_ms")}
+    row["per_token_ms"] = row["total_ms"] / row["tokens"]
+    row |= {f"{name}_per_token": sum(run[name] for run in runs) / tokens for name in ("bytes_up", "bytes_down")}
     if first["accepted"] is not None:
         row["accepted"] = {side: mean(run["accepted"][side] for run in runs) for side in ("device", "cloud")}
         row["by_device"] = sum(run["by_device"] for run in runs) / tokens
@@ -98,21 +77,18 @@ def _row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _find(rows: Sequence[dict[str, Any]], variant: str, trip: float, mbps: float) -> dict[str, Any] | None:
-    for row in rows:
-        if (row["variant"], row["trip_ms"], row["mbps"]) == (variant, trip, mbps) and row["timed"]:
-            return row
-    return None
+def _find(rows: Sequence[Row], variant: str, trip: float) -> Row | None:
+    return next((row for row in rows if (row["variant"], row["trip_ms"]) == (variant, trip)), None)
 
 
-def _bars(rows: Sequence[dict[str, Any]], trip: float, mbps: float) -> dict[str, Any]:
+def _bars(rows: Sequence[Row], trip: float, mbps: float) -> dict[str, Any]:
     """How much lower dragon's decoding latency is than each synchronised method's, and its first token."""
-    dragon, base = _find(rows, "dragon", trip, mbps), _find(rows, "device", trip, mbps)
+    dragon, base = _find(rows, "dragon", trip), _find(rows, "device", trip)
     bars: dict[str, Any] = {"trip_ms": trip, "mbps": mbps}
     if dragon is None or base is None:
         return bars
     for other in ("drdg-tw", "drdg-tw, full", "drdg-sw", "drdg-sw, full"):
-        row = _find(rows, other, trip, mbps)
+        row = _find(rows, other, trip)
         if row is not None:
             bars[f"below {other}"] = {
                 "decode": 1.0 - dragon["decode_ms"] / row["decode_ms"],
@@ -123,28 +99,24 @@ def _bars(rows: Sequence[dict[str, Any]], trip: float, mbps: float) -> dict[str,
 
 
 def reached(bars: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """The paper's claims at the longest round trip: which of them hold, and on any of its links.
+    """The paper's claims at the longest round trip, and whether they hold.
 
     Sequence-wise synchronisation collects whole distributions, as the paper has it (its section 7.3).
     """
-    longest = max(bar["trip_ms"] for bar in bars) if bars else 0.0
     found: dict[str, bool] = {}
-    for bar in bars:
-        if bar["trip_ms"] != longest:
-            continue
-        for name, least in (
-            ("drdg-tw", BELOW_TOKEN_WISE),
-            ("drdg-tw, full", BELOW_TOKEN_WISE),
-            ("drdg-sw, full", BELOW_SEQUENCE_WISE),
-        ):
-            saved = bar.get(f"below {name}")
-            if saved is not None:
-                at = f"{least:.0%} below {name} at {bar['mbps']:g} Mbit/s"
-                found[at] = saved["decode"] >= least
-        above = bar.get("first_token_above_device")
-        if above is not None:
-            at = f"first token within {FIRST_TOKEN_ABOVE:.0%} of device-only's at {bar['mbps']:g} Mbit/s"
-            found[at] = above <= FIRST_TOKEN_ABOVE
+    bar = max(bars, key=lambda bar: bar["trip_ms"], default={})
+    for name, least in (
+        ("drdg-tw", BELOW_TOKEN_WISE),
+        ("drdg-tw, full", BELOW_TOKEN_WISE),
+        ("drdg-sw, full", BELOW_SEQUENCE_WISE),
+    ):
+        saved = bar.get(f"below {name}")
+        if saved is not None:
+            found[f"{least:.0%} below {name} at {bar['mbps']:g} Mbit/s"] = saved["decode"] >= least
+    above = bar.get("first_token_above_device")
+    if above is not None:
+        at = f"first token within {FIRST_TOKEN_ABOVE:.0%} of device-only's at {bar['mbps']:g} Mbit/s"
+        found[at] = above <= FIRST_TOKEN_ABOVE
     return found
 
 
@@ -159,96 +131,54 @@ def render(report: dict[str, Any]) -> str:
         f"cloud {setting['cloud_ms']:g} (+{setting['cloud_read_ms']:g}); {report['late_passes']:.1%} of the passes "
         "were late.",
     ]
-    for trip, mbps in dict.fromkeys((row["trip_ms"], row["mbps"]) for row in report["rows"]):
-        lines += [
-            "",
-            f"+{trip:g} ms round trip, {f'{mbps:g} Mbit/s' if mbps else 'any rate'}",
-            f"{'method':<20}{'ms/token':>10}{'decoding':>10}{'first ms':>10}{'B/token up':>12}{'down':>10}"
-            f"{'held device':>13}{'cloud':>7}{'by device':>11}",
-        ]
-        for row in report["rows"]:
-            if (row["trip_ms"], row["mbps"]) == (trip, mbps):
-                lines.append(_line(row))
+    head = ["method", "ms/token", "decoding", "first ms", "B/token up", "down", "device accepted", "cloud", "by device"]
+    for trip in dict.fromkeys(row["trip_ms"] for row in report["rows"]):
+        rate = f"{setting['mbps']:g} Mbit/s" if setting["mbps"] else "any rate"
+        rows = [_cells(row) for row in report["rows"] if row["trip_ms"] == trip]
+        lines += ["", f"+{trip:g} ms round trip, {rate}", *table([head, *rows])]
     lines.append("")
     for bar in report["bars"]:
-        told = [
+        parts = [
             f"{name} {saved['decode']:.0%} ({saved['end_to_end']:.0%} end to end)"
             for name, saved in bar.items()
             if isinstance(saved, dict)
         ]
-        above = bar.get("first_token_above_device")
-        if above is not None:
-            told.append(f"first token {above:+.0%} to device-only's")
-        lines.append(f"dragon at +{bar['trip_ms']:g} ms, {bar['mbps']:g} Mbit/s: {'; '.join(told)}")
+        if (above := bar.get("first_token_above_device")) is not None:
+            parts.append(f"first token {above:+.0%} to device-only's")
+        lines.append(f"dragon at +{bar['trip_ms']:g} ms, {bar['mbps']:g} Mbit/s: {'; '.join(parts)}")
     lines += [f"{'reached' if done else 'missed '}  {name}" for name, done in report["reached"].items()]
     return "\n".join(lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    def cell(value: float | None, width: int, form: str) -> str:
-        return f"{'':>{width}}" if value is None else f"{value:>{width}{form}}"
-
+def _cells(row: Row) -> list[str]:
     accepted = row.get("accepted") or {}
-    return (
-        f"{row['variant']:<20}{cell(row.get('per_token_ms'), 10, '.0f')}{cell(row.get('decode_ms'), 10, '.0f')}"
-        f"{cell(row.get('first_token_ms'), 10, '.0f')}"
-        f"{row['bytes_up_per_token']:>12.0f}{row['bytes_down_per_token']:>10.0f}"
-        f"{cell(accepted.get('device'), 13, '.0%')}{cell(accepted.get('cloud'), 7, '.0%')}"
-        f"{cell(row.get('by_device'), 11, '.0%')}"
-    ).rstrip()
+    return [
+        row["variant"],
+        *(cell(row.get(name), ".0f") for name in ("per_token_ms", "decode_ms", "first_token_ms")),
+        *(cell(row[name], ".0f") for name in ("bytes_up_per_token", "bytes_down_per_token")),
+        *(cell(accepted.get(side), ".0%") for side in ("device", "cloud")),
+        cell(row.get("by_device"), ".0%"),
+    ]
 
 
 def draw_dragon(report: dict[str, Any], path: Path) -> None:
-    """Decoding latency and time to first token over the round trip; BenchError for a name that is no picture's."""
-    check_plot(path)
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(11, 4.4), layout="constrained", dpi=130)
+    """Decoding latency and time to first token over the round trip; PlotError, OSError."""
+    canvas = new_figure(path, 11, 4.4)
     decoding, first = canvas.subplots(1, 2)
-    rate = report["setting"]["mbps"]
     for variant, (colour, line) in _STYLES.items():
-        rows = [r for r in report["rows"] if r["variant"] == variant and r["mbps"] == rate]
-        if not rows:
-            continue
+        rows = [r for r in report["rows"] if r["variant"] == variant]
         trips = [row["trip_ms"] for row in rows]
         style = {"color": colour, "linestyle": line, "marker": "o", "markersize": 3.5}
         decoding.plot(trips, [row["decode_ms"] for row in rows], label=variant, **style)
         first.plot(trips, [row["first_token_ms"] for row in rows], label=variant, **style)
-    decoding.set(ylabel="ms a token behind the first", ylim=(0, None))
-    first.set(ylabel="ms to the first token", yscale="log")
-    for axes in (decoding, first):
-        axes.set_xlabel("extra round trip, ms")
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+    decoding.set(xlabel="extra round trip, ms", ylabel="ms a token after the first", ylim=(0, None))
+    first.set(xlabel="extra round trip, ms", ylabel="ms to the first token", yscale="log")
+    tidy(decoding, first)
     first.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     setting = report["setting"]
     canvas.suptitle(
         f"{report['model']}, device {setting['device_ms']:g} ms and cloud {setting['cloud_ms']:g} ms a token (held), "
-        f"{rate:g} Mbit/s, {setting['documents']} documents a side",
+        f"{setting['mbps']:g} Mbit/s, {setting['documents']} documents a side",
         fontsize=10,
     )
-    canvas.savefig(path)
-
-
-def draw_lm(report: dict[str, Any], path: Path) -> None:
-    """Perplexity over the number of documents a side."""
-    check_plot(path)
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(5.6, 4.0), layout="constrained", dpi=130)
-    axes = canvas.subplots()
-    colours = {"none": "#888888", "crcg": "#b58900", "drcg": "#3b8f5a", "dragon": "#1f5fa8"}
-    for method, colour in colours.items():
-        rows = [row for row in report["rows"] if row["method"] == method]
-        axes.plot(
-            [row["documents"] for row in rows], [row["perplexity"] for row in rows], marker="o",
-            markersize=4, color=colour, label=method,
-        )  # fmt: skip
-    axes.set(xlabel="documents a side", ylabel="perplexity")
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    axes.set_title(f"{report['model']}, {report['windows']} windows of {report['window']} tokens", fontsize=9)
     canvas.savefig(path)

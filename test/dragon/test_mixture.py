@@ -11,10 +11,10 @@ from tiny_text import make_tiny_text
 
 from dsd_ros.dragon.mixture import NOTHING_FOUND, KeptDocuments, LocalMixture, Preempted
 from dsd_ros.dragon.prompts import MAX_DOCUMENT_CHARS, DocumentPrompt
-from dsd_ros.vlm.batch import next_logits_together
 from dsd_ros.vlm.errors import ContextError, ModelError, PromptError
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.sequence import next_logits_together
 
 torch.set_num_threads(1)
 SHELF = Shelf(("The chair is a red one, with four legs.", 0.3), ("A table.", -0.2), ("It rains.", 0.1))

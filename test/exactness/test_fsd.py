@@ -16,6 +16,7 @@ from lossy_channel import LossyChannel
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
+from dsd_lab.bench.pace import Pace, paced
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_POLICIES, PREDRAFT_SOURCES, DecodeSettings
@@ -25,7 +26,6 @@ from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.pace import Pace
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
@@ -307,11 +307,10 @@ def test_a_target_without_exits_is_drafted_for_by_guesses(target, draft, picture
             assert session.decode(picture(0), "go").exits == 0
 
 
-def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture, monkeypatch):
+def test_the_exits_asked_for_are_those_that_speak(speaking, draft, picture):
     # Fast as it is, the final outcome would overtake the early ones.
-    monkeypatch.setattr(speaking, "pace", Pace(0.05))
     heard = {}
-    with VerifierEngine(speaking, EVERY_EXIT) as engine:
+    with VerifierEngine(paced(speaking, Pace(0.05)), EVERY_EXIT) as engine:
         for layers in ("", "2", "1,2", "none"):
             with LocalChannel(engine) as channel:
                 chosen = DecodeSettings(mode="fsd", max_tokens=12, exit_layers=layers)

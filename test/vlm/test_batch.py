@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import TOKENS, make_tiny_model
 
-from dsd_ros.vlm.batch import next_logits_together
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.sequence import next_logits_together
 
 INSTRUCTION = "find the silver bottle"
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tiny_models import TOKENS, make_tiny_model
 
-from dsd_ros.vlm.batch import next_logits_together
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.prompts import PromptTemplate
+from dsd_ros.vlm.sequence import next_logits_together
 
 INSTRUCTION = "find it"
 REPLY = [3, 77, 200, 12, 12, 255, 90]
@@ -174,6 +174,6 @@ def test_the_tower_looks_at_each_picture_once(model_directory, picture, steps):
         told = model.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits()
         assert len(looks) == count + 1
         assert torch.equal(told, fresh.prefill(walk[count][0], INSTRUCTION, walk[:count]).next_logits())
-        fresh._backbone._looks.clear()
+        fresh._backbone._known.clear()
     model.prefill(walk[0][0], INSTRUCTION)  # without a history nothing is remembered or looked up
     assert len(looks) == 6

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from dsd_ros.vlm.backbones import ImageProcessor, read_image, smart_resize
 from dsd_ros.vlm.errors import ImageError
-from dsd_ros.vlm.images import ImageProcessor, read_image, smart_resize
 
 
 @pytest.mark.parametrize(

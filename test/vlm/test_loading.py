@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
 
-from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
-from dsd_ros.vlm.loading import ModelError, ModelSettings, load_model
+from dsd_ros.vlm.errors import ModelError
+from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
 
 INSTRUCTION = "find the silver bottle"
 
@@ -195,8 +195,8 @@ def test_tokenizer_of_another_model(own_directory):
     [
         ({"path": ""}, "no model is named"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"dtype": "int3"}, "unknown dtype 'int3'; use one of float32"),
-        ({"quantization": "2bit"}, "unknown quantization '2bit'; use one of none, int8, 4bit"),
+        ({"dtype": "int3"}, "dtype is 'int3'; use float32, bfloat16 or float16"),
+        ({"quantization": "2bit"}, "quantization is '2bit'; use none, int8 or 4bit"),
         ({"quantization": "4bit"}, "needs a CUDA device; on the CPU choose int8"),
         ({"quantization": "int8", "device": "cuda"}, "on CUDA choose 4bit"),
         ({"threads": -1}, "threads is -1"),

@@ -13,11 +13,10 @@ from tiny_models import TOKENS
 from tiny_text import make_tiny_text, write_gguf
 
 from dsd_ros.vlm import gguf
-from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
 from dsd_ros.vlm.exits import ExitAdapters
-from dsd_ros.vlm.layers import LeanLayer
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.sequence import grow_trees_together, next_logits_together
 
 INSTRUCTION = "name a colour"
 needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
@@ -29,15 +28,9 @@ def directories(tmp_path_factory):
     return {kind: make_tiny_text(folder / kind, seed=5, kind=kind) for kind in ("llama", "qwen2")}
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "llama on transformers' layers"])
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
 def text_model(request, directories):
-    kind = request.param.split()[0]
-    with pytest.MonkeyPatch.context() as patch:
-        if kind != request.param:
-            patch.setattr(LeanLayer, "fits", staticmethod(lambda layer: False))
-        model = load_model(ModelSettings(str(directories[kind])))
-    assert all(isinstance(layer, LeanLayer) for layer in model._layers) == (kind == request.param)
-    return model
+    return load_model(ModelSettings(str(directories[request.param])))
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,9 @@ from tiny_models import TOKENS, make_tiny_model
 
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
-from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError, SequenceError
-from dsd_ros.vlm.layers import LeanLayer
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.trees import TreeLayout
+from dsd_ros.vlm.sequence import TreeLayout, grow_trees_together, next_logits_together
 
 INSTRUCTION = "find the silver bottle"
 REPLY = [3, 77, 200, 12, 12]
@@ -235,7 +233,7 @@ def test_whatever_changes_the_reply_drops_the_tree(model, picture):
         sequence = hung()
         change(sequence)
         assert tuple(sequence.tokens) == reply
-        with pytest.raises(SequenceError, match="no path down the tree of 0 nodes"):
+        with pytest.raises(SequenceError, match="not a path of the 0-node tree"):
             sequence.keep_path([0])
         same(next_logits_together([sequence])[0], alone(model, picture(), list(reply)))
         check_cache(sequence, picture())
@@ -294,7 +292,7 @@ def test_trees_of_several_sequences_grow_in_one_pass(model, picture, forwards):
         sequence.keep_path(tree.path_to(len(tree) - 1))
         same(sequence.next_logits(), right[-1])
         check_cache(sequence, image)
-    with pytest.raises(SequenceError, match="each one once"):
+    with pytest.raises(SequenceError, match="list each sequence once"):
         grow_trees_together([(sequences[0], [1], [-1])] * 2)
     assert grow_trees_together([]) == []
 
@@ -324,7 +322,7 @@ def test_failures_leave_the_sequence_as_it_was(model, picture, monkeypatch):
             sequence.grow_tree(TREE.tokens[3:], TREE.parents[3:])
     same(sequence.grow_tree(TREE.tokens[3:], TREE.parents[3:]), expected[4:])
     for path in ([7], [-1], [3], [0, 5], [0, 0]):
-        with pytest.raises(SequenceError, match="no path down the tree of 7 nodes"):
+        with pytest.raises(SequenceError, match="not a path of the 7-node tree"):
             sequence.keep_path(path)
     for tokens, parents in (([1, 2], [-1]), ([1], [7]), ([1], [-2])):
         with pytest.raises(SequenceError, match="tree"):
@@ -353,17 +351,6 @@ def test_the_context_holds_paths_not_nodes(tmp_path):
         sequence.verify_tree([1, 2], [-1, 0])
     assert len(sequence.tokens) == room - 1
     same(sequence.verify_tree([1, 2], [-1, -1])[2], alone(small, None, [*reply, 0, 2]))
-
-
-def test_transformers_layers_take_trees_too(model_directory, picture, monkeypatch):
-    monkeypatch.setattr(LeanLayer, "fits", staticmethod(lambda layer: False))
-    plain = load_model(ModelSettings(str(model_directory)))
-    expected = rows_alone(plain, picture(), REPLY, TREE)
-    sequence = plain.prefill(picture(), INSTRUCTION)
-    sequence.append(REPLY)
-    same(sequence.grow_tree(TREE.tokens[:6], TREE.parents[:6]), expected[1:7])
-    same(sequence.grow_tree(TREE.tokens[6:], TREE.parents[6:]), expected[7:])
-    same(sequence.verify_tree(TREE.tokens, TREE.parents), expected)
 
 
 STEP = st.one_of(

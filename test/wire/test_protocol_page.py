@@ -18,7 +18,7 @@ from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.rejection import rounded_up, split_residual
 from dsd_ros.decoding.tree import TokenTree, check_tree, finish_split_tree, remaining_nodes, verify_split_tree
 from dsd_ros.decoding.truncation import restored, truncate
-from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
+from dsd_ros.vlm.loading import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions
 from dsd_ros.wire.frames import DraftFrame, ObservationFrame, OutcomeFrame, pack_varints, unpack_varints

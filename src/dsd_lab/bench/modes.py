@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dsd_lab.bench.modes_report import Measured, make_report
+from dsd_lab.bench.pace import Pace, paced
 from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes
 from dsd_lab.bench.sweeps import Variant
@@ -25,7 +26,6 @@ from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import tuner_for
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.pace import Pace
 from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -56,7 +56,7 @@ def measure_modes(
     _check(profile, variants, images, transport, time_scale)
     scenes = held_out_scenes(images)
     # One thread each: the models share this machine, and their threads would wait for each other.
-    robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
+    robot, cloud = (paced(load_model(ModelSettings(path, threads=1))) for path in (draft, target))
     stretched = profile.stretched(time_scale)
     measured = [Measured(variant, []) for variant in variants]
     with _verifier(cloud, transport) as connect:

@@ -20,7 +20,7 @@ from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.trees import TreeLayout
+from dsd_ros.vlm.sequence import TreeLayout
 from dsd_ros.wire.channel import Channel, LinkClosed
 
 PAST = 1024  # tokens before a tree

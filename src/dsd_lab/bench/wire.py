@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dsd_lab.bench import scenes as ask
+from dsd_lab.bench.pace import Pace, paced
 from dsd_lab.bench.scenes import BATCH_GROWTH, Scene, held_out_scenes, text_scenes
 from dsd_lab.bench.wire_distances import Distances
 from dsd_lab.bench.wire_report import computed_seconds, make_report
@@ -24,7 +25,6 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.pace import Pace
 from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.local import LocalChannel
@@ -46,7 +46,7 @@ def measure_wire(
     most, label, reply) after each reply. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
     """
     scenes = (text_scenes if setting.model == "text" else held_out_scenes)(setting.images)
-    robot, cloud = load_model(draft), load_model(target)
+    robot, cloud = paced(load_model(draft)), paced(load_model(target))
     contenders = _contenders(setting, robot.vocab_size)
     done, total = 0, len(contenders) * (setting.images * setting.draws + setting.timed_count * len(setting.uplinks))
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsd_lab.bench.pace import Pace
 from dsd_lab.bench.scenes import BATCH_GROWTH
 from dsd_lab.dragon.baseline_service import BaselineService, pack_sequence, together
 from dsd_lab.dragon.baselines import open_session
@@ -33,7 +34,6 @@ from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import own_choice
-from dsd_ros.vlm.pace import Pace
 from dsd_ros.wire.local import LocalChannel
 
 PASSAGE_TOKENS = 64

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from dsd_lab.bench.pace import Pace, PacedPass
 from dsd_lab.dragon.baseline_service import pack_sequence
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.pace import Pace, PacedPass
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 
 _LIVE = 24  # sequences of the real model that are gone on with

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.faults.judge import Announced
+from dsd_lab.workers import begin_worker
 from dsd_ros.navigation.actions import UnparsableReply, parse_reply
-from dsd_ros.workers import begin_worker
 
 Answer = tuple[str, int]  # the reply, and its number of tokens
 MAX_TOKENS = 96  # of a reply, as the draft node's

@@ -18,10 +18,10 @@ from dsd_lab.train.architecture import Size, build_model
 from dsd_lab.train.data import save_shard, situation_of
 from dsd_lab.train.rollouts import roll_out
 from dsd_lab.train.stages import Report
+from dsd_lab.workers import begin_worker
 from dsd_lab.worlds.phrases import instructed
 from dsd_lab.worlds.situations import Split, world_of
 from dsd_ros.robot.sim.world import NoLayoutError, World
-from dsd_ros.workers import begin_worker
 
 BLOCK = 48  # worlds rolled out side by side, and kept as one shard
 

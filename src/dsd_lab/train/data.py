@@ -19,6 +19,7 @@ from dsd_lab.train.frames import Frame as Frame
 from dsd_lab.train.frames import Frames as Frames
 from dsd_lab.train.frames import load_frames as load_frames
 from dsd_lab.train.frames import save_shard as save_shard
+from dsd_lab.workers import begin_worker
 from dsd_lab.worlds.expert import doubts, reply
 from dsd_lab.worlds.guide import View, free_way, full_round, split_goal, walk
 from dsd_lab.worlds.situations import Situation, Split, may_meet, world_of
@@ -26,7 +27,6 @@ from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, NoLayoutError, World
-from dsd_ros.workers import begin_worker
 
 # Seeds of worlds without a split: below 10 000 none is trained on. The demo and closed-loop runs use those below
 # 5000, the choice between weights pictures from 5000 to 7999, and figures of today's pair pictures from 8000 on.

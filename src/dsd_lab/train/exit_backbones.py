@@ -18,11 +18,10 @@ import numpy as np
 import torch
 
 from dsd_lab.train.conversations import Conversation, ConversationError
+from dsd_ros.vlm.backbones import read_image
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import ExitBackbone
-from dsd_ros.vlm.fingerprints import model_fingerprint
-from dsd_ros.vlm.images import read_image
-from dsd_ros.vlm.loading import DTYPES, ModelSettings, load_model, resolve_directory
+from dsd_ros.vlm.loading import DTYPES, ModelSettings, load_model, model_fingerprint, resolve_directory
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER
 

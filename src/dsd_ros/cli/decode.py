@@ -47,7 +47,7 @@ def _decode(args: argparse.Namespace) -> int:
     from dsd_ros.decoding.settings import DecodeSettings
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.vocabulary import Vocabulary
-    from dsd_ros.vlm.images import read_image
+    from dsd_ros.vlm.backbones import read_image
     from dsd_ros.vlm.loading import ModelSettings, load_model
     from dsd_ros.vlm.prompts import check_instruction
 

@@ -12,10 +12,9 @@ import numpy as np
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.modes import Proof, mode
-from dsd_ros.decoding.recent import Recent
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.vlm.sequence import Sequence
-from dsd_ros.wire.history import kept_pictures
+from dsd_ros.wire.history import LastPictures, kept_pictures
 from dsd_ros.wire.messages import TICKET_BYTES, Message, Outcome, Refusal, SessionRequest
 
 Answer = Callable[[Message], object]
@@ -64,7 +63,7 @@ class Session:
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
     reply: Reply | None = None
-    pictures: Recent[bytes, np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
+    pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property

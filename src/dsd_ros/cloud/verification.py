@@ -12,7 +12,6 @@ import torch
 from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.judges import judge_of, most_owed
 from dsd_ros.cloud.sessions import Reply, Session
-from dsd_ros.decoding.recent import Recent
 from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.tree import TokenTree, TreeError
@@ -20,7 +19,7 @@ from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import UnknownPicture, read_pictures
+from dsd_ros.wire.history import LastPictures, UnknownPicture, read_pictures
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, Draft, Observation, Outcome, Refusal, RefusalCode, prefix_digest
 from dsd_ros.wire.packing import pack_distribution, pack_rows
 
@@ -36,7 +35,7 @@ class Refused(Exception):
         self.code = code
 
 
-def open_reply(model: VisionLanguageModel, observation: Observation, kept: Recent[bytes, np.ndarray]) -> Reply:
+def open_reply(model: VisionLanguageModel, observation: Observation, kept: LastPictures[np.ndarray]) -> Reply:
     """Read the observation with the target. A failure is kept in the reply, to answer all its rounds.
 
     ``kept``: the session's last pictures by digest. UnknownPicture when one of the history is not there.

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dsd_ros.dragon.profiler import DecodeDelay, ProfilerError
-from dsd_ros.vlm.batch import next_logits_together
+from dsd_ros.vlm.sequence import next_logits_together
 
 FILE = "decoding-delay.json"  # beside a store's documents
 LENGTHS = (32, 128, 320)  # tokens of context

@@ -16,9 +16,9 @@ import torch
 
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.prompts import Asking
-from dsd_ros.vlm.batch import next_logits_together
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence as TokenSequence
+from dsd_ros.vlm.sequence import next_logits_together
 
 # Where nothing is found the question alone is asked, as if about a document that is hardly relevant: any
 # document that the other side has outweighs it.

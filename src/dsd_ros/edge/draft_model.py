@@ -24,9 +24,8 @@ from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.edge.draft_length import Plan, Tuner
-from dsd_ros.vlm.batch import grow_trees_together, next_logits_together
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.sequence import Sequence
+from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_together
 
 
 @dataclass(frozen=True)

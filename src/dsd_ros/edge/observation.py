@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from dsd_ros.decoding.recent import Recent
+from dsd_ros.vlm.backbones import check_image
 from dsd_ros.vlm.errors import ImageError
-from dsd_ros.vlm.images import check_image
 from dsd_ros.vlm.prompts import check_action
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import KEPT_BYTES, KEPT_PICTURES, check_history
+from dsd_ros.wire.history import LastPictures, check_history
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Observation, Past
 from dsd_ros.wire.pictures import NO_PICTURE, encode_picture, picture_digest
 
@@ -33,8 +32,8 @@ class Pictures:
         self._image: np.ndarray | None = None
         self._data = b""
         self._past: list[Past] = []
-        self._encoded: Recent[bytes, bytes] = Recent(KEPT_PICTURES, KEPT_BYTES)
-        self._seen: Recent[bytes, bool] = Recent(KEPT_PICTURES, KEPT_BYTES)
+        self._encoded: LastPictures[bytes] = LastPictures(len)
+        self._seen: LastPictures[int] = LastPictures(int)  # the bytes of those that the verifier has
         self._session = 0
         self._arrived = False  # the present reply's, in this session
 
@@ -82,10 +81,10 @@ class Pictures:
             return
         self._arrived = True
         for step in self._past:
-            self._seen.put(step.digest, True, 3 * step.height * step.width)
+            self._seen[step.digest] = 3 * step.height * step.width
         digest = picture_digest(self._image)
-        self._seen.put(digest, True, self._image.nbytes)
-        self._encoded.put(digest, self._data, len(self._data))
+        self._seen[digest] = self._image.nbytes
+        self._encoded[digest] = self._data
 
     def _step(self, image: np.ndarray, action: str) -> Past:
         height, width = image.shape[:2]
@@ -93,5 +92,5 @@ class Pictures:
         data = self._encoded.get(digest)
         if data is None:
             data = encode_picture(image, self._encoding)
-        self._encoded.put(digest, data, len(data))
+        self._encoded[digest] = data
         return Past(action, self._encoding, height, width, data, digest)

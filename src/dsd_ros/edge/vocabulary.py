@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.fingerprints import tokenizer_fingerprint
+from dsd_ros.vlm.loading import tokenizer_fingerprint
 
 # In front of what is no beginning: some tokenizers treat the first word of a text differently.
 _ANCHOR = "\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from cachetools import LRUCache
 
-from dsd_ros.decoding.recent import Recent
 from dsd_ros.wire.messages import MAX_HISTORY
 
 KEPT_FRAMES = 4 * MAX_HISTORY  # some were decoded and never acted upon
@@ -19,11 +19,13 @@ class Frames:
     """Pictures by their stamps, bounded in number and in bytes. For one thread."""
 
     def __init__(self, count: int = KEPT_FRAMES, size: int = KEPT_BYTES) -> None:
-        self._kept: Recent[Stamp, np.ndarray] = Recent(count, size)
+        # Each picture counts as a fair share of the room at least, which bounds their number too.
+        self._kept: LRUCache[Stamp, np.ndarray] = LRUCache(size, lambda image: max(image.nbytes, size // count))
 
     def remember(self, stamp: Stamp, image: np.ndarray) -> None:
-        """Keep a picture, RGB uint8 (height, width, 3), in place of the oldest where there is no room."""
-        self._kept.put(stamp, image, image.nbytes)
+        """Keep a picture, RGB uint8 (height, width, 3), in place of the oldest when there is no room."""
+        if image.nbytes <= self._kept.maxsize:
+            self._kept[stamp] = image
 
     def history(self, stamps: Sequence[Stamp], actions: Sequence[str], most: int) -> list[tuple[np.ndarray, str]]:
         """The last ``most`` of those steps whose pictures are still here, oldest first, with their actions."""

@@ -1,32 +1,133 @@
-"""What differs between the models used here: where their parts are, and how a prompt becomes hidden states.
+"""How the supported models differ: their parts, how pictures are prepared, how a prompt becomes hidden states.
 
 Everything else (layers run one by one, caches, trees, batches) is the same for all of them: see ``model``.
+
+A picture is resized by qwen-vl-utils' rule (both sides a multiple of patch size x merge size, the number of
+pixels within the model's bounds, the aspect ratio kept as closely as possible), then normalized and cut into
+patches by transformers' own image processor.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cachetools import LRUCache
+from PIL import Image, ImageOps
 
-from dsd_ros.decoding.recent import Recent
-from dsd_ros.vlm.errors import ImageError
-from dsd_ros.vlm.images import ImageProcessor, check_image
+from dsd_ros.vlm.errors import ImageError, ModelError
 
-_LOOKS = 64  # pictures that are shown again: of seven robots with eight earlier ones each
-_LOOKS_BYTES = 128 << 20
+MAX_ASPECT_RATIO = 200
+_FEATURES_BYTES = 128 << 20  # of pictures that are shown again
+_FEATURES_PICTURES = 64  # of seven robots with a history of eight each
+
+
+def smart_resize(
+    height: int, width: int, factor: int = 28, min_pixels: int = 3136, max_pixels: int = 12845056
+) -> tuple[int, int]:
+    """The size (height, width) a picture is resized to, by qwen-vl-utils' rule of the same name.
+
+    ImageError when one side is more than 200 times the other.
+    """
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise ImageError(
+            f"a picture of {width} x {height} pixels is too elongated for Qwen2-VL; "
+            f"crop it to an aspect ratio below {MAX_ASPECT_RATIO}"
+        )
+    new_height = max(factor, round(height / factor) * factor)
+    new_width = max(factor, round(width / factor) * factor)
+    if new_height * new_width > max_pixels:
+        shrink = math.sqrt((height * width) / max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < min_pixels:
+        stretch = math.sqrt(min_pixels / (height * width))
+        new_height = math.ceil(height * stretch / factor) * factor
+        new_width = math.ceil(width * stretch / factor) * factor
+    return new_height, new_width
+
+
+def check_image(image: np.ndarray) -> None:
+    """ImageError unless ``image`` is a non-empty uint8 array of shape (height, width, 3), RGB."""
+    if not isinstance(image, np.ndarray):
+        raise ImageError(f"the image must be a numpy array, not {type(image).__name__}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or image.size == 0:
+        raise ImageError(
+            f"the image has shape {image.shape} and type {image.dtype}; "
+            "give it as RGB of shape (height, width, 3) and type uint8"
+        )
+
+
+def read_image(path: str | Path) -> np.ndarray:
+    """Read a picture file as RGB uint8 (height, width, 3), turned upright; ImageError if it is not a picture."""
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+    except FileNotFoundError:
+        raise ImageError(f"the image {path} does not exist; name a PNG or JPEG file") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageError(f"the image {path} cannot be read ({error}); name a PNG or JPEG file") from error
+
+
+class ImageProcessor:
+    """Prepares pictures for one model, by the bounds and patch sizes in its ``preprocessor_config.json``."""
+
+    def __init__(self, directory: str | Path) -> None:
+        """ModelError when the directory has no usable ``preprocessor_config.json``."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        path = Path(directory) / "preprocessor_config.json"
+        if not path.exists():
+            raise ModelError(f"{path} is missing; copy it from the original model")
+        try:
+            self._processor = Qwen2VLImageProcessorPil.from_pretrained(str(directory), local_files_only=True)
+            size = self._processor.size
+            self.min_pixels = int(size["shortest_edge"])
+            self.max_pixels = int(size["longest_edge"])
+            self.patch_size = int(self._processor.patch_size)
+            self.merge_size = int(self._processor.merge_size)
+        except Exception as error:
+            raise ModelError(f"{path} cannot be used: {error}") from error
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the resized picture, in pixels."""
+        factor = self.patch_size * self.merge_size
+        return smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
+
+    def image_tokens(self, height: int, width: int) -> int:
+        """How many tokens of the prompt a picture of this size takes."""
+        factor = self.patch_size * self.merge_size
+        new_height, new_width = self.resized(height, width)
+        return (new_height // factor) * (new_width // factor)
+
+    def __call__(self, image: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn RGB uint8 (height, width, 3) into pixel values and their grid.
+
+        Returns float32 (patches, channels x temporal patch x patch x patch) and int64 (1, 3): time,
+        height and width in patches. ImageError for anything that is not such a picture.
+        """
+        check_image(image)
+        height, width = image.shape[:2]
+        new_height, new_width = self.resized(height, width)
+        if (new_height, new_width) != (height, width):
+            picture = Image.fromarray(np.ascontiguousarray(image))
+            image = np.asarray(picture.resize((new_width, new_height), Image.Resampling.BICUBIC))
+        batch = self._processor(image, do_resize=False, input_data_format="channels_last", return_tensors="pt")
+        return batch["pixel_values"], batch["image_grid_thw"]
 
 
 class Picture(NamedTuple):
-    """A picture as a vision tower reads it, and how many tokens of the prompt it takes.
+    """A picture as the vision tower reads it, with the number of prompt tokens it takes.
 
-    name: stands for the picture where what the tower sees of it is worth remembering. features: that,
-    (tokens, hidden size), where it is known; there are no pixels then.
+    name: a digest, if the tower's features are worth keeping. features: those, (tokens, hidden size), if they
+    are known; ``pixels`` is empty then.
     """
 
     pixels: torch.Tensor
@@ -37,10 +138,10 @@ class Picture(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What the decoder layers read of a prompt.
+    """What the decoder layers read of a prompt of n tokens.
 
-    hidden: (1, n, hidden size). positions: as ``TextBackbone.rotations`` takes them. rope_delta: the
-    distance between a following token's position and its place.
+    hidden: (1, n, hidden size). positions: as ``TextBackbone.rotations`` takes them. rope_delta: a following
+    token's position minus its index.
     """
 
     hidden: torch.Tensor
@@ -49,7 +150,7 @@ class Prompt(NamedTuple):
 
 
 class TextBackbone:
-    """A transformers Llama or Qwen2: text alone, one position a token."""
+    """A transformers Llama or Qwen2: text only, one position per token."""
 
     reads_pictures = False
 
@@ -63,19 +164,19 @@ class TextBackbone:
 
     @property
     def images(self) -> ImageProcessor:
-        """How pictures are prepared; ImageError for a model that sees none."""
+        """The image processor; ImageError for a text-only model."""
         raise ImageError("this model reads text alone; ask it without a picture")
 
-    def look(self, image: np.ndarray, again: bool = False) -> Picture:
+    def look(self, image: np.ndarray, reuse: bool = False) -> Picture:
         """Prepare a picture, RGB uint8 (height, width, 3); ImageError for one that cannot be shown.
 
-        ``again``: it will be shown again, or has been.
+        reuse: it is shown more than once, so its features are worth keeping.
         """
         pixels, grid = self.images(image)
         return Picture(pixels, grid, int(grid.prod()) // self.images.merge_size**2)
 
     def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
-        """Token ids (1, n), with a place for each token of each picture in turn, as the layers read them."""
+        """Embed token ids (1, n), which have a placeholder for each token of each picture in turn."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return Prompt(self.language.embed_tokens(tokens), positions, 0)
 
@@ -94,36 +195,37 @@ class QwenVlBackbone(TextBackbone):
         super().__init__(hf)
         self._images = images
         self._image_token: int = hf.config.image_token_id
-        self._looks: Recent[bytes, Picture] = Recent(_LOOKS, _LOOKS_BYTES)
-        self._looking = threading.Lock()
+        # Each picture counts as a 64th of the room at least, which bounds their number too.
+        self._known: LRUCache[bytes, Picture] = LRUCache(_FEATURES_BYTES, getsizeof=_kept_bytes)
+        self._lock = threading.Lock()
 
     def _language(self) -> Any:
         return self.hf.model.language_model
 
     @property
     def images(self) -> ImageProcessor:
-        """How pictures are prepared."""
+        """The image processor."""
         return self._images
 
-    def look(self, image: np.ndarray, again: bool = False) -> Picture:
-        """See ``TextBackbone``. The weights must not change behind this object's back."""
-        if not again:
+    def look(self, image: np.ndarray, reuse: bool = False) -> Picture:
+        """See ``TextBackbone``. The weights must not change while this object lives."""
+        if not reuse:
             return super().look(image)
         check_image(image)
         digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=16)
         digest.update(np.ascontiguousarray(image).data)
         name = digest.digest()
-        with self._looking:
-            known = self._looks.get(name)
+        with self._lock:
+            known = self._known.get(name)
         return known or super().look(image)._replace(name=name)
 
     def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
-        """See ``TextBackbone``; the vision tower's features stand where the pictures' tokens are."""
+        """See ``TextBackbone``; the vision tower's features replace the placeholders."""
         if not pictures:
             return super().read(tokens, ())
         hidden = self.language.embed_tokens(tokens)
         is_image = tokens == self._image_token
-        # One by one: a picture's features are then the same to the bit, whatever it is shown with.
+        # One by one, so that a picture's features are the same to the bit whatever it is shown with.
         features = torch.cat([self._features(picture) for picture in pictures])
         hidden[is_image] = features.to(hidden.dtype)
         grid = torch.cat([picture.grid for picture in pictures]).to(tokens.device)
@@ -131,17 +233,16 @@ class QwenVlBackbone(TextBackbone):
         return Prompt(hidden, positions, int(delta))
 
     def _features(self, picture: Picture) -> torch.Tensor:
-        """What the vision tower sees (tokens, hidden size)."""
+        """The vision tower's output (tokens, hidden size)."""
         if picture.features is not None:
             return picture.features
         device = self.language.embed_tokens.weight.device
         pixels, grid = picture.pixels.to(device), picture.grid.to(device)
         seen = self.hf.model.get_image_features(pixels, grid, return_dict=True)
         features = torch.cat(list(seen.pooler_output))
-        if picture.name:
-            known = picture._replace(pixels=torch.empty(0), features=features)
-            with self._looking:
-                self._looks.put(picture.name, known, features.nbytes)
+        if picture.name and features.nbytes <= _FEATURES_BYTES:
+            with self._lock:
+                self._known[picture.name] = picture._replace(pixels=torch.empty(0), features=features)
         return features
 
     def rotations(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,3 +250,8 @@ class QwenVlBackbone(TextBackbone):
         if positions.ndim == 2:
             positions = positions.expand(3, 1, -1)
         return super().rotations(like, positions)
+
+
+def _kept_bytes(picture: Picture) -> int:
+    features = 0 if picture.features is None else picture.features.nbytes
+    return max(features, _FEATURES_BYTES // _FEATURES_PICTURES)

@@ -1,13 +1,17 @@
-"""Loading any Qwen2-VL, the shipped pair or a stock 2B, 7B or 72B, from a directory or a hub id.
+"""Loads any Qwen2-VL (the shipped pair, a stock 2B, 7B or 72B), or a text-only Llama or Qwen2, and fingerprints it.
 
-Models of text alone, Llama and Qwen2, are loaded the same way, or a Llama from a GGUF file. Weights are
-otherwise read from safetensors only. A path that does not exist is refused at once; a hub id is
-looked up in the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
+A model is a directory or a hub id; a Llama may also be a GGUF file. Weights are otherwise read from safetensors
+only. A path that does not exist is refused at once; a hub id is looked up in the local cache and, unless
+``HF_HUB_OFFLINE`` is set, downloaded.
+
+Fingerprints are compared when robot and verifier connect. Two sides may pad their vocabularies differently but must
+tokenize alike, so a tokenizer's fingerprint covers, in a canonical form, what decides that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import json
 import os
@@ -20,16 +24,13 @@ from typing import Any
 
 import torch
 
-from dsd_ros.vlm.backbones import QwenVlBackbone, TextBackbone
+from dsd_ros.decoding.bounds import check_bounds
+from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.exits import load_exits
-from dsd_ros.vlm.fingerprints import file_fingerprint, model_fingerprint, tokenizer_fingerprint
+from dsd_ros.vlm.exits import EXITS_FILE, load_exits
 from dsd_ros.vlm.gguf import read_gguf
-from dsd_ros.vlm.images import ImageProcessor
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
-
-__all__ = ["ModelError", "ModelSettings", "load_model", "resolve_directory"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = ("none", "int8", "4bit")
@@ -40,11 +41,14 @@ _CLASSES = {  # of transformers, by model_type
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]
+WHOLE_FILE_BYTES = 256 << 20
+_CHUNK = 1 << 20
+_SAMPLES = 64
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, where it runs and how it is stored there; ModelError on a value out of place."""
+    """Which model, where it runs, and in which precision; ModelError for a value that cannot be used."""
 
     path: str = field(metadata={"help": "model directory or Hugging Face id"})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
@@ -62,10 +66,7 @@ class ModelSettings:
             raise ModelError("no model is named; give a model directory or a Hugging Face id")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ModelError(f"unknown device {self.device!r}; use cpu, cuda or cuda:N")
-        if self.dtype not in DTYPES:
-            raise ModelError(f"unknown dtype {self.dtype!r}; use one of {', '.join(DTYPES)}")
-        if self.quantization not in QUANTIZATIONS:
-            raise ModelError(f"unknown quantization {self.quantization!r}; use one of {', '.join(QUANTIZATIONS)}")
+        check_bounds(self, ModelError)
         if self.threads < 0:
             raise ModelError(f"threads is {self.threads}; use 0 (torch's choice) or more")
         on_cuda = self.device.startswith("cuda")
@@ -76,9 +77,9 @@ class ModelSettings:
 
 
 def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguageModel:
-    """Load a model as the settings say; ModelError, one sentence, on anything wrong with it.
+    """Load a model, with the early exits stored beside it unless ``exits`` is false.
 
-    Early exits beside the weights come along unless ``exits`` is false.
+    ModelError, one sentence, for anything wrong with it.
     """
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
@@ -102,25 +103,18 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     hf = _load_weights(directory, kind, settings)
     backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
     _check_fit(directory, backbone, tokenizer)
-    is_directory = Path(settings.path).is_dir()
     model = VisionLanguageModel(
         _stored(backbone, settings),
         tokenizer,
         template,
-        name=directory.resolve().name if is_directory else settings.path,
+        name=directory.resolve().name if Path(settings.path).is_dir() else settings.path,
         eos_token_ids=_eos_token_ids(directory, backbone, tokenizer),
         fingerprint=model_fingerprint(directory),
         tokenizer_fingerprint=tokenizer_hash,
     )
     if exits:
-        model.exits = load_exits(
-            directory,
-            model.fingerprint,
-            model.hidden_size,
-            model.num_layers,
-            backbone.language.embed_tokens.weight.dtype,
-            model.device,
-        )
+        dtype = backbone.language.embed_tokens.weight.dtype
+        model.exits = load_exits(directory, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device)
     return model
 
 
@@ -129,7 +123,7 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
     from transformers import LlamaForCausalLM
 
     if settings.quantization == "4bit":
-        raise ModelError(f"{path} is expanded as it is read; use quantization none or int8 with it")
+        raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
     found = read_gguf(path)
     tokenizer = Tokenizer.from_str(found.tokenizer)
     with quiet_transformers():
@@ -155,14 +149,13 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
 
 
 def resolve_directory(path: str) -> Path:
-    """The local directory of a model path or hub id, downloaded where that is allowed."""
+    """The local directory of a model path or hub id, downloaded if that is allowed."""
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
     if directory.exists():
         raise ModelError(f"{path} is a file; give the model's directory")
-    looks_local = path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path)
-    if looks_local or directory.parent.is_dir():
+    if path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path) or directory.parent.is_dir():
         raise ModelError(
             f"there is no model directory {path}; check the path, or give a Hugging Face id "
             "such as Qwen/Qwen2-VL-2B-Instruct"
@@ -173,11 +166,9 @@ def resolve_directory(path: str) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=_DOWNLOADS, local_files_only=offline))
     except Exception as error:
-        hint = (
-            "it is not in the local cache and HF_HUB_OFFLINE forbids downloading"
-            if offline
-            else str(error).strip().splitlines()[0]
-        )
+        hint = "it is not in the local cache and HF_HUB_OFFLINE forbids downloading"
+        if not offline:
+            hint = str(error).strip().splitlines()[0]
         raise ModelError(f"model {path} is neither a directory nor available from the hub: {hint}") from error
 
 
@@ -212,7 +203,7 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
 
 
 def _markers(tokenizer: Any) -> tuple[str, ...]:
-    """What the tokenizer takes for special wherever it stands."""
+    """The texts that the tokenizer reads as special tokens anywhere."""
     return tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
 
 
@@ -239,7 +230,7 @@ def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
 
 
 def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
-    """A loaded model, frozen, unless parts of it are missing."""
+    """The loaded model, frozen; ModelError if parts of it are missing."""
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelError(
@@ -250,7 +241,7 @@ def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
 
 
 def _stored(backbone: TextBackbone, settings: ModelSettings) -> TextBackbone:
-    """The model where the settings want it, and as they want it stored."""
+    """Move or quantize the model as the settings say."""
     if settings.quantization == "int8":
         _quantize_int8(backbone)
     elif settings.quantization == "none":
@@ -259,10 +250,10 @@ def _stored(backbone: TextBackbone, settings: ModelSettings) -> TextBackbone:
 
 
 def _quantize_int8(backbone: TextBackbone) -> None:
-    """Store the matrices of language layers and LM head as int8; activations stay float.
+    """Store the matrices of the language layers and the LM head as int8; activations stay float.
 
-    The vision tower stays as it is: it runs once per image and is what small models are weakest at.
-    Meant for drafts: a scale taken over all rows of a pass makes logits depend on how it is cut.
+    The vision tower keeps its precision: it runs once per image, and vision is the weak point of small models.
+    For drafts only: activations share one scale per pass, so logits depend on how tokens are split into passes.
     """
     from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
@@ -297,9 +288,8 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
-    """Refuse what would run and answer nonsense: files that do not belong together."""
-    text = backbone.config
-    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    """Refuse files that do not belong together, which would run and answer nonsense."""
+    text, tokens = backbone.config, tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > text.vocab_size:
         raise ModelError(
             f"{directory}: the tokenizer has {tokens} tokens and the model {text.vocab_size} rows; "
@@ -313,14 +303,14 @@ def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
         )
     kinds = getattr(text, "layer_types", None) or ()  # Llama has one kind
     if any(kind != "full_attention" for kind in kinds):
-        raise ModelError(f"{directory}: sliding-window attention is not supported; set it off")
+        raise ModelError(f"{directory}: sliding-window attention is not supported; turn it off")
     rope = text.rope_parameters.get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
         raise ModelError(f"{directory}: rope type {rope!r} depends on the length; use a static one")
 
 
 def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a reply: those of generation_config.json, and always <|im_end|>."""
+    """The tokens that end a reply: those of generation_config.json, and always ``<|im_end|>``."""
     generation = backbone.hf.generation_config
     configured = None if generation is None else generation.eos_token_id
     if configured is None:
@@ -336,7 +326,7 @@ def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> f
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and load reports on a robot's console; what matters is raised."""
+    """Keep progress bars and load reports off a robot's console; anything that matters is raised."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -349,3 +339,62 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def tokenizer_fingerprint(serialized: str) -> str:
+    """32 hex digits for a tokenizer's JSON: vocabulary, merges, added tokens, how text is split."""
+    value = json.loads(serialized)
+    model = value["model"]
+    canonical = {
+        "type": model.get("type"),
+        "vocab": model.get("vocab"),
+        # Written as "a b" by older versions and as ["a", "b"] by newer ones.
+        "merges": [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])],
+        "added": sorted(
+            [token["id"], token["content"], bool(token.get("special"))] for token in value.get("added_tokens", [])
+        ),
+        "normalizer": value.get("normalizer"),
+        "pre_tokenizer": value.get("pre_tokenizer"),
+    }
+    return _digest(canonical)
+
+
+def model_fingerprint(directory: Path) -> str:
+    """32 hex digits for a model directory: its configuration and its weights, not its early exits.
+
+    Files of up to 256 MiB are read whole. Of larger ones, which take longer to read than to load, only the size, the
+    safetensors header and 64 evenly spaced chunks of 1 MiB count: a retrained model differs, a flipped bit may not.
+    """
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):
+        config.pop(key, None)
+    files = sorted(f for f in directory.glob("*.safetensors") if f.name != EXITS_FILE)
+    if not files:
+        raise ModelError(f"{directory} holds no *.safetensors weights; download or train the model")
+    return _digest([config, [[file.name, _weights_digest(file)] for file in files]])
+
+
+def file_fingerprint(file: Path) -> str:
+    """32 hex digits for a model in one file, read as ``model_fingerprint`` reads weights."""
+    return _digest(_weights_digest(file))
+
+
+def _weights_digest(file: Path) -> str:
+    size = file.stat().st_size
+    digest = hashlib.sha256(size.to_bytes(8, "little"))
+    with file.open("rb") as stream:
+        if size <= WHOLE_FILE_BYTES:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+        else:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, 64 << 20)))
+            for sample in range(_SAMPLES):
+                stream.seek((size - _CHUNK) * sample // (_SAMPLES - 1))
+                digest.update(stream.read(_CHUNK))
+    return digest.hexdigest()
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

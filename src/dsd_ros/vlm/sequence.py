@@ -1,28 +1,30 @@
-"""One reply in the making: tokens, their keys and values, and where a next forward pass goes on."""
+"""One reply in progress: its tokens, its KV cache and its token tree; and passes over several replies at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 
+from dsd_ros.decoding.tree import ancestor_mask, node_depths
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.errors import SequenceError
-from dsd_ros.vlm.trees import HangingTree
 
 if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
 
-LayerHook = Callable[[int, torch.Tensor], None]
+LayerHook = Callable[[int, torch.Tensor], None]  # (layer from 0, its hidden states), while deeper layers have not run
 
 
 class Feed(NamedTuple):
-    """What one sequence brings to a forward pass.
+    """What one sequence contributes to a forward pass.
 
-    tokens: those not in the cache yet, 1 or more. rope_delta: the distance between a token's
-    M-RoPE position and its place in the cache.
+    tokens: those not in the cache yet, at least one. rope_delta: a token's M-RoPE position minus its
+    index in the cache.
     """
 
     tokens: list[int]
@@ -31,11 +33,11 @@ class Feed(NamedTuple):
 
 
 class TreeFeed(NamedTuple):
-    """What one sequence brings to a pass that hangs nodes of a tree behind it.
+    """What one sequence contributes to a forward pass over a token tree.
 
-    tokens: pending text, perhaps none, and then the new nodes', 1 or more in all. parents: of all
-    the tree's nodes, -1 for the root's children, each before its own; the first ``held`` are the
-    cache's last rows already. rope_delta: as of ``Feed``.
+    tokens: pending text (possibly none), then the new nodes; at least one in all. parents: of every node
+    of the tree, -1 for the root's children, each parent before its children; the first ``held`` nodes
+    already are the last rows of the cache. rope_delta: see ``Feed``.
     """
 
     tokens: list[int]
@@ -51,25 +53,68 @@ class TreeFeed(NamedTuple):
 
     @property
     def past(self) -> int:
-        """How many tokens of text are in the cache."""
+        """How many text tokens are in the cache."""
         return self.cache.length - self.held
 
     @property
     def rows(self) -> int:
-        """How many logits are wanted: behind each new node, and behind the text if there is any."""
+        """How many rows of logits the pass returns: one per new node, and one after the text if there is any."""
         return len(self.parents) - self.held + (self.text > 0)
 
 
+@dataclass(frozen=True)
+class CachedTree:
+    """A token tree whose keys and values are the last rows of a sequence's cache.
+
+    rows: logits (vocabulary,) before the tree, then after each node.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    rows: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """Attention mask and positions of a pass over ``text`` tokens and new tree nodes, n in all.
+
+    mask: (n, past + held + n) bool, True where a row attends. positions: (n,) int64 from the start of the
+    sequence; siblings share one. end: the first position after the text and the whole tree.
+    """
+
+    mask: np.ndarray
+    positions: np.ndarray
+    end: int
+
+    @classmethod
+    def of(cls, parents: Tokens[int], held: int, past: int, text: int) -> TreeLayout:
+        """Lay out the tree ``parents``, whose first ``held`` nodes are in the cache after ``past`` text tokens.
+
+        Held nodes are the end of the cache, so with any of them ``text`` must be 0.
+        """
+        nodes = len(parents)
+        first = past + text  # the tree's first column
+        mask = np.zeros((text + nodes - held, first + nodes), np.bool_)
+        mask[:text, :first] = np.tri(text, first, past, dtype=np.bool_)
+        mask[text:, :first] = True
+        mask[text:, first:] = ancestor_mask(parents)[held:]
+        depths = node_depths(parents)
+        positions = np.empty(len(mask), np.int64)
+        positions[:text] = np.arange(past, first)
+        positions[text:] = np.array(depths[held:], np.int64) + (first - 1)
+        return cls(mask, positions, first + max(depths, default=0))
+
+
 class Sequence:
-    """A prompt with its reply so far, made by ``VisionLanguageModel.prefill`` or ``begin``; for one thread.
+    """A prompt and its reply so far, made by ``VisionLanguageModel.prefill`` or ``begin``. For one thread.
 
-    Tokens are fed lazily: ``append`` only notes them, and the next ``next_logits`` or ``verify``
-    takes them along. Every position is explicit, so sequences of one model may be advanced in any
-    order. Returned logits belong to the sequence: read them, do not change them in place.
+    Tokens are fed lazily: ``append`` only records them, and the next ``next_logits`` or ``verify`` feeds
+    them. Positions are explicit, so the sequences of one model may be advanced in any order. Returned
+    logits belong to the sequence: do not modify them.
 
-    A tree of tokens may hang behind the last token (``verify_tree``, ``grow_tree``). It is no part
-    of the reply: ``keep_path`` makes a path of it one, and whatever else changes the reply, or needs
-    a pass, drops it.
+    A token tree may be attached after the last token (``verify_tree``, ``grow_tree``). It is not part of
+    the reply: ``keep_path`` adds one of its paths to the reply, and any other change of the reply, or a
+    pass over it, drops the tree.
     """
 
     def __init__(
@@ -87,32 +132,32 @@ class Sequence:
         self._last_prompt_token = last_prompt_token
         self._rope_delta = rope_delta
         self._prompt_logits = prompt_logits
-        # Logits known from the last pass: row i stands behind reply token number _rows_start + i.
+        # Logits of the last pass: row i follows the first _rows_start + i reply tokens.
         self._rows = prompt_logits.unsqueeze(0)
         self._rows_start = 0
-        self._tree = HangingTree()
+        self._tree = CachedTree()
 
     def append(self, tokens: Tokens[int]) -> None:
-        """Extend the reply; SequenceError for a token the model does not have."""
+        """Extend the reply; SequenceError for a token outside the vocabulary."""
         tokens = self._checked(tokens)
         self._drop_tree()
         self.tokens.extend(tokens)
 
     def next_logits(self, on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Logits (vocabulary,) float32 behind all tokens; runs a forward pass only if it must.
+        """Logits (vocabulary,) float32 after all tokens; runs a forward pass only when needed.
 
-        ``on_layer`` as of ``verify``, in such a pass.
+        ``on_layer`` is called as by ``verify``, if there is a pass.
         """
         known = self.known_logits()
         return self._advance(0, on_layer)[-1] if known is None else known
 
     def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Append ``draft``; return the logits in front of it and behind each of its tokens.
+        """Append ``draft`` and return the logits before it and after each of its tokens, in one pass.
 
-        One pass; pending tokens ride along. Returns (len(draft) + 1, vocabulary) float32.
-        ``on_layer(index, hidden)`` is called after each decoder layer, while deeper layers have not
-        run yet, with hidden states (len(draft) + 1, hidden size) of the same rows, before the final
-        norm. If the pass fails (ContextError, or an error of the hook) the draft is taken back.
+        Returns (len(draft) + 1, vocabulary) float32. Pending tokens are fed in the same pass.
+        ``on_layer(index, hidden)`` is called after each decoder layer, before deeper layers run, with the
+        hidden states (len(draft) + 1, hidden size) of the same rows, before the final norm. If the pass
+        fails (ContextError, or an error in the hook), the draft is removed again.
         """
         draft = self._checked(draft)
         self._drop_tree()
@@ -136,12 +181,12 @@ class Sequence:
         return rows
 
     def verify_tree(self, tokens: Tokens[int], parents: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Hang a tree of tokens behind the reply; return the logits in front of it and behind each node.
+        """Attach a token tree to the reply and return the logits before it and after each node, in one pass.
 
-        ``parents`` names each node's parent by its index, -1 for children of the last token; parents
-        come first. One pass; pending tokens ride along. Returns (nodes + 1, vocabulary) float32.
-        ``on_layer`` is called as by ``verify``. A pass that fails leaves no tree, and the reply as it
-        was. ContextError when tokens and depth exceed the context, whatever the number of nodes.
+        parents: each node's parent by index, -1 for the children of the last token; parents come first.
+        Returns (nodes + 1, vocabulary) float32. Pending tokens are fed in the same pass, and ``on_layer`` is
+        called as by ``verify``. After a pass that fails there is no tree and the reply is unchanged.
+        ContextError when tokens and tree depth exceed the context, whatever the number of nodes.
         """
         tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
         self._drop_tree()
@@ -151,34 +196,33 @@ class Sequence:
         if feed is None:
             return self.next_logits().unsqueeze(0)
         rows = self.model.forward_tree(feed, on_layer)
-        self.note_tree(feed, rows)
+        self.record_tree(feed, rows)
         return rows if feed.text else torch.cat([self.next_logits().unsqueeze(0), rows])
 
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
-        """Add nodes to the tree that hangs behind the reply; return the logits behind each of them.
+        """Add nodes to the attached tree and return the logits (new nodes, vocabulary) float32 after each.
 
-        ``parents`` as of ``verify_tree``, where nodes are counted through all calls; so a tree of
-        depth L costs L passes, with ``next_logits`` for the first level. Returns (new nodes,
-        vocabulary) float32. A pass that fails leaves the tree as it was.
+        parents: as for ``verify_tree``; nodes are numbered across all calls. A tree of depth L costs L
+        passes, with ``next_logits`` for the first level. A pass that fails leaves the tree unchanged.
         """
         feed = self.tree_feed(tokens, parents)
         if feed is None:
             return self.next_logits().new_empty((0, self.model.vocab_size))
-        return self.note_tree(feed, self.model.forward_tree(feed))
+        return self.record_tree(feed, self.model.forward_tree(feed))
 
     def keep_path(self, path: Tokens[int]) -> None:
-        """Make the nodes of a path, from a child of the last token down, part of the reply.
+        """Move the nodes of a path, from a child of the last token down, into the reply; no forward pass.
 
-        The rest of the tree is dropped, with its keys and values; no forward pass. An empty path
-        drops all of it. SequenceError for what is no path of the tree that hangs here.
+        The rest of the tree is dropped with its keys and values; an empty path drops all of it.
+        SequenceError for anything that is not a path of the attached tree.
         """
         tree, before = self._tree, len(self.tokens)
         above = -1
         for node in path:
             if not 0 <= node < len(tree.tokens) or tree.parents[node] != above:
                 raise SequenceError(
-                    f"{list(path)} is no path down the tree of {len(tree.tokens)} nodes behind this "
-                    "sequence; name a child of the last token and each one's child in turn"
+                    f"{list(path)} is not a path of the {len(tree.tokens)}-node tree attached to this sequence; "
+                    "name a child of the last token, then a child of each node before"
                 )
             above = node
         if not path:
@@ -188,10 +232,10 @@ class Sequence:
         self._rows = torch.stack([tree.rows[0], *(tree.rows[node + 1] for node in path)])
         self._rows_start = before
         self.tokens.extend(tree.tokens[node] for node in path)
-        self._tree = HangingTree()
+        self._tree = CachedTree()
 
     def rollback(self, length: int) -> None:
-        """Keep the first ``length`` tokens of the reply, 0 to all of them; no forward pass."""
+        """Keep the first ``length`` tokens of the reply; no forward pass."""
         if not 0 <= length <= len(self.tokens):
             raise SequenceError(
                 f"cannot keep {length} tokens of a reply of {len(self.tokens)}; "
@@ -203,14 +247,12 @@ class Sequence:
             self._cache.length = self.prompt_length + length
 
     def fork(self) -> Sequence:
-        """An independent copy: from here on neither notices what becomes of the other."""
+        """An independent copy; later changes to either do not affect the other."""
         twin = object.__new__(Sequence)
         twin.__dict__.update(self.__dict__)
         twin.tokens = list(self.tokens)
         twin._cache = self._cache.copy()
         return twin
-
-    # What ``next_logits_together`` and ``grow_trees_together`` need for a pass over several sequences.
 
     def known_logits(self) -> torch.Tensor | None:
         """What ``next_logits`` returns if it needs no forward pass, else None."""
@@ -223,18 +265,18 @@ class Sequence:
         return known
 
     def feed(self) -> Feed:
-        """What the next forward pass has to be given."""
+        """What the next forward pass must be fed."""
         self._drop_tree()
         fed = self._fed
         pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
         return Feed(pending, self._cache, self._rope_delta)
 
-    def note_row(self, logits: torch.Tensor) -> None:
-        """Keep the logits (vocabulary,) of a pass that has fed all pending tokens."""
+    def record_row(self, logits: torch.Tensor) -> None:
+        """Record the logits (vocabulary,) of a pass that has fed all pending tokens."""
         self._rows, self._rows_start = logits.unsqueeze(0), len(self.tokens)
 
     def tree_feed(self, tokens: Tokens[int], parents: Tokens[int]) -> TreeFeed | None:
-        """What the pass of ``grow_tree`` has to be given; None where there is nothing to feed."""
+        """What the pass of ``grow_tree`` must be fed; None if there is nothing to feed."""
         tree = self._tree
         tokens = self._checked(tokens)
         parents = _checked_parents(parents, len(tokens), len(tree.tokens))
@@ -243,24 +285,23 @@ class Sequence:
             text = self.feed().tokens
         if not text and not tokens:
             return None
-        parents = [*tree.parents, *parents]
-        return TreeFeed(text + tokens, self._cache, self._rope_delta, parents, len(tree.tokens))
+        return TreeFeed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens))
 
-    def note_tree(self, feed: TreeFeed, rows: torch.Tensor) -> torch.Tensor:
-        """Keep a pass' logits (feed.rows, vocabulary); return those behind the new nodes."""
+    def record_tree(self, feed: TreeFeed, rows: torch.Tensor) -> torch.Tensor:
+        """Record a pass' logits (feed.rows, vocabulary); return those after the new nodes."""
         tree, text = self._tree, feed.text
         if text:
-            self.note_row(rows[0])
+            self.record_row(rows[0])
             rows = rows[1:]
         if len(rows):
-            front = tree.rows or (self._known_row(len(self.tokens)),)
+            before = tree.rows or (self._known_row(len(self.tokens)),)
             tokens = (*tree.tokens, *feed.tokens[text:])
-            self._tree = HangingTree(tokens, tuple(feed.parents), (*front, *rows))
+            self._tree = CachedTree(tokens, tuple(feed.parents), (*before, *rows))
         return rows
 
     @property
     def _fed(self) -> int:
-        """How many reply tokens are in the cache; -1: not even the last token of the prompt."""
+        """How many reply tokens are in the cache; -1 if even the prompt's last token is not."""
         return self._cache.length - self.prompt_length - len(self._tree.tokens)
 
     def _known_row(self, length: int) -> torch.Tensor | None:
@@ -270,17 +311,17 @@ class Sequence:
         return self._rows[index] if 0 <= index < len(self._rows) else None
 
     def _step_back(self) -> None:
-        """Forget the last position, so that the next pass computes it, and its logits, again."""
+        """Remove the last position from the cache, so that the next pass computes its logits again."""
         self._drop_tree()
         self._cache.length -= 1
 
     def _drop_tree(self) -> None:
         if self._tree.tokens:
             self._cache.length -= len(self._tree.tokens)
-            self._tree = HangingTree()
+            self._tree = CachedTree()
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
-        """Feed what is pending; return logits of the last ``draft_length + 1`` positions."""
+        """Feed what is pending; return the logits of the last ``draft_length + 1`` positions."""
         rows = self.model.forward_tokens(*self.feed(), draft_length + 1, on_layer)
         self._rows, self._rows_start = rows, len(self.tokens) - draft_length
         return rows
@@ -300,10 +341,60 @@ class Sequence:
 def _checked_parents(parents: Tokens[int], count: int, held: int) -> list[int]:
     parents = [int(parent) for parent in parents]
     if len(parents) != count:
-        raise SequenceError(f"{count} nodes of a tree need as many parents, not {len(parents)}")
+        raise SequenceError(f"a tree of {count} nodes needs as many parents, not {len(parents)}")
     for node, parent in enumerate(parents, held):
         if not -1 <= parent < node:
             raise SequenceError(
-                f"node {node} of a tree names parent {parent}; use -1 for the last token, or a node in front of it"
+                f"node {node} of a tree names parent {parent}; use -1 for the last token, or an earlier node"
             )
     return parents
+
+
+def next_logits_together(sequences: list[Sequence], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
+    """Logits (vocabulary,) float32 after all tokens of each sequence, in one pass per model.
+
+    Each result equals that sequence's own ``next_logits`` up to rounding. Sequences may have different
+    lengths and numbers of pending tokens, and one may be listed twice. A batch of eight costs an edge device
+    little more than one sequence (FSD Table 9).
+
+    ``on_layer`` is called after each decoder layer. If it raises, or a sequence is too long for its model
+    (ContextError), all sequences are as before.
+    """
+    waiting: dict[int, list[Sequence]] = {}
+    seen: set[int] = set()
+    for sequence in sequences:
+        if id(sequence) not in seen and sequence.known_logits() is None:
+            waiting.setdefault(id(sequence.model), []).append(sequence)
+        seen.add(id(sequence))
+    for group in waiting.values():
+        if len(group) > 1:
+            rows = group[0].model.forward_batch([sequence.feed() for sequence in group], on_layer)
+            for sequence, row in zip(group, rows, strict=True):
+                sequence.record_row(row)
+    return [sequence.next_logits(on_layer) for sequence in sequences]
+
+
+def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]]]) -> list[torch.Tensor]:
+    """``Sequence.grow_tree`` for several (sequence, tokens, parents), in one pass per model.
+
+    Each result equals that sequence's own up to rounding. SequenceError (also for a sequence listed twice) or
+    ContextError; if all share one model, none has grown then.
+    """
+    if len({id(sequence) for sequence, _, _ in growths}) < len(growths):
+        raise SequenceError("a sequence can grow only one level of its tree per pass; list each sequence once")
+    results: list[torch.Tensor | None] = [None] * len(growths)
+    waiting: dict[int, list[tuple[int, TreeFeed]]] = {}
+    for index, (sequence, tokens, parents) in enumerate(growths):
+        feed = sequence.tree_feed(tokens, parents)
+        if feed is not None:
+            waiting.setdefault(id(sequence.model), []).append((index, feed))
+    for group in waiting.values():
+        model = growths[group[0][0]][0].model
+        feeds = [feed for _, feed in group]
+        together = model.forward_trees(feeds) if len(feeds) > 1 else [model.forward_tree(feeds[0])]
+        for (index, feed), rows in zip(group, together, strict=True):
+            results[index] = growths[index][0].record_tree(feed, rows)
+    return [
+        sequence.grow_tree([], []) if rows is None else rows
+        for (sequence, _, _), rows in zip(growths, results, strict=True)
+    ]

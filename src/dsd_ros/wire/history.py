@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
+from cachetools import LRUCache
 
-from dsd_ros.decoding.recent import Recent
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_HISTORY, Observation, Past
 from dsd_ros.wire.pictures import MAX_PIXELS, decode_picture, picture_digest
@@ -16,9 +17,29 @@ KEPT_BYTES = 3 * MAX_PIXELS
 MAX_HISTORY_PIXELS = MAX_PIXELS  # of all earlier pictures of an observation together
 
 
-def kept_pictures() -> Recent[bytes, np.ndarray]:
-    """A session's memory of its last pictures, RGB uint8 (height, width, 3), by their digests."""
-    return Recent(KEPT_PICTURES, KEPT_BYTES)
+V = TypeVar("V")
+
+
+class LastPictures(LRUCache[bytes, V]):
+    """What one side keeps of a session's last pictures, by digest. For one thread.
+
+    At most ``KEPT_PICTURES`` of them and ``KEPT_BYTES`` in all. Robot and verifier count alike, so that the robot
+    knows which ones the verifier has dropped.
+    """
+
+    def __init__(self, size_of: Callable[[V], int]) -> None:
+        super().__init__(KEPT_BYTES, size_of)
+
+    def __setitem__(self, digest: bytes, value: V) -> None:
+        if self.getsizeof(value) <= self.maxsize:
+            super().__setitem__(digest, value)
+        while len(self) > KEPT_PICTURES:
+            self.popitem()
+
+
+def kept_pictures() -> LastPictures[np.ndarray]:
+    """A session's last pictures, RGB uint8 (height, width, 3)."""
+    return LastPictures(lambda picture: picture.nbytes)
 
 
 class UnknownPicture(Exception):
@@ -37,7 +58,7 @@ def check_history(sides: Iterable[tuple[int, int]]) -> None:
 
 
 def read_pictures(
-    observation: Observation, kept: Recent[bytes, np.ndarray]
+    observation: Observation, kept: LastPictures[np.ndarray]
 ) -> tuple[np.ndarray | None, list[tuple[np.ndarray, str]]]:
     """The present picture (None: there is none) and the earlier ones with their actions, oldest first.
 
@@ -58,9 +79,9 @@ def read_pictures(
     # In the history's order, twice what stands there twice: the robot's memory must forget the same ones.
     for past in observation.history:
         picture = known[past.digest]
-        kept.put(past.digest, picture, picture.nbytes)
+        kept[past.digest] = picture
     if image is not None:
-        kept.put(picture_digest(image), image, image.nbytes)
+        kept[picture_digest(image)] = image
     return image, [(known[past.digest], past.action) for past in observation.history]
 
 

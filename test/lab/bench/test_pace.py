@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from dsd_ros.vlm import pace as pace_module
-from dsd_ros.vlm.batch import next_logits_together
-from dsd_ros.vlm.pace import Pace
+from dsd_lab.bench import pace as pace_module
+from dsd_lab.bench.pace import Pace, paced
+from dsd_ros.vlm.sequence import next_logits_together
 
 INSTRUCTION = "find the silver bottle"
 
@@ -38,9 +38,8 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def paced(model, monkeypatch):
-    monkeypatch.setattr(model, "pace", Pace(0.6, batch_growth=0.15))
-    return model
+def slow_model(model):
+    return paced(model, Pace(0.6, batch_growth=0.15))
 
 
 def test_a_batch_takes_longer_as_it_grows():
@@ -57,8 +56,8 @@ def test_values_out_of_place_are_refused(name, value):
         Pace(**{"forward_seconds": 1.0, name: value})
 
 
-def test_every_pass_lasts_as_told(paced, picture, clock):
-    sequence = paced.prefill(picture(), INSTRUCTION)
+def test_every_pass_lasts_as_long_as_its_pace(slow_model, picture, clock):
+    sequence = slow_model.prefill(picture(), INSTRUCTION)
     assert clock.now == pytest.approx(100.6)
     sequence.append([3])
     sequence.next_logits()
@@ -73,16 +72,16 @@ def test_every_pass_lasts_as_told(paced, picture, clock):
     assert clock.now == pytest.approx(101.8 + 0.6 * 1.15)
 
 
-def test_layer_hooks_see_the_paced_clock(paced, picture, clock):
-    sequence = paced.prefill(picture(), INSTRUCTION)
+def test_layer_hooks_see_the_paced_clock(slow_model, picture, clock):
+    sequence = slow_model.prefill(picture(), INSTRUCTION)
     began, seen = clock.now, []
     sequence.verify([4, 5], lambda layer, hidden: seen.append(clock.now - began))
-    layers = paced.num_layers
+    layers = slow_model.num_layers
     assert seen == pytest.approx([0.6 * (i + 1) / layers for i in range(layers)])
 
 
-def test_time_spent_in_a_hook_counts(paced, picture, clock):
-    sequence = paced.prefill(picture(), INSTRUCTION)
+def test_time_spent_in_a_hook_counts(slow_model, picture, clock):
+    sequence = slow_model.prefill(picture(), INSTRUCTION)
     began = clock.now
 
     def slow(layer, hidden):
@@ -93,11 +92,12 @@ def test_time_spent_in_a_hook_counts(paced, picture, clock):
     assert clock.now - began == pytest.approx(1.3)
 
 
-def test_results_do_not_depend_on_the_pace(model, picture, clock, monkeypatch):
-    def reply():
+def test_results_do_not_depend_on_the_pace(model, picture, clock):
+    def reply(model):
         sequence = model.prefill(picture(), INSTRUCTION)
         return torch.cat([sequence.next_logits().unsqueeze(0), sequence.verify([1, 2, 3])])
 
-    free = reply()
-    monkeypatch.setattr(model, "pace", Pace(0.1))
-    assert torch.equal(reply(), free)
+    held = paced(model)
+    free = reply(held)
+    held.pace = Pace(0.1)
+    assert torch.equal(reply(held), free) and torch.equal(reply(model), free)

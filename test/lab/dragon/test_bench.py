@@ -12,6 +12,7 @@ import torch
 from hashed_words import HashedWords
 from tiny_text import make_tiny_text
 
+from dsd_lab.bench.pace import Pace
 from dsd_lab.dragon.bench import VARIANTS, DragonBench, link_profile, measure_bytes, measure_dragon, render_bytes
 from dsd_lab.dragon.corpus import Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, score_window
@@ -25,7 +26,6 @@ from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.vlm.pace import Pace
 
 torch.set_num_threads(1)
 DOCUMENTS = [Retrieved("a", "The chair is red.", 0.4), Retrieved("b", "It rains.", -0.2)]
@@ -65,7 +65,7 @@ def test_recorded_passes_take_their_time(model, monkeypatch):
         slept.append(seconds)
         clock[0] += seconds
 
-    for module in ("dsd_ros.vlm.pace.time", "dsd_lab.dragon.recorded.time"):
+    for module in ("dsd_lab.bench.pace.time", "dsd_lab.dragon.recorded.time"):
         monkeypatch.setattr(f"{module}.sleep", sleep)
         monkeypatch.setattr(f"{module}.monotonic", lambda: clock[0])
     recorded = RecordedModel(Rows(model), "device")
@@ -73,7 +73,7 @@ def test_recorded_passes_take_their_time(model, monkeypatch):
     sequences = [recorded.begin(), recorded.begin()]
     for sequence in sequences:
         sequence.append([5, 6, 7])
-    from dsd_ros.vlm.batch import next_logits_together
+    from dsd_ros.vlm.sequence import next_logits_together
 
     next_logits_together(sequences)
     # 0.7 s, a seventh of 0.7 more for the second sequence, and 0.1 for each of four tokens beyond the first.

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from dsd_ros.vlm.fingerprints import model_fingerprint, tokenizer_fingerprint
+from dsd_ros.vlm.loading import model_fingerprint, tokenizer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import BertModel

@@ -15,7 +15,7 @@ POOL = """
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from dsd_ros.workers import begin_worker
+from dsd_lab.workers import begin_worker
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(1, get_context("spawn"), begin_worker, (HEEDS,))
     print(pool.submit(os.getpid).result(), flush=True)

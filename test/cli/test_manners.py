@@ -20,7 +20,7 @@ from dsd_lab.cli.main import LAB
 from dsd_ros import __version__
 from dsd_ros.cli import completion, main, shared, terminal
 from dsd_ros.cli.parsing import every_parser
-from dsd_ros.wire.version import PROTOCOL_VERSION
+from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 DSD_LAB = [sys.executable, "-m", "dsd_lab.cli"]
 COST = ("theory", "fsd-cost")

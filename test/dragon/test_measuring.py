@@ -15,7 +15,7 @@ from dsd_ros.dragon.measuring import FILE, delay_of, fitted, kept_delay, measure
 from dsd_ros.dragon.peer import Profile
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import AggregationSettings
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 
 class Paced(TableModel):

@@ -20,10 +20,10 @@ from tiny_text import make_tiny_text
 from dsd_ros.dragon.client import AskSession
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import EVIDENCE, AggregationSettings
-from dsd_ros.ros.conversions import to_ros
+from dsd_ros.ros.dds_channel import to_ros
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Question
 from dsd_ros.wire.packing import id_bits, pack_ids
 

@@ -18,8 +18,7 @@ from dsd_ros.dragon.server import AggregationService, ServiceSettings
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire import messages as m
-from dsd_ros.wire.channel import LinkClosed, LinkError
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LinkError, LocalChannel
 
 DEVICE, CLOUD = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.8, padding=3)
 OURS = Shelf(("the owner likes the Viola", 0.4), ("chairs have legs", 0.1))

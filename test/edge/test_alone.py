@@ -15,8 +15,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DecodeCancelled, LinkSilent
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.channel import LinkClosed
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LocalChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12), TableModel(4, 12, noise=0.6)

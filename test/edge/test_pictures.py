@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsd_ros.edge.observation import Pictures
 from dsd_ros.vlm.errors import ImageError, PromptError
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import UnknownPicture, kept_pictures, read_pictures
+from dsd_ros.wire.pictures import UnknownPicture, kept_pictures, read_pictures
 
 
 def picture(value: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_length import Plan, Tuner
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession, tuner_for
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.6, padding=3)

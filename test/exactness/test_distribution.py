@@ -17,7 +17,7 @@ from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TreeVerdict
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 

@@ -27,7 +27,7 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.sequence import Sequence
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
 
 INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")

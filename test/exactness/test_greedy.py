@@ -7,7 +7,7 @@ import pytest
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 INSTRUCTIONS = ("find the silver bottle", "go to the red chair", "stop")

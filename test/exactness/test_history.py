@@ -11,9 +11,8 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.errors import ImageError, PromptError
-from dsd_ros.wire.channel import LinkClosed
+from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Observation
 from dsd_ros.wire.websocket import WebsocketChannel
 

@@ -23,8 +23,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire import websocket
-from dsd_ros.wire.channel import LinkClosed
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
 from dsd_ros.wire.websocket import WebsocketChannel
 

@@ -26,8 +26,8 @@ from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import decode, encode
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Draft, Outcome
 from dsd_ros.wire.websocket import WebsocketChannel
 

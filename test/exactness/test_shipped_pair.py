@@ -11,7 +11,7 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 MODELS = Path(__file__).parents[2] / "models"
 

@@ -10,7 +10,7 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import Draft
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)

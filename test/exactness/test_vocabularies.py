@@ -20,7 +20,7 @@ from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 MODELS = Path(__file__).parents[2] / "models"

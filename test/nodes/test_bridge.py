@@ -90,7 +90,7 @@ def test_the_bridge_redials_a_verifier_that_was_away(rig, channel, tiny_pair):
 @pytest.mark.parametrize(
     ("parameters", "code", "sentence"),
     [
-        ({"url": "http://example.org"}, 2, "is no verifier address"),
+        ({"url": "http://example.org"}, 2, "is not a verifier address"),
         ({"token_file": "/does/not/exist"}, 2, "token file /does/not/exist cannot be read"),
     ],
 )

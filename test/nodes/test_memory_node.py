@@ -17,9 +17,8 @@ from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.nodes.remembering import SOURCE, Remembering, sightings
 from dsd_ros.ros import qos
-from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, VerifierTopics
+from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, TopicOrder, VerifierTopics
 from dsd_ros.ros.stamps import quaternion, to_stamp
-from dsd_ros.ros.topic_order import TopicOrder
 from dsd_ros.wire import messages as wire
 
 QUESTION = "which chair do I like?"
@@ -201,7 +200,7 @@ def test_what_overtakes_its_question_waits_for_it(rig):
         client.send(lost)
         rig.until(lambda: len(arrived) == 5)
         assert arrived[-1] == lost
-        verdict = wire.Verdict(9, 0, 0, 3, True, False, switch=True)
+        verdict = wire.Verdict(9, 0, 0, 3, True, False, hands_over=True)
         topics.publish(wire.QuestionReply(9, 0, "", "m", "f", 8))
         topics.publish(verdict)
         assert isinstance(client.receive(10.0), wire.QuestionReply)

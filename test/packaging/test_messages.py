@@ -14,7 +14,6 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.ros.conversions import RENAMED
 from dsd_ros.wire import messages as wire
 
 DSD_MSGS = Path(__file__).resolve().parents[2] / "src" / "dsd_msgs"
@@ -68,16 +67,16 @@ def test_wire_and_ros_messages_mirror_each_other(struct: type[msgspec.Struct]) -
     name = struct.__name__
     ros = getattr(msg, name).get_fields_and_field_types()
     on_the_wire = wire_fields(struct)
-    assert [RENAMED.get(key, key) for key in on_the_wire] == list(ros)
+    assert list(on_the_wire) == list(ros)
     for key, (kind, _) in on_the_wire.items():
-        assert kind_of_ros(ros[RENAMED.get(key, key)]) == kind, f"{name}.{key}"
+        assert kind_of_ros(ros[key]) == kind, f"{name}.{key}"
 
 
 @pytest.mark.parametrize("struct", WIRE_MESSAGES, ids=lambda struct: struct.__name__)
 def test_ros_bounds_hold_what_the_wire_allows(struct: type[msgspec.Struct]) -> None:
     ros = getattr(msg, struct.__name__).get_fields_and_field_types()
     for name, (_, longest) in wire_fields(struct).items():
-        bound = re.search(r"(?:<|, )(\d+)>$", ros[RENAMED.get(name, name)])
+        bound = re.search(r"(?:<|, )(\d+)>$", ros[name])
         if longest is not None:
             assert bound, f"{struct.__name__}.{name} is not bounded"
             assert int(bound[1]) >= longest, f"{struct.__name__}.{name}"

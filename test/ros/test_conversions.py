@@ -11,8 +11,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from std_msgs.msg import String
 
 from dsd_msgs import msg as ros
-from dsd_ros.ros.conversions import ROS_TYPES, from_ros, to_ros
-from dsd_ros.ros.dds_channel import AGGREGATION, DECODING, EVERYTHING
+from dsd_ros.ros.dds_channel import AGGREGATION, DECODING, EVERYTHING, ROS_TYPES, from_ros, to_ros
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.codec import WireError
 
@@ -140,5 +139,5 @@ def test_what_breaks_the_protocol_is_refused(message, field, value):
 
 
 def test_other_messages_are_refused():
-    with pytest.raises(WireError, match="String is no message of the protocol"):
+    with pytest.raises(WireError, match="String is not a message of the protocol"):
         from_ros(String())

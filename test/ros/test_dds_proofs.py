@@ -9,7 +9,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 
 def test_every_proof_over_topics_gives_the_tokens_it_should(rig, tiny_pair):

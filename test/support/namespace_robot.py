@@ -26,7 +26,7 @@ from dsd_ros.cloud.engine import VerifierEngine  # noqa: E402
 from dsd_ros.decoding.settings import DecodeSettings  # noqa: E402
 from dsd_ros.edge.client import LinkSettings  # noqa: E402
 from dsd_ros.edge.session import EdgeSession  # noqa: E402
-from dsd_ros.wire.local import LocalChannel  # noqa: E402
+from dsd_ros.wire.channel import LocalChannel  # noqa: E402
 from dsd_ros.wire.websocket import WebsocketChannel  # noqa: E402
 
 ROBOT, MOVED, VERIFIER = "10.77.0.1/24", "10.77.0.9/24", "10.77.0.2/24"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.wire.channel import LinkClosed
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LinkClosed, LocalChannel
 from dsd_ros.wire.messages import Message
 
 # Of a message boundary: what happens there.

@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Refusal, SessionClose
 from dsd_ros.wire.websocket import WebsocketChannel
 
@@ -62,7 +61,7 @@ def test_reconnecting_drops_what_was_under_way():
 
 @pytest.mark.parametrize("url", ["", "http://x", "ws://", "verifier:8765", "wss:///path"])
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ValueError, match="no verifier address"):
+    with pytest.raises(ValueError, match="not a verifier address"):
         WebsocketChannel(url)
 
 
@@ -99,7 +98,7 @@ def _serving_once(answer: bytes):
 @pytest.mark.parametrize(
     "answer, error, words",
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "no verifier: it answered HTTP 404"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "not a verifier: it answered HTTP 404"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", LinkRefused, "refused the token"),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy", LinkClosed, "not ready .HTTP 503.: busy"),
         (b"SSH-2.0-something\r\n", LinkClosed, "cannot be reached"),

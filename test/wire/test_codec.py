@@ -91,7 +91,7 @@ MESSAGES = st.one_of(
     st.builds(
         m.Verdict,
         ask=session, attempt=u16, position=u16, token=ids, device_accepted=st.booleans(),
-        cloud_accepted=st.booleans(), switch=st.booleans(), decode_us=u32, sent=u32, echo=u32, held=u32,
+        cloud_accepted=st.booleans(), hands_over=st.booleans(), decode_us=u32, sent=u32, echo=u32, held=u32,
     ),
     st.builds(
         m.Reveal,

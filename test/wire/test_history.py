@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import MAX_HISTORY_PIXELS, UnknownPicture, check_history, kept_pictures, read_pictures
 from dsd_ros.wire.messages import Observation, Past
-from dsd_ros.wire.pictures import encode_picture, picture_digest
+from dsd_ros.wire.pictures import (
+    MAX_HISTORY_PIXELS,
+    UnknownPicture,
+    check_history,
+    encode_picture,
+    kept_pictures,
+    picture_digest,
+    read_pictures,
+)
 
 
 def picture(value: int, height: int = 2, width: int = 3) -> np.ndarray:
@@ -79,7 +86,7 @@ def test_a_history_is_bounded_before_any_picture_of_it_is_unpacked():
     check_history([(4096, 4096)])
     with pytest.raises(WireError, match="use fewer or smaller ones"):
         read_pictures(observation(picture(2), large, large), kept_pictures())
-    with pytest.raises(WireError, match="8 pictures and"):
+    with pytest.raises(WireError, match="8 pictures with"):
         check_history([(1, 1)] * 9)
     with pytest.raises(WireError):
         check_history([(1, MAX_HISTORY_PIXELS + 1)])

@@ -113,11 +113,11 @@ def test_it_wakes_who_waits():
 def test_the_policy_is_the_sessions():
     box = Outbox()
     request = SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="fifo")
-    box.obey(refusal())
+    box.adopt_policy(refusal())
     assert box.policy == "priority"
-    box.obey(request)
+    box.adopt_policy(request)
     assert box.policy == "fifo"
-    box.obey(SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="odd"))
+    box.adopt_policy(SessionRequest(1, 2, "fsd", "", 8, 0.0, 0, 1.0, 0, exit_policy="odd"))
     assert box.policy == "fifo"
 
 

@@ -26,8 +26,7 @@ from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import tuner_for
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.channel import Channel
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.websocket import WebsocketChannel
 
 TRANSPORTS = ("local", "websocket")

@@ -22,7 +22,7 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 LINK = LinkProfile(delay_up_s=0.001, delay_down_s=0.001, jitter_s=0.001, rate_down_bps=2e6)
 SESSIONS_EVERY = 50  # replies of one session; opening and closing may leak as well

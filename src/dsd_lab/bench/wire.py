@@ -25,9 +25,8 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.channel import Channel
+from dsd_ros.wire.channel import Channel, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Observation
 from dsd_ros.wire.pictures import NO_PICTURE, encode_picture
 

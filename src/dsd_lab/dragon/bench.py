@@ -34,7 +34,7 @@ from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import own_choice
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 PASSAGE_TOKENS = 64
 JITTER = 0.2

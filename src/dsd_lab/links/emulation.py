@@ -157,7 +157,7 @@ class EmulatedChannel:
         with self._wake:
             if self._closed or self._failure is not None:
                 raise LinkClosed(f"the emulated link is down: {self._failure or 'it was closed'}")
-            self._waiting.obey(message)
+            self._waiting.adopt_policy(message)
             self._under_way_up.append((self._up.carry(size, time.monotonic()), message))
             self.bytes_up += size
             self._wake.notify_all()

@@ -96,7 +96,7 @@ def _answer(args: argparse.Namespace, on_token: Callable[[str, list[int]], objec
 def _cloud(args: argparse.Namespace, model: Any) -> Iterator[Channel]:
     """The channel to the verifier named, or to a cloud's half in this process."""
     if args.verifier:
-        from dsd_ros.wire.credentials import read_token
+        from dsd_ros.wire.channel import read_token
         from dsd_ros.wire.websocket import WebsocketChannel
 
         token = read_token(args.token_file) if args.token_file else None
@@ -108,7 +108,7 @@ def _cloud(args: argparse.Namespace, model: Any) -> Iterator[Channel]:
     from dsd_ros.dragon.documents.places import open_documents
     from dsd_ros.dragon.server import AggregationService
     from dsd_ros.vlm.loading import ModelSettings, load_model
-    from dsd_ros.wire.local import LocalChannel
+    from dsd_ros.wire.channel import LocalChannel
 
     folder = documents_directory(args.cloud_documents, "cloud")
     if model_path(args.cloud_model, READER) != model_path(args.model, READER):

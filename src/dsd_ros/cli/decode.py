@@ -85,7 +85,7 @@ def _verifier_channel(args: argparse.Namespace) -> Any:
         from dsd_ros.cloud.local import in_process_channel
 
         return in_process_channel(model_path(args.target, "target"))
-    from dsd_ros.wire.credentials import read_token
+    from dsd_ros.wire.channel import read_token
     from dsd_ros.wire.websocket import WebsocketChannel
 
     token = read_token(args.token_file) if args.token_file else None

@@ -20,6 +20,7 @@ from dsd_lab.links.proxy import LinkProxy
 from dsd_ros.cli.demo_scenarios import scenario
 from dsd_ros.cli.verifier_address import VerifierAddress, address_in
 from dsd_ros.decoding.modes import mode as decoding_mode
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.observe.view.web import MISSING as VIEW_MISSING
 from dsd_ros.observe.view.web import available as view_available
 from dsd_ros.robot.sim.world import World
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 EXIT_REACHED, EXIT_MISSED, EXIT_BAD_INPUT, EXIT_LINK, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 DEMO_INSTRUCTION = "find the silver bottle"
-MAX_INSTRUCTION_CHARS = 2000
 _READY_LIMIT_S = 180.0
 _RECORDER_LIMIT_S = 15.0  # behind that: the run does not depend on its recording
 _VIEW = "view_node"

@@ -89,7 +89,7 @@ class Version(argparse.Action):
 
 def version() -> str:
     """Version, protocol version, and the commit where this is a checkout."""
-    from dsd_ros.wire.version import PROTOCOL_VERSION
+    from dsd_ros.wire.messages import PROTOCOL_VERSION
 
     commit = _commit(Path(__file__).resolve().parents[2])
     return f"dsd_ros {__version__}, protocol {PROTOCOL_VERSION}" + (f", commit {commit}" if commit else "")

@@ -21,7 +21,6 @@ from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, Session
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.verification import Refused, end_reply, open_reply, verify_round
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.wire.history import UnknownPicture
 from dsd_ros.wire.messages import (
     Draft,
     Message,
@@ -33,6 +32,7 @@ from dsd_ros.wire.messages import (
     SessionReply,
     SessionRequest,
 )
+from dsd_ros.wire.pictures import UnknownPicture
 
 _log = logging.getLogger(__name__)
 

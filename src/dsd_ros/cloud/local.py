@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.local import LocalChannel
+from dsd_ros.wire.channel import LocalChannel
 
 
 def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:

@@ -25,8 +25,8 @@ from websockets.http11 import Request, Response
 from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.settings import LOOPBACK, ServerError, VerifierSettings, listen_error
+from dsd_ros.wire.channel import read_token, shows_token
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.credentials import read_token, shows_token
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode
 from dsd_ros.wire.outbox import Outbox
 
@@ -193,7 +193,7 @@ class VerifierServer:
                     metrics.told(refusal)
                     answer(refusal)
                     continue
-                outbox.obey(message)
+                outbox.adopt_policy(message)
                 if not self._engine.submit(message, answer, connection):
                     await connection.close(1001, "the verifier is shutting down")
                     break
@@ -256,7 +256,7 @@ def run_verifier(engine: Served, settings: VerifierSettings) -> None:
 
 def _binary(frame: str | bytes) -> bytes:
     if isinstance(frame, str):
-        raise WireError("a text frame is no message of this protocol; send binary frames")
+        raise WireError("a text frame is not a message of this protocol; send binary frames")
     return frame
 
 

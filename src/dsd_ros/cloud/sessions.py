@@ -14,8 +14,8 @@ from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.modes import Proof, mode
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.vlm.sequence import Sequence
-from dsd_ros.wire.history import LastPictures, kept_pictures
 from dsd_ros.wire.messages import TICKET_BYTES, Message, Outcome, Refusal, SessionRequest
+from dsd_ros.wire.pictures import LastPictures, kept_pictures
 
 Answer = Callable[[Message], object]
 

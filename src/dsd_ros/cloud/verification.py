@@ -19,9 +19,9 @@ from dsd_ros.vlm.errors import VlmError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import LastPictures, UnknownPicture, read_pictures
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, Draft, Observation, Outcome, Refusal, RefusalCode, prefix_digest
 from dsd_ros.wire.packing import pack_distribution, pack_rows
+from dsd_ros.wire.pictures import LastPictures, UnknownPicture, read_pictures
 
 _log = logging.getLogger(__name__)
 _FAILED = "the verifier's model failed on this; the verifier's log says how"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_DRAFT_LENGTH = 64  # here, not in settings: what only relays messages must not load torch
+# Here, not in settings: what only relays messages must not load torch.
+MAX_DRAFT_LENGTH = 64
+MAX_EXITS = 256
+EXIT_POLICIES = ("priority", "fifo")  # which early outcome leaves first: the most confident, or the oldest
 
 
 class ModeError(ValueError):

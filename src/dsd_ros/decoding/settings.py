@@ -5,17 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsd_ros.decoding.bounds import check_bounds
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, PRESETS, Mode, Overlap, Proof, Shape, mode
+from dsd_ros.decoding.modes import (
+    EXIT_POLICIES,
+    MAX_DRAFT_LENGTH,
+    MAX_EXITS,
+    PRESETS,
+    Mode,
+    Overlap,
+    Proof,
+    Shape,
+    mode,
+)
 from dsd_ros.decoding.ranges import FLOATS, MAX_KEPT, MAX_NODES, SamplingSettings, TreeError, parse_expansion
 
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
-EXIT_POLICIES = ("priority", "fifo")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
 SHAPES = ("preset", *(shape.value for shape in Shape))
 AUTO_LENGTH = 0
 PRESET_LENGTH = -1
-MAX_EXITS = 256
 
 
 class SettingsError(ValueError):

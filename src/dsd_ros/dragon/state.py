@@ -24,8 +24,7 @@ from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.dragon.mixture import Local
 from dsd_ros.dragon.settings import SIDES, AggregationSettings
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.dragon_messages import MAX_REVEALED
-from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, Reveal, Verdict
+from dsd_ros.wire.messages import MAX_REVEALED, EndCode, Message, Proposal, Question, Reveal, Verdict
 from dsd_ros.wire.packing import pack_revealed, unpack_revealed
 
 _STREAMS = {"device": 1, "cloud": 2}
@@ -203,7 +202,7 @@ class AggregationState:
         accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
         if accepted[self.side] != (self._own[0].token == verdict.token):
             raise Contradiction("a verdict says other things of a draft than its token")
-        self._decided(verdict.token, accepted, verdict.switch)
+        self._decided(verdict.token, accepted, verdict.hands_over)
         asked, self._asked = self._asked, None
         if asked is not None:
             self._reveal(asked)

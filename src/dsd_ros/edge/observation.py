@@ -11,9 +11,8 @@ from dsd_ros.vlm.backbones import check_image
 from dsd_ros.vlm.errors import ImageError
 from dsd_ros.vlm.prompts import check_action
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.history import LastPictures, check_history
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Observation, Past
-from dsd_ros.wire.pictures import NO_PICTURE, encode_picture, picture_digest
+from dsd_ros.wire.pictures import NO_PICTURE, LastPictures, check_history, encode_picture, picture_digest
 
 History = Sequence[tuple[np.ndarray, str]]
 _OTHER_BYTES = 64 * 1024  # at most, of an observation besides its pictures

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from dsd_ros.navigation.settings import MAX_INSTRUCTION_CHARS
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 
 WHEN = ("never", "auto", "always")
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.safety import FALLBACKS
-
-MAX_INSTRUCTION_CHARS = 2000
 
 
 class RunOutcome(IntEnum):

@@ -20,8 +20,7 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import EXIT_BAD_START
 from dsd_ros.ros.running import main as run_main
-from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout
-from dsd_ros.wire.credentials import read_token
+from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, read_token
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.websocket import WebsocketChannel
 

@@ -19,6 +19,7 @@ from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefus
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.nodes.link_keeper import LinkKeeper
 from dsd_ros.nodes.progress import Progress
 from dsd_ros.ros import health, qos
@@ -31,7 +32,6 @@ from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.messages import MAX_HISTORY
 
 Answer = Decode.Response
-MAX_INSTRUCTION_CHARS = 2000
 _OPEN_LIMIT_S = 10.0  # one attempt to open the session
 
 

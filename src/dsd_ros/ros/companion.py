@@ -1,4 +1,4 @@
-"""A second node beside one's own, for topics that the owner's executor must not wait for."""
+"""A second node beside a node, for topics that must not wait for the first one's executor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rclpy.parameter import Parameter
 
 
 def companion(owner: Node, suffix: str) -> Node:
-    """The node ``<owner>_<suffix>`` in the owner's context and namespace, with no service or log of its own."""
+    """The node ``<owner>_<suffix>`` in the owner's context and namespace, without services or a log of its own."""
     name = f"{owner.get_name()}_{suffix}"
     return Node(
         name,
@@ -25,6 +25,6 @@ def named(name: str, beside: Node) -> dict[str, Any]:
     return {
         "context": beside.context,
         "namespace": beside.get_namespace(),
-        # A rename of the other is meant for that alone; other remappings hold here, too.
+        # A remapped name is meant for the other node alone; its other remappings hold here too.
         "cli_args": ["--ros-args", "-r", f"__node:={name}"],
     }

@@ -1,19 +1,20 @@
-"""The protocol over DDS topics: the robot's end as a Channel, the verifier's end as a set of
-topics.
+"""The protocol over DDS topics: the robot's end as a Channel, the verifier's end as a set of topics.
 
-Messages are serialized here and travel as raw CDR, so that a payload is serialized once and its
-size is known. Every message type has a topic of its own, and DDS keeps order only within a topic;
-what must not overtake (a draft its observation) is put back in order where it arrives (``topic_order``).
+Messages are serialized here and travel as raw CDR, so a payload is serialized once and its size is known. Every message
+type has a topic of its own, and DDS keeps order only within a topic: ``TopicOrder`` restores it where messages arrive.
 """
 
 from __future__ import annotations
 
+import array
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, get_args
 
+import msgspec
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -21,13 +22,63 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message, serialize_message
 
+from dsd_msgs import msg as ros
 from dsd_ros.ros import qos
 from dsd_ros.ros.companion import companion
-from dsd_ros.ros.conversions import ROS_TYPES, from_ros, to_ros
-from dsd_ros.ros.topic_order import HELD_S, TopicOrder
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
-from dsd_ros.wire.codec import WireError
+from dsd_ros.wire.codec import WireError, check_finite
+
+# A protocol message travels as the ROS message of the same name, with fields of the same names.
+ROS_TYPES: dict[type, type] = {struct: getattr(ros, struct.__name__) for struct in get_args(wire.Message)}
+_STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
+
+
+def to_ros(message: wire.Message) -> Any:
+    """The ROS message of a protocol message."""
+    return _fill(ROS_TYPES[type(message)](), message)
+
+
+def _fill(result: Any, message: msgspec.Struct) -> Any:
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, (bytes, list)):
+            empty = getattr(result, name)
+            if isinstance(empty, array.array):
+                value = array.array(empty.typecode, value)
+            else:
+                value = [_fill(getattr(ros, type(part).__name__)(), part) for part in value]
+        setattr(result, name, value)
+    return result
+
+
+def from_ros(message: Any) -> wire.Message:
+    """The protocol message of a ROS message, validated like one from a socket.
+
+    :raises WireError: naming the message and what is wrong with it.
+    """
+    struct = _STRUCTS.get(type(message))
+    if struct is None:
+        raise WireError(f"{type(message).__name__} is not a message of the protocol.")
+    try:
+        result = msgspec.convert([struct.__struct_config__.tag, *_values(message, struct)], struct)
+    except msgspec.ValidationError as error:
+        raise WireError(f"A {struct.__name__} that breaks the protocol: {error}") from error
+    check_finite(result)
+    return result
+
+
+def _values(message: Any, struct: type[msgspec.Struct]) -> list[Any]:
+    """A ROS message's fields in their order, as msgspec converts them: bytes, lists and plain values."""
+    values: list[Any] = []
+    for name in struct.__struct_fields__:
+        value = getattr(message, name)
+        if isinstance(value, array.array):
+            value = value.tobytes() if value.typecode == "B" else value.tolist()
+        elif isinstance(value, list):
+            value = [_values(part, getattr(wire, type(part).__name__)) for part in value]
+        values.append(value)
+    return values
 
 
 @dataclass(frozen=True)
@@ -47,7 +98,7 @@ DECODING = TopicSet(
     },
     {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"},
 )
-# What goes both ways has a topic for each: nobody is to hear his own words.
+# Messages that go both ways have a topic for each, so that no side hears its own.
 AGGREGATION = TopicSet(
     {
         wire.Question: "question",
@@ -65,8 +116,8 @@ AGGREGATION = TopicSet(
     },
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
-_QUEUE_LIMIT = 1024
-_MANY = (wire.Proposal, wire.Verdict, wire.Reveal)
+_FREQUENT = (wire.Proposal, wire.Verdict, wire.Reveal)
+_INBOX_LIMIT = 1024
 
 OnMessage = Callable[[wire.Message], None]
 
@@ -74,7 +125,58 @@ OnMessage = Callable[[wire.Message], None]
 def _qos_of(struct: type) -> QoSProfile:
     if struct is wire.Outcome:
         return qos.OUTCOMES
-    return qos.PROPOSALS if struct in _MANY else qos.LINK
+    return qos.PROPOSALS if struct in _FREQUENT else qos.LINK
+
+
+class TopicOrder:
+    """Restores order between topics: a message that overtakes its beginning is held until the beginning arrives.
+
+    A draft waits for its observation; a proposal, verdict or reveal for its question at the verifier's end, for the
+    question's reply at the robot's. The first two fields of all of these say what a message belongs to: a session and
+    its reply, or a question and its attempt. All calls must come from one thread.
+
+    :param deliver: is called with the messages in their order.
+    :param begins: the types that others wait for at this end.
+    """
+
+    HELD_S = 0.5
+    _HELD_LIMIT = 64  # messages that wait for one beginning
+    _REMEMBERED = 256  # sessions and questions
+    _BEGINS = {wire.Draft: (wire.Observation,), **dict.fromkeys(_FREQUENT, (wire.Question, wire.QuestionReply))}
+
+    def __init__(self, deliver: OnMessage, *begins: type) -> None:
+        self._deliver = deliver
+        self._begins = begins
+        self._begun: dict[tuple[type, int], int] = {}  # the newest reply or attempt that has begun
+        self._held: dict[tuple[type, int], list[tuple[float, wire.Message]]] = {}
+
+    def arrived(self, message: wire.Message) -> None:
+        """Deliver a message and those that waited for it; or hold it until its beginning is here."""
+        kind = type(message)
+        begin = next((one for one in (kind, *self._BEGINS.get(kind, ())) if one in self._begins), None)
+        if begin is None:
+            self._deliver(message)
+            return
+        name, number = (getattr(message, field) for field in message.__struct_fields__[:2])
+        key = begin, name
+        if begin is kind:
+            self._begun.pop(key, None)
+            self._begun[key] = number  # inserted last, so that the first entry is the oldest
+            if len(self._begun) > self._REMEMBERED:
+                del self._begun[next(iter(self._begun))]
+            for item in (message, *(late for _, late in self._held.pop(key, []))):
+                self._deliver(item)
+        elif number <= self._begun.get(key, -1):
+            self._deliver(message)
+        elif len(held := self._held.setdefault(key, [])) < self._HELD_LIMIT:
+            held.append((time.monotonic(), message))
+
+    def release_old(self) -> None:
+        """Deliver messages whose beginning does not come, for the receiver to refuse. Call every HELD_S / 2."""
+        limit = time.monotonic() - self.HELD_S
+        for key in [key for key, held in self._held.items() if held[0][0] < limit]:
+            for _, message in self._held.pop(key):
+                self._deliver(message)
 
 
 class _Topics:
@@ -99,14 +201,14 @@ class _Topics:
             for struct, topic in incoming.items()
         ]
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._timer = self.node.create_timer(HELD_S / 2, order.release_old, clock=steady)
+        self._timer = self.node.create_timer(order.HELD_S / 2, order.release_old, clock=steady)
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._spin, name=self.node.get_name(), daemon=True)
 
     def start(self) -> None:
-        """Begin to receive. Not in the constructor: a message could come before its receiver is built."""
+        """Begin to receive. Not in the constructor: a message could arrive before its receiver is built."""
         self._thread.start()
 
     def publish(self, message: wire.Message) -> None:
@@ -116,15 +218,15 @@ class _Topics:
         self._publishers[type(message)].publish(payload)
 
     def peers(self) -> int:
-        """How many others listen to everything that this side sends."""
+        """How many nodes listen to everything that this side sends."""
         return min(p.get_subscription_count() for p in self._publishers.values())
 
     def senders(self) -> int:
-        """How many others offer everything that this side listens to."""
+        """How many nodes publish everything that this side listens to."""
         return min(self.node.count_publishers(s.topic_name) for s in self._subscriptions)
 
     def destroy(self) -> None:
-        """Give thread and topics back. Not from a callback."""
+        """Stop the thread and destroy the topics. Not from a callback."""
         self._stop.set()
         self._executor.wake()
         if self._thread.is_alive():
@@ -138,8 +240,8 @@ class _Topics:
                 self._executor.spin_once(timeout_sec=0.5)
             except ExternalShutdownException:
                 return
-            except Exception as error:  # a defect; the link must outlive the message that found it
-                self._owner.get_logger().error(f"a message was lost to {error!r}")
+            except Exception as error:  # a defect; the link must survive the message that triggers it
+                self._owner.get_logger().error(f"a message was lost: {error!r}")
 
     def _receiver(self, ros_type: type) -> Callable[[bytes], None]:
         def receive(payload: bytes) -> None:
@@ -155,19 +257,19 @@ class _Topics:
 
 
 class DdsChannel:
-    """The robot's end: implements :class:`dsd_ros.wire.channel.Channel` over the node's topics.
+    """The robot's end: a :class:`dsd_ros.wire.channel.Channel` over topics.
 
     It spins its topics itself, so ``node`` need not be spinning.
 
     :param match_timeout: how long a send waits for a verifier to appear, s.
-    :param topics: what it carries; the other concerns may be another node's.
+    :param topics: what it carries; another node may carry the rest.
     """
 
     def __init__(self, node: Node, match_timeout: float = 1.0, topics: TopicSet = DECODING) -> None:
-        self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_QUEUE_LIMIT)
+        self._inbox: queue.Queue[wire.Message | None] = queue.Queue(_INBOX_LIMIT)
         self._match_timeout = match_timeout
         self._closed = threading.Event()
-        self._matched = False  # as far as is known; asking the ROS graph takes longer than sending
+        self._matched = False  # as of the last check: asking the ROS graph takes longer than sending
         order = TopicOrder(self._put, wire.QuestionReply)
         self._topics = _Topics(node, topics.up, topics.down, order)
         self._topics.start()
@@ -181,9 +283,9 @@ class DdsChannel:
         return self._topics.bytes_in
 
     def send(self, message: wire.Message) -> None:
-        """Publish to whoever verifies. Whether anybody does is asked at first and after each silence.
+        """Publish a message. Whether a verifier listens is checked before the first one and after each silence.
 
-        :raises LinkClosed: when the channel is closed, or nobody listens.
+        :raises LinkClosed: when the channel is closed, or no verifier listens.
         """
         if not self._matched or self._closed.is_set():
             self._await_verifier()
@@ -193,7 +295,7 @@ class DdsChannel:
         """The next message.
 
         :raises LinkTimeout: after ``timeout`` seconds without one.
-        :raises LinkClosed: when the channel is or gets closed.
+        :raises LinkClosed: when the channel is closed, before or meanwhile.
         """
         if self._closed.is_set():
             raise LinkClosed("The channel is closed.")
@@ -201,15 +303,15 @@ class DdsChannel:
             message = self._inbox.get(timeout=max(0.0, timeout))
         except queue.Empty:
             self._matched = False
-            raise LinkTimeout(f"No word from the verifier node within {timeout:.1f} s.") from None
+            raise LinkTimeout(f"The verifier node sent nothing within {timeout:.1f} s.") from None
         if message is None:
             raise LinkClosed("The channel was closed.")
         return message
 
     def reconnect(self) -> None:
-        """Forget what is still queued, and make sure that somebody listens.
+        """Drop what is still queued, and make sure that a verifier listens.
 
-        :raises LinkClosed: when nobody does.
+        :raises LinkClosed: when none does.
         """
         if self._closed.is_set():
             raise LinkClosed("The channel is closed.")
@@ -222,7 +324,7 @@ class DdsChannel:
         self._await_verifier()
 
     def close(self) -> None:
-        """Give the topics back; a waiting :meth:`receive` ends. May be called twice."""
+        """Destroy the topics; a waiting :meth:`receive` ends. May be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -237,8 +339,8 @@ class DdsChannel:
                 return
             if time.monotonic() > deadline:
                 raise LinkClosed(
-                    "No verifier listens on the DDS topics: start verifier_node or bridge_node in "
-                    "this ROS domain and namespace."
+                    "No verifier listens on the DDS topics: start verifier_node or bridge_node in this ROS domain "
+                    "and namespace."
                 )
             time.sleep(0.02)
         raise LinkClosed("The channel is closed.")
@@ -247,17 +349,15 @@ class DdsChannel:
         try:
             self._inbox.put_nowait(message)
         except queue.Full:
-            # Nobody reads: what is oldest is of no use to anybody, and the protocol survives
-            # losses.
+            # Nobody reads: the oldest message is of no use any more, and the protocol survives losses.
             self._inbox.get_nowait()
             self._inbox.put_nowait(message)
 
 
 class VerifierTopics:
-    """The verifier's end of the topics, for the verifier node and the bridge.
+    """The verifier's end, for the verifier node and the bridge.
 
-    ``on_message`` is called in the topics' thread with the robots' messages, a draft never before its
-    observation, and what is said about a question never before the question.
+    ``on_message`` is called in the topics' thread with the robots' messages in their order (``TopicOrder``).
     """
 
     def __init__(self, node: Node, on_message: OnMessage, topics: TopicSet = EVERYTHING) -> None:
@@ -265,7 +365,7 @@ class VerifierTopics:
         self._topics = _Topics(node, topics.down, topics.up, order)
 
     def start(self) -> None:
-        """Begin to receive; call it once ``on_message`` can be served."""
+        """Begin to receive; call it once ``on_message`` may be called."""
         self._topics.start()
 
     @property
@@ -281,5 +381,5 @@ class VerifierTopics:
         self._topics.publish(message)
 
     def close(self) -> None:
-        """Give the topics back."""
+        """Destroy the topics."""
         self._topics.destroy()

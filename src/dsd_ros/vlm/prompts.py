@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.vlm.errors import ModelError, PromptError
 
 DSD_FILE = "dsd.json"
 DSD_FORMAT = 1
-MAX_INSTRUCTION_CHARS = 2000
 MAX_ACTION_CHARS = 256
 IMAGE_PLACEHOLDER = "<|image_pad|>"
 

@@ -1,11 +1,18 @@
-"""What a link to the verifier looks like to the robot's half, whatever carries it."""
+"""The link to the verifier as the robot's half sees it, and the one to a verifier in this process."""
 
 from __future__ import annotations
 
+import hmac
 import random
-from typing import Protocol
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, Protocol
 
+from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
+from dsd_ros.wire.outbox import Outbox
+
+MAX_TOKEN_CHARS = 4096
 
 
 class LinkError(Exception):
@@ -21,7 +28,7 @@ class LinkTimeout(LinkError):
 
 
 class LinkRefused(LinkError):
-    """The other side refuses us for good (token, certificate, no verifier): reconnecting is no use."""
+    """The other side refuses us for good (token, certificate, no verifier): reconnecting does not help."""
 
 
 class Channel(Protocol):
@@ -29,7 +36,7 @@ class Channel(Protocol):
 
     A new channel may be down; ``reconnect`` brings it up. One thread may send while another receives.
     ``bytes_up`` and ``bytes_down`` count the encoded messages, without the transport's own framing.
-    Messages may be lost, doubled or reordered where the transport does so; the protocol copes.
+    Messages may be lost, duplicated or reordered where the transport does so; the protocol copes.
     """
 
     bytes_up: int
@@ -44,21 +51,84 @@ class Channel(Protocol):
         ...
 
     def reconnect(self) -> None:
-        """One attempt to bring the link up, replacing a connection that may still seem to be.
+        """Try once to bring the link up, replacing a connection that may still seem to be up.
 
-        Raises LinkClosed (may work later) or LinkRefused (will not). What was under way is lost.
+        Messages in flight are lost. Raises LinkClosed (a later attempt may work) or LinkRefused (none will).
         """
         ...
 
     def close(self) -> None:
-        """Take the link down for good and give back its threads and sockets; any number of times."""
+        """Take the link down for good and release its threads and sockets; any number of times."""
         ...
+
+
+class Engine(Protocol):
+    """What answers messages: ``cloud.engine.VerifierEngine``."""
+
+    def submit(self, message: Message, reply: Callable[[Message], object], peer: Hashable) -> bool: ...
+
+    def disconnect(self, peer: Hashable) -> None: ...
+
+
+class LocalChannel:
+    """A ``Channel`` to an engine in this process. Every message passes the codec as on a real link.
+
+    The caller owns the engine; ``on_close`` is called once when the channel closes.
+    """
+
+    def __init__(self, engine: Engine, on_close: Callable[[], object] | None = None) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._engine = engine
+        self._on_close = on_close
+        self._outbox = Outbox()
+        self._peer: object | None = object()
+
+    def send(self, message: Message) -> None:
+        data = encode(message)
+        peer, outbox = self._peer, self._outbox
+        outbox.adopt_policy(message)
+        if peer is None or not self._engine.submit(decode(data), outbox.put, peer):
+            raise LinkClosed("the verifier in this process is closed")
+        self.bytes_up += len(data)
+
+    def receive(self, timeout: float) -> Message:
+        outbox = self._outbox
+        message = outbox.get(max(0.0, timeout)) if self._peer is not None else None
+        if message is None:
+            if self._peer is None or outbox.closed:
+                raise LinkClosed("the verifier in this process is closed")
+            raise LinkTimeout(f"the verifier sent nothing for {timeout:.1f} s")
+        data = encode(message)
+        self.bytes_down += len(data)
+        return decode(data)
+
+    def reconnect(self) -> None:
+        if self._peer is not None:
+            self._engine.disconnect(self._peer)
+        self._outbox.close()
+        self._peer, self._outbox = object(), Outbox()
+
+    def close(self) -> None:
+        peer, self._peer = self._peer, None
+        self._outbox.close()
+        if peer is not None:
+            self._engine.disconnect(peer)
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+    def __enter__(self) -> LocalChannel:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
 
 class Backoff:
     """Waiting times between attempts to reconnect: doubling, bounded, and with jitter.
 
-    Jitter (half to all of the nominal time) keeps robots cut off together from returning together.
+    Jitter (half to all of the nominal time) keeps robots that were cut off together from returning together.
     """
 
     def __init__(self, first: float = 0.05, longest: float = 5.0) -> None:
@@ -75,3 +145,29 @@ class Backoff:
         nominal = min(self.longest, self.first * 2.0**self._failures)
         self._failures = min(self._failures + 1, 32)
         return nominal * random.uniform(0.5, 1.0)
+
+
+def read_token(path: str | Path) -> str:
+    """The bearer token in a file, without surrounding white space; ValueError, one sentence, when there is none."""
+    try:
+        token = Path(path).expanduser().read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ValueError(f"the token file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        token = ""
+    if not token or len(token) > MAX_TOKEN_CHARS or not token.isprintable() or " " in token:
+        raise ValueError(
+            f"the token file {path} holds no token; write one line of printable ASCII without spaces, "
+            "for example from `openssl rand -hex 32`"
+        )
+    return token
+
+
+def bearer(token: str) -> str:
+    """The value of the Authorization header."""
+    return f"Bearer {token}"
+
+
+def shows_token(header: str | None, token: str) -> bool:
+    """Whether an Authorization header shows the token, compared in constant time."""
+    return hmac.compare_digest((header or "").encode(), bearer(token).encode())

@@ -1,9 +1,9 @@
-"""Message types of the draft/verify protocol, the one schema behind websocket frames and ROS topics.
+"""The protocol's messages: the one schema behind websocket frames and ROS topics.
 
-Every message travels as a MessagePack array ``[tag, field, ...]``, observations, drafts and outcomes in the leaner
-layout of ``wire.frames``. Those with tags from 8 on stand in ``wire.questions``. Bounds are part of the types, so
-that a decoded message is a valid one.
-A round is named by (session, reply, round) and is idempotent: a peer that sees it twice answers the same.
+A message travels as a MessagePack array ``[tag, field, ...]`` (``wire.codec``) or as the ROS message of the same name,
+whose .msg file is generated from its class here: the docstring becomes the head, the comment after a field its
+comment (``tools/msg_files.py``). Bounds are part of the types, so a decoded message is a valid one.
+This module must not import torch: relays load it.
 """
 
 from __future__ import annotations
@@ -11,217 +11,331 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from dsd_ros.wire.dragon_messages import EndCode as EndCode
-from dsd_ros.wire.dragon_messages import Proposal as Proposal
-from dsd_ros.wire.dragon_messages import Question as Question
-from dsd_ros.wire.dragon_messages import QuestionEnd as QuestionEnd
-from dsd_ros.wire.dragon_messages import QuestionReply as QuestionReply
-from dsd_ros.wire.dragon_messages import Reveal as Reveal
-from dsd_ros.wire.dragon_messages import Verdict as Verdict
-from dsd_ros.wire.fields import MAX_DRAFT as MAX_DRAFT
-from dsd_ros.wire.fields import MAX_EVIDENCE_BYTES as MAX_EVIDENCE_BYTES
-from dsd_ros.wire.fields import MAX_FRAME_BYTES as MAX_FRAME_BYTES
-from dsd_ros.wire.fields import MAX_INSTRUCTION_CHARS as MAX_INSTRUCTION_CHARS
-from dsd_ros.wire.fields import MAX_REPLY as MAX_REPLY
-from dsd_ros.wire.fields import MAX_VOCABULARY as MAX_VOCABULARY
-from dsd_ros.wire.fields import EndIds, Fields, Instruction, Seed, Sentence, Temperature, Tokens, Verified
-from dsd_ros.wire.fields import SessionId as SessionId
-from dsd_ros.wire.fields import ShortText as ShortText
-from dsd_ros.wire.fields import TokenId as TokenId
-from dsd_ros.wire.fields import UInt16 as UInt16
-from dsd_ros.wire.fields import UInt32 as UInt32
-from dsd_ros.wire.version import PROTOCOL_VERSION as PROTOCOL_VERSION
+from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES
+from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH as MAX_DRAFT
+from dsd_ros.decoding.modes import MAX_EXITS
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 
+PROTOCOL_VERSION = 6
+
+MAX_REPLY = 8192  # tokens
+MAX_VOCABULARY = 1 << 20
+MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 float32 rows of the largest vocabulary in use, padded
+MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
 MAX_HISTORY = 8  # earlier pictures of an observation
-MAX_EXITS = 256
-EXIT_POLICIES = ("priority", "fifo")  # by confidence, or as they come
 MAX_IMAGE_BYTES = 16 << 20
+MAX_SIDE = 8192  # pixels
 TICKET_BYTES = 16
 DIGEST_BYTES = 8
+MAX_DOCUMENTS = 64  # of one side of a question
+MAX_WINDOW = 64  # tokens drafted ahead of what is decided
+MAX_HEAD = 4096  # tokens of sparse evidence
+MAX_REVEALED = 1024  # probabilities in one message
+MAX_LOG_WEIGHT = 1000.0
 
-Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
-Side = Annotated[int, Meta(ge=0, le=8192)]
-Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
+# Meta(extra=...): "packed" names a shorter form on the websocket (``wire.codec``), "msg" the type in the .msg file
+# where it is not the one that follows from the bounds.
+UInt16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
+UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Id = Annotated[int, Meta(ge=1, lt=1 << 32)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Side = Annotated[int, Meta(ge=0, le=MAX_SIDE, extra={"msg": "uint32"})]
+TokenId = Annotated[int, Meta(ge=0, lt=MAX_VOCABULARY)]
+Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
+Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
+Confidence = Annotated[float, Meta(ge=0.0, le=1.0, extra={"packed": "uint16"})]
+LogWeight = Annotated[float, Meta(ge=-MAX_LOG_WEIGHT, le=MAX_LOG_WEIGHT)]
+EndIds = Annotated[list[TokenId], Meta(max_length=16)]
+Drafted = Annotated[list[TokenId], Meta(max_length=MAX_DRAFT, extra={"packed": "varints"})]
+Verified = Annotated[list[TokenId], Meta(max_length=MAX_REPLY, extra={"packed": "varints"})]
 Layers = Annotated[list[UInt16], Meta(max_length=MAX_EXITS)]
+ShortText = Annotated[str, Meta(max_length=256, extra={"msg": "string<=256"})]
+Sentence = Annotated[str, Meta(max_length=1024)]
+Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS)]
+Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
+Evidence = Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]
+Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
+Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class RefusalCode(StrEnum):
-    """Why a round or an observation was not served. The first three are mended by sending again."""
+    """Why a round or an observation was not served. The first three are cured by sending again."""
 
-    UNKNOWN_SESSION = "unknown-session"  # expired, or of a verifier before its restart: open anew
+    UNKNOWN_SESSION = "unknown-session"  # expired, or of a verifier before its restart: open a new one
     NO_OBSERVATION = "no-observation"  # the draft's observation has not arrived: send both again
     UNKNOWN_PICTURE = "unknown-picture"  # of the history: send all its pictures
     OUT_OF_STEP = "out-of-step"  # round or confirmed count contradict what the verifier did
     BAD_OBSERVATION = "bad-observation"  # picture or instruction cannot be used
-    BAD_DISTRIBUTION = "bad-distribution"  # missing, wrong size, or no probabilities
+    BAD_DISTRIBUTION = "bad-distribution"  # evidence is missing, has the wrong size, or holds no probabilities
     MODEL_ERROR = "model-error"  # the target could not go on
-    MALFORMED = "malformed"  # no message of this protocol
+    MALFORMED = "malformed"  # not a message of this protocol
     OVERLOADED = "overloaded"  # too many messages of one peer are waiting
-    UNSUPPORTED = "unsupported"  # a valid message asking for what this verifier does not do
-    ASSUMPTION_FAILED = "assumption-failed"  # sent ahead behind tokens that did not come true
+    UNSUPPORTED = "unsupported"  # a valid message that asks for what this verifier does not do
+    ASSUMPTION_FAILED = "assumption-failed"  # sent ahead after tokens that did not come true
+
+
+class EndCode(StrEnum):
+    """Why a question ended before its answer did."""
+
+    CANCELLED = "cancelled"  # the asker no longer wants the answer
+    UNSUPPORTED = "unsupported"  # a valid message that asks for what this side does not do
+    OVERLOADED = "overloaded"  # too many answers at once: ask again later
+    BAD_QUESTION = "bad-question"  # text or prompt cannot be used
+    BAD_EVIDENCE = "bad-evidence"  # a draft's evidence is missing, has the wrong size, or is invalid
+    OUT_OF_STEP = "out-of-step"  # contradicts what was agreed
+    MODEL_ERROR = "model-error"  # the model could not go on
+    UNKNOWN = "unknown"  # no such question, or no longer: ask again with another attempt
+    CLOSING = "closing"  # this side is shutting down
+
+
+class Fields(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """An array of fields in their order.
+
+    ``LAYOUT`` is for messages of which many are sent: their fields in an order that lets most of them be left out.
+    There, a field before the last that has its default is sent as nil, and packed types are packed.
+    """
+
+    LAYOUT: ClassVar[tuple[str, ...]] = ()
 
 
 class SessionRequest(Fields, frozen=True, tag=1):
-    """Robot -> verifier: open a session, or ``resume`` the one whose ticket is shown.
+    """Robot -> verifier: open a decoding session, or resume the one whose ticket is shown."""
 
-    ``request`` is chosen by the client and echoed, so that a late reply is never taken for another's.
-    ``exits`` asks for early outcomes, of the exits behind ``exit_layers`` (1-based; empty: all there are), from
-    ``min_exit_confidence`` up; ``exit_policy`` orders those that wait for the link: "priority" (by
-    confidence) or "fifo". ``proof`` is what lets drafts be verified, a value of decoding.modes.Proof; empty:
-    what the mode says.
-    """
-
-    request: UInt32
-    protocol_version: UInt16
-    mode: ShortText
-    tokenizer_fingerprint: ShortText
-    vocab_size: UInt32
-    temperature: Temperature
-    top_k: UInt32
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)]
-    seed: Seed
-    resume: Ticket = b""
-    exits: bool = False
-    exit_layers: Layers = []
-    exit_policy: ShortText = "priority"
-    min_exit_confidence: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    proof: ShortText = ""
+    request: UInt32  # chosen by the client and echoed, so that a late reply is not taken for another's
+    protocol_version: UInt16  # must be the verifier's
+    mode: ShortText  # a decoding mode, e.g. "ar", "dsd"
+    tokenizer_fingerprint: ShortText  # must equal the target's
+    vocab_size: UInt32  # rows of the draft's LM head (padding included)
+    temperature: Temperature  # 0: greedy
+    top_k: UInt32  # 0: no limit
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)]  # (0, 1]; 1: no limit
+    seed: Seed  # of the verifier's random draws, below 2^63
+    resume: Ticket = b""  # ticket of the session to resume; empty: open a new one
+    exits: bool = False  # send early outcomes
+    exit_layers: Layers = []  # of the exits after these decoder layers (from 1); empty: of all exits
+    exit_policy: ShortText = "priority"  # order of early outcomes that wait: "priority" (by confidence) or "fifo"
+    min_exit_confidence: Probability = 0.0  # early outcomes below this are not sent
+    proof: ShortText = ""  # how drafts are verified (decoding.modes.Proof), e.g. "full"; empty: as the mode says
 
 
 class SessionReply(Fields, frozen=True, tag=2):
-    """Verifier -> robot: the session is open (``error`` empty), or why it is not.
+    """Verifier -> robot: the session is open (error empty), or why it is not.
 
-    Asked to resume a session that is gone, the verifier opens a new one: compare ``session``. It is 0 with
-    an error. Who holds the ``ticket`` can resume the session: unlike its number it is secret.
-    The target's ``eos_token_ids`` end a reply in every mode, whatever the draft's would be.
-    ``exit_layers`` are the exits that will speak (empty: none), 1-based and ascending.
+    If the session to resume is gone, the verifier opens a new one: compare ``session``. Whoever holds the ticket can
+    resume the session: unlike the session's number, it is secret.
     """
 
-    request: UInt32
-    session: UInt32
-    error: Sentence
-    target_name: ShortText
-    target_fingerprint: ShortText
-    vocab_size: UInt32
-    eos_token_ids: EndIds = []
-    exit_layers: Layers = []
-    ticket: Ticket = b""
+    request: UInt32  # that of the SessionRequest
+    session: UInt32  # number of the session; 0 with an error
+    error: Sentence  # one sentence; empty: the session is open
+    target_name: ShortText  # the target model, for people
+    target_fingerprint: ShortText  # of the target's configuration and weights
+    vocab_size: UInt32  # rows of the target's LM head (padding included)
+    eos_token_ids: EndIds = []  # tokens that end a reply, in every mode
+    exit_layers: Layers = []  # exits that will send early outcomes, ascending decoder layers from 1; empty: none
+    ticket: Ticket = b""  # 16 secret bytes that resume the session; empty with an error
 
 
 class Past(Fields, frozen=True):
-    """One earlier step of an observation's history: the picture seen, and the action taken behind it.
+    """One earlier step in an observation's history: the picture seen, and the action taken after it. Not sent alone."""
 
-    ``digest`` is ``pictures.picture_digest`` of the picture; an empty ``image`` means that the verifier has seen it.
-    """
-
-    action: ShortText
-    encoding: ShortText
-    height: Side
-    width: Side
-    image: Picture
-    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    action: ShortText  # the action's phrase, e.g. "forward 50 cm"
+    encoding: ShortText  # as in Observation
+    height: Side  # pixels, at most 8192; 0: no picture
+    width: Side  # pixels, at most 8192
+    image: Picture  # the picture in that encoding; empty: the verifier has it
+    digest: Digest  # the picture's name: 8 bytes of BLAKE2b over its sides and pixels (wire.pictures.picture_digest)
 
 
 class Observation(Fields, frozen=True, tag=3):
-    """Robot -> verifier: what reply number ``reply`` is about. Starts that reply and ends the one before.
+    """Robot -> verifier: the picture and the instruction that the next reply is about.
 
-    ``encoding`` is "rgb8" (raw) or "png", both lossless, so that both sides see the same picture; or "none"
-    for models that read no picture: then ``image`` is empty and its sides are 0.
-    ``verified`` and ``rounds`` tell a verifier that lost the reply how far it was: its tokens, all of them
-    verified or found behind a rejection, and the rounds that took. It goes on with round ``rounds`` + 1.
-    ``history`` holds earlier pictures and actions, oldest first.
+    Starts that reply and ends the one before. The picture is lossless, so that both models see the same.
+    ``verified`` and ``rounds`` are for a verifier that does not know the reply: it goes on with round ``rounds`` + 1.
     """
 
-    session: SessionId
-    reply: UInt32
-    instruction: Instruction
-    height: Side
-    width: Side
-    encoding: ShortText
-    image: Picture
-    verified: Verified = []
-    rounds: UInt32 = 0
-    history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []
+    LAYOUT = (
+        "session", "reply", "instruction", "height", "width", "encoding", "image", "verified", "rounds", "history",
+    )  # fmt: skip
+
+    session: Id  # number of the session, above 0
+    reply: UInt32  # number of the reply within the session
+    instruction: Instruction  # what the robot is told to do, at most 2000 characters (UTF-8)
+    height: Side  # pixels, at most 8192; 0: no picture
+    width: Side  # pixels, at most 8192
+    encoding: ShortText  # "rgb8" (raw rows, no padding), "png", or "none" (for models that read text alone)
+    image: Picture  # the picture in that encoding
+    verified: Verified = []  # tokens of the reply so far: verified, or drawn by the robot after a rejection
+    rounds: UInt32 = 0  # rounds they took
+    history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []  # earlier pictures and actions, oldest first
 
 
 class Draft(Fields, frozen=True, tag=4):
-    """Robot -> verifier: one round's draft behind ``confirmed`` tokens of the reply.
+    """Robot -> verifier: the tokens drafted in one round, which follow ``confirmed`` tokens of the reply.
 
-    ``evidence`` is what the proof needs, nothing when greedy or by proof "coupled": the draft's distributions
-    as float32 rows of vocab_size (proof "full"), or what was kept of them (``packing.pack_kept``,
-    "truncated"), one row per drafted token; or each token's own probability rounded up
-    (``packing.pack_chances``, "split"). ``parents`` holds a byte per token for a tree
-    (``decoding.trees``): 0 for the root's children, else the parent's index plus one; distributions are then
-    one per node that has children. Empty: a sequence.
-    ``assumed`` is for a round sent ahead, while earlier ones are under way: the ``prefix_digest`` of all the
-    reply's tokens in front of this draft. Where they come out otherwise the round is refused
-    (ASSUMPTION_FAILED) and forgotten, and its number may be used again.
-    ``resampled`` are the tokens that the robot itself determined behind what was verified last ("split"),
-    counted in ``confirmed``; with no tokens and that round's own number they only tell of the reply's end.
-    ``autonomous_rounds`` > 0 asks the verifier to go on alone for that many rounds (cloud-only decoding).
+    (session, reply, round) names the round; sending it again has no further effect. With no tokens and the number of
+    a verified round, ``resampled`` only reports how the reply ended.
     """
 
-    session: SessionId
-    reply: UInt32
-    round: UInt32
-    confirmed: UInt32
-    tokens: Tokens
-    evidence: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] = b""
-    parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""
-    assumed: Annotated[bytes, Meta(max_length=8)] = b""
-    resampled: Tokens = []
-    autonomous_rounds: UInt16 = 0
+    LAYOUT = (
+        "session", "reply", "round", "confirmed", "tokens", "evidence", "parents", "resampled", "assumed",
+        "autonomous_rounds",
+    )  # fmt: skip
+
+    session: Id  # number of the session, above 0
+    reply: UInt32  # number of the reply within the session
+    round: UInt32  # number of the round within the reply, from 1
+    confirmed: UInt32  # verified tokens of the reply before this draft
+    tokens: Drafted  # drafted token ids; for a tree: its nodes, parents before children
+    evidence: Evidence = b""  # what verification needs of the draft's distributions (wire.packing); empty: nothing
+    parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""  # tree: 0: a root, else parent + 1; empty: a sequence
+    assumed: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""  # sent ahead: prefix_digest of all tokens before it
+    resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
+    autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
 
 
 class Outcome(Fields, frozen=True, tag=5):
-    """Verifier -> robot: ``accepted`` draft tokens hold, and ``next_token`` follows them.
+    """Verifier -> robot: ``accepted`` tokens of the draft hold, and ``next_token`` follows them.
 
-    Of a tree ``accepted`` is the index plus one of the last node that holds, with those on the path to it.
-    An early exit's outcome (``is_final`` false, ``layer`` below the last) is a forecast. Early outcomes may come
-    in any order or not at all, each (accepted, next_token) of a round once, none behind the final one.
-    ``layer`` is the decoder layer that spoke (1-based count of layers run); only ``is_final`` is binding.
-    ``confidence`` is the softmax probability (at temperature 1) of the likeliest token there; on the wire it is
-    a multiple of 1/65535. ``compute_us`` is how long the verifier's model ran for this round, in microseconds by
-    its own monotonic clock; that of a reply's first round includes reading the observation.
-    ``distribution`` is given by proof "split" where a token is rejected: the target's own there
-    (``packing.pack_distribution``), with which the robot draws what follows; ``next_token`` and ``confidence``
-    are then 0. Of a tree it holds several (``packing.pack_rows``).
+    Only a final outcome is binding. Early exits' outcomes are forecasts: they come in any order or not at all, each
+    (accepted, next_token) of a round once, and none after the round's final outcome.
     """
 
-    session: SessionId
-    reply: UInt32
-    round: UInt32
-    layer: UInt16
-    accepted: UInt16
-    next_token: TokenId
-    confidence: Annotated[float, Meta(ge=0.0, le=1.0)]
-    is_final: bool
-    compute_us: UInt32 = 0
-    distribution: Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)] = b""
+    LAYOUT = (
+        "session", "reply", "round", "layer", "accepted", "next", "compute_us", "confidence", "is_final",
+    )  # fmt: skip
+
+    session: Id  # number of the session, above 0
+    reply: UInt32  # number of the reply within the session
+    round: UInt32  # the round this answers
+    layer: UInt16  # decoder layers run when this was said
+    accepted: UInt16  # drafted tokens that hold; for a tree: 1 + the index of the last accepted node
+    next_token: TokenId = 0  # token after them; 0 where a distribution stands for it
+    confidence: Confidence = 0.0  # softmax probability (temperature 1) of that layer's likeliest token, 0..1
+    is_final: bool = True  # binding; false: an early exit's forecast
+    compute_us: UInt32 = 0  # the model's time for this round, microseconds; in round 1 with reading the observation
+    distribution: Evidence = b""  # split: the target's p after the accepted tokens; for a tree: several (wire.packing)
+
+    @property
+    def next(self) -> TokenId | Annotated[bytes, Meta(min_length=1, max_length=MAX_EVIDENCE_BYTES)]:
+        """What follows the accepted tokens: the distribution to draw it from where there is one, else the token."""
+        return self.distribution or self.next_token
 
 
 class Refusal(Fields, frozen=True, tag=6):
-    """Verifier -> robot: the named round (or observation) could not be served; ``sentence`` says why.
+    """Verifier -> robot: the named round or observation could not be served."""
 
-    ``code`` is one of RefusalCode's values. Round 0 is the observation. Session 0: not about one.
-    """
-
-    session: UInt32
-    reply: UInt32
-    round: UInt32
-    code: ShortText
-    sentence: Sentence
+    session: UInt32  # number of the session; 0: none in particular
+    reply: UInt32  # number of the reply within the session
+    round: UInt32  # number of the round within the reply; 0: the observation
+    code: ShortText  # machine-readable reason (RefusalCode), e.g. "unknown-session", "out-of-step"
+    sentence: Sentence  # the reason for people, and the remedy
 
 
 class SessionClose(Fields, frozen=True, tag=7):
-    """Robot -> verifier: the session is over and its cache may go."""
+    """Robot -> verifier: the session is over; its cache may go."""
 
-    session: SessionId
+    session: Id  # number of the session, above 0
+
+
+class Question(Fields, frozen=True, tag=8):
+    """Device -> cloud: answer this with me, from your own documents (DRAGON's aggregation; no session is opened).
+
+    Holds all that the answer takes: after a lost link or a restart of the cloud the next attempt goes on with it.
+    """
+
+    ask: Id  # names the question, random, above 0
+    attempt: UInt16  # number of the attempt, from 0; the newest ends those before
+    protocol_version: UInt16  # must be the cloud's
+    tokenizer_fingerprint: ShortText  # must equal the cloud's
+    vocab_size: UInt32  # rows of the device's LM head (padding included)
+    text: Instruction  # the question, at most 2000 characters (UTF-8)
+    documents: Annotated[int, Meta(ge=0, le=MAX_DOCUMENTS)]  # most documents of the cloud to read, up to 64
+    temperature: Temperature  # 0: greedy
+    seed: Seed  # of the shared noise (decoding.coupling.gumbel), below 2^63
+    reply: UInt32  # with the seed: the key of the shared noise
+    randomness: ShortText  # "shared" or "independent"
+    evidence: ShortText  # what proposals carry: "sparse", "full" or "lossy-nucleus"
+    head: Annotated[int, Meta(ge=1, le=MAX_HEAD)]  # tokens of sparse evidence, 1 to 4096
+    max_tokens: UInt16  # longest answer, tokens
+    window: Annotated[int, Meta(ge=1, le=MAX_WINDOW)]  # tokens a side may draft ahead of what is decided, 1 to 64
+    reweight_every: UInt16  # tokens after which a side weighs its documents again; 0: never
+    schedule: ShortText  # how the aggregating side changes: "auto", "delta-z", "device", "cloud", "random"
+    aggregator: ShortText  # the side that begins: "device" or "cloud"
+    eos_token_ids: EndIds = []  # of the device; those of either side end the answer
+    answered: Annotated[list[TokenId], Meta(max_length=MAX_REPLY)] = []  # tokens decided in earlier attempts
+    relevance_fingerprint: ShortText = ""  # of what computes the device's relevances; must equal the cloud's
+
+
+class QuestionReply(Fields, frozen=True, tag=9):
+    """Cloud -> device: the question is being answered (error empty), or why it is not."""
+
+    ask: Id  # the question, above 0
+    attempt: UInt16  # the attempt this answers
+    error: Sentence  # one sentence; empty: it is being answered
+    model_name: ShortText  # the cloud's text model, for people
+    model_fingerprint: ShortText  # of its configuration and weights
+    vocab_size: UInt32  # rows of its LM head (padding included)
+    eos_token_ids: EndIds = []  # of the cloud; those of either side end the answer
+    documents: UInt16 = 0  # documents that the cloud found
+    held: UInt32 = 0  # from the question's arrival to this reply, microseconds; the rest of the wait was the link
+
+
+class Proposal(Fields, frozen=True, tag=10):
+    """Either side -> the other: the draft of one token, with what the aggregator needs of its distribution."""
+
+    ask: Id  # the question, above 0
+    attempt: UInt16  # the attempt
+    position: UInt16  # of the token in the answer, from 0
+    rejections: UInt16  # drafts of this side rejected before this one was made
+    token: TokenId  # the draft
+    log_weight: LogWeight  # log-sum-exp of the relevance of this side's documents, -1000 to 1000
+    evidence: Evidence  # a row, a head or a nucleus of the distribution (wire.packing)
+    decode_us: UInt32 = 0  # time the draft took, microseconds
+    sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
+    echo: UInt32 = 0  # the other side's `sent` that arrived last
+    held: UInt32 = 0  # how long ago that was, microseconds
+
+
+class Verdict(Fields, frozen=True, tag=11):
+    """The side that aggregates -> the other: the token at one position of the answer."""
+
+    ask: Id  # the question, above 0
+    attempt: UInt16  # the attempt
+    position: UInt16  # of the token in the answer, from 0
+    token: TokenId  # the token
+    device_accepted: bool  # it equals the device's draft
+    cloud_accepted: bool  # it equals the cloud's draft
+    hands_over: bool = False  # the receiver aggregates from the next position on
+    decode_us: UInt32 = 0  # time the aggregator's own draft took, microseconds
+    sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
+    echo: UInt32 = 0  # the other side's `sent` that arrived last
+    held: UInt32 = 0  # how long ago that was, microseconds
+
+
+class Reveal(Fields, frozen=True, tag=12):
+    """The side that aggregates asks for the other's probabilities of some tokens, and the other answers."""
+
+    ask: Id  # the question, above 0
+    attempt: UInt16  # the attempt
+    position: UInt16  # of the draft they belong to
+    rejections: UInt16  # of that draft
+    ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_REVEALED)]  # token ids, ascending
+    values: Annotated[bytes, Meta(max_length=4 * MAX_REVEALED)] = b""  # their probabilities, float32 LE; empty: request
+
+
+class QuestionEnd(Fields, frozen=True, tag=13):
+    """Either side -> the other: the question is over."""
+
+    ask: Id  # the question, above 0
+    attempt: UInt16  # the attempt
+    code: ShortText  # machine-readable reason (EndCode), e.g. "cancelled", "unknown"
+    sentence: Sentence  # the reason for people
 
 
 Message = (

@@ -1,8 +1,4 @@
-"""What waits for a link: answers first and in order, early outcomes behind them and by policy.
-
-The Sender's side of FSD's Algorithm 2. A link that takes one message at a time pops one at a time, so
-that a slow one never delays a final outcome behind early ones.
-"""
+"""The queue in front of a link (FSD, Algorithm 2, Sender): answers first, in order, then early outcomes by policy."""
 
 from __future__ import annotations
 
@@ -20,10 +16,9 @@ _SESSIONS_REMEMBERED = 256
 class Outbox:
     """One peer's queue. Any thread may put and get.
 
-    Final outcomes and all other messages leave in the order they came, before any early outcome. A
-    final outcome drops the early ones that wait for its round or an earlier one of its session, and
-    those that come later are not taken. ``policy`` orders the early ones: "priority" (highest
-    confidence first) or "fifo".
+    Final outcomes and all other messages leave in the order they came, before any early outcome. A final outcome drops
+    the early ones that wait for its round or an earlier one of its session, and later ones for these are not taken.
+    ``policy`` orders the early ones: "priority" (highest confidence first) or "fifo".
     """
 
     def __init__(
@@ -33,10 +28,10 @@ class Outbox:
         early_limit: int = MAX_EARLY,
         on_ready: Callable[[], object] | None = None,
     ) -> None:
-        """At most ``limit`` messages wait, and besides ``early_limit`` early outcomes.
+        """At most ``limit`` messages wait, and ``early_limit`` early outcomes besides.
 
-        ``on_ready`` is called after each put, in the putting thread, to wake who cannot wait in ``get``.
-        ValueError for a policy that is none.
+        ``on_ready`` is called after each put, in the putting thread, to wake a reader that cannot wait in ``get``.
+        ValueError for an unknown policy.
         """
         self._limit = limit
         self._early_limit = early_limit
@@ -58,15 +53,15 @@ class Outbox:
             raise ValueError(f"unknown exit policy {policy!r}; use one of {', '.join(EXIT_POLICIES)}")
         self._policy = policy
 
-    def obey(self, message: Message) -> None:
-        """Take the policy that a session request asks for; any other message changes nothing."""
+    def adopt_policy(self, message: Message) -> None:
+        """Adopt the policy that a session request asks for; any other message changes nothing."""
         if isinstance(message, SessionRequest) and message.exit_policy in EXIT_POLICIES:
             self._policy = message.exit_policy
 
     def put(self, message: Message) -> bool:
-        """Take a message; False when the box is closed, or full of messages that nobody fetches.
+        """Queue a message; False when the outbox is closed or full.
 
-        Early outcomes never fill it: the least of them is dropped instead.
+        Early outcomes never fill it: the least confident, or with "fifo" the newest, is dropped instead.
         """
         with self._wake:
             if self._closed:
@@ -91,12 +86,12 @@ class Outbox:
             return self._pop(True)
 
     def get_nowait(self, early: bool = True) -> Message | None:
-        """The next message, if one waits; without ``early`` only one that is no early outcome."""
+        """The next message, if one waits; without ``early`` no early outcome."""
         with self._wake:
             return self._pop(early)
 
     def close(self) -> None:
-        """Drop everything, take nothing more and wake who waits; any number of times."""
+        """Drop everything, take nothing more and wake all waiting readers; any number of times."""
         with self._wake:
             self._closed = True
             self._ordinary.clear()
@@ -123,7 +118,7 @@ class Outbox:
     def _finish(self, final: Outcome) -> None:
         name = final.session, (final.reply, final.round)
         newest = max(name[1], self._finished.pop(final.session, (-1, -1)))
-        self._finished[final.session] = newest  # put last: the oldest entry is the first
+        self._finished[final.session] = newest  # inserted last, so that the first entry is the oldest
         if len(self._finished) > _SESSIONS_REMEMBERED:
             del self._finished[next(iter(self._finished))]
         self._early = [
@@ -137,7 +132,7 @@ class Outbox:
             return None
         if self._policy == "fifo":
             return self._early.pop(0)
-        # Of equals the deepest exit, then the oldest.
+        # Among equals: the deepest exit, then the oldest.
         best = max(range(len(self._early)), key=lambda i: (_rank(self._early[i]), -i))
         return self._early.pop(best)
 

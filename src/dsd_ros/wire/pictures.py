@@ -1,20 +1,32 @@
-"""The picture of an Observation: raw rows or PNG, both lossless, so that both models see the same."""
+"""The pictures of an Observation: raw rows or PNG, both lossless, so that both models see the same."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import struct
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
+from cachetools import LRUCache
 from PIL import Image
 
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import DIGEST_BYTES, MAX_IMAGE_BYTES, Observation, Past
+from dsd_ros.wire.messages import DIGEST_BYTES, MAX_HISTORY, MAX_IMAGE_BYTES, MAX_SIDE, Observation, Past
 
 ENCODINGS = ("png", "rgb8")
 NO_PICTURE = "none"
 MAX_PIXELS = 1 << 24
+MAX_HISTORY_PIXELS = MAX_PIXELS  # of all earlier pictures of an observation together
+KEPT_PICTURES = MAX_HISTORY + 1  # by the verifier, of each session: a history and the present one
+KEPT_BYTES = 3 * MAX_PIXELS
+
+V = TypeVar("V")
+
+
+class UnknownPicture(Exception):
+    """A history names a picture that is not kept here, or no longer."""
 
 
 def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
@@ -41,22 +53,14 @@ def encode_picture(image: np.ndarray, encoding: str = "png") -> bytes:
     return data
 
 
-def picture_digest(image: np.ndarray) -> bytes:
-    """8 bytes that stand for an RGB uint8 (height, width, 3) picture: BLAKE2b over its sides, height first, as
-    little-endian uint32, and its rows."""
-    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=DIGEST_BYTES)
-    digest.update(np.ascontiguousarray(image).data)
-    return digest.digest()
-
-
 def decode_picture(observation: Observation | Past) -> np.ndarray | None:
-    """RGB uint8 (height, width, 3), None where there is none; WireError for what is not as stated."""
+    """RGB uint8 (height, width, 3), None where there is none; WireError if the picture is not what its fields say."""
     height, width = observation.height, observation.width
     if observation.encoding == NO_PICTURE:
         if observation.image or height or width:
             raise WireError(
-                f"an observation without a picture came with {len(observation.image)} bytes of one "
-                f"of {width} x {height} pixels; all must be 0"
+                f"an observation without a picture has an image of {len(observation.image)} bytes "
+                f"and {width} x {height} pixels; all must be 0"
             )
         return None
     _check_size(height, width)
@@ -71,7 +75,7 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
         raise WireError(f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}")
     try:
         with Image.open(io.BytesIO(observation.image), formats=["PNG"]) as picture:
-            # The header is read, the pixels are not yet: what is larger than stated is never unpacked.
+            # Only the header is read so far: a picture larger than announced is never unpacked.
             if picture.size != (width, height) or picture.mode != "RGB":
                 raise WireError(
                     f"the picture is {picture.mode} of {picture.size[0]} x {picture.size[1]} pixels "
@@ -81,12 +85,89 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
     except WireError:
         raise
     except Exception as error:  # Pillow raises many kinds on damaged files
-        raise WireError(f"the picture is no readable PNG: {error}") from error
+        raise WireError(f"the picture is not a readable PNG: {error}") from error
+
+
+def picture_digest(image: np.ndarray) -> bytes:
+    """8 bytes that stand for an RGB uint8 (height, width, 3) picture.
+
+    BLAKE2b over its sides, height first, as little-endian uint32, and its rows.
+    """
+    digest = hashlib.blake2b(struct.pack("<II", *image.shape[:2]), digest_size=DIGEST_BYTES)
+    digest.update(np.ascontiguousarray(image).data)
+    return digest.digest()
+
+
+class LastPictures(LRUCache[bytes, V]):
+    """One side's memory of a session's last pictures, by digest: KEPT_PICTURES and KEPT_BYTES at most. For one thread.
+
+    Robot and verifier count alike, so the robot knows which ones the verifier has dropped.
+    """
+
+    def __init__(self, size_of: Callable[[V], int]) -> None:
+        super().__init__(KEPT_BYTES, size_of)
+
+    def __setitem__(self, digest: bytes, value: V) -> None:
+        if self.getsizeof(value) <= self.maxsize:
+            super().__setitem__(digest, value)
+        while len(self) > KEPT_PICTURES:
+            self.popitem()
+
+
+def kept_pictures() -> LastPictures[np.ndarray]:
+    """A session's last pictures, RGB uint8 (height, width, 3)."""
+    return LastPictures(lambda picture: picture.nbytes)
+
+
+def check_history(sides: Iterable[tuple[int, int]]) -> None:
+    """WireError for earlier pictures, of (height, width) each, that are too many or too large."""
+    sides = list(sides)
+    pixels = sum(height * width for height, width in sides)
+    if len(sides) > MAX_HISTORY or pixels > MAX_HISTORY_PIXELS:
+        raise WireError(
+            f"a history of {len(sides)} pictures with {pixels} pixels cannot be sent; at most {MAX_HISTORY} pictures "
+            f"with {MAX_HISTORY_PIXELS} pixels in all can: use fewer or smaller ones"
+        )
+
+
+def read_pictures(
+    observation: Observation, kept: LastPictures[np.ndarray]
+) -> tuple[np.ndarray | None, list[tuple[np.ndarray, str]]]:
+    """The present picture (None: there is none) and the earlier ones with their actions, oldest first.
+
+    RGB uint8 (height, width, 3). Pictures that are sent go into ``kept``; those that are only named are taken from
+    there. UnknownPicture for one that is not there; WireError for one that is not what its fields say.
+    """
+    check_history((past.height, past.width) for past in observation.history)
+    known: dict[bytes, np.ndarray] = {}
+    for past in observation.history:
+        if past.image:
+            known[past.digest] = _earlier(past)
+        elif past.digest not in known:
+            picture = kept.get(past.digest)
+            if picture is None:
+                raise UnknownPicture("the verifier does not have an earlier picture; send all of them")
+            known[past.digest] = picture
+    image = decode_picture(observation)
+    # In the history's order, repetitions included: the robot's memory must forget the same pictures.
+    for past in observation.history:
+        picture = known[past.digest]
+        kept[past.digest] = picture
+    if image is not None:
+        kept[picture_digest(image)] = image
+    return image, [(known[past.digest], past.action) for past in observation.history]
+
+
+def _earlier(past: Past) -> np.ndarray:
+    picture = decode_picture(past)
+    if picture is None or picture_digest(picture) != past.digest:
+        raise WireError("an earlier picture does not match its digest; send both again")
+    return picture
 
 
 def _check_size(height: int, width: int) -> None:
-    if not (1 <= height <= 8192 and 1 <= width <= 8192 and height * width <= MAX_PIXELS):
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise WireError(
-            f"a picture of {width} x {height} pixels cannot be sent; sides up to 8192 and "
+            f"a picture of {width} x {height} pixels cannot be sent; sides up to {MAX_SIDE} and "
             f"{MAX_PIXELS} pixels in all can"
         )

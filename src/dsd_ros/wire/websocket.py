@@ -1,4 +1,4 @@
-"""The robot's end of a websocket to `dsd verifier`: the robot dials out, since robots sit behind NAT."""
+"""The robot's end of a websocket to `dsd verifier`: the robot dials, since robots sit behind NAT."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from urllib.parse import urlsplit
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
-from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.credentials import bearer, read_token
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
 
-__all__ = ["WebsocketChannel", "read_token"]
-
-# A peer that answers no ping is told by LinkClosed; the library would print a traceback as well.
+# A peer that answers no ping raises LinkClosed here; the library would print a traceback as well.
 _quiet = logging.getLogger(f"{__name__}.connection")
 _quiet.setLevel(logging.CRITICAL)
 
 
 class WebsocketChannel:
-    """See ``wire.channel.Channel``. Nothing is dialled before ``reconnect``.
+    """See ``wire.channel.Channel``. ``reconnect`` dials; before it the link is down.
 
-    One binary frame a message, uncompressed: distributions do not compress, and small frames only wait.
+    Each message is one binary frame, uncompressed: distributions do not compress, and small frames would only wait.
     """
 
     def __init__(
@@ -39,14 +36,14 @@ class WebsocketChannel:
         connect_timeout: float = 5.0,
         keepalive_s: float = 5.0,
     ) -> None:
-        """``ca_file`` (PEM) is trusted instead of the system's authorities for wss://.
+        """For wss://, ``ca_file`` (PEM) is trusted instead of the system's authorities.
 
         A link whose other end answers no ping for ``keepalive_s`` is taken down within twice that time.
-        ValueError for what is no ws:// or wss:// address, or a certificate file that is none.
+        ValueError for anything but a ws:// or wss:// address, or for an unusable certificate file.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ValueError(f"{url!r} is no verifier address; use ws://host:port or wss://host:port")
+            raise ValueError(f"{url!r} is not a verifier address; use ws://host:port or wss://host:port")
         self.url = url
         self.bytes_up = 0
         self.bytes_down = 0
@@ -56,7 +53,7 @@ class WebsocketChannel:
         self._tls = _client_tls(ca_file) if parts.scheme == "wss" else None
         self._connection: ClientConnection | None = None
         self._closed = False
-        self._lock = threading.Lock()  # guards the two above; never held while waiting for the network
+        self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
 
     def send(self, message: Message) -> None:
         data = encode(message)
@@ -72,14 +69,14 @@ class WebsocketChannel:
         try:
             data = self._up().recv(timeout=max(0.0, timeout), decode=False)
         except TimeoutError:
-            raise LinkTimeout(f"the verifier at {self.url} said nothing for {timeout:.1f} s") from None
+            raise LinkTimeout(f"the verifier at {self.url} sent nothing for {timeout:.1f} s") from None
         except ConnectionClosed as error:
             raise self._down(error) from error
         self.bytes_down += len(data)
         try:
             return decode(data)
         except WireError as error:
-            raise LinkRefused(f"{self.url} is no verifier of this version: {error}") from error
+            raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
 
     def reconnect(self) -> None:
         self._drop()
@@ -107,8 +104,8 @@ class WebsocketChannel:
                 "name the authority that signed it as CA file"
             ) from error
         except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError) as error:
-            # TimeoutError is an OSError, and so is most of what TLS says. ConnectionClosed: a verifier that
-            # goes away while the handshake is under way.
+            # TimeoutError and most TLS errors are OSErrors. ConnectionClosed: a verifier that goes away during the
+            # handshake.
             reason = str(error) or type(error).__name__
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
         connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,7 +141,7 @@ class WebsocketChannel:
             connection.close()
 
     def _down(self, error: ConnectionClosed) -> LinkClosed:
-        reason = error.rcvd.reason or f"code {error.rcvd.code}" if error.rcvd else "it broke off"
+        reason = error.rcvd.reason or f"code {error.rcvd.code}" if error.rcvd else "it broke"
         return LinkClosed(f"the link to the verifier at {self.url} closed: {reason}")
 
     def _rejected(self, error: InvalidStatus) -> LinkClosed | LinkRefused:
@@ -154,14 +151,13 @@ class WebsocketChannel:
             return LinkRefused(f"the verifier at {self.url} refused the token; give the one in its token file")
         if status >= 500:
             return LinkClosed(f"the verifier at {self.url} is not ready (HTTP {status}): {said}")
-        return LinkRefused(f"{self.url} is no verifier: it answered HTTP {status}")
+        return LinkRefused(f"{self.url} is not a verifier: it answered HTTP {status}")
 
 
 def _bound_sends(link: socket.socket, seconds: float) -> None:
-    """A send that makes no progress for so long breaks the link: not even pings would get past it.
+    """Have a send that makes no progress for so long break the link: not even pings would get past it.
 
-    The kernel's own patience with an end that answers nothing is a quarter of an hour. Where the option
-    is not known, it stays at that.
+    Without this option, which not every system has, the kernel gives up after a quarter of an hour.
     """
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is not None:

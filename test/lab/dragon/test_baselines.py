@@ -31,9 +31,8 @@ from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
-from dsd_ros.wire.channel import LinkTimeout
+from dsd_ros.wire.channel import LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.local import LocalChannel
 
 torch.set_num_threads(1)
 DEVICE, CLOUD = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.8, padding=3)

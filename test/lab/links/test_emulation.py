@@ -8,9 +8,8 @@ import time
 import pytest
 
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile, SlowStart
-from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout
+from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import encode
-from dsd_ros.wire.local import LocalChannel
 from dsd_ros.wire.messages import Outcome, Refusal, SessionClose, SessionRequest
 from dsd_ros.wire.websocket import WebsocketChannel
 

@@ -7,6 +7,7 @@ type has a topic of its own, and DDS keeps order only within a topic: ``TopicOrd
 from __future__ import annotations
 
 import array
+import functools
 import queue
 import threading
 import time
@@ -36,20 +37,27 @@ _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
 
 def to_ros(message: wire.Message) -> Any:
     """The ROS message of a protocol message."""
-    return _fill(ROS_TYPES[type(message)](), message)
+    return _fill(ROS_TYPES[type(message)], message)
 
 
-def _fill(result: Any, message: msgspec.Struct) -> Any:
+def _fill(ros_type: type, message: msgspec.Struct) -> Any:
+    result, typecodes = ros_type(), _typecodes(ros_type)
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        if isinstance(value, (bytes, list)):
-            empty = getattr(result, name)
-            if isinstance(empty, array.array):
-                value = array.array(empty.typecode, value)
-            else:
-                value = [_fill(getattr(ros, type(part).__name__)(), part) for part in value]
+        if name in typecodes:
+            value = array.array(typecodes[name], value)
+        elif isinstance(value, list):
+            value = [_fill(getattr(ros, type(part).__name__), part) for part in value]
         setattr(result, name, value)
     return result
+
+
+@functools.cache
+def _typecodes(ros_type: type) -> dict[str, str]:
+    """The array type codes of a ROS message's numeric sequences, by field."""
+    empty = ros_type()
+    fields = {name: getattr(empty, name) for name in empty.get_fields_and_field_types()}
+    return {name: value.typecode for name, value in fields.items() if isinstance(value, array.array)}
 
 
 def from_ros(message: Any) -> wire.Message:

@@ -47,17 +47,17 @@ def unpack_varints(data: bytes, most: int) -> list[int]:
     ids: list[int] = []
     value = shift = 0
     if data.isascii():  # every id takes one byte
-        ids.extend(data)
+        ids += data
     else:
         for byte in data:
             value |= (byte & 0x7F) << shift
             shift += 7
-            if byte < 0x80:
+            if byte < 0x80 and value < MAX_VOCABULARY:
                 ids.append(value)
                 value = shift = 0
-            elif shift >= 7 * _ID_BYTES:
+            elif byte < 0x80 or shift >= 7 * _ID_BYTES:
                 break
-    if shift or len(ids) > most or max(ids, default=0) >= MAX_VOCABULARY:
+    if shift or len(ids) > most:
         raise WireError(f"{len(data)} bytes are not varints of up to {most} token ids below {MAX_VOCABULARY}")
     return ids
 
@@ -125,8 +125,8 @@ def _packed(kind: Any) -> tuple[Any, Callable[[Any], Any] | None, Callable[[Any]
     match (limits.extra or {}).get("packed"):
         case "varints":
             most = limits.max_length or 0
-            unpack = functools.partial(unpack_varints, most=most)
-            return Annotated[bytes, Meta(max_length=_ID_BYTES * most)], pack_varints, unpack
+            kind = Annotated[bytes, Meta(max_length=_ID_BYTES * most)]
+            return kind, pack_varints, lambda data: unpack_varints(data, most)
         case "uint16":
             return UInt16, lambda share: round(share * 65535), lambda units: units / 65535
     return kind, None, None

@@ -13,8 +13,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TextIO
+
+from dsd_ros.options import check_options, option
 
 ROOT = "dsd_ros"
 FORMATS = ("text", "json")
@@ -29,13 +31,11 @@ LINES_PER_SECOND = 200  # below warnings: what a peer provokes must not fill a d
 class LogSettings:
     """What is logged to stderr, and how."""
 
-    log_format: str = field(default="text", metadata={"help": "log lines on stderr", "choices": FORMATS})
-    log_level: str = field(default="warning", metadata={"help": "what is logged at least", "choices": LEVELS})
+    log_format: str = option("text", "format of log lines on stderr", choices=FORMATS)
+    log_level: str = option("warning", "least level that is logged", choices=LEVELS)
 
     def __post_init__(self) -> None:
-        for name, choices in (("log_format", FORMATS), ("log_level", LEVELS)):
-            if (given := getattr(self, name)) not in choices:
-                raise ValueError(f"{name} is {given!r}; use one of {', '.join(choices)}")
+        check_options(self)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:

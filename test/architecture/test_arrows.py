@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "dsd_ros"
 MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 
-TOP = {"", "limits", "paths", "logs"}  # modules of the package itself
+TOP = {"", "limits", "options", "paths", "logs"}  # modules of the package itself
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
     "decoding": set(),

@@ -122,5 +122,5 @@ def test_logging_ends_with_its_block(capsys):
         logging.getLogger("websockets.server").info("nor this")
     assert capsys.readouterr().err.rstrip().endswith("session opened session=5")
     assert logging.getLogger().handlers == before
-    with pytest.raises(ValueError, match="log_format is 'xml'; use one of text, json"):
+    with pytest.raises(ValueError, match="log_format is 'xml'; use text or json"):
         LogSettings(log_format="xml")

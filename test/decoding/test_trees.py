@@ -14,9 +14,9 @@ from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
 from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.ranges import expansion_nodes, parse_expansion
 from dsd_ros.decoding.rejection import Verdict, residual
 from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.settings import expansion_nodes, parse_expansion
 from dsd_ros.decoding.tree import (
     MAX_NODES,
     ROOT,

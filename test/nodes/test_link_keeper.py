@@ -9,9 +9,8 @@ from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DecodeCancelled
 from dsd_ros.nodes import link_keeper
-from dsd_ros.nodes.bridge_node import BridgeSettings
-from dsd_ros.nodes.decode_service import DraftNodeSettings
 from dsd_ros.nodes.link_keeper import FIRST_WAIT_S, LONGEST_WAIT_S, LinkKeeper
+from dsd_ros.ros.settings import BridgeNodeSettings, DraftNodeSettings
 from dsd_ros.wire.channel import Backoff, LinkClosed
 
 WAIT_S = 20.0
@@ -97,7 +96,7 @@ def test_nothing_is_tried_before_a_loss_nor_after_the_end(link):
 
 def test_the_page_on_links_names_the_defaults():
     page = (Path(__file__).parents[2] / "docs" / "links.md").read_text(encoding="utf-8")
-    for settings in (LinkSettings, DraftNodeSettings, BridgeSettings, EngineSettings):
+    for settings in (LinkSettings, DraftNodeSettings, BridgeNodeSettings, EngineSettings):
         for name in ("response_timeout_s", "link_patience_s", "image_timeout_s", "decode_timeout_s",
                      "session_expiry_s", "longest_wait_s"):  # fmt: skip
             if hasattr(settings(), name):

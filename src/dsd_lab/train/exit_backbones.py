@@ -21,7 +21,7 @@ from dsd_lab.train.conversations import Conversation, ConversationError
 from dsd_ros.vlm.backbones import read_image
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import ExitBackbone
-from dsd_ros.vlm.loading import DTYPES, ModelSettings, load_model, model_fingerprint, resolve_directory
+from dsd_ros.vlm.loading import ModelSettings, load_model, model_fingerprint, resolve_directory
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER
 
@@ -144,7 +144,7 @@ class LlamaBackbone:
 
         try:
             self.hf: Any = AutoModelForCausalLM.from_pretrained(
-                str(directory), dtype=DTYPES[dtype], use_safetensors=True, local_files_only=True
+                str(directory), dtype=getattr(torch, dtype), use_safetensors=True, local_files_only=True
             )
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         except Exception as error:

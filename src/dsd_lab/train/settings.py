@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.vlm.settings import DTYPES
+
 READER_SIZES = ("tiny", "base", "large")  # of training.reader
-DTYPES = ("float32", "bfloat16", "float16")  # of vlm.loading
 PAIR_SIZES = ("small", "base", "large")  # of architecture.SIZES
 MAX_HISTORY = 8  # of wire.messages
 

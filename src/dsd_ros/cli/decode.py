@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _decode(args: argparse.Namespace) -> int:
     from dsd_ros.decoding.settings import DecodeSettings
+    from dsd_ros.edge.client import PATIENT_LINK
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.vlm.backbones import read_image
@@ -68,7 +69,7 @@ def _decode(args: argparse.Namespace) -> int:
     with (
         logging_to_stderr(settings_from(args, LogSettings)),
         _verifier_channel(args) as channel,
-        EdgeSession(channel, draft, settings, vocabulary=vocabulary) as session,
+        EdgeSession(channel, draft, settings, PATIENT_LINK, vocabulary) as session,
     ):
         reply = session.decode(image, instruction, history=history)
     if args.json:

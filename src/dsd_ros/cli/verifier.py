@@ -15,7 +15,7 @@ SUMMARY = "serve the target model to robots over a websocket"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
-    from dsd_ros.dragon.service_settings import ServiceSettings
+    from dsd_ros.dragon.settings import ServiceSettings
 
     parser.epilog = (
         "Prints one line with the address it listens on, and one with that of its metrics where there are any; "
@@ -46,7 +46,7 @@ def _verifier(args: argparse.Namespace) -> int:
             run_verifier(VerifierEngine(load_model(model), settings), settings)
             return EXIT_DONE
         from dsd_ros.dragon.opening import Documents
-        from dsd_ros.dragon.service_settings import ServiceSettings
+        from dsd_ros.dragon.settings import ServiceSettings
 
         reader = replace(model, path=model_path(asked.text_model, "reader"))
         documents = Documents.load(folder, reader)

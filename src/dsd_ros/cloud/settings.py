@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dsd_ros.decoding.bounds import check_bounds
+from dsd_ros.options import check_options, option
 
 
 class VerifierSettingsError(ValueError):
-    """A verifier setting out of place; one sentence."""
+    """A verifier setting out of range; one sentence."""
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -33,67 +33,46 @@ def listen_error(error: Exception, what: str, port: int, host: str, zero: str = 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the engine holds, whatever carries its messages."""
+    """Limits of the engine, whatever transport carries its messages."""
 
-    max_sessions: int = field(default=64, metadata={"help": "sessions held at once", "min": 1, "max": 100_000})
-    session_expiry_s: float = field(
-        default=120.0,
-        metadata={
-            "help": "seconds until an unused session is dropped",
-            "min": 0.1,
-            "max": 86_400.0,
-            "range": "0.1 to 86400 seconds",
-        },
+    max_sessions: int = option(64, "sessions held at once", 1, 100_000)
+    session_expiry_s: float = option(
+        120.0, "an unused session is dropped after this long, s", 0.1, 86_400.0, allowed="0.1 to 86400 seconds"
     )
-    exit_share: float = field(
-        default=0.25,
-        metadata={
-            "help": "share of a CPU's pass that early exits may take; 0: no exits",
-            "min": 0.0,
-            "max": 1.0,
-            "range": "0 (no exits) to 1",
-        },
+    exit_share: float = option(
+        0.25, "fraction of a CPU's pass that early exits may take; 0: no exits", 0.0, 1.0, allowed="0 (no exits) to 1"
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, VerifierSettingsError)
+        check_options(self, VerifierSettingsError)
 
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Where an operator's Prometheus finds the verifier's metrics."""
+    """Where Prometheus finds the verifier's metrics."""
 
-    metrics_port: int = field(
-        default=0,
-        metadata={
-            "help": "port of the Prometheus metrics; 0: none",
-            "min": 0,
-            "max": 65535,
-            "range": "0 (no metrics) to 65535",
-        },
+    metrics_port: int = option(
+        0, "port of the Prometheus metrics; 0: none", 0, 65535, allowed="0 (no metrics) to 65535"
     )
-    metrics_host: str = field(default="127.0.0.1", metadata={"help": "address of the Prometheus metrics"})
+    metrics_host: str = option("127.0.0.1", "address of the Prometheus metrics")
 
     def __post_init__(self) -> None:
         if not self.metrics_host:
             raise VerifierSettingsError("metrics_host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
-        check_bounds(self, VerifierSettingsError)
+        check_options(self, VerifierSettingsError)
 
 
 @dataclass(frozen=True)
 class DocumentSettings:
-    """What questions are answered from, and by which model (``rag.service``)."""
+    """The documents that questions are answered from, and the model that answers."""
 
-    documents: str = field(
-        default="",
-        metadata={
-            "help": "general documents that questions are answered from: a folder of text files (.md, .txt), one made "
-            "by 'dsd documents', or shipped: dsd's examples; empty: no questions are answered"
-        },
+    documents: str = option(
+        "",
+        "general documents that questions are answered from: a folder of text files (.md, .txt), one made by "
+        "'dsd documents', or shipped: dsd's examples; empty: no questions are answered",
     )
-    text_model: str = field(
-        default="",
-        metadata={"help": "directory or hub id of the text model that answers questions; empty: the shipped reader"},
+    text_model: str = option(
+        "", "text model that answers questions: directory or Hugging Face id; empty: the shipped reader"
     )
 
 
@@ -101,21 +80,11 @@ class DocumentSettings:
 class VerifierSettings(MetricsSettings, EngineSettings):
     """An engine served over a websocket."""
 
-    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
-    port: int = field(
-        default=8765,
-        metadata={
-            "help": "port to listen on; 0: any free one",
-            "min": 0,
-            "max": 65535,
-            "range": "0 (any free one) to 65535",
-        },
-    )
-    token_file: str = field(
-        default="", metadata={"help": "file with the bearer token that robots must show; empty: none"}
-    )
-    certificate: str = field(default="", metadata={"help": "TLS certificate chain, PEM; empty: no TLS"})
-    key: str = field(default="", metadata={"help": "TLS private key, PEM"})
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
+    token_file: str = option("", "file with the bearer token that robots must present; empty: none")
+    certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
+    key: str = option("", "TLS private key, PEM")
 
     def __post_init__(self) -> None:
         MetricsSettings.__post_init__(self)  # and with it every bound

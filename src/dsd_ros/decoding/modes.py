@@ -1,47 +1,46 @@
-"""Decoding modes as combinations of axes, with the papers' names as presets over them."""
+"""Decoding modes as combinations of axes; the papers' names are presets. Loads no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Here, not in settings: what only relays messages must not load torch.
-MAX_DRAFT_LENGTH = 64
+MAX_DRAFT_LENGTH = 64  # tokens
 MAX_EXITS = 256
 EXIT_POLICIES = ("priority", "fifo")  # which early outcome leaves first: the most confident, or the oldest
 
 
 class ModeError(ValueError):
-    """A mode that does not exist; the sentence names those that do."""
+    """An unknown mode; the sentence names the known ones."""
 
 
 class Proof(StrEnum):
-    """What travels with a draft so that the target can verify it."""
+    """The evidence that travels with a draft so that the target can verify it."""
 
     NONE = "none"  # there is no draft
-    FULL = "full"  # the draft's whole distributions (DSD); ids alone when greedy
-    SPLIT = "split"  # each drafted token's probability (DSSD); where one is rejected, p comes down
-    TRUNCATED = "truncated"  # what is kept of each distribution before a token is drawn from it (TSLT)
+    FULL = "full"  # the draft's full distributions (DSD); only ids when greedy
+    SPLIT = "split"  # each drafted token's probability (DSSD); after a rejection the target's p comes down
+    TRUNCATED = "truncated"  # each distribution, truncated before its token is drawn (TSLT)
     COUPLED = "coupled"  # nothing: both sides draw with the same noise (decoding.coupling)
 
 
 class Shape(StrEnum):
-    """How drafted tokens hang together."""
+    """The shape of a draft."""
 
     SEQUENCE = "sequence"
-    EXPANSION = "expansion"  # a tree where every node of a level has as many children (MCSample)
-    BUDGET = "budget"  # the tree of so many nodes of which most are expected to be accepted
+    EXPANSION = "expansion"  # a tree whose nodes have a fixed number of children per level (MCSample)
+    BUDGET = "budget"  # the tree of a given size with the most expected accepted tokens
 
 
 class Overlap(StrEnum):
     """What is drafted while a round is being verified."""
 
     NONE = "none"
-    PREDRAFT = "predraft"  # the next round, behind outcomes that early exits or guesses foretell
+    PREDRAFT = "predraft"  # the next round, after outcomes predicted by early exits or guesses
 
 
 class Side(StrEnum):
-    """Where the work is done."""
+    """Where decoding runs."""
 
     CLOUD = "cloud"
     EDGE_CLOUD = "edge-cloud"
@@ -57,7 +56,7 @@ class Mode:
     shape: Shape
     overlap: Overlap
     summary: str
-    draft_length: int = 4  # unless something else is asked for; 0: chosen as it goes
+    draft_length: int = 4  # default of draft_length; 0: chosen while decoding
 
     @property
     def drafts(self) -> bool:
@@ -78,19 +77,19 @@ PRESETS: dict[str, Mode] = {
         ),
         Mode(
             "fsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.PREDRAFT,
-            "as dsd, with the next draft made while the cloud still verifies this one",
+            "as dsd, drafting the next round while the cloud verifies this one",
         ),
         Mode(
             "dssd", Side.EDGE_CLOUD, Proof.SPLIT, Shape.SEQUENCE, Overlap.NONE,
-            "as dsd, with one probability a token on the link, and drawing anew on the robot",
+            "as dsd, sending one probability per token; the robot draws the token after a rejection",
         ),
         Mode(
             "tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.SEQUENCE, Overlap.NONE,
-            "as dsd, drafted from truncated distributions, of which little is sent",
+            "as dsd, drafted from truncated distributions, which take few bytes",
         ),
         Mode(
             "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,
-            "as dsd, with noise that both sides derive instead of distributions on the link",
+            "as dsd, with shared noise in place of distributions on the link",
         ),
         Mode(
             "mc-dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.EXPANSION, Overlap.NONE,
@@ -110,7 +109,7 @@ PRESETS: dict[str, Mode] = {
 
 
 def mode(name: str) -> Mode:
-    """The preset of that name; ModeError for a name that is none."""
+    """The preset with this name; ModeError if there is none."""
     try:
         return PRESETS[name]
     except KeyError:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import torch
 
-from dsd_ros.decoding.ranges import SamplingError, SamplingSettings
+from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 
 _COLDEST = 1e-12  # below, float32 would divide 0 by 0
 

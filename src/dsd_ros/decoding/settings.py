@@ -1,10 +1,14 @@
-"""The settings of a decode: one schema for command line flags, ROS parameters and benchmark rows."""
+"""The settings of a decode: one schema for flags, ROS parameters, config files and benchmark rows.
+
+Loads no torch: programs that only read or relay settings import this module, too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dsd_ros.decoding.bounds import check_bounds
 from dsd_ros.decoding.modes import (
     EXIT_POLICIES,
     MAX_DRAFT_LENGTH,
@@ -16,8 +20,11 @@ from dsd_ros.decoding.modes import (
     Shape,
     mode,
 )
-from dsd_ros.decoding.ranges import FLOATS, MAX_KEPT, MAX_NODES, SamplingSettings, TreeError, parse_expansion
+from dsd_ros.options import check_options, option
 
+MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
+MAX_KEPT = 1 << 16  # ids of one truncated distribution
+FLOATS = ("float16", "float32")
 PREDRAFT_SOURCES = ("exits", "guesses", "both")
 PREDRAFT_POLICIES = ("priority", "fifo", "random")
 PROOFS = ("preset", *(proof.value for proof in Proof if proof is not Proof.NONE))
@@ -30,118 +37,116 @@ class SettingsError(ValueError):
     """A setting out of its range; one sentence."""
 
 
+class SamplingError(ValueError):
+    """Sampling settings out of range, or malformed logits or probabilities; one sentence."""
+
+
+class TreeError(ValueError):
+    """A malformed token tree, path or expansion; one sentence."""
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Temperature (0: greedy), top-k (0: off) and top-p (1: off), applied in this order."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
+            raise SamplingError(f"temperature is {self.temperature}; use 0 (greedy) or a number up to 100")
+        if self.top_k < 0:
+            raise SamplingError(f"top_k is {self.top_k}; use 0 (off) or a positive count")
+        if not 0.0 < self.top_p <= 1.0:
+            raise SamplingError(f"top_p is {self.top_p}; use a number above 0 and up to 1 (off)")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken, so that nothing is drawn."""
+        return self.temperature == 0.0
+
+
+def parse_expansion(text: str) -> tuple[int, ...]:
+    """The children of every node, level by level, from a text such as "2,2,2"; TreeError otherwise."""
+    try:
+        expansion = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        expansion = (0,)
+    if min(expansion) < 1 or len(expansion) > MAX_NODES:
+        raise TreeError(f"expansion {text!r} is none; give the children of a node level by level, as 2,2,2")
+    nodes = expansion_nodes(expansion)
+    if nodes > MAX_NODES:
+        raise TreeError(f"expansion {text!r} makes {nodes} nodes; at most {MAX_NODES} are possible")
+    return expansion
+
+
+def expansion_nodes(expansion: Sequence[int]) -> int:
+    """The number of nodes of a tree where every node of level l - 1 has expansion[l - 1] children."""
+    return sum(math.prod(expansion[: level + 1]) for level in range(len(expansion)))
+
+
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How replies are decoded. Metadata: ``help``, ``min``, ``max``, ``choices``.
+    """How replies are decoded.
 
-    What begins with predraft, pipeline or exit matters in modes that draft ahead only (``predrafts``).
+    Settings that begin with predraft, pipeline or exit matter only in modes that draft ahead (``predrafts``).
 
-    Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of place.
+    Raises SettingsError, ModeError or SamplingError (each a ValueError) for a value out of range.
     """
 
-    mode: str = field(default="dsd", metadata={"help": "decoding mode", "choices": tuple(PRESETS)})
-    proof: str = field(
-        default="preset",
-        metadata={"help": "what lets the cloud verify a sampled draft; preset: what the mode says", "choices": PROOFS},
+    mode: str = option("dsd", "decoding mode", choices=tuple(PRESETS))
+    proof: str = option(
+        "preset", "what lets the cloud verify a sampled draft; preset: as the mode says", choices=PROOFS
     )
-    top_k_proof: int = field(
-        default=32,
-        metadata={
-            "help": "likeliest tokens that proof truncated keeps of a draft's distribution",
-            "min": 1,
-            "max": MAX_KEPT,
-        },
+    top_k_proof: int = option(
+        32, "number of likeliest tokens that proof truncated keeps of each draft distribution", 1, MAX_KEPT
     )
-    top_rho_proof: float = field(
-        default=0.0,
-        metadata={
-            "help": "mass that proof truncated keeps instead; 0: top_k_proof tokens, whatever their mass",
-            "min": 0.0,
-            "max": 1.0,
-        },
+    top_rho_proof: float = option(
+        0.0, "probability mass that proof truncated keeps instead; 0: top_k_proof tokens, whatever their mass", 0.0, 1.0
     )
-    shape: str = field(
-        default="preset",
-        metadata={
-            "help": "how drafted tokens hang together: one behind the other, as a tree that tree_expansion "
-            "or tree_budget describes; preset: what the mode says",
-            "choices": SHAPES,
-        },
+    top_float_proof: str = option("float16", "format of the weights that proof truncated sends", choices=FLOATS)
+    shape: str = option(
+        "preset",
+        "shape of a draft: a sequence, or a tree given by tree_expansion or tree_budget; preset: as the mode says",
+        choices=SHAPES,
     )
-    tree_expansion: str = field(
-        default="2,2,2", metadata={"help": "in shape expansion, the children of every node, level by level"}
+    tree_expansion: str = option("2,2,2", "shape expansion: children of every node, level by level")
+    tree_budget: int = option(16, "shape budget: number of nodes in the tree", 1, MAX_NODES)
+    draft_length: int = option(
+        PRESET_LENGTH,
+        "tokens drafted per round (gamma); in shape budget, the tree's depth; an expansion has its own depth. "
+        "auto (0): chosen from what rounds cost and gain, and a budget too; preset (-1): as the mode says",
+        PRESET_LENGTH,
+        MAX_DRAFT_LENGTH,
+        words={"auto": AUTO_LENGTH, "preset": PRESET_LENGTH},
     )
-    tree_budget: int = field(
-        default=16, metadata={"help": "nodes of a tree in shape budget", "min": 1, "max": MAX_NODES}
+    temperature: float = option(SamplingSettings.temperature, "sampling temperature; 0: greedy", 0.0, 100.0)
+    top_k: int = option(SamplingSettings.top_k, "sample from the K likeliest tokens; 0: all", 0, 1 << 20)
+    top_p: float = option(SamplingSettings.top_p, "sample from the likeliest tokens of this mass; 1: all", 0.0, 1.0)
+    seed: int = option(0, "seed of the random draws", 0, (1 << 63) - 1)
+    max_tokens: int = option(96, "longest reply, tokens", 1, 4096)
+    predraft_source: str = option(
+        "both",
+        "outcomes to draft ahead for while a round is verified: those that early exits name, the draft's own "
+        "guesses, or both",
+        choices=PREDRAFT_SOURCES,
     )
-    top_float_proof: str = field(
-        default="float16", metadata={"help": "how proof truncated sends what it keeps", "choices": FLOATS}
-    )
-    draft_length: int = field(
-        default=PRESET_LENGTH,
-        metadata={
-            "help": "tokens drafted per round (gamma), in shape budget the tree's depth; an expansion has "
-            "its own; auto (0): chosen from what rounds cost and gain, and a budget too; preset (-1): what "
-            "the mode says",
-            "min": PRESET_LENGTH,
-            "max": MAX_DRAFT_LENGTH,
-            "words": {"auto": AUTO_LENGTH, "preset": PRESET_LENGTH},
-        },
-    )
-    temperature: float = field(
-        default=0.0, metadata={"help": "sampling temperature; 0: greedy", "min": 0.0, "max": 100.0}
-    )
-    top_k: int = field(
-        default=0, metadata={"help": "sample from the K likeliest tokens; 0: all", "min": 0, "max": 1 << 20}
-    )
-    top_p: float = field(
-        default=1.0, metadata={"help": "sample from the likeliest tokens of this mass; 1: all", "min": 0.0, "max": 1.0}
-    )
-    seed: int = field(default=0, metadata={"help": "of the random draws", "min": 0, "max": (1 << 63) - 1})
-    max_tokens: int = field(default=96, metadata={"help": "longest reply in tokens", "min": 1, "max": 4096})
-    predraft_source: str = field(
-        default="both",
-        metadata={
-            "help": "outcomes to draft behind while a round is verified: those that early exits name, "
-            "the draft's own guesses, or both",
-            "choices": PREDRAFT_SOURCES,
-        },
-    )
-    predraft_workers: int = field(
-        default=6, metadata={"help": "drafts made ahead at the same time", "min": 1, "max": 64}
-    )
-    predraft_policy: str = field(
-        default="priority", metadata={"help": "order of the outcomes to draft behind", "choices": PREDRAFT_POLICIES}
-    )
-    predraft_budget: int = field(default=24, metadata={"help": "drafts begun ahead per round", "min": 1, "max": 1024})
-    predraft_batch: int = field(
-        default=1,
-        metadata={
-            "help": "drafts advanced by one pass of the draft model; 1: each worker is a thread",
-            "min": 1,
-            "max": 64,
-        },
-    )
-    pipeline_depth: int = field(
-        default=1,
-        metadata={"help": "rounds on their way at once; above 1 they are sent on assumptions", "min": 1, "max": 8},
-    )
-    exit_layers: str = field(
-        default="", metadata={"help": "exits that may speak, as 2,4; empty: all there are; none: none of them"}
-    )
-    exit_policy: str = field(
-        default="priority", metadata={"help": "order of early outcomes waiting for the link", "choices": EXIT_POLICIES}
-    )
-    min_exit_confidence: float = field(
-        default=0.0, metadata={"help": "early outcomes below this are not sent", "min": 0.0, "max": 1.0}
-    )
+    predraft_workers: int = option(6, "number of drafts made ahead at the same time", 1, 64)
+    predraft_policy: str = option("priority", "order in which outcomes are drafted ahead", choices=PREDRAFT_POLICIES)
+    predraft_budget: int = option(24, "number of drafts begun ahead per round", 1, 1024)
+    predraft_batch: int = option(1, "drafts advanced by one pass of the draft model; 1: each worker is a thread", 1, 64)
+    pipeline_depth: int = option(1, "rounds in flight at once; above 1 they are sent on assumptions", 1, 8)
+    exit_layers: str = option("", "layers whose early exits are used, as 2,4; empty: all; none: no exits")
+    exit_policy: str = option("priority", "order in which early outcomes are sent over the link", choices=EXIT_POLICIES)
+    min_exit_confidence: float = option(0.0, "early outcomes with less confidence are not sent", 0.0, 1.0)
 
     def __post_init__(self) -> None:
         mode(self.mode)
-        check_bounds(self, SettingsError)
+        check_options(self, SettingsError)
         if self.draft_length == PRESET_LENGTH:
             object.__setattr__(self, "draft_length", self.preset.draft_length)
-        # Validated on being made.
+        # Each of these validates.
         _ = self.sampling, self.exits, self.proven_by, self.expansion, self.shaped_by
         self._check_split()
 
@@ -157,7 +162,7 @@ class DecodeSettings:
 
     @property
     def proven_by(self) -> Proof:
-        """The proof in force. In mode ar, COUPLED: the target alone draws with the shared noise."""
+        """The proof in use. COUPLED in mode ar: the target alone draws with the shared noise."""
         if self.proof == "preset":
             return self.preset.proof
         if not self.preset.drafts and self.proof != Proof.COUPLED:
@@ -168,7 +173,7 @@ class DecodeSettings:
 
     @property
     def shaped_by(self) -> Shape:
-        """The shape in force."""
+        """The shape in use."""
         shape = self.preset.shape if self.shape == "preset" else Shape(self.shape)
         if not self.preset.drafts and shape is not Shape.SEQUENCE:
             raise SettingsError(f"mode {self.mode} has no drafts that could have shape {self.shape!r}; use preset")
@@ -182,7 +187,7 @@ class DecodeSettings:
 
     @property
     def expansion(self) -> tuple[int, ...]:
-        """The children of every node, level by level, in shape expansion."""
+        """Shape expansion: the children of every node, level by level."""
         try:
             return parse_expansion(self.tree_expansion)
         except TreeError as error:
@@ -197,7 +202,7 @@ class DecodeSettings:
 
     @property
     def tunes(self) -> bool:
-        """Whether the drafts' lengths, or trees, are chosen as it goes."""
+        """Whether draft lengths, or trees, are chosen while decoding."""
         chosen = self.draft_length == AUTO_LENGTH and self.shaped_by is not Shape.EXPANSION
         return chosen and self.needs_draft
 
@@ -212,11 +217,11 @@ class DecodeSettings:
         if self.pipeline_depth > 1:
             raise SettingsError(
                 "rounds cannot be sent ahead when proof 'split' is sampled, since the cloud does not know "
-                "the token behind a rejection; use pipeline_depth 1 or another proof"
+                "the token after a rejection; use pipeline_depth 1 or another proof"
             )
         if self.predraft_source != "guesses" and self.exits is not None:
             raise SettingsError(
-                "early exits cannot name the token behind a rejection when proof 'split' is sampled; "
+                "early exits cannot name the token after a rejection when proof 'split' is sampled; "
                 "use predraft_source guesses or another proof"
             )
 
@@ -227,7 +232,7 @@ class DecodeSettings:
 
     @property
     def exits(self) -> tuple[int, ...] | None:
-        """The exits to ask for, 1-based and ascending; () for all there are, None for none at all."""
+        """The exits to ask for, 1-based and ascending; () for all, None for none."""
         text = self.exit_layers.strip()
         if text == "none":
             return None
@@ -244,5 +249,5 @@ class DecodeSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """What both sides apply to their logits."""
+        """The transform that both sides apply to their logits."""
         return SamplingSettings(self.temperature, self.top_k, self.top_p)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dsd_ros.decoding.ranges import MAX_NODES, TreeError
 from dsd_ros.decoding.rejection import check_distributions, probability_of, residual, split_residual
 from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.settings import MAX_NODES, TreeError
 
 ROOT = -1
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsd_ros.decoding.ranges import MAX_NODES, TreeError, expansion_nodes
 from dsd_ros.decoding.sampling import SamplingError
+from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 Level = tuple[list[int], list[int]]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dsd_ros.decoding.ranges import MAX_KEPT
 from dsd_ros.decoding.sampling import SamplingError
+from dsd_ros.decoding.settings import MAX_KEPT
 
 
 def truncate(

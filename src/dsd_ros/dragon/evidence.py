@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.aggregation import Head, Known, head_of
-from dsd_ros.decoding.ranges import MAX_KEPT
+from dsd_ros.decoding.settings import MAX_KEPT
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.dragon.settings import NUCLEUS
 from dsd_ros.wire.messages import Proposal, Question

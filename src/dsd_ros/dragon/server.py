@@ -21,7 +21,7 @@ from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile
 from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.requests import end_of, name_of, refusal_of
-from dsd_ros.dragon.service_settings import ServiceSettings as ServiceSettings
+from dsd_ros.dragon.settings import ServiceSettings as ServiceSettings
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, QuestionReply, Reveal, Verdict
 

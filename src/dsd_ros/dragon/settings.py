@@ -1,10 +1,10 @@
-"""The settings of a question that two sides answer: one schema for command line flags and ROS parameters."""
+"""The settings of questions that two sides answer: one schema for flags, ROS parameters and config files."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dsd_ros.decoding.bounds import check_bounds
+from dsd_ros.options import check_options, option
 
 RANDOMNESS = ("shared", "independent")
 EVIDENCE = ("sparse", "full", "lossy-nucleus")
@@ -21,82 +21,61 @@ class AggregationSettingsError(ValueError):
 
 @dataclass(frozen=True)
 class AggregationSettings:
-    """How a question is answered with the cloud. Metadata: ``help``, ``min``, ``max``, ``choices``.
+    """How a question is answered with the cloud; AggregationSettingsError for a value out of range."""
 
-    Raises AggregationSettingsError for a value out of place.
-    """
-
-    documents: int = field(default=2, metadata={"help": "documents of each side, at most", "min": 0, "max": 64})
-    temperature: float = field(
-        default=0.0, metadata={"help": "sampling temperature; 0: greedy", "min": 0.0, "max": 100.0}
+    documents: int = option(2, "most documents used per side", 0, 64)
+    temperature: float = option(0.0, "sampling temperature; 0: greedy", 0.0, 100.0)
+    seed: int = option(0, "seed of the random draws", 0, (1 << 63) - 1)
+    randomness: str = option(
+        "shared",
+        "how sampled tokens are drawn. shared: with noise that both sides derive from the seed; independent: each "
+        "side with its own, as in the DRAGON paper",
+        choices=RANDOMNESS,
     )
-    seed: int = field(default=0, metadata={"help": "of the random draws", "min": 0, "max": (1 << 63) - 1})
-    randomness: str = field(
-        default="shared",
-        metadata={
-            "help": "how sampled tokens are drawn: with noise that both sides derive from the seed, or each with "
-            "its own as in the DRAGON paper",
-            "choices": RANDOMNESS,
-        },
+    evidence: str = option(
+        "sparse",
+        "what travels of a side's distribution. sparse: its decisive tokens and a bound on the others; full: all of "
+        "it; lossy-nucleus: a nucleus of 0.8, which is not exact",
+        choices=EVIDENCE,
     )
-    evidence: str = field(
-        default="sparse",
-        metadata={
-            "help": "what travels of a side's distribution: its decisive tokens and a bound of the others, all "
-            "of it, or a nucleus of 0.8, which is not exact",
-            "choices": EVIDENCE,
-        },
+    head: int = option(16, "tokens in sparse evidence", 1, 4096)
+    max_tokens: int = option(96, "longest answer, tokens", 1, 4096)
+    window: int = option(8, "tokens that each side drafts ahead; 1: both sides go in step", 1, 64)
+    reweight_every: int = option(
+        0, "tokens after which the documents are weighed again by question and answer so far; 0: never", 0, 4096
     )
-    head: int = field(default=16, metadata={"help": "tokens in sparse evidence", "min": 1, "max": 4096})
-    max_tokens: int = field(default=96, metadata={"help": "longest answer in tokens", "min": 1, "max": 4096})
-    window: int = field(
-        default=8, metadata={"help": "tokens that each side drafts ahead; 1: the sides go in step", "min": 1, "max": 64}
+    schedule: str = option(
+        "auto", "which side aggregates. auto: by cost; delta-z: by the DRAGON paper's rule", choices=SCHEDULES
     )
-    reweight_every: int = field(
-        default=0,
-        metadata={
-            "help": "tokens after which the documents are weighed anew by question and answer so far; 0: never",
-            "min": 0,
-            "max": 4096,
-        },
+    aggregator: str = option(
+        "device",  # the first token comes a round trip earlier
+        "side that begins to aggregate. auto: by what earlier answers have shown",
+        choices=BEGINNERS,
     )
-    schedule: str = field(
-        default="auto",
-        metadata={
-            "help": "which side aggregates; auto: by what it costs; delta-z: by the DRAGON paper's rule",
-            "choices": SCHEDULES,
-        },
+    patience_s: float = option(5.0, "the question is asked again after this much silence, s", 0.05, 600.0)
+    attempts: int = option(
+        5, "times in a row that the question is asked, or the link dialled, without an answer", 1, 100
     )
-    aggregator: str = field(
-        default="device",  # the first token comes a round trip earlier
-        metadata={
-            "help": "the side that begins to aggregate; auto: by what the answers before have told",
-            "choices": BEGINNERS,
-        },
-    )
-    patience_s: float = field(
-        default=5.0,
-        metadata={"help": "seconds of silence until the question is asked again", "min": 0.05, "max": 600.0},
-    )
-    attempts: int = field(
-        default=5,
-        metadata={
-            "help": "times in a row that it is asked, or the link dialled, without an answer",
-            "min": 1,
-            "max": 100,
-        },
-    )
-    on_loss: str = field(
-        default="fail",
-        metadata={
-            "help": "when the link stays lost: give the answer up, or finish it from the device's documents alone",
-            "choices": ON_LOSS,
-        },
+    on_loss: str = option(
+        "fail",
+        "when the link stays lost. fail: give the answer up; alone: finish it from the robot's documents",
+        choices=ON_LOSS,
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, AggregationSettingsError)
+        check_options(self, AggregationSettingsError)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Limits of the cloud's half; ValueError for a value out of range."""
+
+    max_answers: int = option(16, "questions being answered at once", 1, 10_000)
+    max_documents: int = option(8, "most documents used for a question", 1, 64)
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -11,10 +11,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dsd_ros.edge.errors import SessionLost, TargetChanged, VerifierRefused
 from dsd_ros.edge.limits import Limits
+from dsd_ros.options import check_options, option
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import (
     Draft,
@@ -34,26 +35,20 @@ _HANDSHAKE_RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class LinkSettings:
-    """How patient the robot's half is with link and verifier; ValueError for a value out of place."""
+    """How patient the robot's half is with link and verifier; ValueError for a value out of range."""
 
-    response_timeout_s: float = field(
-        default=5.0, metadata={"help": "seconds of silence until a round is sent again", "min": 0.05, "max": 600.0}
+    response_timeout_s: float = option(
+        2.0, "a round is sent again after this much silence, s", 0.05, 600.0, allowed="0.05 to 600 seconds"
     )
-    attempts: int = field(
-        default=5,
-        metadata={"help": "times a round is sent or a link is dialled before giving up", "min": 1, "max": 100},
-    )
-    image_encoding: str = field(
-        default="png", metadata={"help": "how pictures travel, both lossless", "choices": ENCODINGS}
-    )
+    attempts: int = option(4, "times a round is sent, or the link dialled, before giving up", 1, 100)
+    image_encoding: str = option("png", "encoding of pictures on the link, both lossless", choices=ENCODINGS)
 
     def __post_init__(self) -> None:
-        if not 0.05 <= self.response_timeout_s <= 600.0:
-            raise ValueError(f"response_timeout_s is {self.response_timeout_s}; use 0.05 to 600 seconds")
-        if not 1 <= self.attempts <= 100:
-            raise ValueError(f"attempts is {self.attempts}; use 1 to 100")
-        if self.image_encoding not in ENCODINGS:
-            raise ValueError(f"unknown image_encoding {self.image_encoding!r}; use one of {', '.join(ENCODINGS)}")
+        check_options(self)
+
+
+# For a person at a prompt, where a large model may take seconds for a round; the defaults suit a moving robot.
+PATIENT_LINK = LinkSettings(response_timeout_s=5.0, attempts=5)
 
 
 class VerifierLink:

@@ -8,8 +8,7 @@ from typing import Protocol, cast
 import numpy as np
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
-from dsd_ros.decoding.ranges import expansion_nodes
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import PredraftPool
 from dsd_ros.edge.alone import decode_alone
 from dsd_ros.edge.client import LinkSettings, VerifierLink

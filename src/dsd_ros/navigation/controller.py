@@ -7,10 +7,11 @@ Pure: time, pose and velocity are passed in, commands come out. Units: metres, r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.options import option
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,13 @@ def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
     return Pose(pose.x + way * math.cos(middle), pose.y + way * math.sin(middle), pose.yaw + velocity.wz * span)
 
 
-def _option(default: float, text: str, low: float, high: float) -> float:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
 @dataclass(frozen=True)
 class ControlSettings:
-    """How often is commanded, and when zero is instead."""
+    """The rate of commands, and when zero is commanded instead."""
 
-    control_rate: float = field(
-        default=25.0, metadata={"help": "cmd_vel_nav messages per second", "min": 20.0, "max": 100.0}
-    )
-    watchdog_timeout_s: float = field(
-        default=0.5,
-        metadata={"help": "zero is sent this long after the last fresh command or odometry", "min": 0.1, "max": 0.5},
+    control_rate: float = option(25.0, "rate of cmd_vel_nav messages, Hz", 20.0, 100.0)
+    watchdog_timeout_s: float = option(
+        0.5, "zero is sent this long after the last fresh command or odometry, s", 0.1, 0.5
     )
 
 
@@ -61,16 +55,16 @@ class ControlSettings:
 class MotionSettings:
     """Limits and tolerances of a motion."""
 
-    speed: float = _option(0.5, "top speed ahead, m/s", 0.05, 1.5)
-    turn_rate_deg: float = _option(30.0, "top turn rate, degrees/s", 5.0, 120.0)
-    acceleration: float = _option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
-    turn_acceleration_deg: float = _option(90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0)
-    distance_tolerance: float = _option(0.01, "a drive is done this close to its end, m", 0.002, 0.1)
-    angle_tolerance_deg: float = _option(0.5, "a turn is done this close to its end, degrees", 0.1, 5.0)
-    rest_speed: float = _option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
-    rest_turn_rate_deg: float = _option(1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0)
-    rest_s: float = _option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
-    stuck_s: float = _option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
+    speed: float = option(0.5, "top speed ahead, m/s", 0.05, 1.5)
+    turn_rate_deg: float = option(30.0, "top turn rate, degrees/s", 5.0, 120.0)
+    acceleration: float = option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
+    turn_acceleration_deg: float = option(90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0)
+    distance_tolerance: float = option(0.01, "a drive is done this close to its end, m", 0.002, 0.1)
+    angle_tolerance_deg: float = option(0.5, "a turn is done this close to its end, degrees", 0.1, 5.0)
+    rest_speed: float = option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
+    rest_turn_rate_deg: float = option(1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0)
+    rest_s: float = option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
+    stuck_s: float = option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
 
     def still(self, measured: Velocity) -> bool:
         """Whether a robot of this measured velocity stands."""

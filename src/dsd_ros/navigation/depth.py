@@ -7,10 +7,11 @@ corridor or above it are none of its business.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+
+from dsd_ros.options import option
 
 _KNOWN_SHARE = 0.5  # of the pixels that look into the corridor: with fewer, nothing is known
 _COLUMNS = 160  # of the grid of pixels that is looked at: enough, and cheap
@@ -24,26 +25,17 @@ class DepthError(ValueError):
     """A message that holds no depth image; one sentence."""
 
 
-def _option(default: float, text: str, low: float, high: float) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
 @dataclass(frozen=True)
 class DepthView:
-    """How the depth camera is mounted, and what the robot's body takes."""
+    """The mounting of the depth camera, and the space that the robot's body takes."""
 
-    camera_height: float = _option(0.36, "of the depth camera above the floor, m", 0.02, 2.0)
-    camera_pitch_deg: float = _option(17.0, "the depth camera looks this much downwards, degrees", -45.0, 75.0)
-    corridor_width: float = _option(0.5, "the robot's width, with what it must keep on both sides, m", 0.1, 2.0)
-    corridor_height: float = _option(0.5, "what hangs higher is passed below, m", 0.1, 2.0)
-    floor_clearance: float = _option(0.06, "what is lower is the floor or can be stepped on, m", 0.01, 0.3)
-    outlier_pixels: int = field(
-        default=8,
-        metadata={
-            "help": "nearer points than these few, of the 160 pixels wide grid looked at, are taken for noise",
-            "min": 0,
-            "max": 1000,
-        },
+    camera_height: float = option(0.36, "height of the depth camera above the floor, m", 0.02, 2.0)
+    camera_pitch_deg: float = option(17.0, "downward pitch of the depth camera, degrees", -45.0, 75.0)
+    corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
+    corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
+    floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
+    outlier_pixels: int = option(
+        8, "up to this many nearer points, on a grid 160 pixels wide, are taken for noise", 0, 1000
     )
 
 

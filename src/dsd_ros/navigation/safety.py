@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-from dsd_ros.navigation.controller import Velocity
+from dsd_ros.navigation.controller import MotionSettings, Velocity
+from dsd_ros.options import option
 
 
 class Source(IntEnum):
@@ -52,6 +52,10 @@ REFUSALS = frozenset(
     {Cause.UNVERIFIED_ACTION, Cause.UNPARSABLE_ACTION, Cause.STALE_REPLY, Cause.NO_ACTION, Cause.MOTION_REFUSED}
 )
 FALLBACKS = ("stop", "draft_only", "return")
+FALLBACK_HELP = (
+    "when the link is lost: stop; draft_only: a few slow actions by the draft alone (not exact); return: back the way "
+    "it came"
+)
 # These hold an operator's command at zero, too; the others are what an operator is there to solve.
 BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.DEADMAN, Cause.TILT})
 
@@ -90,88 +94,73 @@ _ZERO = 1e-4  # below this a command moves nothing
 STILL = Motion()
 
 
-def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
 @dataclass(frozen=True)
 class Timeouts:
-    """How long things stay fresh. None of those that stop a moving robot may be above half a second."""
+    """How long things stay fresh. No timeout that stops a moving robot may be above half a second."""
 
-    command_s: float = _option(0.4, "navigation's command counts this long, s", 0.1, 0.5)
-    operator_s: float = _option(0.4, "the operator's command counts this long, s", 0.1, 0.5)
-    deadman_s: float = _option(0.4, "the deadman's 'held' counts this long, s", 0.1, 0.5)
-    odometry_s: float = _option(0.4, "a pose counts this long, s", 0.1, 0.5)
-    imu_s: float = _option(0.4, "an imu sample counts this long, s", 0.1, 0.5)
-    camera_s: float = _option(0.4, "a picture counts as the present view this long, s", 0.1, 5.0)
-    obstacle_s: float = _option(0.4, "a range, scan or depth image counts this long, s", 0.1, 0.5)
-    heartbeat_s: float = _option(0.4, "a node's heartbeat counts this long, s", 0.15, 5.0)
-    action_s: float = _option(20.0, "an action may take this long, s", 1.0, 120.0)
+    command_s: float = option(0.4, "navigation's command is valid for this long, s", 0.1, 0.5)
+    operator_s: float = option(0.4, "the operator's command is valid for this long, s", 0.1, 0.5)
+    deadman_s: float = option(0.4, "the deadman's 'held' is valid for this long, s", 0.1, 0.5)
+    odometry_s: float = option(0.4, "a pose is valid for this long, s", 0.1, 0.5)
+    imu_s: float = option(0.4, "an IMU sample is valid for this long, s", 0.1, 0.5)
+    camera_s: float = option(0.4, "a picture counts as the present view for this long, s", 0.1, 5.0)
+    obstacle_s: float = option(0.4, "a range, scan or depth image is valid for this long, s", 0.1, 0.5)
+    heartbeat_s: float = option(0.4, "a node's heartbeat is valid for this long, s (one comes every 0.1 s)", 0.15, 5.0)
+    action_s: float = option(20.0, "longest time of an action, s", 1.0, 120.0)
 
 
 @dataclass(frozen=True)
 class Limits:
     """How far and how fast; the first two should be those of the navigation node's motion."""
 
-    speed: float = _option(0.5, "navigation's top speed, m/s", 0.05, 1.5)
-    turn_rate_deg: float = _option(30.0, "navigation's top turn rate, degrees/s", 5.0, 120.0)
-    operator_speed: float = _option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
-    operator_turn_rate_deg: float = _option(60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0)
-    distance_margin: float = _option(0.3, "a drive may get this much further than its action says, m", 0.05, 1.0)
-    angle_margin_deg: float = _option(20.0, "a turn may get this much further than its action says, degrees", 2.0, 45.0)
-    observation_age_s: float = _option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
-    obstacle_distance: float = _option(0.12, "no drive ahead with something nearer than this, m", 0.05, 3.0)
-    obstacle_braking: float = _option(
-        0.8, "towards something ahead only as fast as this braking allows, m/s^2", 0.1, 5.0
+    speed: float = option(MotionSettings.speed, "navigation's top speed, m/s", 0.05, 1.5)
+    turn_rate_deg: float = option(MotionSettings.turn_rate_deg, "navigation's top turn rate, degrees/s", 5.0, 120.0)
+    operator_speed: float = option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
+    operator_turn_rate_deg: float = option(60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0)
+    distance_margin: float = option(0.3, "a drive may exceed its action by this much, m", 0.05, 1.0)
+    angle_margin_deg: float = option(20.0, "a turn may exceed its action by this much, degrees", 2.0, 45.0)
+    observation_age_s: float = option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
+    obstacle_distance: float = option(0.12, "no drive ahead with an obstacle nearer than this, m", 0.05, 3.0)
+    obstacle_braking: float = option(
+        0.8, "speed towards an obstacle ahead is limited to what this braking can stop, m/s^2", 0.1, 5.0
     )
-    obstacle_cone_deg: float = _option(40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0)
-    tilt_deg: float = _option(25.0, "the body's z axis may lean this far, degrees", 5.0, 80.0)
-    battery: float = _option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
+    obstacle_cone_deg: float = option(40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0)
+    tilt_deg: float = option(25.0, "largest lean of the body's z axis, degrees", 5.0, 80.0)
+    battery: float = option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """What navigation may do without the target's word. The default is exact: nothing."""
+    """What navigation may do without the target's verification. The default is exact: nothing."""
 
-    fallback: str = field(
-        default="stop",
-        metadata={
-            "help": "without the target's word: stop, draft_only (a few actions by the draft alone, slowly; not exact) "
-            "or return (back along the way it came)",
-            "choices": FALLBACKS,
-        },
-    )
-    unverified_replies: int = _option(3, "draft_only: so many unverified actions in a row at most", 1, 20)
-    fallback_speed: float = _option(0.4, "draft_only and return: share of navigation's top speeds", 0.05, 1.0)
+    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
+    unverified_replies: int = option(3, "draft_only: most unverified actions in a row", 1, 20)
+    fallback_speed: float = option(0.4, "draft_only and return: fraction of navigation's top speeds", 0.05, 1.0)
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What must be there for navigation to move the robot."""
+    """What must be present for navigation to move the robot."""
 
-    camera: str = field(
-        default="image",
-        metadata={
-            "help": "what shows that pictures come: image (camera/image_raw), info (camera/camera_info, "
-            "where pictures are big), or none",
-            "choices": ("image", "info", "none"),
-        },
+    camera: str = option(
+        "image",
+        "topic that shows that pictures come: image (camera/image_raw), info (camera/camera_info, for large pictures) "
+        "or none",
+        choices=("image", "info", "none"),
     )
-    imu: bool = _option(True, "imu samples must come; tilt is watched either way")
-    deadman: bool = _option(False, "nothing moves, by anybody, unless the deadman is held")
-    obstacle: str = field(
-        default="none",
-        metadata={
-            "help": "sensor that looks ahead: range (sensor_msgs/Range), scan (sensor_msgs/LaserScan) or depth "
-            "(sensor_msgs/Image)",
-            "choices": ("none", "range", "scan", "depth"),
-        },
+    imu: bool = option(True, "IMU samples must come; tilt is watched either way")
+    deadman: bool = option(False, "nothing moves, by anybody, unless the deadman is held")
+    obstacle: str = option(
+        "none",
+        "sensor that looks ahead: none, range (sensor_msgs/Range), scan (sensor_msgs/LaserScan) or depth "
+        "(sensor_msgs/Image)",
+        choices=("none", "range", "scan", "depth"),
     )
-    heartbeats: str = _option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")
-    link: str = _option(
+    heartbeats: str = option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")
+    link: str = option(
         "draft_node,bridge_node", "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated"
     )
-    robot: str = _option("go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault")
+    robot: str = option("go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault")
 
     @property
     def heartbeat_nodes(self) -> tuple[str, ...]:

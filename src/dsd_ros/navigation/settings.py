@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
 
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.navigation.safety import FALLBACKS
+from dsd_ros.navigation.safety import FALLBACK_HELP, FALLBACKS
+from dsd_ros.options import option
 
 
 class RunOutcome(IntEnum):
@@ -36,55 +36,44 @@ class RunOutcome(IntEnum):
     NOT_KNOWN = 19
 
 
-def _option(default: Any, text: str, low: float, high: float) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
-def _choice(default: str, text: str, choices: tuple[str, ...]) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
-
-
 @dataclass(frozen=True)
 class RunSettings:
     """Budgets, limits and choices of a run."""
 
-    max_steps: int = _option(60, "actions a run may take", 1, 1000)
-    time_limit_s: float = _option(180.0, "time a run may take, s", 1.0, 3600.0)
-    max_observation_age_s: float = _option(
+    max_steps: int = option(60, "most actions of a run", 1, 1000)
+    time_limit_s: float = option(180.0, "longest time of a run, s", 1.0, 3600.0)
+    max_observation_age_s: float = option(
         5.0, "a reply about a picture older than this is not carried out, s", 0.1, 60.0
     )
-    decode_timeout_s: float = _option(15.0, "time one reply may take, s", 0.1, 120.0)
-    odometry_timeout_s: float = _option(
+    decode_timeout_s: float = option(15.0, "longest time of one reply, s", 0.1, 120.0)
+    odometry_timeout_s: float = option(
         2.0, "a run ends when the robot has not reported its pose for this long, s", 0.1, 30.0
     )
-    max_stuck: int = _option(3, "a run ends after this many blocked actions in a row", 1, 20)
-    max_repeats: int = _option(3, "a run ends when the same is decided at the same place for this many-th time", 2, 20)
-    max_reversals: int = _option(4, "a run ends after so many changes of a turn's sense without a drive between", 2, 40)
-    safety_patience_s: float = _option(
+    max_stuck: int = option(3, "a run ends after this many blocked actions in a row", 1, 20)
+    max_repeats: int = option(
+        3, "a run ends when the same action is decided at the same place for this many-th time", 2, 20
+    )
+    max_reversals: int = option(4, "a run ends after this many reversed turns without a drive in between", 2, 40)
+    safety_patience_s: float = option(
         2.0, "a run ends when the safety supervisor holds its action for this long, s", 0.5, 60.0
     )
-    link_patience_s: float = _option(
-        10.0, "as safety_patience_s, when nothing but the lost link holds it, s", 0.5, 60.0
+    link_patience_s: float = option(
+        10.0, "as safety_patience_s, when nothing but the lost link holds the action, s", 0.5, 60.0
     )
-    safety_timeout_s: float = _option(
+    safety_timeout_s: float = option(
         1.0, "a supervisor that is silent for this long counts as holding the robot, s", 0.3, 10.0
     )
-    look_ahead_s: float = _option(
-        0.0, "a picture may be taken this long before the robot stands, s; 0: only at rest", 0.0, 2.0
+    look_ahead_s: float = option(
+        0.0, "the next picture may be taken this long before the robot stands, s; 0: only at rest", 0.0, 2.0
     )
-    arrival_check: str = _choice(
+    arrival_check: str = option(
         "model",
-        "who says that the target is reached: the model, or the service check_arrival as well",
-        ("model", "service"),
+        "who decides that the target is reached. model: its reply alone; service: check_arrival must agree",
+        choices=("model", "service"),
     )
-    fallback: str = _choice(
-        "stop",
-        "when the link is lost: stop, draft_only (a few actions by the draft alone, slowly; not exact) "
-        "or return (back along the way it came)",
-        FALLBACKS,
-    )
-    fallback_replies: int = _option(3, "draft_only: so many unverified replies in a row at most", 1, 20)
-    fallback_speed: float = _option(0.4, "draft_only and return: share of the top speeds", 0.05, 1.0)
+    fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
+    fallback_replies: int = option(3, "draft_only: most unverified replies in a row", 1, 20)
+    fallback_speed: float = option(0.4, "draft_only and return: fraction of the top speeds", 0.05, 1.0)
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:
         """The same with a goal's own budgets; 0 leaves one as it is.

@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
@@ -20,6 +19,7 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import EXIT_BAD_START
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import BridgeNodeSettings
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, read_token
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.websocket import WebsocketChannel
@@ -27,23 +27,10 @@ from dsd_ros.wire.websocket import WebsocketChannel
 _OUTBOX = 256
 
 
-@dataclass(frozen=True)
-class BridgeSettings:
-    """Parameters of the bridge."""
-
-    url: str = field(
-        default="ws://127.0.0.1:8765", metadata={"help": "address of the verifier, ws://host:port or wss://host:port"}
-    )
-    token_file: str = field(default="", metadata={"help": "file that holds the bearer token; empty: none is sent"})
-    ca_file: str = field(default="", metadata={"help": "certificate authority (PEM) to trust; empty: the system's"})
-    longest_wait_s: float = field(
-        default=5.0, metadata={"help": "longest pause between two attempts to dial, s", "min": 0.1, "max": 60.0}
-    )
-
-    def channel(self) -> WebsocketChannel:
-        """A channel that has not dialled yet. ValueError or OSError for what cannot be used."""
-        token = read_token(self.token_file) if self.token_file else None
-        return WebsocketChannel(self.url, token=token, ca_file=self.ca_file or None)
+def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
+    """A channel that has not dialled yet. ValueError or OSError for settings that cannot be used."""
+    token = read_token(settings.token_file) if settings.token_file else None
+    return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
 
 
 class BridgeNode(ManagedNode):
@@ -51,13 +38,13 @@ class BridgeNode(ManagedNode):
 
     def __init__(self) -> None:
         super().__init__("bridge_node")
-        self._settings = declare(self, BridgeSettings)
+        self._settings = declare(self, BridgeNodeSettings)
         refuse_unknown(self)
         self._relay: Relay | None = None
         self.autostart()
 
     def load(self) -> None:
-        self._settings.channel().close()  # whatever is wrong with the files is said now
+        _channel(self._settings).close()  # whatever is wrong with the files is said now
 
     def begin(self) -> None:
         self._relay = Relay(self, self._settings, self._health.report)
@@ -71,9 +58,9 @@ class BridgeNode(ManagedNode):
 class Relay:
     """One activation of the bridge. One thread keeps the connection and reads, another sends."""
 
-    def __init__(self, node: ManagedNode, settings: BridgeSettings, report: Callable[..., None]) -> None:
+    def __init__(self, node: ManagedNode, settings: BridgeNodeSettings, report: Callable[..., None]) -> None:
         self._node, self._settings, self._tell = node, settings, report
-        self._channel = settings.channel()
+        self._channel = _channel(settings)
         self._stop = threading.Event()
         self._up = threading.Event()
         self._outbox: queue.Queue[Message | None] = queue.Queue(_OUTBOX)

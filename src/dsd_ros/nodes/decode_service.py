@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import numpy as np
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -27,54 +26,12 @@ from dsd_ros.ros.camera import Camera
 from dsd_ros.ros.frames import Frames
 from dsd_ros.ros.images import ImageError, to_rgb
 from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
-from dsd_ros.wire.messages import MAX_HISTORY
 
 Answer = Decode.Response
 _OPEN_LIMIT_S = 10.0  # one attempt to open the session
-
-
-@dataclass(frozen=True)
-class DraftNodeSettings:
-    """Parameters of the draft node itself."""
-
-    transport: str = field(
-        default="dds",
-        metadata={"help": "what carries the drafts from here, for the statistics", "choices": ("dds", "websocket")},
-    )
-    image_timeout_s: float = field(
-        default=2.0, metadata={"help": "how long to wait for a fresh picture, s", "min": 0.1, "max": 30.0}
-    )
-    decode_timeout_s: float = field(
-        default=15.0,
-        metadata={"help": "how long a reply may take when the caller gives no limit, s",
-                  "min": 0.5, "max": 120.0},
-    )  # fmt: skip
-    target_tokenizer: str = field(
-        default="",
-        metadata={
-            "help": "the target's directory or tokenizer.json, where the draft has another tokenizer; "
-            "empty: the draft's"
-        },
-    )
-    link_patience_s: float = field(
-        default=2.0,
-        metadata={
-            "help": "silence of the verifier, s, after which a decode that allows unverified replies takes the "
-            "draft's word alone: the only replies that are not the target's",
-            "min": 0.1,
-            "max": 60.0,
-        },
-    )
-    history_frames: int = field(
-        default=0,
-        metadata={
-            "help": "pictures and actions of that many earlier steps are shown along; for models that were trained so",
-            "min": 0,
-            "max": MAX_HISTORY,
-        },
-    )
 
 
 class DecodeService:

@@ -12,7 +12,6 @@ import io
 import math
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,10 @@ from std_srvs.srv import Trigger
 
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
-from dsd_ros.robot.driver import DriverError, Limits, until_connected
+from dsd_ros.robot.driver import DriverError, until_connected
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2.sdk_link import SdkLink
-from dsd_ros.robot.go2.settings import Go2Settings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.ros.images import MAX_SIDE, ImageError, from_rgb
@@ -39,38 +37,12 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import StartError
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import Go2NodeSettings
 
 _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
 _THREADS_S = 0.1
 _CAMERA_SILENT_S = 2.0
-
-
-def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
-@dataclass(frozen=True)
-class Go2NodeSettings:
-    """Parameters of the node itself."""
-
-    link: str = field(
-        default="ros",
-        metadata={"help": "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own",
-                  "choices": ("ros", "sdk")},
-    )  # fmt: skip
-    robot_prefix: str = _option("", "in front of the robot's own topics; empty: a real robot's")
-    stand_up: bool = _option(True, "have the robot stand up when the node starts")
-    command_timeout_s: float = _option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
-    odometry_rate: float = _option(50.0, "odometry samples per second, at most", 5.0, 500.0)
-    camera_rate: float = _option(10.0, "pictures asked of the robot per second", 0.5, 30.0)
-    camera_delay_s: float = _option(
-        0.1, "how much older than its request a picture may be, s; its stamp says so", 0.0, 2.0
-    )
-    sdk_python: str = _option("", "of the environment with unitree_sdk2py; empty: this one")
-    sdk_interface: str = _option("", "network interface to the robot; empty: the SDK chooses")
-    sdk_domain: int = _option(0, "DDS domain of the robot, for the SDK", 0, 230)
-    camera_fov_deg: float = _option(0.0, "the camera's vertical field of view, degrees; 0: not known", 0.0, 170.0)
 
 
 class Go2Node(ManagedNode):
@@ -79,8 +51,6 @@ class Go2Node(ManagedNode):
     def __init__(self) -> None:
         super().__init__("go2_node", "Unitree Go2", heartbeat=True)
         self._settings = settings = declare(self, Go2NodeSettings)
-        self._drive_settings = declare(self, Go2Settings, "drive.")
-        self._limits = declare(self, Limits, "limits.")
         refuse_unknown(self)
         self._lock = threading.Lock()
         self._watchdog = Watchdog(settings.command_timeout_s)
@@ -119,7 +89,7 @@ class Go2Node(ManagedNode):
 
     def load(self) -> None:
         self._link = link = self._make_link(self._robot)
-        self._driver = driver = Go2Driver(link, self._drive_settings, self._limits)
+        self._driver = driver = Go2Driver(link, self._settings.drive, self._settings.limits)
         link.on_arrival = self._on_state
         link.attach(driver)
 

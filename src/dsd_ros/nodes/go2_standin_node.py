@@ -11,12 +11,10 @@ import io
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from PIL import Image as Pictures
-from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
@@ -40,28 +38,11 @@ from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import GroundTruthPublisher
-from dsd_ros.ros.parameters import ParameterError, declare, refuse_unknown
+from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import STANDIN_FAULTS, StandinNodeSettings
 
-_FAULTS = tuple(fault.value for fault in StandinFault)
 _JPEG_QUALITY = 95
-
-
-def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
-@dataclass(frozen=True)
-class StandinSettings:
-    """Parameters of the stand-in."""
-
-    seed: int = _option(0, "number of the world", 0, 2**31 - 1)
-    instruction: str = _option("", "names the target, e.g. 'find the silver bottle'; empty: the world's own")
-    robot_prefix: str = _option("", "in front of the robot's topics; empty: a real robot's")
-    state_rate: float = _option(50.0, "states per second", 5.0, 500.0)
-    lying: bool = _option(True, "it lies at first, and must stand up before it can move")
-    path_points: bool = _option(False, "send the vendor SDK's layout of SportModeState")
-    battery: float = _option(0.8, "charge that it reports, as a fraction of 1", 0.0, 1.0)
 
 
 class Go2StandinNode(Node):
@@ -70,19 +51,15 @@ class Go2StandinNode(Node):
     def __init__(self) -> None:
         super().__init__("go2_standin_node")
         self.failure: str | None = None
-        settings = declare(self, StandinSettings)
-        about = ParameterDescriptor(description=f"what goes wrong now: {', '.join(_FAULTS)}")
-        fault = str(self.declare_parameter("fault", "none", about).value)
+        settings = declare(self, StandinNodeSettings)
         refuse_unknown(self)
-        if fault not in _FAULTS:
-            raise ParameterError(f"'{fault}' is no fault; choose from {', '.join(_FAULTS)}.")
         self.add_on_set_parameters_callback(self._on_parameters)
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
         self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
-        self._robot.fault = StandinFault(fault)
+        self._robot.fault = StandinFault(settings.fault)
         self._faults = FaultBoard(
-            {"camera": ("freeze",), "robot": [f for f in _FAULTS if f != StandinFault.NONE.value]}
+            {"camera": ("freeze",), "robot": [f for f in STANDIN_FAULTS if f != StandinFault.NONE.value]}
         )
         self._settings = settings
         self._wanted: deque[Request] = deque(maxlen=4)  # pictures
@@ -126,8 +103,8 @@ class Go2StandinNode(Node):
     def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
         for change in changes:
             if change.name == "fault":
-                if change.value not in _FAULTS:
-                    reason = f"'{change.value}' is no fault; choose from {', '.join(_FAULTS)}."
+                if change.value not in STANDIN_FAULTS:
+                    reason = f"'{change.value}' is no fault; choose from {', '.join(STANDIN_FAULTS)}."
                     return SetParametersResult(successful=False, reason=reason)
                 self._robot.fault = StandinFault(change.value)
         return SetParametersResult(successful=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rclpy.callback_groups import CallbackGroup
@@ -17,28 +16,13 @@ from rclpy.node import Node
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Ask
-from dsd_ros.navigation.goals import WHEN, instruction_in, needs_memory
+from dsd_ros.navigation.goals import instruction_in, needs_memory
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.nodes.navigation_calls import SERVICE_WAIT_S
+from dsd_ros.ros.settings import GoalMemorySettings
 
 _MARGIN_S = 1.0  # the memory node gives up first, so that its own reason arrives
 _POLL_S = 0.02
-
-
-@dataclass(frozen=True)
-class GoalMemorySettings:
-    """When memory is asked about a goal."""
-
-    when: str = field(
-        default="never",
-        metadata={
-            "help": "goals that memory is asked about first: never, auto (those that speak of their speaker) or always",
-            "choices": WHEN,
-        },
-    )
-    timeout_s: float = field(
-        default=30.0, metadata={"help": "how long memory may take to answer, s", "min": 0.5, "max": 600.0}
-    )
 
 
 class Resolved(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from nav_msgs.msg import Odometry
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -23,7 +23,6 @@ from dsd_ros.dragon.documents.places import measured_in, open_documents
 from dsd_ros.dragon.documents.store import Store
 from dsd_ros.dragon.measuring import delay_of
 from dsd_ros.dragon.profiler import DecodeDelay
-from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.nodes.remembering import Remembering
 from dsd_ros.paths import documents_directory
@@ -31,10 +30,10 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.ros.log_lines import NodeLog
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.models import declare_model
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.polled import Polled, take
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import MemoryNodeSettings
 from dsd_ros.ros.stamps import pose_of, seconds
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -44,38 +43,12 @@ from dsd_ros.wire.channel import LinkError, LinkRefused
 Response = Ask.Response
 
 
-@dataclass(frozen=True)
-class MemorySettings:
-    """Parameters of the memory node itself."""
-
-    documents: str = field(
-        default="own",
-        metadata={
-            "help": "the robot's own documents: a folder of text files (.md, .txt), one made by 'dsd documents', own: "
-            "what 'dsd documents' keeps for this user, or shipped: dsd's examples; empty: none"
-        },
-    )
-    remember: bool = field(
-        default=True,
-        metadata={
-            "help": "keep what verified replies have seen, and where, among these documents; with text files for "
-            "as long as the node runs"
-        },
-    )
-    ask_timeout_s: float = field(
-        default=30.0,
-        metadata={"help": "how long an answer may take when the caller gives no limit, s", "min": 0.5, "max": 600.0},
-    )
-
-
 class MemoryNode(ManagedNode):
     """See the module. ``_asking`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
         super().__init__("memory_node")
-        self._settings = declare(self, MemorySettings)
-        self._model_settings = declare_model(self, "reader")
-        self._answer_settings = declare(self, AggregationSettings, "answer.")
+        self._settings = declare(self, MemoryNodeSettings)
         refuse_unknown(self)
         self._log_lines = NodeLog(self)
         self._channel = DdsChannel(self, topics=AGGREGATION)
@@ -103,15 +76,15 @@ class MemoryNode(ManagedNode):
         folder = documents_directory(self._settings.documents, "robot")
         self._store = open_documents(folder)
         self._remembering = Remembering(self._store)
-        self._model = load_model(self._model_settings)
-        self._delay = delay_of(self._model, self._answer_settings.documents, measured_in(folder))
+        self._model = load_model(self._settings.model)
+        self._delay = delay_of(self._model, self._settings.answer.documents, measured_in(folder))
 
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
         with self._asking:
             self._session = AskSession(
-                self._channel, model, store, self._answer_settings, relevance=store.relevance,
+                self._channel, model, store, self._settings.answer, relevance=store.relevance,
                 delay=self._delay,
             )  # fmt: skip
         documents = len(store.documents())
@@ -168,9 +141,9 @@ class MemoryNode(ManagedNode):
         session = self._session
         if session is None or not self.active:
             return _fail(response, Response.FAILED, self.reason)
-        wanted = max_tokens or self._answer_settings.max_tokens
+        wanted = max_tokens or self._settings.answer.max_tokens
         try:
-            session.settings = replace(self._answer_settings, max_tokens=wanted)
+            session.settings = replace(self._settings.answer, max_tokens=wanted)
             answer = session.answer(question, cancelled=lambda: self._generation != mine, deadline=deadline)
         except AnswerCancelled:
             return _fail(response, Response.CANCELED, _REPLACED)

@@ -26,18 +26,19 @@ from std_msgs.msg import String
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
 from dsd_msgs.srv import Decode
-from dsd_ros.navigation.controller import AT_REST, ControlSettings, MotionSettings, Velocity
+from dsd_ros.navigation.controller import AT_REST, Velocity
 from dsd_ros.navigation.records import Announcement, Answer, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
-from dsd_ros.navigation.settings import RunOutcome, RunSettings, checked_instruction
+from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
-from dsd_ros.nodes.goal_memory import STOPPED, GoalMemory, GoalMemorySettings, Resolved
+from dsd_ros.nodes.goal_memory import STOPPED, GoalMemory, Resolved
 from dsd_ros.nodes.navigation_calls import FAILURES, ArrivalCalls, DecodeCalls, action_message, cancelling
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import pose_of, seconds, to_twist, velocity_of
 
 _REST_WAIT_S = 2.0  # the result waits this long for the robot to stand
@@ -51,13 +52,10 @@ class NavigationNode(ManagedNode):
 
     def __init__(self) -> None:
         super().__init__("navigation_node", heartbeat=True)
-        self._control = declare(self, ControlSettings)
-        self._run_settings = declare(self, RunSettings, "run.")
-        self._motion_settings = declare(self, MotionSettings, "motion.")
-        memory_settings = declare(self, GoalMemorySettings, "memory.")
+        self._settings = settings = declare(self, NavigationNodeSettings)
         refuse_unknown(self)
         self._changed = threading.Condition()
-        self._watchdog = Watchdog(self._control.watchdog_timeout_s)
+        self._watchdog = Watchdog(settings.watchdog_timeout_s)
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
         self._instruction = ""
@@ -77,11 +75,11 @@ class NavigationNode(ManagedNode):
         self.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decodes = DecodeCalls(self, service)
         self._checks = ArrivalCalls(self, service)
-        self._memory = GoalMemory(self, memory_settings, service)
+        self._memory = GoalMemory(self, settings.memory, service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
         # it.
         self.create_timer(
-            1.0 / self._control.control_rate, self._tick, motion, clock=Clock(clock_type=ClockType.STEADY_TIME)
+            1.0 / settings.control_rate, self._tick, motion, clock=Clock(clock_type=ClockType.STEADY_TIME)
         )
         self._server = ActionServer(
             self,
@@ -295,7 +293,7 @@ class NavigationNode(ManagedNode):
         goal = handle.request
         try:
             text = checked_instruction(goal.instruction)
-            self._run_settings.within(goal.max_steps, goal.time_limit)
+            self._settings.run.within(goal.max_steps, goal.time_limit)
         except ValueError as error:
             return RunOutcome.BAD_GOAL, str(error)
         deadline = time.monotonic() + _START_WAIT_S
@@ -318,7 +316,7 @@ class NavigationNode(ManagedNode):
     def _begin(self, handle: ServerGoalHandle, resolved: Resolved) -> bool:
         """Start the run of a goal that was taken; False when the node has been stopped meanwhile."""
         goal = handle.request
-        settings = self._run_settings.within(goal.max_steps, goal.time_limit)
+        settings = self._settings.run.within(goal.max_steps, goal.time_limit)
         with self._changed:
             if not self.active:
                 return False
@@ -326,7 +324,7 @@ class NavigationNode(ManagedNode):
             self._told.publish(String(data=self._instruction))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
-            self._run = NavigationRun(settings, self._motion_settings, self._moment())
+            self._run = NavigationRun(settings, self._settings.motion, self._moment())
             self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True

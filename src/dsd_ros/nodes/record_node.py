@@ -10,7 +10,6 @@ import json
 import queue
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from rclpy.serialization import deserialize_message
 from dsd_msgs.msg import ReplyProgress
 from dsd_ros.nodes.record_facts import ParameterCollector, versions
 from dsd_ros.nodes.record_types import TypeUnknown, definition, message_class
-from dsd_ros.observe.bag.writer import STORAGES, BagWriter, RecordError
+from dsd_ros.observe.bag.writer import BagWriter, RecordError
 from dsd_ros.observe.ros.bag_pictures import Pictures
 from dsd_ros.ros import health
 from dsd_ros.ros.images import ImageError
@@ -42,37 +41,11 @@ from dsd_ros.ros.record_topics import (
 )
 from dsd_ros.ros.running import StartError
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import RecordNodeSettings
 
 _SAVE_S = 0.5
 _LOOK_S = 1.0  # between two looks at who publishes
 _CLOSE_S = 0.7
-
-
-@dataclass(frozen=True)
-class RecordSettings:
-    """Parameters of the node."""
-
-    directory: str = field(default="", metadata={"help": "folder to make for the bag; it must not be there yet"})
-    storage: str = field(
-        default="mcap", metadata={"help": "how the bag's files are stored", "choices": tuple(STORAGES)}
-    )
-    camera_hz: float = field(
-        default=0.0,
-        metadata={
-            "help": "pictures kept per second, beside those that replies are about; 0: all of them",
-            "min": 0.0,
-            "max": 1000.0,
-        },
-    )
-    topics: str = field(default="", metadata={"help": "further topics, separated by commas, whatever their types"})
-    queue_mb: int = field(
-        default=64,
-        metadata={
-            "help": "room for what waits for the disk; beyond it, messages are left out and counted",
-            "min": 1,
-            "max": 4096,
-        },
-    )
 
 
 class RecordNode(Node):
@@ -83,7 +56,7 @@ class RecordNode(Node):
         overrides = [Parameter(name, value=value) for name, value in (given or {}).items()]
         super().__init__("record_node", parameter_overrides=overrides)
         self.failure: str | None = None
-        self._settings = declare(self, RecordSettings)
+        self._settings = declare(self, RecordNodeSettings)
         refuse_unknown(self)
         if not self._settings.directory:
             raise StartError("The parameter 'directory' is empty: name a folder for the bag.")

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
-from typing import Any
 
 from geometry_msgs.msg import Twist
-from rcl_interfaces.msg import ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
@@ -43,27 +41,10 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
 _RANGE_PERIOD_S = 0.05
-
-
-def _option(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
-@dataclass(frozen=True)
-class SimulatorSettings:
-    """Parameters of the simulator node."""
-
-    seed: int = _option(0, "number of the world", 0, 2**31 - 1)
-    instruction: str = _option("", "names the target, e.g. 'find the silver bottle'; empty: the world's own")
-    camera_rate: float = _option(15.0, "pictures per second", 1.0, 60.0)
-    odometry_rate: float = _option(50.0, "odometry samples per second", 5.0, 200.0)
-    rate: float = _option(1.0, "simulated seconds per second; other than 1 needs use_sim_time", 0.1, 20.0)
-    command_timeout_s: float = _option(
-        0.5, "the robot stops when cmd_vel is older; the firmware alone would hold it for 1 s", 0.05, 1.0
-    )
 
 
 class SimulatorNode(Node):
@@ -72,9 +53,7 @@ class SimulatorNode(Node):
     def __init__(self) -> None:
         super().__init__("simulator_node")
         self.failure: str | None = None
-        settings = declare(self, SimulatorSettings)
-        about = ParameterDescriptor(description="false: the camera falls silent, to rehearse its loss")
-        camera_on = bool(self.declare_parameter("camera_on", True, about).value)
+        settings = declare(self, SimulatorNodeSettings)
         refuse_unknown(self)
         self.add_on_set_parameters_callback(self._on_parameters)
         self._settings = settings
@@ -97,7 +76,7 @@ class SimulatorNode(Node):
         self.create_timer(_RANGE_PERIOD_S, self._measure_range, clock=steady)
         self._camera = SimulatedCamera(
             self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
-            self._fail, camera_on,
+            self._fail, settings.camera_on,
         )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "

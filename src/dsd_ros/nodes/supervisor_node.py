@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import struct
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
@@ -25,14 +24,14 @@ from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.actions import ActionKind
-from dsd_ros.navigation.depth import DepthView
-from dsd_ros.navigation.safety import Cause, Fallback, Limits, Motion, Requirements, Source, Timeouts, tilt_of
+from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
 from dsd_ros.navigation.supervisor import Decision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.realtime import ask_for_realtime
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.sensor_ahead import listen_ahead
+from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import pose_of, seconds
 
 KINDS = {
@@ -46,19 +45,6 @@ _COMMAND_PERIOD_S = 0.04  # between two commands that say the same
 _DEAF_S = 2.0  # without a picture for so long, the camera is subscribed to anew
 
 
-@dataclass(frozen=True)
-class SupervisorSettings:
-    """Parameters of the node itself."""
-
-    check_rate: float = field(
-        default=50.0, metadata={"help": "times per second that every cause is looked at", "min": 20.0, "max": 200.0}
-    )
-    realtime: bool = field(
-        default=True,
-        metadata={"help": "ask for real-time scheduling, where that is allowed: models must not delay a stop"},
-    )
-
-
 class SupervisorNode(Node):
     """See the module. Callbacks run one after the other: the executor has one thread."""
 
@@ -66,14 +52,9 @@ class SupervisorNode(Node):
         super().__init__("supervisor_node")
         self.failure: str | None = None
         self._closing = False
-        self._settings = settings = declare(self, SupervisorSettings)
-        self._limits = declare(self, Limits, "limit.")
-        self._required = declare(self, Requirements, "require.")
-        self._view = declare(self, DepthView, "depth.")
-        timeouts = declare(self, Timeouts, "timeout.")
-        fallback = declare(self, Fallback)
+        self._settings = settings = declare(self, SupervisorNodeSettings)
         refuse_unknown(self)
-        self._supervisor = Supervisor(timeouts, self._limits, self._required, fallback)
+        self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
         self._command_time = self._state_time = self._picture_time = -math.inf
         self._said: Any = None  # the decision that was published last
         self._logged: tuple[Cause, ...] = ()
@@ -114,14 +95,15 @@ class SupervisorNode(Node):
         hear(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
         hear(String, "heartbeat", self._on_heartbeat, qos.STATE)
         hear(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
-        listen_ahead(self, self._required, self._limits, self._view, self._on_distance)
+        settings = self._settings
+        listen_ahead(self, settings.require, settings.limit, settings.depth, self._on_distance)
         self._pictures = self._listen_to_camera()
 
     def _listen_to_camera(self) -> Any:
         """Only stamps are wanted, so pictures stay the bytes they came as."""
-        if self._required.camera == "image":
+        if self._settings.require.camera == "image":
             return self.create_subscription(Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True)
-        if self._required.camera == "info":
+        if self._settings.require.camera == "info":
             return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True)
         return None
 

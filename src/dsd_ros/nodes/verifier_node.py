@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings
-from dsd_ros.dragon.server import ServiceSettings
+from dsd_ros.cloud.settings import MetricsSettings
 from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.log_lines import NodeLog
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.models import declare_model
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import VerifierNodeSettings
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Message
@@ -77,11 +76,7 @@ class VerifierNode(ManagedNode):
 
     def __init__(self) -> None:
         super().__init__("verifier_node")
-        self._model_settings = declare_model(self, "target")
-        self._engine_settings = declare(self, EngineSettings, "engine.")
-        self._metrics_settings = declare(self, MetricsSettings)
-        self._asked = declare(self, DocumentSettings)
-        self._answer_settings = declare(self, ServiceSettings, "answers.")
+        self._settings = declare(self, VerifierNodeSettings)
         refuse_unknown(self)
         self._log_lines = NodeLog(self)
         self._model: VisionLanguageModel | None = None
@@ -93,16 +88,16 @@ class VerifierNode(ManagedNode):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        folder = documents_directory(self._asked.documents, "cloud")
+        folder = documents_directory(self._settings.documents, "cloud")
         if folder is not None:
             from dsd_ros.dragon.opening import Documents
 
-            path = self._asked.text_model or str(models_directory() / "reader")
-            self._documents = Documents.load(folder, replace(self._model_settings, path=path))
-        self._model = load_model(self._model_settings)
+            path = self._settings.text_model or str(models_directory() / "reader")
+            self._documents = Documents.load(folder, replace(self._settings.model, path=path))
+        self._model = load_model(self._settings.model)
 
     def begin(self) -> None:
-        self._service = _Service(self, self._engine(), self._metrics_settings)
+        self._service = _Service(self, self._engine(), self._settings)
         assert self._model is not None
         answers = "; answering questions" if self._documents is not None else ""
         self._health.report(health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}")
@@ -111,8 +106,8 @@ class VerifierNode(ManagedNode):
         model = self._model
         assert model is not None, "load comes first"
         if self._documents is None:
-            return VerifierEngine(model, self._engine_settings)
-        return self._documents.serve(lambda: VerifierEngine(model, self._engine_settings), self._answer_settings)
+            return VerifierEngine(model, self._settings.engine)
+        return self._documents.serve(lambda: VerifierEngine(model, self._settings.engine), self._settings.answers)
 
     def end(self) -> None:
         service, self._service = self._service, None

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 import webbrowser
-from dataclasses import dataclass, field
 
 from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
@@ -27,6 +26,7 @@ from dsd_ros.ros.images import ImageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.polled import Beat, Paced, Polled, spare_the_machine, take
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import ViewNodeSettings
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two of a kind
 _UNSEEN_S = 1.0  # the same while nobody has the page open
@@ -36,37 +36,13 @@ _WIDTH = 336  # of the robot's view, pixels: a phone's, and the simulated camera
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
-@dataclass(frozen=True)
-class ViewSettings:
-    """Parameters of the web view's node."""
-
-    bind: str = field(
-        default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 lets the whole network look on"}
-    )
-    web_port: int = field(
-        default=9090, metadata={"help": "port of the page; a free one if it is taken", "min": 0, "max": 65535}
-    )
-    data_port: int = field(
-        default=9876, metadata={"help": "port of the data; a free one if it is taken", "min": 0, "max": 65535}
-    )
-    rate: float = field(default=10.0, metadata={"help": "pictures per second, at most", "min": 0.5, "max": 30.0})
-    memory_mb: int = field(
-        default=128,
-        metadata={"help": "what the server keeps for browsers that come later, MiB", "min": 16, "max": 4096},
-    )  # fmt: skip
-    open_browser: bool = field(default=False, metadata={"help": "open the page in this machine's browser"})
-    visual: bool = field(
-        default=False, metadata={"help": "be visual_node, too: what RViz shows costs least in the same process"}
-    )
-
-
 class ViewNode(Node):
     """See the module."""
 
     def __init__(self) -> None:
         super().__init__("view_node")
         self.failure: str | None = None
-        settings = declare(self, ViewSettings)
+        settings = declare(self, ViewNodeSettings)
         refuse_unknown(self)
         self.visual = VisualNode(self) if settings.visual else None
         self._health = health.Health(self)
@@ -105,7 +81,7 @@ class ViewNode(Node):
         if self._web is not None:
             self._web.close()
 
-    def _show_address(self, settings: ViewSettings) -> None:
+    def _show_address(self, settings: ViewNodeSettings) -> None:
         assert self._web is not None
         page = self._web.server.page()
         self._health.report(health.OK, f"web view at {page}", {"page": page})
@@ -202,7 +178,7 @@ class ViewNode(Node):
 class _Web:
     """The server, and what is sent to it."""
 
-    def __init__(self, settings: ViewSettings) -> None:
+    def __init__(self, settings: ViewNodeSettings) -> None:
         self.server = WebServer(settings.bind, settings.web_port, settings.data_port, settings.memory_mb)
         try:
             self.view = WebView(self.server.data_url)

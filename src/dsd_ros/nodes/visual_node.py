@@ -8,7 +8,6 @@ web view it is a guest in that node's process, which listens and draws for both.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 
 from nav_msgs.msg import Path
@@ -27,38 +26,13 @@ from dsd_ros.ros.images import ImageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.polled import Beat, Paced, spare_the_machine
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between two looks for subscribers
 _PRESENT_S = 0.5  # between two publications of what fades
 _STEPS_EVERY = 8  # publications: who comes later wants to see the steps, too
 _IDLE_S = 3.0  # without subscribers for so long, the node stops listening
-
-
-@dataclass(frozen=True)
-class VisualSettings:
-    """Parameters of the visualization node."""
-
-    rate: float = field(
-        default=15.0, metadata={"help": "overlaid pictures per second, at most", "min": 0.5, "max": 60.0}
-    )
-    overlay_width: int = field(
-        default=336,  # the simulated camera's: to enlarge a picture takes longer than to send it
-        metadata={"help": "width of the overlaid picture, pixels", "min": 240, "max": 1920},
-    )
-    publish_map: bool = field(
-        default=True,
-        metadata={"help": "say that map and odom coincide; false where a localisation says how they lie"},
-    )  # fmt: skip
-    publish_description: bool = field(
-        default=True,
-        metadata={"help": "publish robot_description and its fixed transforms; false where robot_state_publisher does"},
-    )  # fmt: skip
-    description: str = field(default="", metadata={"help": "URDF file of the robot; empty: that of a Go2"})
-    base_height: float = field(
-        default=0.0,
-        metadata={"help": "height of base_link over the floor in odometry, m", "min": 0.0, "max": 2.0},
-    )  # fmt: skip
 
 
 class VisualNode(Node):
@@ -70,7 +44,7 @@ class VisualNode(Node):
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
         self.failure: str | None = None
-        self._settings = settings = declare(self, VisualSettings)
+        self._settings = settings = declare(self, VisualNodeSettings)
         refuse_unknown(self, host)
         self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)

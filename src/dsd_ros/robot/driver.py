@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from dsd_ros.options import option
 
 
 class Cause(Enum):
@@ -63,10 +65,6 @@ class Posture(Enum):
     BUSY = "busy"  # on the way from one to another, or in a trick
 
 
-def _limit(default: float, text: str, low: float, high: float) -> float:
-    return field(default=default, metadata={"help": text, "min": low, "max": high})
-
-
 @dataclass(frozen=True)
 class Limits:
     """What a base may be asked for, in its own frame, and how fast it may gain it.
@@ -74,13 +72,13 @@ class Limits:
     The ranges of the settings are what a Go2's sport service takes.
     """
 
-    vx_min: float = _limit(-0.5, "fastest backwards, m/s", -2.5, 0.0)
-    vx_max: float = _limit(1.5, "fastest ahead, m/s", 0.0, 3.8)
-    vy_max: float = _limit(0.5, "fastest sideways, m/s", 0.0, 1.0)
-    wz_max: float = _limit(1.5, "fastest turn, rad/s", 0.0, 4.0)
-    ax: float = _limit(2.0, "gain of speed ahead, m/s^2", 0.1, 10.0)
-    ay: float = _limit(2.0, "gain of speed sideways, m/s^2", 0.1, 10.0)
-    awz: float = _limit(6.0, "gain of turn rate, rad/s^2", 0.1, 40.0)
+    vx_min: float = option(-0.5, "top speed backwards, m/s", -2.5, 0.0)
+    vx_max: float = option(1.5, "top speed ahead, m/s", 0.0, 3.8)
+    vy_max: float = option(0.5, "top speed sideways, m/s", 0.0, 1.0)
+    wz_max: float = option(1.5, "top turn rate, rad/s", 0.0, 4.0)
+    ax: float = option(2.0, "acceleration ahead, m/s^2", 0.1, 10.0)
+    ay: float = option(2.0, "acceleration sideways, m/s^2", 0.1, 10.0)
+    awz: float = option(6.0, "angular acceleration, rad/s^2", 0.1, 40.0)
 
     def __post_init__(self) -> None:
         positive = (self.vx_max, self.vy_max, self.wz_max, self.ax, self.ay, self.awz)

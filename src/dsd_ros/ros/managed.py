@@ -19,7 +19,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +31,7 @@ from rclpy.node import Node
 from dsd_ros.ros import health
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError
+from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.wire.channel import Backoff, LinkError
 
 _EXPECTED = (ValueError, OSError, RuntimeError, LinkError)  # what a hook may raise without a defect
@@ -42,13 +42,6 @@ SUCCESS, FAILURE, ERROR = (
     TransitionCallbackReturn.ERROR,
 )
 _GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized"))
-
-
-@dataclass(frozen=True)
-class ManagedSettings:
-    """Parameters that every lifecycle node has."""
-
-    autostart: bool = field(default=True, metadata={"help": "configure and activate without being told to"})
 
 
 class ManagedNode(LifecycleNode):

@@ -18,22 +18,19 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dsd_ros.decoding.bounds import check_bounds
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, load_exits
 from dsd_ros.vlm.gguf import read_gguf
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
+from dsd_ros.vlm.settings import ModelSettings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTIZATIONS = ("none", "int8", "4bit")
 _CLASSES = {  # of transformers, by model_type
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "llama": "LlamaForCausalLM",
@@ -44,36 +41,6 @@ _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _SAMPLES = 64
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which model, where it runs, and in which precision; ModelError for a value that cannot be used."""
-
-    path: str = field(metadata={"help": "model directory or Hugging Face id"})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    dtype: str = field(default="float32", metadata={"help": "precision of the weights", "choices": tuple(DTYPES)})
-    quantization: str = field(
-        default="none", metadata={"help": "int8 on the CPU, 4bit on CUDA", "choices": QUANTIZATIONS}
-    )
-    threads: int = field(
-        default=0, metadata={"help": "CPU threads of this process's models; 0: torch's choice", "min": 0}
-    )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.fspath(self.path))
-        if not self.path:
-            raise ModelError("no model is named; give a model directory or a Hugging Face id")
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise ModelError(f"unknown device {self.device!r}; use cpu, cuda or cuda:N")
-        check_bounds(self, ModelError)
-        if self.threads < 0:
-            raise ModelError(f"threads is {self.threads}; use 0 (torch's choice) or more")
-        on_cuda = self.device.startswith("cuda")
-        if self.quantization == "int8" and (on_cuda or self.dtype != "float32"):
-            raise ModelError("int8 quantization is for the CPU in float32; on CUDA choose 4bit")
-        if self.quantization == "4bit" and not on_cuda:
-            raise ModelError("4bit quantization needs a CUDA device; on the CPU choose int8")
 
 
 def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguageModel:
@@ -133,7 +100,7 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
             state_dict=found.weights,
             output_loading_info=True,
             attn_implementation="sdpa",
-            dtype=DTYPES[settings.dtype],
+            dtype=getattr(torch, settings.dtype),
         )
     backbone = TextBackbone(_checked(path, *loaded))
     _check_fit(path, backbone, tokenizer)
@@ -210,7 +177,7 @@ def _markers(tokenizer: Any) -> tuple[str, ...]:
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
-    options: dict[str, Any] = {"dtype": DTYPES[settings.dtype]}
+    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
     if settings.quantization == "4bit":
         options |= _four_bit_options(settings)
     try:
@@ -274,7 +241,7 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
         config: Any = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=DTYPES[settings.dtype],
+            bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
             llm_int8_skip_modules=skip,
         )
     elif importlib.util.find_spec("torchao") is not None:

@@ -1,0 +1,59 @@
+"""Settings dataclasses: each field is one setting with its default, help text, range and choices.
+
+Command line flags, ROS parameters, launch arguments, config/*.yaml and docs/parameters.md are all made from these
+fields, so a default stands in one place. This module imports nothing of the project; every room may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any
+
+
+def option(
+    default: Any,
+    text: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    choices: tuple[str, ...] = (),
+    words: Mapping[str, Any] | None = None,
+    allowed: str = "",
+    live: bool = False,
+) -> Any:
+    """A dataclass field with what users must know of it.
+
+    :param text: the help text, with the unit.
+    :param low: smallest allowed value, ``high`` the largest.
+    :param words: texts that stand for certain values on the command line, e.g. {"auto": 0}.
+    :param allowed: the range in words, where "LOW to HIGH" does not say enough.
+    :param live: a running node's parameter may be changed.
+    """
+    metadata: dict[str, Any] = {"help": text}
+    if low is not None:
+        metadata["min"] = low
+    if high is not None:
+        metadata["max"] = high
+    if choices:
+        metadata["choices"] = choices
+    if words:
+        metadata["words"] = words
+    if allowed:
+        metadata["range"] = allowed
+    if live:
+        metadata["live"] = True
+    return field(default=default, metadata=metadata)
+
+
+def check_options(settings: Any, error: type[ValueError] = ValueError) -> None:
+    """Raise ``error`` for the first field outside its range or choices; the sentence says what may be used instead."""
+    for item in fields(settings):
+        value, low, high = getattr(settings, item.name), item.metadata.get("min"), item.metadata.get("max")
+        # NaN fails every comparison.
+        if low is not None and high is not None and not low <= value <= high:
+            words = item.metadata.get("range", f"{low} to {high}")
+            raise error(f"{item.name} is {value}; use {words}")
+        choices = item.metadata.get("choices", (value,))
+        if value not in choices:
+            raise error(f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}")

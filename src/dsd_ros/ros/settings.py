@@ -1,0 +1,339 @@
+"""The parameters of every node: one dataclass per node, nested ones for its groups (``model.path``, ``decode.mode``).
+
+Loads neither rclpy nor torch: launch files, the command line and the generator of config/*.yaml read it, too.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar
+
+from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings, VerifierSettings
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
+from dsd_ros.edge.client import LinkSettings
+from dsd_ros.navigation.controller import ControlSettings, MotionSettings
+from dsd_ros.navigation.depth import DepthView
+from dsd_ros.navigation.goals import WHEN
+from dsd_ros.navigation.safety import Fallback, Limits, Requirements, Timeouts
+from dsd_ros.navigation.settings import RunSettings
+from dsd_ros.options import option
+from dsd_ros.paths import OWN, models_directory
+from dsd_ros.robot.driver import Limits as BaseLimits
+from dsd_ros.robot.go2.settings import Go2Settings
+from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.wire.messages import MAX_HISTORY
+
+TRANSPORTS = ("dds", "websocket")
+STORAGES = ("mcap", "sqlite3")
+STANDIN_FAULTS = ("none", "freeze", "slow", "die", "reject")
+
+
+@dataclass(frozen=True)
+class ManagedSettings:
+    """Parameters that every lifecycle node has."""
+
+    autostart: bool = option(True, "configure and activate without being asked")
+
+
+@dataclass(frozen=True)
+class NodeModelSettings(ModelSettings):
+    """A node's model: the shipped one unless a path is given, on one thread, since nodes share the robot's cores."""
+
+    role: ClassVar[str]  # folder of the shipped model
+
+    path: str = option("", "model directory or Hugging Face id; empty: the shipped model")
+    threads: int = option(1, "CPU threads of this process's models; 0: torch's choice", 0)
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            object.__setattr__(self, "path", str(models_directory() / self.role))
+        super().__post_init__()
+
+
+class DraftModelSettings(NodeModelSettings):
+    role = "draft"
+
+
+class TargetModelSettings(NodeModelSettings):
+    role = "target"
+
+
+class ReaderModelSettings(NodeModelSettings):
+    role = "reader"
+
+
+@dataclass(frozen=True)
+class DraftNodeSettings(ManagedSettings):
+    """The draft model, the decoding mode and the session with the verifier."""
+
+    transport: str = option("dds", "transport of the drafts, for the statistics", choices=TRANSPORTS)
+    image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
+    decode_timeout_s: float = option(15.0, "longest time of a reply when the caller gives no limit, s", 0.5, 120.0)
+    target_tokenizer: str = option(
+        "", "the target's directory or tokenizer.json, where the draft has another tokenizer; empty: the draft's"
+    )
+    link_patience_s: float = option(
+        2.0,
+        "after this much silence of the verifier, s, a decode that allows unverified replies takes the draft's alone: "
+        "the only replies that are not the target's",
+        0.1,
+        60.0,
+    )
+    history_frames: int = option(
+        0,
+        f"number of earlier pictures and actions that are shown along, 0 to {MAX_HISTORY}; for models that were "
+        "trained so (the shipped pair was not)",
+        0,
+        MAX_HISTORY,
+    )
+    model: DraftModelSettings = field(default_factory=DraftModelSettings)
+    decode: DecodeSettings = field(default_factory=DecodeSettings)
+    link: LinkSettings = field(default_factory=LinkSettings)
+
+
+@dataclass(frozen=True)
+class MemoryNodeSettings(ManagedSettings):
+    """The robot's own documents, and questions answered from them together with the cloud."""
+
+    documents: str = option(
+        OWN,
+        "the robot's own documents: a folder of text files (.md, .txt), one made by 'dsd documents', own: what "
+        "'dsd documents' keeps for this user, or shipped: dsd's examples; empty: none",
+    )
+    remember: bool = option(
+        True,
+        "add what verified replies have seen, and where, to these documents; with text files only while the node runs",
+    )
+    ask_timeout_s: float = option(30.0, "longest time of an answer when the caller gives no limit, s", 0.5, 600.0)
+    model: ReaderModelSettings = field(default_factory=ReaderModelSettings)
+    answer: AggregationSettings = field(default_factory=AggregationSettings)
+
+
+@dataclass(frozen=True)
+class VerifierNodeSettings(DocumentSettings, MetricsSettings, ManagedSettings):
+    """The target model and its engine, on DDS topics."""
+
+    model: TargetModelSettings = field(default_factory=TargetModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    answers: ServiceSettings = field(default_factory=ServiceSettings)
+
+
+@dataclass(frozen=True)
+class BridgeNodeSettings(ManagedSettings):
+    """The websocket to a remote verifier."""
+
+    url: str = option(
+        f"ws://127.0.0.1:{VerifierSettings.port}", "address of the remote verifier, ws://host:port or wss://host:port"
+    )
+    token_file: str = option("", "file with the bearer token of the remote verifier; empty: none is sent")
+    ca_file: str = option("", "certificate authority (PEM) of the remote verifier; empty: the system's")
+    longest_wait_s: float = option(5.0, "longest pause between two attempts to dial, s", 0.1, 60.0)
+
+
+@dataclass(frozen=True)
+class GoalMemorySettings:
+    """When memory is asked about a goal."""
+
+    when: str = option(
+        "never",
+        "goals that memory is asked about first: never, auto (goals that speak of their speaker) or always",
+        choices=WHEN,
+    )
+    timeout_s: float = option(30.0, "longest wait for memory's answer, s", 0.5, 600.0)
+
+
+@dataclass(frozen=True)
+class NavigationNodeSettings(ControlSettings, ManagedSettings):
+    """The Navigate action, the motion controller and the watchdog."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    motion: MotionSettings = field(default_factory=MotionSettings)
+    memory: GoalMemorySettings = field(default_factory=GoalMemorySettings)
+
+
+@dataclass(frozen=True)
+class SupervisorNodeSettings(Fallback):
+    """The causes that stop the robot, and after how long."""
+
+    check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
+    realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
+    timeout: Timeouts = field(default_factory=Timeouts)
+    limit: Limits = field(default_factory=Limits)
+    require: Requirements = field(default_factory=Requirements)
+    depth: DepthView = field(default_factory=DepthView)
+
+
+@dataclass(frozen=True)
+class Go2NodeSettings(ManagedSettings):
+    """The driver of a Unitree Go2."""
+
+    link: str = option(
+        "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
+    )
+    robot_prefix: str = option("", "prefix of the robot's own topics; empty: a real robot's")
+    stand_up: bool = option(True, "have the robot stand up when the node starts")
+    command_timeout_s: float = option(
+        0.5,
+        "the robot is stopped when cmd_vel or its state is older, s (the firmware alone would go on for 1 s)",
+        0.05,
+        0.5,
+    )
+    odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
+    camera_rate: float = option(10.0, "rate at which pictures are requested from the robot, Hz", 0.5, 30.0)
+    camera_delay_s: float = option(
+        0.1, "how much older than its request a picture may be, s; its stamp says so", 0.0, 2.0
+    )
+    sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
+    sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
+    sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
+    camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
+    drive: Go2Settings = field(default_factory=Go2Settings)
+    limits: BaseLimits = field(default_factory=BaseLimits)
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """Which simulated world."""
+
+    seed: int = option(0, "number of the simulated world", 0, 2**31 - 1)
+    instruction: str = option(
+        "", "names the target of the world, e.g. 'find the silver bottle'; empty: the world's own"
+    )
+
+
+@dataclass(frozen=True)
+class SimulatorNodeSettings(WorldSettings):
+    """The simulated Go2 and its world."""
+
+    camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
+    odometry_rate: float = option(50.0, "rate of odometry, Hz", 5.0, 200.0)
+    rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
+    command_timeout_s: float = option(
+        0.5, "the robot stops when cmd_vel is older, s (the firmware alone would hold it for 1 s)", 0.05, 1.0
+    )
+    camera_on: bool = option(True, "false: the camera falls silent, to rehearse its loss", live=True)
+
+
+@dataclass(frozen=True)
+class StandinNodeSettings(WorldSettings):
+    """A stand-in Go2: the real robot's topics, in the simulated world."""
+
+    robot_prefix: str = option("", "prefix of the robot's topics; empty: a real robot's")
+    state_rate: float = option(50.0, "rate of states, Hz", 5.0, 500.0)
+    lying: bool = option(True, "it lies at first, and must stand up before it can move")
+    path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
+    battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
+    fault: str = option("none", "present fault", choices=STANDIN_FAULTS, live=True)
+
+
+@dataclass(frozen=True)
+class RecordNodeSettings:
+    """A bag of the run."""
+
+    directory: str = option("", "folder to create for the bag; it must not exist")
+    storage: str = option("mcap", "file format of the bag", choices=STORAGES)
+    camera_hz: float = option(
+        0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1000.0
+    )
+    topics: str = option("", "further topics of any type, separated by commas")
+    queue_mb: int = option(
+        64, "room for messages that wait for the disk, MB; beyond it they are dropped and counted", 1, 4096
+    )
+
+
+@dataclass(frozen=True)
+class VisualNodeSettings:
+    """What RViz shows. The node does nothing while nobody subscribes."""
+
+    rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
+    overlay_width: int = option(  # the simulated camera's: enlarging a picture takes longer than sending it
+        336, "width of the overlaid picture, pixels; wider ones cost more than they gain", 240, 1920
+    )
+    publish_map: bool = option(True, "state that map and odom coincide; false where localisation says how they lie")
+    publish_description: bool = option(
+        True, "publish robot_description and its fixed transforms; false where robot_state_publisher does"
+    )
+    description: str = option("", "URDF file of the robot; empty: that of a Go2")
+    base_height: float = option(
+        0.0, "height of base_link above the floor in odometry, m (a real Go2's driver: 0.32)", 0.0, 2.0
+    )
+
+
+@dataclass(frozen=True)
+class ViewNodeSettings:
+    """The web view: read-only, and for this machine alone unless bind says otherwise."""
+
+    bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network")
+    web_port: int = option(9090, "port of the page; a free one if it is taken", 0, 65535)
+    data_port: int = option(9876, "port of the data; a free one if it is taken", 0, 65535)
+    rate: float = option(10.0, "highest rate of pictures, Hz", 0.5, 30.0)
+    memory_mb: int = option(128, "memory that the server keeps for later browsers, MiB", 16, 4096)
+    open_browser: bool = option(False, "open the web view in this machine's browser")
+    visual: bool = option(False, "also run visual_node in this process, where what RViz shows costs least")
+
+
+NODES: dict[str, type] = {
+    "draft_node": DraftNodeSettings,
+    "memory_node": MemoryNodeSettings,
+    "verifier_node": VerifierNodeSettings,
+    "bridge_node": BridgeNodeSettings,
+    "navigation_node": NavigationNodeSettings,
+    "supervisor_node": SupervisorNodeSettings,
+    "go2_node": Go2NodeSettings,
+    "simulator_node": SimulatorNodeSettings,
+    "go2_standin_node": StandinNodeSettings,
+    "record_node": RecordNodeSettings,
+    "visual_node": VisualNodeSettings,
+    "view_node": ViewNodeSettings,
+}
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter as a node declares it."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    live: bool = False  # may be set while the node runs
+
+    def read(self, text: str) -> Any:
+        """A text as this parameter's type; what cannot be read stays text, for the node to refuse by name."""
+        if self.kind is bool:
+            return text.lower() in ("1", "true", "yes", "on")
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+
+def specs(schema: type, prefix: str = "") -> Iterator[ParameterSpec]:
+    """The parameters of a settings dataclass, those of nested dataclasses after ``NAME.``."""
+    hints = typing.get_type_hints(schema)
+    for item in fields(schema):
+        kind = hints[item.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from specs(kind, f"{prefix}{item.name}.")
+        elif kind in (bool, int, float, str):
+            known = item.metadata
+            yield ParameterSpec(
+                prefix + item.name, kind, item.default, known["help"], known.get("min"), known.get("max"),
+                known.get("choices", ()), known.get("live", False),
+            )  # fmt: skip
+        else:
+            raise TypeError(f"The setting '{item.name}' of type {kind} cannot become a parameter.")
+
+
+def parameter(node: str, name: str) -> ParameterSpec:
+    """A node's parameter by its full name, e.g. "decode.mode"; KeyError where there is none."""
+    for spec in specs(NODES[node]):
+        if spec.name == name:
+            return spec
+    raise KeyError(f"{node} has no parameter '{name}'")

@@ -1,0 +1,39 @@
+"""Which model is loaded, and how. Loads no torch, for what only reads settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from dsd_ros.options import check_options, option
+from dsd_ros.vlm.errors import ModelError
+
+DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "4bit")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """A model, its device and its precision; ModelError for a value out of range."""
+
+    path: str = field(metadata={"help": "model directory or Hugging Face id"})
+    device: str = option("cpu", "device of the model: cpu, cuda or cuda:N")
+    dtype: str = option(DTYPES[0], "precision of the weights", choices=DTYPES)
+    quantization: str = option("none", "int8 on the CPU, 4bit on CUDA", choices=QUANTIZATIONS)
+    threads: int = option(0, "CPU threads of this process's models; 0: torch's choice", 0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))
+        if not self.path:
+            raise ModelError("no model is named; give a model directory or a Hugging Face id")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ModelError(f"unknown device {self.device!r}; use cpu, cuda or cuda:N")
+        check_options(self, ModelError)
+        if self.threads < 0:
+            raise ModelError(f"threads is {self.threads}; use 0 (torch's choice) or more")
+        on_cuda = self.device.startswith("cuda")
+        if self.quantization == "int8" and (on_cuda or self.dtype != DTYPES[0]):
+            raise ModelError("int8 quantization is for the CPU in float32; on CUDA choose 4bit")
+        if self.quantization == "4bit" and not on_cuda:
+            raise ModelError("4bit quantization needs a CUDA device; on the CPU choose int8")

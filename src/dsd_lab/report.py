@@ -31,7 +31,7 @@ def header(bench: str, **models: Any) -> dict[str, Any]:
         "bench": bench,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "dsd-lab"), *sys.argv[1:]]),
         "machine": machine() + (f", torch {sys.modules['torch'].__version__}" if "torch" in sys.modules else ""),
         "models": {role: _fingerprint(model) for role, model in models.items()},
     }
@@ -74,6 +74,12 @@ def rounded(value: float) -> float:
 def median(values: Sequence[float]) -> float | None:
     """The median to three decimals; None for no values."""
     return round(statistics.median(values), 3) if values else None
+
+
+def use_own_ros_domain() -> None:
+    """Keep this process and its children on a ROS domain and host of their own, unless the environment chooses."""
+    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
 def _commit() -> str:

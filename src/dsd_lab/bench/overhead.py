@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import re
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.report import BenchError, header, table
+from dsd_lab.report import BenchError, header, table, use_own_ros_domain
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
@@ -107,12 +106,6 @@ def render(report: dict[str, Any]) -> str:
         for r in report["trees"]
     ]
     return "\n".join([*table([["transport", "rounds", "median ms", "p95 ms"], *rows]), report["machine"]])
-
-
-def use_own_ros_domain() -> None:
-    """Keep this process and its children on a ROS domain and host of their own, unless the environment chooses."""
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
 def _percentiles(milliseconds: Sequence[float]) -> dict[str, float]:

@@ -50,10 +50,9 @@ def add_faults(benches: Any) -> None:
 
 
 def _bench_faults(args: argparse.Namespace) -> int:
+    from dsd_lab.faults.plan import FaultSettings, render
     from dsd_lab.faults.run import measure_faults
     from dsd_lab.faults.system import FaultBenchError
-    from dsd_lab.faults.trials import FaultSettings, render
-    from dsd_lab.report import machine
     from dsd_ros.decoding.modes import mode
 
     mode(args.mode)
@@ -75,7 +74,6 @@ def _bench_faults(args: argparse.Namespace) -> int:
             report = measure_faults(settings, functools.partial(_progress, bar), log)
     except FaultBenchError as error:
         raise CommandError(error, EXIT_LINK) from error
-    report = {**report, "machine": machine()}
     print(render(report))
     write_json(args.json, report)
     if report["interrupted"]:

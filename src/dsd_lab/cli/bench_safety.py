@@ -34,15 +34,14 @@ def add_safety(benches: Any) -> None:
 
 
 def _bench_safety(args: argparse.Namespace) -> int:
-    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety
+    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety, render
     from dsd_lab.faults.safety_standin import SafetyBenchError
-    from dsd_lab.report import machine
 
     causes = None if args.causes == "all" else args.causes.split(",")
     count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)
     try:
         with Progress() as bar:
-            rows = measure_safety(
+            report = measure_safety(
                 args.trials,
                 causes,
                 lambda name, times: bar.step(count, f"{name}: worst {max(times):.3f} s"),
@@ -51,19 +50,6 @@ def _bench_safety(args: argparse.Namespace) -> int:
             )
     except SafetyBenchError as error:
         raise CommandError(error, EXIT_GOAL_MISSED) from error
-    worst = max(row["worst_s"] for row in rows)
-    report = {
-        "bench": "safety",
-        "machine": machine(),
-        "load": args.load,
-        "realtime": not args.no_realtime,
-        "worst_s": worst,
-        "rows": rows,
-    }
-    print(f"{'provocation':32} {'cause':22} {'median s':>9} {'worst s':>9}")
-    for row in rows:
-        print(f"{row['provocation']:32} {row['cause']:22} {row['median_s']:9.3f} {row['worst_s']:9.3f}")
-    print(f"worst of all: {worst:.3f} s; at most {LIMIT_S} s is wanted")
-    print(report["machine"])
+    print(render(report))
     write_json(args.json, report)
-    return EXIT_DONE if worst <= LIMIT_S else EXIT_GOAL_MISSED
+    return EXIT_DONE if report["worst_s"] <= LIMIT_S else EXIT_GOAL_MISSED

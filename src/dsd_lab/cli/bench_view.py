@@ -29,7 +29,6 @@ def add_view(benches: Any) -> None:
 
 def _bench_view(args: argparse.Namespace) -> int:
     from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
-    from dsd_lab.report import machine
     from dsd_ros.observe.view.web import MISSING, available
 
     if args.pairs < 1:
@@ -41,7 +40,6 @@ def _bench_view(args: argparse.Namespace) -> int:
             report = measure_views(args.pairs, args.mode, lambda line: bar.step(args.pairs, line))
     except ViewBenchError as error:
         raise CommandError(error, EXIT_GOAL_MISSED) from error
-    report["machine"] = machine()
     print(render(report))
     write_json(args.json, report)
     surely = report["reply_percent"] - 2 * report["reply_percent_standard_error"]

@@ -1,27 +1,38 @@
-"""What an observer saw of the robot, and whether it was what may be seen. Free of ROS, so that the judge can be judged.
+"""What an observer saw of the robot, and whether it may be seen. Free of ROS, so that the judge can be tested.
 
-Times are seconds of one monotonic clock, that of the observer.
+Times are seconds of one monotonic clock, that of the observer. ``Target`` recomputes in a process of its own what the
+target alone says about a picture: no protocol, no draft and no verifier, only the likeliest token after token.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from multiprocessing import get_context
+from typing import Any, NamedTuple
 
-from dsd_ros.navigation.actions import Action, ActionKind
+import numpy as np
+
+from dsd_lab.workers import begin_worker
+from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, parse_reply
 
 STOP_LIMIT_S = 0.5  # from the cause to the last command that moves the robot
 # The base obeys a zero at once but must brake, 0.17 s from top speed; a driver whose commands fell silent, or a
-# supervisor that stopped at the last moment, take their half second before that. And poses come every 0.02 s.
+# supervisor that stopped at the last moment, takes its half second before that. And poses come every 0.02 s.
 REST_LIMIT_S = STOP_LIMIT_S + 0.25
-_STILL = 0.03  # m/s and rad/s: below this it stands
+MAX_TOKENS = 96  # of a reply, as the draft node's
+_STILL = 0.03  # m/s and rad/s: below this the robot stands
 _ZERO = 1e-4
 _ORDER_S = 0.15  # two topics may arrive in either order within this
 # How much further than its action says the robot may get: the supervisor's margins.
 DISTANCE_MARGIN_M, ANGLE_MARGIN_DEG = 0.3, 20.0
 _SIDE = 0.05  # m/s that a turn may drift
+_MOST_FINDINGS = 20
+
+TargetReply = tuple[str, int]  # the reply, and its number of tokens
 
 
 class Command(NamedTuple):
@@ -37,7 +48,7 @@ class Command(NamedTuple):
         return max(abs(self.vx), abs(self.vy), abs(self.wz)) > _ZERO
 
 
-class Seen(NamedTuple):
+class SeenPose(NamedTuple):
     """Where the robot said it was, and how fast (m/s, rad/s)."""
 
     at: float
@@ -52,7 +63,7 @@ class Seen(NamedTuple):
         return abs(self.speed) > _STILL or abs(self.turn_rate) > _STILL
 
 
-class Verdict(NamedTuple):
+class SupervisorVerdict(NamedTuple):
     """What the safety supervisor said."""
 
     at: float
@@ -62,12 +73,12 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Announced:
-    """An action as navigation announced it. ``picture``: stamp of the picture it answers, ns."""
+    """An action as navigation announced it. ``picture``: stamp of the picture that it answers, ns."""
 
     at: float
     run: int
     step: int
-    action: Action | None  # None: none of the grammar's
+    action: Action | None  # None: not in the grammar
     verified: bool
     retracing: bool
     reasoning: str
@@ -79,10 +90,10 @@ class Record:
     """All that was seen, each list in order of time."""
 
     commands: list[Command] = field(default_factory=list)
-    poses: list[Seen] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    poses: list[SeenPose] = field(default_factory=list)
+    verdicts: list[SupervisorVerdict] = field(default_factory=list)
     actions: list[Announced] = field(default_factory=list)
-    resets: list[float] = field(default_factory=list)  # the robot was carried to its start
+    resets: list[float] = field(default_factory=list)  # when the robot was carried to its start
 
     def between(self, since: float, until: float) -> Record:
         def cut(things: list) -> list:
@@ -94,22 +105,20 @@ class Record:
 
 @dataclass(frozen=True)
 class Stop:
-    """How the robot came to rest after a cause; seconds from it, None where it did not move then."""
+    """How the robot came to rest after a cause; seconds from the cause, None where it did not move then."""
 
     commanded_s: float | None  # to the end of commanded motion
-    rest_s: float | None  # to standstill, as far as the robot could say so
+    rest_s: float | None  # to standstill, as far as the robot could report it
 
 
 def stop_after(record: Record, cause: float, until: float) -> Stop:
-    """Look at what was seen from a cause until motion may begin again."""
+    """The stop between a cause and ``until``, when motion may begin again."""
     if not moving_at(record, cause):
         return Stop(None, None)
     window = record.between(cause, until)
     last = max((c.at for c in window.commands if c.moves), default=cause)
     zero = min((c.at for c in window.commands if not c.moves and c.at > last), default=last)
-    rest = None
-    if window.poses:
-        rest = max((p.at for p in window.poses if p.moves), default=cause) - cause
+    rest = max((p.at for p in window.poses if p.moves), default=cause) - cause if window.poses else None
     return Stop(zero - cause, rest)
 
 
@@ -120,15 +129,13 @@ def moving_at(record: Record, at: float) -> bool:
 
 
 def first_cause(record: Record, since: float, until: float) -> tuple[float, tuple[str, ...]] | None:
-    """When the supervisor first gave a reason to stand after ``since``, and which."""
-    for verdict in record.verdicts:
-        if since <= verdict.at < until and verdict.causes:
-            return verdict.at, verdict.causes
-    return None
+    """When the supervisor first gave a cause to stand from ``since`` on, and its causes."""
+    verdicts = (v for v in record.verdicts if since <= v.at < until and v.causes)
+    return next(((verdict.at, verdict.causes) for verdict in verdicts), None)
 
 
 def late_motion(record: Record, cause: float, until: float) -> list[str]:
-    """Motion between half a second after a cause and ``until``; a sentence each for command and base."""
+    """Motion later than half a second after a cause and before ``until``; a sentence each for command and base."""
     found = []
     commands = [c.at for c in record.commands if cause + STOP_LIMIT_S < c.at < until and c.moves]
     if commands:
@@ -140,18 +147,17 @@ def late_motion(record: Record, cause: float, until: float) -> list[str]:
 
 
 def motion_against_verdict(record: Record) -> list[str]:
-    """Motion commanded while the supervisor had said for half a second that the robot stands."""
+    """Motion commanded more than half a second after the supervisor had said that the robot stands."""
     found = []
-    verdicts = record.verdicts
     begin: float | None = None
-    index = 0
+    verdicts = list(record.verdicts)
     for command in record.commands:
-        while index < len(verdicts) and verdicts[index].at <= command.at:
-            if not verdicts[index].stopped:
+        while verdicts and verdicts[0].at <= command.at:
+            verdict = verdicts.pop(0)
+            if not verdict.stopped:
                 begin = None
             elif begin is None:
-                begin = verdicts[index].at
-            index += 1
+                begin = verdict.at
         if command.moves and begin is not None and command.at > begin + STOP_LIMIT_S:
             found.append(f"motion was commanded {command.at - begin:.2f} s into a stop of the supervisor")
             begin = None  # once is enough for this stop
@@ -159,52 +165,46 @@ def motion_against_verdict(record: Record) -> list[str]:
 
 
 def wrong_announcements(actions: Sequence[Announced]) -> list[str]:
-    """Actions that are unverified, of no grammar, out of order, repeated, or about an older picture."""
+    """Actions that are unverified, not in the grammar, out of order, repeated, or about an older picture."""
     found = []
     last: Announced | None = None
     for seen in actions:
         where = f"run {seen.run}, action {seen.step}"
-        if not seen.verified:
-            found.append(f"{where} was not verified")
-        if seen.retracing:
-            found.append(f"{where} was no model's word")
-        if seen.action is None:
-            found.append(f"{where} was none of the grammar's")
         same = last is not None and last.run == seen.run
         expected = last.step + 1 if same and last is not None else 1
-        if seen.step != expected:
-            found.append(f"{where} came where action {expected} was due")
-        if same and last is not None and seen.picture <= last.picture:
-            found.append(f"{where} was about a picture that had been answered before")
+        wrong = {
+            "was not verified": not seen.verified,
+            "was no model's word": seen.retracing,
+            "was none of the grammar's": seen.action is None,
+            f"came where action {expected} was due": seen.step != expected,
+            "was about a picture that had been answered before": same
+            and last is not None
+            and seen.picture <= last.picture,
+        }
+        found += [f"{where} {what}" for what, is_so in wrong.items() if is_so]
         last = seen
     return found
 
 
 def unannounced_motion(record: Record) -> list[str]:
     """Commands that belong to no announced action, or to another than the newest."""
-    found = []
+    found: list[str] = []
     index = -1
     for command in record.commands:
         while index + 1 < len(record.actions) and record.actions[index + 1].at <= command.at + _ORDER_S:
             index += 1
-        if not command.moves:
+        if not command.moves or len(found) >= _MOST_FINDINGS:
             continue
-        candidates = [a for a in record.actions[max(0, index - 1) : index + 1]]
-        # The one before still counts for what was on its way when the newest arrived.
-        candidates = [a for a in candidates if a is record.actions[index] or command.at < _until(record, index)]
+        # The action before the newest still counts for commands that were on their way when the newest arrived.
+        recent = index > 0 and command.at < record.actions[index].at + _ORDER_S
+        candidates = record.actions[index - 1 if recent else max(0, index) : index + 1]
         if not any(_belongs(command, a.action) for a in candidates):
             newest = candidates[-1].action if candidates else None
             found.append(
                 f"({command.vx:.2f}, {command.vy:.2f} m/s, {command.wz:.2f} rad/s) was commanded under "
                 f"{'no action' if newest is None else newest}"
             )
-            if len(found) >= 20:
-                break
     return found
-
-
-def _until(record: Record, index: int) -> float:
-    return record.actions[index].at + _ORDER_S
 
 
 def _belongs(command: Command, action: Action | None) -> bool:
@@ -218,13 +218,11 @@ def _belongs(command: Command, action: Action | None) -> bool:
 def overshoots(record: Record) -> list[str]:
     """Actions that took the robot further than they say, by more than the supervisor's margins."""
     found = []
-    for index, seen in enumerate(record.actions):
+    ends = [action.at - _ORDER_S for action in record.actions[1:]] + [math.inf]
+    for seen, end in zip(record.actions, ends, strict=False):
         if seen.action is None:
             continue
-        until = math.inf
-        if index + 1 < len(record.actions):
-            until = record.actions[index + 1].at - _ORDER_S
-        until = min([until, *(at for at in record.resets if at > seen.at)])
+        until = min([end, *(at for at in record.resets if at > seen.at)])
         poses = [p for p in record.poses if seen.at - 0.1 <= p.at < until]
         if len(poses) < 2:
             continue
@@ -247,3 +245,62 @@ def judge(record: Record) -> list[str]:
         + motion_against_verdict(record)
         + overshoots(record)
     )
+
+
+# ------------------------------------------------------------------------------------ the target's own reply
+
+
+class Target:
+    """Answers one question after the other, at low priority. Use it as a context manager."""
+
+    def __init__(self, model: str) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _load, (model,))
+
+    def ask(self, picture: np.ndarray, instruction: str) -> Future[TargetReply]:
+        """The target's greedy reply to a picture (RGB uint8, (H, W, 3)) and an instruction."""
+        return self._pool.submit(_answer, picture, instruction)
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_model: Any = None
+
+
+def _load(path: str) -> None:
+    global _model
+    os.nice(10)  # it must not slow down what it judges
+    begin_worker(heed_signals=False)  # questions asked before an interruption are still answered
+    from dsd_ros.vlm.loading import ModelSettings, load_model
+
+    _model = load_model(ModelSettings(path, threads=1))
+
+
+def _answer(picture: np.ndarray, instruction: str) -> TargetReply:
+    sequence = _model.prefill(picture, instruction)
+    tokens: list[int] = []
+    while len(tokens) < MAX_TOKENS:
+        token = int(sequence.next_logits().argmax())
+        tokens.append(token)
+        if token in _model.eos_token_ids:
+            break
+        sequence.append([token])
+    return _model.decode_text(tokens), len(tokens)
+
+
+def difference(action: Announced, heard: TargetReply | None, answer: TargetReply) -> str:
+    """What is wrong with an action by the target's own answer, and with the reply where that was heard; "": nothing."""
+    text, _ = answer
+    where = f"run {action.run}, action {action.step}"
+    try:
+        wanted = parse_reply(text)
+    except UnparsableReply as error:
+        return f"{where} was carried out, and the target says nothing that may be: {error}"
+    if wanted.action != action.action or wanted.reasoning[:1000] != action.reasoning:
+        return f"{where} was {action.action} ({action.reasoning}); the target says {text}"
+    if heard is not None and heard != answer:
+        return f"{where}: the reply was {heard}, the target's is {answer}"
+    return ""

@@ -1,12 +1,18 @@
-"""Which faults `dsd-lab bench faults` provokes, in which order, and when: reproducible from a seed, and free of ROS."""
+"""Which faults `dsd-lab bench faults` provokes and when, reproducibly from a seed, and its table. Free of ROS."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from dsd_ros.ros.bringup import TRANSPORTS
+from dsd_lab.report import Row, cell, median, table
+from dsd_ros.ros.bringup import DEMO_SEED, TRANSPORTS
+
+WENT_ON = "went on"  # of a run that the fault did not end
 
 SIMULATOR, SUPERVISOR, NAVIGATION = "simulator_node", "supervisor_node", "navigation_node"
 DRAFT, BRIDGE = "draft_node", "bridge_node"
@@ -15,7 +21,7 @@ VERIFIER = {"dds": "verifier_node", "websocket": "verifier"}
 
 
 class Kind(Enum):
-    """What is done."""
+    """What the bench does."""
 
     KILL = "kill -9"
     PAUSE = "SIGSTOP"
@@ -25,7 +31,7 @@ class Kind(Enum):
     LOSS = "5 % loss"
     JITTER = "300 ms jitter"
     FREEZE = "camera silent"
-    REPEAT = "camera frozen"  # the last picture again and again, its stamp with it
+    REPEAT = "camera frozen"  # the last picture again and again, with its stamp
     GARBAGE_UP = "garbage up"
     GARBAGE_DOWN = "garbage down"
     NOISE_UP = "noise in the stream up"
@@ -33,7 +39,7 @@ class Kind(Enum):
 
 
 class Moment(Enum):
-    """When in the robot's cycle."""
+    """When in the robot's cycle a fault comes."""
 
     MOVING = "moving"  # an action is being carried out
     DECIDING = "deciding"  # it stands, and the models decode
@@ -41,9 +47,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """One provocation. ``seconds``: how long it lasts; of a killed process, for how long nothing is expected of
-    it. ``delay``: how long after the beginning of its moment, s.
-    """
+    """One provocation. ``seconds``: how long it lasts. ``delay``: seconds after the beginning of its moment."""
 
     kind: Kind
     target: str = ""  # the process, for kill, pause and restart
@@ -57,10 +61,10 @@ class Fault:
 
     @property
     def stops_at_once(self) -> bool:
-        """Whether the robot must stand within half a second of the fault itself: what keeps it safe is gone.
+        """Whether the robot must stand within half a second of the fault itself, since what keeps it safe is gone.
 
-        The others are faults of the link: the action under way has been verified, and the robot stops once the
-        loss is known, or needs not stop at all.
+        The others are faults of the link: the action under way has been verified, and the robot stops once the loss
+        is known, or need not stop at all.
         """
         on_robot = self.target in (SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT)
         camera = self.kind in (Kind.FREEZE, Kind.REPEAT)
@@ -68,12 +72,12 @@ class Fault:
 
     @property
     def ends_the_system(self) -> bool:
-        """Whether it is a process without which nothing may go on: everything is ended, and started by hand."""
+        """Whether it kills a process without which nothing may go on: everything ends and is started by hand."""
         return self.kind is Kind.KILL and self.target in (SIMULATOR, SUPERVISOR)
 
 
 def variants(transport: str) -> list[tuple[Kind, str]]:
-    """Every fault that there is over a transport."""
+    """Every fault that exists over a transport."""
     processes = [SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT, VERIFIER[transport]]
     if transport == "websocket":
         processes.append(BRIDGE)
@@ -99,7 +103,7 @@ _LATEST = {Moment.MOVING: 0.8, Moment.DECIDING: 0.3}  # delay, s
 
 
 def plan(count: int, seed: int, transport: str) -> list[Fault]:
-    """``count`` faults in random order, every variant once before any comes again. ValueError for bad input."""
+    """``count`` faults in random order, every variant once before any is repeated. ValueError for bad input."""
     if count < 1:
         raise ValueError(f"count is {count}; use 1 or more")
     if transport not in TRANSPORTS:
@@ -118,3 +122,104 @@ def plan(count: int, seed: int, transport: str) -> list[Fault]:
         delay = source.uniform(0.0, _LATEST[moment])
         faults.append(Fault(kind, target, moment, round(seconds, 3), round(delay, 3)))
     return faults
+
+
+@dataclass(frozen=True)
+class FaultSettings:
+    """What `dsd-lab bench faults` does."""
+
+    count: int = 100
+    seed: int = 0
+    transport: str = "both"
+    mode: str = "dsd"
+    world: int = DEMO_SEED
+    instruction: str = "find the silver bottle"
+    draft: str = ""
+    target: str = ""  # directory; also the judge's
+
+    def shares(self) -> dict[str, int]:
+        """How many faults each transport gets; ValueError when the settings cannot be used."""
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}; use 1 or more")
+        if self.transport == "both":
+            half = self.count // 2
+            return {t: n for t, n in (("websocket", self.count - half), ("dds", half)) if n}
+        if self.transport not in TRANSPORTS:
+            raise ValueError(f"unknown transport {self.transport!r}; choose from both, {', '.join(TRANSPORTS)}")
+        return {self.transport: self.count}
+
+
+@dataclass
+class Trial:
+    """One fault and what came of it. Seconds; None: there was nothing to measure."""
+
+    number: int
+    transport: str
+    fault: str
+    kind: str
+    moment: str
+    lasted_s: float = 0.0
+    moving: bool = False  # motion was commanded when the fault came
+    causes: list[str] = field(default_factory=list)  # the supervisor's first ones after it
+    noticed_s: float | None = None  # from the fault to these
+    zero_s: float | None = None  # from the cause to the end of commanded motion
+    rest_s: float | None = None  # from the cause to standstill
+    run: str = ""  # how the run ended, or that it went on
+    recovered_s: float | None = None  # from the end of the fault to the next verified action
+    problems: list[str] = field(default_factory=list)
+
+
+def rows_of(trials: Sequence[Trial]) -> list[Row]:
+    """The table: one row per fault and transport."""
+    rows = []
+    for transport, _, name in sorted({(trial.transport, trial.kind, trial.fault) for trial in trials}):
+        of = [t for t in trials if (t.transport, t.fault) == (transport, name)]
+        noticed, zero, rest, recovered = (
+            [value for trial in of if (value := getattr(trial, figure)) is not None]
+            for figure in ("noticed_s", "zero_s", "rest_s", "recovered_s")
+        )
+        rows.append(
+            {
+                "transport": transport,
+                "fault": name,
+                "n": len(of),
+                "moving": sum(t.moving for t in of),
+                "noticed_median_s": median(noticed),
+                "zero_median_s": median(zero),
+                "zero_worst_s": max(zero, default=None),
+                "rest_worst_s": max(rest, default=None),
+                "runs": dict(Counter(t.run for t in of)),
+                "recovered": len(recovered),
+                "recovered_median_s": median(recovered),
+                "recovered_worst_s": max(recovered, default=None),
+                "problems": sum(len(t.problems) for t in of),
+            }
+        )
+    return rows
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as text."""
+    head = ["transport", "fault", "n", "moving", "noticed, s", "zero, s", "worst", "rest, worst"]
+    rows = [head + ["recovered", "s", "worst", "runs"]]
+    for row in report["rows"]:
+        figures = [cell(row[f"{name}_s"], ".3f") for name in ("noticed_median", "zero_median", "zero_worst")]
+        figures += [cell(row["rest_worst_s"], ".3f"), f"{row['recovered']}/{row['n']}"]
+        figures += [cell(row[f"recovered_{name}_s"], ".1f") for name in ("median", "worst")]
+        rows.append([row["transport"], row["fault"], f"{row['n']}", f"{row['moving']}", *figures, _runs(row["runs"])])
+    lines = table(rows, left=2)
+    for part in report["transports"]:
+        lines.append(
+            f"{part['transport']}: {part['faults']} faults over {sum(part['runs'].values())} runs "
+            f"({_runs(part['runs'])}); {part['actions']} actions, {part['equal_to_target']} equal to the target's own, "
+            f"{part['pictures_not_seen']} whose picture the observer did not hear"
+        )
+    worst = max((r["zero_worst_s"] for r in report["rows"] if r["zero_worst_s"] is not None), default=0.0)
+    lines.append(f"worst time from cause to zero commanded velocity: {worst:.3f} s")
+    lines += [f"PROBLEM: {problem}" for problem in report["problems"]]
+    lines.append(f"{len(report['problems'])} problems, {report['seconds']:.0f} s; {report.get('machine', '')}")
+    return "\n".join(lines)
+
+
+def _runs(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

@@ -1,12 +1,11 @@
-"""`dsd-lab bench faults`: the whole demo, goal after goal, while its parts are killed, frozen, cut off and lied to.
+"""`dsd-lab bench faults`: the whole demo, goal after goal, while its parts are killed, frozen, cut off or lied to.
 
-An observer that is no part of the system judges what the robot did (:mod:`dsd_lab.faults.judge`), and every
-action is compared with what the target alone says about the very picture it was decided from.
+An observer that is no part of the system judges what the robot did (:mod:`dsd_lab.faults.judge`), and every action is
+compared with what the target alone says about the very picture it was decided from.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -15,21 +14,30 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from dsd_lab.faults.exact import Answer, Target, difference
-from dsd_lab.faults.judge import Announced, first_cause, judge, late_motion, moving_at, stop_after
-from dsd_lab.faults.plan import NAVIGATION, Fault, Kind, Moment, plan
+from dsd_lab.faults.judge import (
+    Announced,
+    Target,
+    TargetReply,
+    difference,
+    first_cause,
+    judge,
+    late_motion,
+    moving_at,
+    stop_after,
+)
+from dsd_lab.faults.plan import NAVIGATION, WENT_ON, Fault, FaultSettings, Kind, Moment, Trial, plan, rows_of
 from dsd_lab.faults.system import FaultBenchError, SystemUnderTest
-from dsd_lab.faults.trials import WENT_ON, FaultSettings, Trial, rounded, rows_of
-from dsd_lab.faults.watch import Run, Watcher
+from dsd_lab.faults.watch import WatchedRun, Watcher
+from dsd_lab.report import header, use_own_ros_domain
 
-RUN_LIMIT_S = 120.0  # that a run is given
-_HANG_S = RUN_LIMIT_S + 20.0  # when it must have ended by itself
+RUN_LIMIT_S = 120.0  # given to a run
+_HANG_S = RUN_LIMIT_S + 20.0  # by then a run must have ended by itself
 _READY_LIMIT_S = 90.0
 _MOMENT_LIMIT_S = 60.0  # without any action for so long, something hangs
 _RECOVERY_LIMIT_S = 60.0
-_WATCH_END_S = 6.0  # how long the others may take to end the run when the system is at its end
+_WATCH_END_S = 6.0  # for the other nodes to end the run when the system has lost a part it cannot do without
 
-Progress = Callable[[int, int, "Trial"], None]
+Progress = Callable[[int, int, Trial], None]
 
 
 class _Ended(Exception):
@@ -42,22 +50,17 @@ def measure_faults(
     """Provoke the faults and report on them. Call it from the main thread.
 
     ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report
-    of what has been done until then.
-
-    Takes a ROS domain of its own unless one is chosen in the environment.
-
-    :raises FaultBenchError: when the system does not even start.
+    of what has been done until then. FaultBenchError when the system does not even start.
     """
     shares = settings.shares()
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    use_own_ros_domain()
     trials: list[Trial] = []
     reports: list[dict[str, Any]] = []
     began = time.monotonic()
     interrupted = False
     with Target(settings.target) as target:
         for transport, count in shares.items():
-            bench = _Bench(settings, transport, target, len(trials), progress, log)
+            bench = _TransportBench(settings, transport, target, len(trials), progress, log)
             try:
                 bench.go(plan(count, settings.seed, transport))
             except KeyboardInterrupt:
@@ -70,7 +73,7 @@ def measure_faults(
                 break
     problems = [problem for report in reports for problem in report.pop("problems")]
     return {
-        "bench": "faults",
+        **header("faults", draft=settings.draft, target=settings.target),
         "seed": settings.seed,
         "count": len(trials),
         "interrupted": interrupted,
@@ -84,8 +87,8 @@ def measure_faults(
     }
 
 
-class _Bench:
-    """One transport."""
+class _TransportBench:
+    """The faults of one transport."""
 
     def __init__(
         self,
@@ -102,18 +105,15 @@ class _Bench:
         self._source = random.Random(f"bench/{transport}/{settings.seed}")
         self._watcher = Watcher(settings.instruction)
         self._system: SystemUnderTest | None = None
-        self._runs: list[Run] = []
+        self._runs: list[WatchedRun] = []
         self._problems: list[str] = []
-        self._checks: list[tuple[Announced, Future[Answer] | None]] = []
-        self._closed = False
+        self._checks: list[tuple[Announced, Future[TargetReply] | None]] = []
 
     def go(self, faults: Sequence[Fault]) -> None:
         self._start_system()
         for fault in faults:
-            trial = Trial(
-                self._offset + len(self.trials) + 1, self._transport, fault.name, fault.kind.name,
-                fault.moment.value,
-            )  # fmt: skip
+            number = self._offset + len(self.trials) + 1
+            trial = Trial(number, self._transport, fault.name, fault.kind.name, fault.moment.value)
             try:
                 self._try(fault, trial)
             except _Ended as ended:
@@ -137,11 +137,9 @@ class _Bench:
                 self._end_run("HANG")
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._end_run("INTERRUPTED")
-            self._end_system()
-            self._watcher.close()
+        self._end_run("INTERRUPTED")
+        self._end_system()
+        self._watcher.close()
 
     def report(self) -> dict[str, Any]:
         """Figures of the whole transport; call it after ``close``."""
@@ -153,10 +151,11 @@ class _Bench:
                 unseen += 1
                 continue
             heard = self._watcher.reply(action.picture)
-            wrong = difference(action, heard, answer.result())
-            equal += not wrong
-            replies += heard is not None and not wrong
-            problems += [f"{self._transport}: {wrong}"] * bool(wrong)
+            if wrong := difference(action, heard, answer.result()):
+                problems.append(f"{self._transport}: {wrong}")
+            else:
+                equal += 1
+                replies += heard is not None
         return {
             "transport": self._transport,
             "faults": len(self.trials),
@@ -172,19 +171,20 @@ class _Bench:
 
     def _try(self, fault: Fault, trial: Trial) -> None:
         self._await_moment(fault)
-        watcher, system = self._watcher, self._system
-        run = watcher.run
+        system, run = self._system, self._watcher.run
         assert system is not None and run is not None
         before = system.process(fault.target) if fault.target else 0
         began = time.monotonic()
         self._note(f"fault {trial.number}: {fault}")
-        undo = system.provoke(fault, watcher, self._source)
-        if fault.kind is not Kind.RESTART:  # which takes its time
+        undo = system.provoke(fault, self._watcher, self._source)
+        if fault.kind is not Kind.RESTART:  # a restart takes its time and returns when it is done
             began = time.monotonic()
         if fault.target == NAVIGATION and fault.kind is Kind.KILL:
-            self._end_run("NAVIGATION_KILLED")  # nobody is left to say how it ended
+            self._end_run("NAVIGATION_KILLED")  # no node is left to report how the run ended
         if fault.ends_the_system:
-            self._watch_the_end(run, began)
+            # The others get time to notice, and nothing is started again.
+            while time.monotonic() - began < _WATCH_END_S and not (run.outcome and time.monotonic() - began > 1.5):
+                time.sleep(0.01)
         elif fault.kind in (Kind.KILL, Kind.RESTART):
             self._until(lambda: system.process(fault.target) != before, 30.0, f"{fault.target} was not started again")
         else:
@@ -202,11 +202,6 @@ class _Bench:
         trial.run = run.outcome or WENT_ON
         self._measure(fault, trial, began, ended)
 
-    def _watch_the_end(self, run: Run, began: float) -> None:
-        """Give the others time to notice, with nobody starting anything again."""
-        while time.monotonic() - began < _WATCH_END_S and not (run.outcome and time.monotonic() - began > 1.5):
-            time.sleep(0.01)
-
     def _measure(self, fault: Fault, trial: Trial, began: float, ended: float) -> None:
         with self._watcher.lock:
             record = self._watcher.record.between(began - 2.0, time.monotonic())
@@ -223,11 +218,14 @@ class _Bench:
         else:
             return
         stop = stop_after(record, cause, until)
-        trial.zero_s, trial.rest_s = rounded(stop.commanded_s), rounded(stop.rest_s)
+        if stop.commanded_s is not None:
+            trial.zero_s = round(stop.commanded_s, 3)
+        if stop.rest_s is not None:
+            trial.rest_s = round(stop.rest_s, 3)
         trial.problems += late_motion(record, cause, until)
 
     def _await_moment(self, fault: Fault) -> None:
-        """Come to the moment of a run that the fault is for, beginning runs as they are needed."""
+        """Wait for the moment of a run that the fault is for, beginning runs as they are needed."""
         watcher = self._watcher
         deadline = time.monotonic() + _MOMENT_LIMIT_S
         while True:
@@ -253,10 +251,9 @@ class _Bench:
         return not run.outcome
 
     def _await_recovery(self, trial: Trial, ended: float) -> None:
-        watcher = self._watcher
         deadline = time.monotonic() + _RECOVERY_LIMIT_S
         while True:
-            run = watcher.run
+            run = self._watcher.run
             assert run is not None
             self._until(
                 lambda run=run: self._acted_since(ended) or run.outcome,
@@ -272,19 +269,13 @@ class _Bench:
             self._ensure_run()
 
     def _acted_since(self, at: float) -> Announced | None:
-        actions = self._watcher.record.actions
-        for action in reversed(actions):
-            if action.at <= at:
-                return None
-            previous = actions.index(action) - 1
-            if previous < 0 or actions[previous].at <= at:
-                return action
-        return None
+        """The first action announced after a time."""
+        return next((action for action in list(self._watcher.record.actions) if action.at > at), None)
 
     # -- runs and the system -------------------------------------------------------------------
 
     def _ensure_run(self) -> None:
-        """A run that is under way, beginning one where there is none."""
+        """Begin a run where none is under way."""
         watcher = self._watcher
         run = watcher.run
         if run is not None and not run.outcome:
@@ -312,18 +303,14 @@ class _Bench:
     def _start_system(self) -> None:
         self._end_system()
         settings = self._settings
-        self._system = system = SystemUnderTest(
-            self._transport,
-            {
-                "mode": settings.mode,
-                "seed": str(settings.world),
-                "instruction": settings.instruction,
-                "draft_model": settings.draft,
-                "target_model": settings.target,
-            },
-            settings.seed,
-            self._log,
-        )
+        overrides = {
+            "mode": settings.mode,
+            "seed": str(settings.world),
+            "instruction": settings.instruction,
+            "draft_model": settings.draft,
+            "target_model": settings.target,
+        }
+        self._system = system = SystemUnderTest(self._transport, overrides, settings.seed, self._log)
         self._watcher.note_reset()
         system.start()
         try:
@@ -355,24 +342,20 @@ class _Bench:
 
     def _tend(self) -> None:
         self._ask_target()
-        if self._system is not None:
-            ended = self._system.tend()
-            if ended:
-                raise _Ended(ended)
+        if self._system is not None and (ended := self._system.tend()):
+            raise _Ended(ended)
 
     def _note(self, line: str) -> None:
         if self._log is not None:
             self._log.write(f"{time.monotonic():.3f} [bench] {line}\n")
 
     def _ask_target(self) -> None:
-        """Have every new action's picture looked at by the target alone."""
+        """Ask the target alone about every new action's picture."""
         actions = self._watcher.record.actions
         while len(self._checks) < len(actions):
             action = actions[len(self._checks)]
             picture = self._watcher.picture(action.picture)
             if picture is None and time.monotonic() - action.at < 1.0:
                 return  # it may still be on its way
-            answer = None
-            if picture is not None:
-                answer = self._target.ask(picture, self._settings.instruction)
+            answer = None if picture is None else self._target.ask(picture, self._settings.instruction)
             self._checks.append((action, answer))

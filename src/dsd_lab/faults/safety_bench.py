@@ -1,32 +1,29 @@
-"""Provokes every cause of a stop on a running supervisor and times it until the last command is zero.
+"""`dsd-lab bench safety`: provokes every cause of a stop and times the supervisor until the last command is zero.
 
-A :class:`StandIn` is everything else. Used by `dsd-lab bench safety` and by the tests.
+A :class:`StandIn` is everything else. The tests use it as well.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import rclpy
 from diagnostic_msgs.msg import DiagnosticStatus
-from rclpy.executors import SingleThreadedExecutor
-from rclpy.signals import SignalHandlerOptions
 
 from dsd_lab.faults.safety_standin import Provocation, StandIn
+from dsd_lab.report import BenchError, header, table, use_own_ros_domain
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.safety import Cause, Fallback
 from dsd_ros.ros.bringup import SUPERVISOR, NodeStart
 from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.ros.realtime import ask_for_realtime, end_realtime
+from dsd_ros.ros.standalone import SpinningNode
 
-# What a supervisor under test is to watch.
+# What a supervisor under test watches.
 PARAMETERS = {
     "require.deadman": "true",
     "require.obstacle": "range",
@@ -36,31 +33,25 @@ PARAMETERS = {
 # What differs where a provocation needs it.
 SETTINGS = {"": {}, "depth": {"require.obstacle": "depth"}, "draft_only": {"fallback": "draft_only"}}
 LIMIT_S = 0.5  # from cause to zero
-_OK, _WARN = DiagnosticStatus.OK, DiagnosticStatus.WARN
 
 
-def _mute(what: str, name: str, cause: Cause, setting: str = "") -> Provocation:
-    return Provocation(name, cause, lambda s: s.muted.add(what), lambda s: s.muted.clear(), setting)
+def _mute(topic: str, name: str, cause: Cause, setting: str = "") -> Provocation:
+    return Provocation(name, cause, lambda s: s.muted.add(topic), lambda s: s.muted.clear(), setting)
+
+
+def _freeze(topic: str, name: str, cause: Cause, setting: str = "") -> Provocation:
+    return Provocation(name, cause, lambda s: s.frozen.add(topic), lambda s: s.frozen.clear(), setting)
 
 
 def _set(name: str, cause: Cause, setting: str = "", **values: Any) -> Provocation:
-    """Set attributes of the stand-in, and back to what they were before."""
+    """Set attributes of the stand-in, and restore them."""
+    before: dict[str, Any] = {}
 
     def provoke(standin: StandIn) -> None:
         before.update({key: getattr(standin, key) for key in values})
-        for key, value in values.items():
-            setattr(standin, key, value)
+        vars(standin).update(values)
 
-    def mend(standin: StandIn) -> None:
-        for key, value in before.items():
-            setattr(standin, key, value)
-
-    before: dict[str, Any] = {}
-    return Provocation(name, cause, provoke, mend, setting)
-
-
-def _freeze(what: str, name: str, cause: Cause, setting: str = "") -> Provocation:
-    return Provocation(name, cause, lambda s: s.frozen.add(what), lambda s: s.frozen.clear(), setting)
+    return Provocation(name, cause, provoke, lambda s: vars(s).update(before), setting)
 
 
 def _announce(name: str, cause: Cause, setting: str = "", times: int = 1, **changes: Any) -> Provocation:
@@ -71,15 +62,18 @@ def _announce(name: str, cause: Cause, setting: str = "", times: int = 1, **chan
     return Provocation(name, cause, provoke, lambda s: None, setting)
 
 
+def _report(node: str, name: str, cause: Cause, setting: str = "") -> Provocation:
+    warn, ok = DiagnosticStatus.WARN, DiagnosticStatus.OK
+    return Provocation(name, cause, lambda s: s.report(node, warn), lambda s: s.report(node, ok), setting)
+
+
+def _emergency(name: str, provoke: Callable[[StandIn], Any]) -> Provocation:
+    return Provocation(name, Cause.EMERGENCY_STOP, provoke, lambda s: s.call(s.reset_client))
+
+
 PROVOCATIONS = (
-    Provocation(
-        "emergency stop, topic", Cause.EMERGENCY_STOP,
-        StandIn.press_emergency_stop, lambda s: s.call(s.reset_client),
-    ),
-    Provocation(
-        "emergency stop, service", Cause.EMERGENCY_STOP,
-        lambda s: s.call(s.stop_client), lambda s: s.call(s.reset_client),
-    ),
+    _emergency("emergency stop, topic", StandIn.press_emergency_stop),
+    _emergency("emergency stop, service", lambda s: s.call(s.stop_client)),
     _set("deadman released", Cause.DEADMAN, held=False),
     _mute("deadman", "deadman silent", Cause.DEADMAN),
     _set("tilt", Cause.TILT, lean=0.7),
@@ -93,14 +87,8 @@ PROVOCATIONS = (
     _mute("range", "range sensor silent", Cause.OBSTACLE_SENSOR_STALE),
     _set("battery low", Cause.LOW_BATTERY, charge=0.05),
     _mute("heartbeat", "heartbeat missed", Cause.NODE_SILENT),
-    Provocation(
-        "link lost", Cause.LINK_LOST,
-        lambda s: s.report("draft_node", _WARN), lambda s: s.report("draft_node", _OK),
-    ),
-    Provocation(
-        "robot reports a fault", Cause.ROBOT_FAULT,
-        lambda s: s.report("go2_node", _WARN), lambda s: s.report("go2_node", _OK),
-    ),
+    _report("draft_node", "link lost", Cause.LINK_LOST),
+    _report("go2_node", "robot reports a fault", Cause.ROBOT_FAULT),
     _announce("action not verified", Cause.UNVERIFIED_ACTION, verified=False),
     _announce("action unknown", Cause.UNPARSABLE_ACTION, amount=33),
     _announce("reply too old", Cause.STALE_REPLY, age=7.0),
@@ -117,13 +105,9 @@ PROVOCATIONS = (
         Fallback().unverified_replies + 1, verified=False,
     ),
     _announce(
-        "a way back that is not allowed", Cause.UNVERIFIED_ACTION, "draft_only",
-        verified=False, retracing=True,
+        "a way back that is not allowed", Cause.UNVERIFIED_ACTION, "draft_only", verified=False, retracing=True
     ),
-    Provocation(
-        "link lost, fallback draft_only", Cause.LINK_LOST,
-        lambda s: s.report("draft_node", _WARN), lambda s: s.report("draft_node", _OK), "draft_only",
-    ),
+    _report("draft_node", "link lost, fallback draft_only", Cause.LINK_LOST, "draft_only"),
 )  # fmt: skip
 
 
@@ -133,28 +117,23 @@ def measure_safety(
     progress: Callable[[str, Sequence[float]], None] | None = None,
     load: int = 0,
     realtime: bool = True,
-) -> list[dict[str, Any]]:
-    """Start a supervisor and provoke every cause ``trials`` times. Seconds from cause to zero, a row a provocation.
+) -> dict[str, Any]:
+    """Start a supervisor and provoke every cause ``trials`` times; seconds from cause to zero, a row per provocation.
 
-    :param causes: names of those to provoke; None: all.
-    :param load: busy loops beside it, at ordinary priority.
-    :param realtime: whether the supervisor asks for real-time scheduling.
-
-    Takes a ROS domain of its own unless one is chosen in the environment. Call it from the main thread.
-
-    :raises SafetyBenchError: when a cause does not stop the robot at all.
+    ``causes``: names of those to provoke; None: all. ``load``: busy loops beside it, at ordinary priority.
+    ``realtime``: whether the supervisor asks for real-time scheduling. Call it from the main thread. Raises
+    SafetyBenchError when a cause does not stop the robot at all, ValueErrors.
     """
     if trials < 1:
-        raise ValueError(f"trials is {trials}; use 1 or more")
+        raise BenchError(f"trials is {trials}; use 1 or more")
     if not 0 <= load <= 64:
-        raise ValueError(f"load is {load}; use 0 to 64")
+        raise BenchError(f"load is {load}; use 0 to 64")
     known = {provocation.cause.name for provocation in PROVOCATIONS}
     for name in causes or ():
         if name not in known:
-            raise ValueError(f"unknown cause {name!r}; choose from {', '.join(sorted(known))}")
+            raise BenchError(f"unknown cause {name!r}; choose from {', '.join(sorted(known))}")
     wanted = [p for p in PROVOCATIONS if causes is None or p.cause.name in causes]
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    use_own_ros_domain()
     rows = []
     with _standin() as standin, _busy(load):
         for setting, differing in SETTINGS.items():
@@ -169,37 +148,41 @@ def measure_safety(
                     times = [standin.trial(provocation) for _ in range(trials)]
                     if progress is not None:
                         progress(provocation.name, times)
-                    rows.append(_row(provocation, times))
-    return rows
+                    rows.append(
+                        {
+                            "provocation": provocation.name,
+                            "cause": provocation.cause.name,
+                            "trials": len(times),
+                            "median_s": round(statistics.median(times), 4),
+                            "worst_s": round(max(times), 4),
+                        }
+                    )
+    worst = max(row["worst_s"] for row in rows)
+    return {**header("safety"), "load": load, "realtime": realtime, "worst_s": worst, "rows": rows}
+
+
+def render(report: dict[str, Any]) -> str:
+    """The report as a table."""
+    rows = [["provocation", "cause", "median s", "worst s"]]
+    for row in report["rows"]:
+        rows.append([row["provocation"], row["cause"], f"{row['median_s']:.3f}", f"{row['worst_s']:.3f}"])
+    verdict = f"worst of all: {report['worst_s']:.3f} s; at most {LIMIT_S} s is wanted"
+    return "\n".join([*table(rows, left=2), verdict, report["machine"]])
 
 
 @contextmanager
 def _standin() -> Iterator[StandIn]:
     """A stand-in on a node of its own, spinning in a thread."""
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    node = rclpy.create_node("safety_bench")
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-    stop = threading.Event()
-
-    def spin() -> None:
-        while not stop.is_set():
-            executor.spin_once(timeout_sec=0.1)
-
-    standin = StandIn(node)
-    thread = threading.Thread(target=spin, name="safety bench", daemon=True)
-    thread.start()
-    # This is the clock: what it is late by would count as the supervisor's.
+    ros = SpinningNode("safety_bench")
+    standin = StandIn(ros.node)
+    ros.start()
+    # This is the clock: its delay would count as the supervisor's.
     ask_for_realtime(inherited=False)
     try:
         yield standin
     finally:
         end_realtime()
-        stop.set()
-        thread.join(timeout=2.0)
-        executor.shutdown(timeout_sec=0.5)
-        node.destroy_node()
-        rclpy.shutdown()
+        ros.close()
 
 
 @contextmanager
@@ -224,13 +207,3 @@ while os.getppid() == parent:
     for _ in range(100_000):
         pass
 """
-
-
-def _row(provocation: Provocation, times: Sequence[float]) -> dict[str, Any]:
-    return {
-        "provocation": provocation.name,
-        "cause": provocation.cause.name,
-        "trials": len(times),
-        "median_s": round(statistics.median(times), 4),
-        "worst_s": round(max(times), 4),
-    }

@@ -1,4 +1,4 @@
-"""A stand-in that says over DDS what a healthy robot, its nodes and its operator say, and listens to ``cmd_vel``."""
+"""A stand-in that publishes what a healthy robot, its nodes and its operator publish, and listens to ``cmd_vel``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,30 @@ from dsd_ros.ros.stamps import to_stamp
 _PATIENCE_S = 60.0
 _QUIET_S = 0.15  # no motion may follow the zero for so long
 _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL = 168, 112, 97.0  # pixels
-# A good action lifts these.
+_TOPICS = {  # name -> type, topic, QoS
+    "odometry": (Odometry, "odom", qos.STATE),
+    "imu": (Imu, "imu", qos.STATE),
+    "camera": (Image, "camera/image_raw", qos.CAMERA),
+    "range": (Range, "range", qos.STATE),
+    "depth": (Image, "depth/image_raw", qos.CAMERA),
+    "depth info": (CameraInfo, "depth/camera_info", qos.CAMERA),
+    "battery": (BatteryState, "battery_state", qos.STATE),
+    "heartbeat": (String, "heartbeat", qos.STATE),
+    "diagnostics": (DiagnosticArray, "/diagnostics", qos.STATE),
+    "deadman": (Bool, "operator/deadman", qos.STATE),
+    "command": (Twist, "cmd_vel_nav", qos.COMMAND),
+    "joystick": (Twist, "cmd_vel_joy", qos.STATE),
+    "action": (NavAction, "nav_action", qos.STATE),
+    "emergency stop": (Bool, "emergency_stop", qos.STATE),
+}
+_PERIODS = (
+    (0.02, ("odometry", "imu")),
+    (0.04, ("command", "joystick")),
+    (0.066, ("camera", "depth")),
+    (0.05, ("range", "deadman", "battery")),
+    (0.1, ("heartbeat",)),
+)
+# A good action ends these.
 _ENDED_BY_AN_ACTION = {
     Cause.UNVERIFIED_ACTION,
     Cause.UNPARSABLE_ACTION,
@@ -57,12 +80,12 @@ class Provocation:
 
 
 class StandIn:
-    """Robot, navigation, draft node and operator on one ROS node, which somebody else spins."""
+    """Robot, navigation, draft node and operator on one ROS node, which the caller spins."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.muted: set[str] = set()
-        self.frozen: set[str] = set()  # those whose stamps stand still
+        self.muted: set[str] = set()  # names of topics that fall silent
+        self.frozen: set[str] = set()  # names of topics whose stamps stand still
         self.speed = (0.4, 0.0)  # m/s ahead, rad/s
         self.joystick: tuple[float, float] | None = None
         self.lean, self.charge, self.held = 0.0, 0.9, True
@@ -71,39 +94,16 @@ class StandIn:
         self.newest = Twist()
         self.state: SafetyState | None = None
         self._stamps: dict[str, Any] = {}
-
-        def publisher(kind: type, topic: str, profile: Any = qos.STATE) -> Any:
-            return node.create_publisher(kind, topic, profile)
-
-        self._odometry = publisher(Odometry, "odom")
-        self._imu = publisher(Imu, "imu")
-        self._image = publisher(Image, "camera/image_raw", qos.CAMERA)
-        self._range = publisher(Range, "range")
-        self._depth = publisher(Image, "depth/image_raw", qos.CAMERA)
-        self._depth_info = publisher(CameraInfo, "depth/camera_info", qos.CAMERA)
-        self._battery = publisher(BatteryState, "battery_state")
-        self._heart = publisher(String, "heartbeat")
-        self._diagnostics = publisher(DiagnosticArray, "/diagnostics")
-        self._deadman = publisher(Bool, "operator/deadman")
-        self._navigation = publisher(Twist, "cmd_vel_nav", qos.COMMAND)
-        self._joystick = publisher(Twist, "cmd_vel_joy")
-        self._action = publisher(NavAction, "nav_action")
-        self._emergency = publisher(Bool, "emergency_stop")
+        self._publishers = {name: node.create_publisher(*given) for name, given in _TOPICS.items()}
         self.stop_client = node.create_client(Trigger, "emergency_stop")
         self.reset_client = node.create_client(Trigger, "emergency_stop_reset")
         node.create_subscription(Twist, "cmd_vel", self._on_command, qos.STATE)
         node.create_subscription(SafetyState, "safety_state", self._on_state, qos.LATCHED)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
-        for period, say in (
-            (0.02, self._say_pose),
-            (0.04, self._say_command),
-            (0.066, self._say_picture),
-            (0.05, self._say_operator),
-            (0.1, self._say_health),
-        ):
-            node.create_timer(period, say, clock=steady)
+        for period, names in _PERIODS:
+            node.create_timer(period, lambda names=names: self._publish(names), clock=steady)
 
-    # -- what it says --------------------------------------------------------------------------
+    # -- what it publishes ---------------------------------------------------------------------
 
     def announce(self, age: float = 0.05, **changes: Any) -> None:
         """Announce an action about a picture ``age`` seconds old: 75 cm ahead, verified."""
@@ -111,15 +111,15 @@ class StandIn:
         message = NavAction(**{"kind": NavAction.FORWARD, "amount": 75, "verified": True} | changes)
         message.header.stamp = now.to_msg()
         message.observation_stamp = to_stamp(now.nanoseconds * 1e-9 - age)
-        self._action.publish(message)
+        self._publishers["action"].publish(message)
 
     def report(self, node: str, level: bytes) -> None:
-        """Say in /diagnostics how a node is."""
+        """Report a node's health in /diagnostics."""
         status = DiagnosticStatus(name=node, level=level, message="not as it should be")
-        self._diagnostics.publish(DiagnosticArray(status=[status]))
+        self._publishers["diagnostics"].publish(DiagnosticArray(status=[status]))
 
     def press_emergency_stop(self, pressed: bool = True) -> None:
-        self._emergency.publish(Bool(data=pressed))
+        self._publishers["emergency stop"].publish(Bool(data=pressed))
 
     def call(self, client: Any) -> Trigger.Response:
         """Call a service of the supervisor and wait for the answer."""
@@ -127,69 +127,63 @@ class StandIn:
         self.until(future.done, "an answer of the supervisor")
         return future.result()
 
-    def _stamp(self, what: str) -> Any:
-        if what not in self.frozen or what not in self._stamps:
-            self._stamps[what] = self._node.get_clock().now().to_msg()
-        return self._stamps[what]
+    def _publish(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            message = None if name in self.muted else self._message(name)
+            if message is not None:
+                self._publishers[name].publish(message)
 
-    def _say_pose(self) -> None:
-        if "odometry" not in self.muted:
-            odometry = Odometry()
-            odometry.header.stamp = self._stamp("odometry")
-            self._odometry.publish(odometry)
-        if "imu" not in self.muted:
-            self.say_imu()
+    def _message(self, name: str) -> Any:
+        """What stands on a topic now; None: nothing."""
+        match name:
+            case "odometry":
+                return self._stamped(name, Odometry())
+            case "imu":
+                imu = Imu()
+                imu.orientation.x, imu.orientation.w = math.sin(self.lean / 2), math.cos(self.lean / 2)
+                return self._stamped(name, imu)
+            case "camera":
+                return self._stamped(name, Image(height=2, width=2, encoding="bgr8", step=6, data=bytes(12)))
+            case "depth":
+                return self._depth_image() if self._publishers["depth"].get_subscription_count() else None
+            case "command":
+                return _twist(*self.speed)
+            case "joystick":
+                return None if self.joystick is None else _twist(*self.joystick)
+            case "range":
+                distance = math.nan if self.distance is None else self.distance
+                return Range(min_range=0.05, max_range=10.0, range=distance)
+            case "deadman":
+                return Bool(data=self.held)
+            case "battery":
+                return BatteryState(percentage=self.charge)
+        return String(data="draft_node")  # the heartbeat
 
-    def say_imu(self) -> None:
-        imu = Imu()
-        imu.header.stamp = self._stamp("imu")
-        imu.orientation.x, imu.orientation.w = math.sin(self.lean / 2), math.cos(self.lean / 2)
-        self._imu.publish(imu)
+    def _stamped(self, name: str, message: Any) -> Any:
+        if name not in self.frozen or name not in self._stamps:
+            self._stamps[name] = self._node.get_clock().now().to_msg()
+        message.header.stamp = self._stamps[name]
+        return message
 
-    def _say_command(self) -> None:
-        if "command" not in self.muted:
-            self._navigation.publish(_twist(*self.speed))
-        if self.joystick is not None:
-            self._joystick.publish(_twist(*self.joystick))
-
-    def _say_picture(self) -> None:
-        if "camera" not in self.muted:
-            image = Image(height=2, width=2, encoding="bgr8", step=6, data=bytes(12))
-            image.header.stamp = self._stamp("camera")
-            self._image.publish(image)
-        if "depth" not in self.muted and self._depth.get_subscription_count():
-            self._say_depth()
-
-    def _say_depth(self) -> None:
+    def _depth_image(self) -> Image:
+        """A wall ahead, with its camera's figures published beside it."""
         depths = np.full((_DEPTH_HEIGHT, _DEPTH_WIDTH), np.nan, np.float32)
-        if self.distance is not None:  # a wall
+        if self.distance is not None:
             pitch = math.radians(DepthView().camera_pitch_deg)
             down = (np.arange(_DEPTH_HEIGHT) - _DEPTH_HEIGHT / 2) / _DEPTH_FOCAL
             depths[:] = (self.distance / (math.cos(pitch) - math.sin(pitch) * down))[:, None]
         image = Image(height=_DEPTH_HEIGHT, width=_DEPTH_WIDTH, encoding="32FC1")
         image.step, image.data = 4 * _DEPTH_WIDTH, array.array("B", depths.tobytes())
-        image.header.stamp = self._stamp("depth")
-        self._depth.publish(image)
-        self._depth_info.publish(camera_info(image.header, _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL))
-
-    def _say_operator(self) -> None:
-        if "range" not in self.muted:
-            distance = math.nan if self.distance is None else self.distance
-            self._range.publish(Range(min_range=0.05, max_range=10.0, range=distance))
-        if "deadman" not in self.muted:
-            self._deadman.publish(Bool(data=self.held))
-        self._battery.publish(BatteryState(percentage=self.charge))
-
-    def _say_health(self) -> None:
-        if "heartbeat" not in self.muted:
-            self._heart.publish(String(data="draft_node"))
+        self._stamped("depth", image)
+        info = camera_info(image.header, _DEPTH_WIDTH, _DEPTH_HEIGHT, _DEPTH_FOCAL)
+        self._publishers["depth info"].publish(info)
+        return image
 
     # -- what it hears -------------------------------------------------------------------------
 
     def _on_command(self, message: Twist) -> None:
-        values = (message.linear.x, message.linear.y, message.angular.z)
         self.newest = message
-        self.commands.append((time.monotonic(), any(values)))
+        self.commands.append((time.monotonic(), any((message.linear.x, message.linear.y, message.angular.z))))
 
     def _on_state(self, message: SafetyState) -> None:
         self.state = message
@@ -210,10 +204,10 @@ class StandIn:
     # -- trials --------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Have the robot driven by navigation, with nothing in the way."""
+        """Have navigation drive the robot, with nothing in the way."""
         self.until(lambda: set(self.causes) <= _ENDED_BY_AN_ACTION, "healthy state")
         patience = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < patience:  # an action that overtakes the mended state is refused
+        while time.monotonic() < patience:  # an action that overtakes the healthy state is refused
             self.announce()
             begun = len(self.commands)
             deadline = time.monotonic() + 1.0
@@ -227,7 +221,7 @@ class StandIn:
     def trial(self, provocation: Provocation) -> float:
         """Seconds from a provocation to the first zero command that no motion follows."""
         self.drive()
-        time.sleep(random.uniform(0.0, 0.05))  # no cause waits for a tick of ours
+        time.sleep(random.uniform(0.0, 0.05))  # no cause waits for a tick of this process
         began = time.monotonic()
         provocation.provoke(self)
         self.until(

@@ -52,7 +52,7 @@ class SystemUnderTest:
         values = values_of(DEMO, self._overrides)
         for program in DEMO.programs:
             if program.wanted(values):
-                self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # nobody is there yet
+                self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
                 self._overrides["verifier"] = self.proxy.url
                 command = program_command(program, values)
                 restarts = Restarts() if program.respawn else None
@@ -61,7 +61,7 @@ class SystemUnderTest:
             group.start_node(start, self._mark)
 
     def _look(self, line: str) -> None:
-        """Find the verifier's address in what it prints; a restarted one has another."""
+        """Find the verifier's address in what it prints; after a restart it is another one."""
         found = address_in(line)
         if found is not None and self.proxy is not None:
             self.proxy.target = (found.host, found.port)
@@ -72,11 +72,11 @@ class SystemUnderTest:
             self._log.write(f"{time.monotonic():.3f} [{name}] {line}\n")
 
     def process(self, name: str) -> int:
-        """The pid of the process that has that name now."""
+        """The pid of the process that has this name now."""
         return self._children.child(name).pid
 
     def tend(self) -> str:
-        """Start again what may be started again; the name of a process whose end is the end of all."""
+        """Restart what may be restarted; the name of an ended process without which nothing may go on."""
         child = self._children.ended()
         return "" if child is None else child.name
 
@@ -86,9 +86,9 @@ class SystemUnderTest:
         return self._group
 
     def close(self) -> list[str]:
-        """End everything; the command lines of processes that are left over nevertheless."""
+        """End everything; the command lines of processes that are left over."""
         if self._group is not None:
-            for child in self._group.children:  # a stopped process does not hear that it should end
+            for child in self._group.children:  # a stopped process does not receive other signals
                 child.signal(signal.SIGCONT)
             self._group.close()
             self._group = None
@@ -100,7 +100,7 @@ class SystemUnderTest:
     # -- faults --------------------------------------------------------------------------------
 
     def provoke(self, fault: Fault, watcher: Watcher, source: random.Random) -> Undo:
-        """Do it; what is returned puts it right again, where that is ours to do."""
+        """Provoke a fault; the returned function undoes it, where the system does not do so itself."""
         kind, target = fault.kind, fault.target
         if kind is Kind.KILL:
             self._children.child(target).signal(signal.SIGKILL)
@@ -117,39 +117,35 @@ class SystemUnderTest:
             watcher.talk_nonsense("up" if kind is Kind.GARBAGE_UP else "down", source)
         else:
             return self._harm(self.proxy, kind, source)
-        return _nothing
+        return lambda: None
 
     def _harm(self, proxy: LinkProxy, kind: Kind, source: random.Random) -> Undo:
-        if kind is Kind.CUT:
-            proxy.cut()
-            return proxy.mend
-        if kind is Kind.SILENCE:
-            proxy.silence()
-            return proxy.mend
-        if kind in (Kind.LOSS, Kind.JITTER):
-            if kind is Kind.LOSS:
-                proxy.set(Conditions(loss=LOSS))
-            else:
-                proxy.set(Conditions(LinkProfile(jitter_s=JITTER_S)))
-            return lambda: proxy.set(Conditions())
-        way = Way.UP if kind in (Kind.GARBAGE_UP, Kind.NOISE_UP) else Way.DOWN
-        as_frame = kind in (Kind.GARBAGE_UP, Kind.GARBAGE_DOWN)
-        proxy.inject(way, nonsense(way, source) if as_frame else source.randbytes(100), as_frame)
-        return _nothing
+        match kind:
+            case Kind.CUT:
+                proxy.cut()
+                return proxy.mend
+            case Kind.SILENCE:
+                proxy.silence()
+                return proxy.mend
+            case Kind.LOSS | Kind.JITTER:
+                lossy = kind is Kind.LOSS
+                proxy.set(Conditions(loss=LOSS) if lossy else Conditions(LinkProfile(jitter_s=JITTER_S)))
+                return lambda: proxy.set(Conditions())
+            case _:
+                way = Way.UP if kind in (Kind.GARBAGE_UP, Kind.NOISE_UP) else Way.DOWN
+                as_frame = kind in (Kind.GARBAGE_UP, Kind.GARBAGE_DOWN)
+                proxy.inject(way, nonsense(way, source) if as_frame else source.randbytes(100), as_frame)
+                return lambda: None
 
 
 def nonsense(way: Way, source: random.Random) -> bytes:
-    """A frame that no sound peer sends: noise, or a message of this protocol about nothing there is."""
+    """A frame that no correct peer sends: noise, or a message of this protocol about things that do not exist."""
     if source.random() < 0.5:
         return source.randbytes(source.randrange(1, 2000))
     session = source.getrandbits(31) | 1
     if way is Way.UP:
         return encode(SessionClose(session))
     return encode(Outcome(session, source.getrandbits(31), source.getrandbits(31), 8, 1, 7, 0.5, True, 0))
-
-
-def _nothing() -> None:
-    pass
 
 
 def _left_over(mark: str) -> list[str]:
@@ -164,5 +160,5 @@ def _left_over(mark: str) -> list[str]:
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
                     found.append(file.read().replace(b"\0", b" ").decode(errors="replace").strip())
         except OSError:
-            continue  # it ended while it was looked at, or is somebody else's
+            continue  # it ended meanwhile, or belongs to another user
     return [line for line in found if line]  # a zombie has none

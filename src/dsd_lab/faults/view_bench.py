@@ -21,8 +21,10 @@ from urllib.parse import unquote
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
+from dsd_lab.report import header, use_own_ros_domain
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.view.web import program
+from dsd_ros.paths import models_directory
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.lifecycle_watch import LifecycleWatch
@@ -48,15 +50,12 @@ class ViewBenchError(RuntimeError):
 def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
     """Decode two replies per pair, one beside running views and one with the views held, in turns ABBA.
 
-    Nobody has the web view's page open meanwhile; as many replies follow while it is received like by a browser.
-    CPU time is that of the views' processes while they ran, scaled to a picture rate of :data:`RATE`; a core is
-    never fully there for a loaded machine, but CPU time is counted all the same. The two replies of a pair follow
-    each other within two seconds, so that both meet the same machine: what counts is the median of their differences.
-
-    :raises ViewBenchError: when a node does not get ready, or a reply fails.
+    The web view's page is not open meanwhile; as many replies follow while its data is received as by a browser. CPU
+    time is that of the views' processes while they ran, scaled to a picture rate of :data:`RATE`. The two replies of a
+    pair follow each other within two seconds, so that the machine's other work slows both: what counts is the median
+    of their differences. ViewBenchError when a node does not get ready, or a reply fails.
     """
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    use_own_ros_domain()
     lines: list[str] = []
     with ProcessGroup(lambda _, line: lines.append(line)) as group:
         for start in plan("demo", {"mode": mode}):
@@ -75,7 +74,7 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
 
 
 def start_views(group: ProcessGroup) -> list[Child]:
-    """The processes of both views, the page given as many pictures as RViz."""
+    """Start both views, the web page at the picture rate of RViz."""
     starts = [start for start in plan("demo", {"visual": "true", "view": "true"}) if start.entry.executable in _VIEWS]
     own = {"web_port": "0", "data_port": "0", "rate": RATE}
     return [group.start_node(replace(start, parameters={**start.parameters, **own})) for start in starts]
@@ -110,8 +109,9 @@ def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Prog
     per_core = {name: 100.0 * cpu * RATE / frames for name, cpu in taken.items()}
     with_views, without = statistics.median(seconds[True]), statistics.median(seconds[False])
     longer, error = median_difference(seconds[True], seconds[False])
+    models = {role: models_directory() / role for role in ("draft", "target")}
     return {
-        "bench": "view",
+        **header("view", **models),
         "replies": len(seconds[True]),
         "pictures": frames,
         "pictures_per_second": round(frames / span, 2),
@@ -136,17 +136,12 @@ def _used(client: _Client, views: Sequence[Child], replies: int) -> tuple[float,
 
 @contextmanager
 def receiver(data_url: str) -> Iterator[Path]:
-    """A program that receives all that a browser with the page open would, into the file that this yields."""
+    """Receive what a browser with the page open would receive, into the file that this yields."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "received.rrd"
         command = [program(), data_url, "--save", str(file), "--bind", "127.0.0.1", "--port", "auto"]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "RERUN_ANALYTICS": "0"},
-        )
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen(command, env={**os.environ, "RERUN_ANALYTICS": "0"}, **quiet)
         try:
             yield file
         finally:
@@ -159,7 +154,7 @@ def receiver(data_url: str) -> Iterator[Path]:
 
 
 def _data_url(line: str) -> str:
-    """Where to receive the data, if a line of the web view's names its page."""
+    """Where to receive the data, if a line that the web view printed names its page; else ""."""
     found = re.search(r"http://\S+\?url=(\S+)", line)
     return unquote(found[1]) if found else ""
 
@@ -204,10 +199,9 @@ def _hold(views: Sequence[Child], number: int) -> None:
 
 
 def median_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Median of a_i - b_i, and its standard error.
+    """Median of a_i - b_i, and its standard error, both robust against a reply that the machine once held up.
 
-    The error is that of a median of normal samples, sqrt(pi / 2) sigma / sqrt(n), with sigma from the median absolute
-    deviation (1.4826 MAD): a reply that the machine held up once says nothing about either.
+    The error is that of a median of normal samples, sqrt(pi / 2) sigma / sqrt(n), with sigma = 1.4826 MAD.
     """
     differences = [x - y for x, y in zip(a, b, strict=True)]
     middle = statistics.median(differences)
@@ -216,13 +210,13 @@ def median_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, fl
 
 
 class _Client:
-    """Looks at what the visualization node publishes, and asks for replies."""
+    """Receives what the visualization node publishes, and asks for replies."""
 
     def __enter__(self) -> _Client:
         self._ros = SpinningNode("view_bench")
         node = self._ros.node
         self.frames = 0
-        # Every one of them counts, also those that come while this process waits for the processor.
+        # Reliable: pictures that come while this process waits for the processor count as well.
         node.create_subscription(Image, "visual/image", self._on_frame, qos.STATE, raw=True)
         node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
         self._decode = node.create_client(Decode, "decode")

@@ -1,10 +1,8 @@
-"""The observer of `dsd-lab bench faults`: a ROS node of its own.
-
-It watches the robot, sends goals, and carries out the faults that are messages.
-"""
+"""The observer of `dsd-lab bench faults`: a ROS node that watches the robot, sends goals, and publishes faults."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -19,10 +17,10 @@ from nav_msgs.msg import Odometry
 from rclpy.action import ActionClient
 from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import Image
-from std_msgs.msg import String, UInt32
+from std_msgs.msg import String
 from std_srvs.srv import Trigger
 
-from dsd_lab.faults.judge import Announced, Command, Record, Seen, Verdict
+from dsd_lab.faults.judge import Announced, Command, Record, SeenPose, SupervisorVerdict
 from dsd_lab.faults.plan import DRAFT, NAVIGATION
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import Draft, NavAction, Outcome, ReplyProgress, SafetyState
@@ -44,37 +42,34 @@ _PICTURES = 900  # kept: a minute of them at 15 a second
 _FRESH_S = 0.5
 _ACCEPT_S = 5.0  # a goal that is not accepted by then is sent again
 _HEARTS = (NAVIGATION, DRAFT)
-# As the camera's, but no picture is dropped for being the older of two.
+# The camera's QoS, but no picture is dropped for being the older of two.
 _ALL_PICTURES = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 
 @dataclass
-class Run:
-    """One goal. ``outcome`` is empty until it has ended."""
+class WatchedRun:
+    """One goal. ``outcome`` is empty until the run has ended."""
 
     number: int
     began: float
-    handle: Any = None
     accepted: bool = False
     outcome: str = ""
-    message: str = ""
 
 
 class Watcher:
-    """Spins in a thread of its own. What it writes to ``record`` is guarded by ``lock``."""
+    """Spins in a thread of its own. ``lock`` guards ``record``."""
 
     def __init__(self, instruction: str) -> None:
         self.instruction = instruction
         self.lock = threading.Lock()
         self.record = Record()
-        self.collisions = 0
-        self.run: Run | None = None
+        self.run: WatchedRun | None = None
         self._runs = 0
         self._asked = 0.0
         self._pictures: OrderedDict[int, Image] = OrderedDict()
         self._replies: dict[int, tuple[str, int]] = {}
         self._heard: dict[str, float] = {}
-        self._returned = self._session_seen = 0.0  # of the draft node, and of its session with the verifier
+        self._returned = self._session_seen = 0.0  # the draft node, and its session with the verifier
         self._ros = SpinningNode("fault_watcher")
         node = self._ros.node
         listen = node.create_subscription
@@ -84,7 +79,6 @@ class Watcher:
         listen(SafetyState, "safety_state", self._on_verdict, qos.LATCHED)
         listen(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
         listen(Image, "camera/image_raw", self._on_picture, _ALL_PICTURES)
-        listen(UInt32, "collision", self._on_collision, qos.LATCHED)
         listen(String, "heartbeat", self._on_heartbeat, qos.STATE)
         listen(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
@@ -94,7 +88,7 @@ class Watcher:
             "up": node.create_publisher(Draft, "draft", qos.LINK),
             "down": node.create_publisher(Outcome, "outcome", qos.OUTCOMES),
         }
-        self._ros.executor.create_task(_come_first)  # in the thread that spins
+        self._ros.executor.create_task(_take_priority)  # in the spinning thread
         self._ros.start()
 
     def close(self) -> None:
@@ -103,7 +97,7 @@ class Watcher:
     # -- goals ---------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether everything speaks, and nothing but the want of an action keeps the robot from moving."""
+        """Whether everything publishes, and only the lack of an action keeps the robot from moving."""
         now = time.monotonic()
         with self.lock:
             fresh = all(now - self._heard.get(name, 0.0) < _FRESH_S for name in (*_HEARTS, "odom"))
@@ -115,7 +109,7 @@ class Watcher:
         return set(verdict.causes) <= _HARMLESS and self._navigate.server_is_ready()
 
     def state(self) -> str:
-        """What it hears now, for a log."""
+        """What has been heard, for a log."""
         now = time.monotonic()
         with self.lock:
             heard = ", ".join(f"{name} {now - at:.1f} s ago" for name, at in self._heard.items())
@@ -134,29 +128,28 @@ class Watcher:
     def note_reset(self) -> None:
         with self.lock:
             self.record.resets.append(time.monotonic())
-            self.collisions = 0
 
-    def send_goal(self, time_limit: float) -> Run:
-        """Begin a run, as far as navigation accepts it."""
+    def send_goal(self, time_limit: float) -> WatchedRun:
+        """Ask navigation to begin a run."""
         self._runs += 1
-        self.run = run = Run(self._runs, time.monotonic())
+        self.run = run = WatchedRun(self._runs, time.monotonic())
         self._send(run, time_limit)
         return run
 
-    def send_again(self, run: Run, time_limit: float) -> None:
-        """A goal that met a server which was just being replaced is lost without a word."""
+    def send_again(self, run: WatchedRun, time_limit: float) -> None:
+        """Repeat a goal that was not accepted: one that met a server just being replaced is lost silently."""
         if not run.accepted and not run.outcome and time.monotonic() - self._asked > _ACCEPT_S:
             self._send(run, time_limit)
 
-    def _send(self, run: Run, time_limit: float) -> None:
+    def _send(self, run: WatchedRun, time_limit: float) -> None:
         self._asked = time.monotonic()
         goal = Navigate.Goal(instruction=self.instruction, time_limit=time_limit)
 
         def accepted(future: Any) -> None:
             handle = future.result()
             if handle is None or not handle.accepted or run.accepted:
-                return  # it is asked again
-            run.handle, run.accepted = handle, True
+                return  # the goal is sent again
+            run.accepted = True
             handle.get_result_async().add_done_callback(ended)
 
         def ended(future: Any) -> None:
@@ -167,25 +160,18 @@ class Watcher:
             if outcome is RunOutcome.BAD_GOAL and "under way" in answer.result.message:
                 run.accepted = False  # the goal that was sent first is still being wound up
                 return
-            run.message = answer.result.message
-            if outcome is RunOutcome.UNKNOWN:  # the server forgot the goal
-                run.message = f"goal status {answer.status}"
             run.outcome = outcome.name
 
         # In the spinning thread: rclpy loses an answer that overtakes the asking thread.
         self._ros.executor.create_task(lambda: self._navigate.send_goal_async(goal).add_done_callback(accepted))
 
-    def cancel(self, run: Run) -> None:
-        if run.handle is not None:
-            self._ros.executor.create_task(lambda: run.handle.cancel_goal_async())
-
-    # -- faults that are messages --------------------------------------------------------------
+    # -- faults that are published -------------------------------------------------------------
 
     def tell_simulator(self, fault: str) -> None:
         self._fault.publish(String(data=fault))
 
     def talk_nonsense(self, way: str, source: Any) -> None:
-        """Say on a topic of the link what no robot and no verifier would; ``source``: a random.Random."""
+        """Publish on a topic of the link what no robot and no verifier would; ``source``: a random.Random."""
         publisher = self._nonsense[way]
         numbers = [source.getrandbits(32) for _ in range(6)]
         kind = Draft if way == "up" else Outcome
@@ -206,7 +192,7 @@ class Watcher:
         return None if image is None else to_rgb(image)
 
     def reply(self, stamp: int) -> tuple[str, int] | None:
-        """The whole reply about the picture of a stamp, and its number of tokens, if it was heard."""
+        """The whole reply to the picture of a stamp, and its number of tokens, if it was heard."""
         with self.lock:
             return self._replies.get(stamp)
 
@@ -216,10 +202,6 @@ class Watcher:
             commands = self.record.commands
             fresh = commands and time.monotonic() - commands[-1].at < 0.2
             return bool(fresh and commands[-1].moves)
-
-    def last_action(self) -> Announced | None:
-        with self.lock:
-            return self.record.actions[-1] if self.record.actions else None
 
     def _on_command(self, message: Twist, info: Any) -> None:
         linear = message.linear
@@ -232,7 +214,7 @@ class Watcher:
         now = _said_at(info)
         with self.lock:
             self._heard["odom"] = time.monotonic()
-            self.record.poses.append(Seen(now, pose.x, pose.y, pose.yaw, velocity.vx, velocity.wz))
+            self.record.poses.append(SeenPose(now, pose.x, pose.y, pose.yaw, velocity.vx, velocity.wz))
 
     def _on_action(self, message: NavAction) -> None:
         try:
@@ -249,7 +231,7 @@ class Watcher:
     def _on_verdict(self, message: SafetyState, info: Any) -> None:
         causes = tuple(_NAMES.get(cause, str(cause)) for cause in message.causes)
         with self.lock:
-            self.record.verdicts.append(Verdict(_said_at(info), message.stopped, causes))
+            self.record.verdicts.append(SupervisorVerdict(_said_at(info), message.stopped, causes))
 
     def _on_progress(self, message: ReplyProgress) -> None:
         if message.done:
@@ -263,9 +245,6 @@ class Watcher:
             self._pictures[_nanoseconds(message.header.stamp)] = message
             while len(self._pictures) > _PICTURES:
                 self._pictures.popitem(last=False)
-
-    def _on_collision(self, message: UInt32) -> None:
-        self.collisions = message.data
 
     def _on_heartbeat(self, message: String) -> None:
         now = time.monotonic()
@@ -281,12 +260,12 @@ class Watcher:
 
 
 _NAMES = {int(cause): cause.name for cause in Cause}
-# They end with navigation's next good action or command.
+# These end with navigation's next good action or command.
 _HARMLESS = {cause.name for cause in (*REFUSALS, Cause.COMMAND_STALE)}
 
 
 def _said_at(info: Any) -> float:
-    """When a message was published, on this process's monotonic clock: what the observer is late by is no motion."""
+    """When a message was published, on this process's monotonic clock, so that the observer's delay does not count."""
     now = time.monotonic()
     stamp = info["source_timestamp"]  # ns of the wall clock, which all processes here share
     delay = time.time() - stamp * 1e-9 if stamp else 0.0
@@ -297,10 +276,7 @@ def _nanoseconds(stamp: Any) -> int:
     return stamp.sec * 1_000_000_000 + stamp.nanosec
 
 
-def _come_first() -> None:
+def _take_priority() -> None:
     """Real-time scheduling for this thread alone: it is the clock of every stop."""
-    if hasattr(os, "SCHED_RR"):
-        try:
-            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        except OSError:
-            return  # not allowed: what the clock is late by counts as the robot's
+    with contextlib.suppress(OSError):  # not allowed: the clock's delay counts as the robot's
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_lab.faults.exact import difference
 from dsd_lab.faults.judge import (
     Announced,
     Command,
     Record,
-    Seen,
-    Verdict,
+    SeenPose,
+    difference,
     first_cause,
     judge,
     late_motion,
     moving_at,
     stop_after,
 )
+from dsd_lab.faults.judge import SupervisorVerdict as Verdict
 from dsd_ros.navigation.actions import Action, ActionKind
 
 FORWARD, LEFT, STOP = (Action(ActionKind.FORWARD, 50), Action(ActionKind.TURN_LEFT, 30), Action(ActionKind.STOP))
@@ -37,9 +37,9 @@ def drive(begin: float, end: float, vx: float = 0.4, wz: float = 0.0) -> list[Co
     return [*moving, Command(end, 0.0, 0.0, 0.0)]
 
 
-def poses(begin: float, end: float, speed: float, x: float = 0.0) -> list[Seen]:
+def poses(begin: float, end: float, speed: float, x: float = 0.0) -> list[SeenPose]:
     count = round((end - begin) * 50)
-    return [Seen(begin + i / 50, x + speed * i / 50, 0.0, 0.0, speed, 0.0) for i in range(count)]
+    return [SeenPose(begin + i / 50, x + speed * i / 50, 0.0, 0.0, speed, 0.0) for i in range(count)]
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_commands_and_actions_may_overtake_each_other_a_little(good):
 def test_going_further_than_the_action_says(good):
     good.poses = poses(0.9, 2.9, 0.5)
     assert any("went" in found for found in judge(good))
-    turned = [Seen(1.0 + i / 50, 0.0, 0.0, i * 0.05, 0.0, 0.5) for i in range(20)]
+    turned = [SeenPose(1.0 + i / 50, 0.0, 0.0, i * 0.05, 0.0, 0.5) for i in range(20)]
     good.poses = turned
     assert any("turned 54 degrees" in found for found in judge(good))
 
 
 def test_being_carried_back_is_no_overshoot(good):
-    good.poses += [Seen(7.0, -3.0, 2.0, math.pi, 0.0, 0.0)]
+    good.poses += [SeenPose(7.0, -3.0, 2.0, math.pi, 0.0, 0.0)]
     assert judge(good) != []
     good.resets = [6.9]
     assert judge(good) == []

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dsd_lab.faults.plan import Kind, Moment, plan, variants
-from dsd_lab.faults.trials import FaultSettings, Trial, render, rows_of
+from dsd_lab.faults.plan import FaultSettings, Kind, Moment, Trial, plan, render, rows_of, variants
 
 
 @pytest.mark.parametrize("transport", ["dds", "websocket"])

@@ -20,7 +20,7 @@ def test_a_few_faults_leave_the_robot_safe_and_exact(ros_domain, tmp_path, trans
     path = tmp_path / "faults.json"
     command = ["bench", "faults", "--count", "4", "--transport", transport, "--json", str(path)]
     done = subprocess.run(
-        [sys.executable, "-m", "dsd_ros.cli", *command],
+        [sys.executable, "-m", "dsd_lab.cli", *command],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +14,49 @@ import pytest
 from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import action, msg, srv
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.wire import messages as wire
+from tools import msg_files
 
 DSD_MSGS = Path(__file__).resolve().parents[2] / "src" / "dsd_msgs"
 DEFINITIONS = sorted(path for folder in ("msg", "srv", "action") for path in (DSD_MSGS / folder).iterdir())
 
 WIRE_MESSAGES = list(wire.Message.__args__)
+
+# The first digits of the SHA-256 of each file without its comments: robots and bags use these definitions.
+IN_USE = {
+    "AskStats.msg": "403778a7f9f722ef",
+    "DecodeStats.msg": "dfe866063f5df8fd",
+    "Draft.msg": "3c932796fcd8ce98",
+    "NavAction.msg": "cd6937f29a5c2f38",
+    "Observation.msg": "dba7f4283162debb",
+    "Outcome.msg": "c6983f19b851e0d1",
+    "Past.msg": "0912c6c8a157f642",
+    "Proposal.msg": "9985b11a84247eaf",
+    "Question.msg": "14b31b4e0f558439",
+    "QuestionEnd.msg": "ca1cce935acab4cb",
+    "QuestionReply.msg": "7744712fb6a55a91",
+    "Refusal.msg": "b44fd81999181822",
+    "ReplyProgress.msg": "01df2d80c0845df5",
+    "Reveal.msg": "439eadb35dba7e84",
+    "RoundStats.msg": "ea120dbdb1adcc5b",
+    "SafetyState.msg": "cf9477434be5e5e7",
+    "SessionClose.msg": "627a7ef76284dbca",
+    "SessionReply.msg": "ec05664fac2b8cd4",
+    "SessionRequest.msg": "504b085bb9f4e430",
+    "Verdict.msg": "c8cb5dc57c03e20e",
+    "Ask.srv": "9d54af746a5dcfbb",
+    "CheckArrival.srv": "f94a7eb30bea9512",
+    "Decode.srv": "a555ab9d03a58482",
+    "Navigate.action": "3bcc2c74f25e4e14",
+}
+
+
+def bare_lines(path: Path) -> list[str]:
+    """The lines of a definition without comments; empty ones are left out."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
 
 
 def fields(path: Path) -> Iterator[tuple[str, str]]:
@@ -28,6 +65,25 @@ def fields(path: Path) -> Iterator[tuple[str, str]]:
         definition, _, comment = line.partition("#")
         if definition.strip() and definition.strip() != "---":
             yield definition.strip(), comment.strip()
+
+
+@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+def test_definitions_are_those_in_use(path: Path) -> None:
+    definitions = "\n".join(re.sub(r"\s+", " ", line) for line in bare_lines(path))
+    assert hashlib.sha256(definitions.encode()).hexdigest().startswith(IN_USE[path.name])
+
+
+@pytest.mark.parametrize("path", DEFINITIONS, ids=lambda path: path.name)
+def test_instructions_are_bounded_as_everywhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert {*re.findall(r"at most (\d+) characters", text)} <= {str(MAX_INSTRUCTION_CHARS)}
+    assert {*re.findall(r"string<=(\d+) (?:instruction|question)\b", text)} <= {str(4 * MAX_INSTRUCTION_CHARS)}
+
+
+@pytest.mark.parametrize("struct", msg_files.STRUCTS, ids=lambda struct: struct.__name__)
+def test_msg_files_are_generated_from_the_schema(struct: type[msgspec.Struct]) -> None:
+    committed = (msg_files.FOLDER / f"{struct.__name__}.msg").read_text(encoding="utf-8")
+    assert committed == msg_files.definition(struct), "run python -m tools.msg_files"
 
 
 def kind_of_ros(type_name: str) -> str:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import msgspec
 import numpy as np
 import pytest
@@ -148,6 +151,12 @@ def test_other_message_pack_raises_nothing_but_wire_errors(tag, rest):
     except WireError:
         return
     assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("module", ["messages", "codec", "channel", "outbox", "websocket"])
+def test_what_a_relay_imports_does_not_load_torch(module):
+    program = f"import sys, dsd_ros.wire.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_deep_nesting_is_refused():

@@ -13,7 +13,7 @@ import importlib.util
 import numpy as np
 from sensor_msgs.msg import Image
 
-MAX_SIDE = 8192
+from dsd_ros.wire.messages import MAX_SIDE
 
 # Channels of each encoding, and where red, green and blue are in a pixel.
 _LAYOUT: dict[str, tuple[int, tuple[int, int, int]]] = {

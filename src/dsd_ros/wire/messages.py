@@ -61,6 +61,9 @@ Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Evidence = Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]
 Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+DigestIfAny = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
+Parents = Annotated[bytes, Meta(max_length=MAX_DRAFT)]
+Probabilities = Annotated[bytes, Meta(max_length=4 * MAX_REVEALED)]
 
 
 class RefusalCode(StrEnum):
@@ -119,7 +122,7 @@ class SessionRequest(Fields, frozen=True, tag=1):
     exits: bool = False  # send early outcomes
     exit_layers: Layers = []  # of the exits after these decoder layers (from 1); empty: of all exits
     exit_policy: ShortText = "priority"  # order of early outcomes that wait: "priority" (by confidence) or "fifo"
-    min_exit_confidence: Probability = 0.0  # early outcomes below this are not sent
+    min_exit_confidence: Probability = 0.0  # early outcomes below this are not sent, 0..1
     proof: ShortText = ""  # how drafts are verified (decoding.modes.Proof), e.g. "full"; empty: as the mode says
 
 
@@ -193,8 +196,8 @@ class Draft(Fields, frozen=True, tag=4):
     confirmed: UInt32  # verified tokens of the reply before this draft
     tokens: Drafted  # drafted token ids; for a tree: its nodes, parents before children
     evidence: Evidence = b""  # what verification needs of the draft's distributions (wire.packing); empty: nothing
-    parents: Annotated[bytes, Meta(max_length=MAX_DRAFT)] = b""  # tree: 0: a root, else parent + 1; empty: a sequence
-    assumed: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""  # sent ahead: prefix_digest of all tokens before it
+    parents: Parents = b""  # tree: 0 for the root's children, else the parent's index + 1; empty: a sequence
+    assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
     autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
 
@@ -213,12 +216,12 @@ class Outcome(Fields, frozen=True, tag=5):
     session: Id  # number of the session, above 0
     reply: UInt32  # number of the reply within the session
     round: UInt32  # the round this answers
-    layer: UInt16  # decoder layers run when this was said
+    layer: UInt16  # decoder layers run so far (counted from 1)
     accepted: UInt16  # drafted tokens that hold; for a tree: 1 + the index of the last accepted node
     next_token: TokenId = 0  # token after them; 0 where a distribution stands for it
     confidence: Confidence = 0.0  # softmax probability (temperature 1) of that layer's likeliest token, 0..1
     is_final: bool = True  # binding; false: an early exit's forecast
-    compute_us: UInt32 = 0  # the model's time for this round, microseconds; in round 1 with reading the observation
+    compute_us: UInt32 = 0  # the model's time for this round, microseconds; round 1: with reading the observation
     distribution: Evidence = b""  # split: the target's p after the accepted tokens; for a tree: several (wire.packing)
 
     @property
@@ -326,7 +329,7 @@ class Reveal(Fields, frozen=True, tag=12):
     position: UInt16  # of the draft they belong to
     rejections: UInt16  # of that draft
     ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_REVEALED)]  # token ids, ascending
-    values: Annotated[bytes, Meta(max_length=4 * MAX_REVEALED)] = b""  # their probabilities, float32 LE; empty: request
+    values: Probabilities = b""  # their probabilities as little-endian float32; empty: the request
 
 
 class QuestionEnd(Fields, frozen=True, tag=13):

@@ -1,8 +1,8 @@
-"""Asks a verifier on this machine for anything: exit code 0 when it speaks HTTP, as a container's HEALTHCHECK wants it.
+"""Asks a verifier on this machine for /healthz: exit code 0 when it answers, as a container's HEALTHCHECK expects.
 
     python healthcheck.py [PORT]
 
-Whether the token is right is no matter of health: a refusal is an answer, too.
+Any HTTP answer is healthy, whatever its status. /healthz needs no token.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import http.client
 import ssl
 import sys
 
-PATIENCE_S = 3.0
+TIMEOUT_S = 3.0
 
 
 def answers(port: int) -> bool:
-    """Whether somebody answers on the port, with TLS or without."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # it is ourselves
+    """Whether a server answers HTTP on the port, with TLS or without."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # this machine's own
     for connection in (
-        http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S),
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=anybody),
+        http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S),
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=context),
     ):
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", "/")
+            connection.request("GET", "/healthz")
             connection.getresponse()
             return True
     return False

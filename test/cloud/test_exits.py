@@ -62,7 +62,7 @@ def test_early_outcomes_arrive_while_deeper_layers_have_yet_to_run(model):
         robot.observe(**PICTURE)
         robot.draft(1, 0, [1, 2, 3])
         first, _ = robot.final(1)
-        gate = model._layers[2] = Gate(model._layers[2])
+        gate = model._language.layers[2] = Gate(model._language.layers[2])
         robot.draft(2, first.accepted + 1, [1, 2, 3])
         early = robot.get()
         assert gate.reached.wait(20) and not gate.open.is_set()
@@ -75,7 +75,7 @@ def test_early_outcomes_arrive_while_deeper_layers_have_yet_to_run(model):
 
 
 def test_a_session_closed_in_the_middle_of_a_pass_hurts_nobody(model):
-    gate = model._layers[2] = Gate(model._layers[2])
+    gate = model._language.layers[2] = Gate(model._language.layers[2])
     with VerifierEngine(model, EVERY_EXIT) as engine:
         robot, other = Robot(engine), Robot(engine)
         robot.open(exits=True)

@@ -21,10 +21,10 @@ from tiny_models import make_tiny_model
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-import dsd_ros.cloud.endpoint as endpoint_module
-from dsd_ros.cloud.endpoint import MAX_CONNECTIONS, MetricsEndpoint
+import dsd_ros.cloud.listener as listener_module
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.server import ServerError, VerifierServer
+from dsd_ros.cloud.listener import MAX_SCRAPES, MetricsServer, ServerError
+from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import EngineSettings, MetricsSettings, VerifierSettings
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
@@ -71,13 +71,13 @@ def of(found: Samples, name: str, **labels: str) -> float:
 
 @pytest.fixture
 def served():
-    """An engine behind a websocket and a metrics endpoint: engine, robots' address, operators' address."""
+    """An engine behind a websocket and its metrics: engine, robots' address, operators' address."""
     with (
         VerifierEngine(TableModel(1, ends=False)) as engine,
         VerifierServer(engine, VerifierSettings(port=0)) as server,
-        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+        MetricsServer(engine.metrics.registry, ANY) as operators,
     ):
-        yield engine, server.url, endpoint.url
+        yield engine, server.url, operators.url
 
 
 def test_the_counts_are_those_of_the_robots_session(served):
@@ -182,15 +182,15 @@ def test_expired_and_evicted_sessions_are_told_apart():
     settings = EngineSettings(max_sessions=1, session_expiry_s=50.0)
     with (
         VerifierEngine(TableModel(1), settings, clock=lambda: now[0]) as engine,
-        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+        MetricsServer(engine.metrics.registry, ANY) as operators,
     ):
         for peer in ("a", "b"):
             said: list[SessionReply] = []
             engine.submit(request(), said.append, peer)
-            scrape_until(endpoint.url, lambda f, said=said: bool(said))
+            scrape_until(operators.url, lambda f, said=said: bool(said))
             engine.disconnect(peer)
         now[0] = 100.0
-        found = scrape_until(endpoint.url, lambda f: of(f, "sessions_ended_total", reason="expired") == 1)
+        found = scrape_until(operators.url, lambda f: of(f, "sessions_ended_total", reason="expired") == 1)
         assert of(found, "sessions_ended_total", reason="evicted") == 1
         assert of(found, "sessions_ended_total", reason="expired") == 1
         assert of(found, "sessions_limit") == 1
@@ -203,12 +203,12 @@ def test_early_outcomes_are_counted_by_layer(tmp_path):
     with (
         VerifierEngine(model, EngineSettings(exit_share=1.0)) as engine,
         VerifierServer(engine, VerifierSettings(port=0)) as server,
-        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+        MetricsServer(engine.metrics.registry, ANY) as operators,
         WebsocketChannel(server.url) as channel,
     ):
         with EdgeSession(channel, model, DecodeSettings(mode="fsd", max_tokens=16)) as session:
             reply = session.decode(np.zeros((56, 56, 3), np.uint8), "go")
-        found = scrape_until(endpoint.url, lambda f: of(f, "rounds_total", mode="fsd") >= reply.rounds)
+        found = scrape_until(operators.url, lambda f: of(f, "rounds_total", mode="fsd") >= reply.rounds)
         # Those that wait when the final outcome comes are not sent.
         early = {layer: of(found, "early_outcomes_total", layer=str(layer)) for layer in (1, 2)}
         assert sum(early.values()) >= reply.exits > 0
@@ -244,22 +244,26 @@ def test_refused_connections_are_counted(tmp_path):
     with (
         VerifierEngine(TableModel(1)) as engine,
         VerifierServer(engine, settings) as server,
-        MetricsEndpoint(engine.metrics.registry, ANY) as endpoint,
+        MetricsServer(engine.metrics.registry, ANY) as operators,
     ):
         with pytest.raises(InvalidStatus, match="401"):
             connect(server.url, proxy=None)
-        found = scrape(endpoint.url)
+        found = scrape(operators.url)
         assert of(found, "connections_refused_total", reason="token") == 1
-        with urlopen(endpoint.url) as answer:
+        with urlopen(operators.url) as answer:
             assert b"correct-horse" not in answer.read()
 
 
-# --------------------------------------------------------------------------------- the endpoint
+# ----------------------------------------------------------------------------- the metrics' server
+
+
+def place(url: str) -> tuple[str, int]:
+    host, port = url.partition("://")[2].removesuffix("/metrics").split(":")
+    return host, int(port)
 
 
 def ask(url: str, data: bytes) -> bytes:
-    host, port = url.removeprefix("http://").removesuffix("/metrics").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as link:
+    with socket.create_connection(place(url), timeout=30) as link:
         said = b""
         # What was not read of a request makes the end of a connection a reset.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -277,68 +281,122 @@ def is_over(link: socket.socket) -> bool:
 
 
 @pytest.fixture
-def endpoint():
-    with VerifierEngine(TableModel(1)) as engine, MetricsEndpoint(engine.metrics.registry, ANY) as served:
+def server():
+    with VerifierEngine(TableModel(1)) as engine, MetricsServer(engine.metrics.registry, ANY) as served:
         yield served
 
 
-def test_it_answers_what_is_asked_and_nothing_else(endpoint):
-    assert ask(endpoint.url, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-    assert ask(endpoint.url, b"GET /metrics?x=1 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
-    head = ask(endpoint.url, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+def test_it_answers_what_is_asked_and_nothing_else(server):
+    assert ask(server.url, b"GET /metrics HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert ask(server.url, b"GET /metrics?x=1 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    assert ask(server.url, b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    head = ask(server.url, b"HEAD /metrics HTTP/1.1\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
-    assert ask(endpoint.url, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
-    assert ask(endpoint.url, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+    assert ask(server.url, b"GET /../etc/passwd HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+    assert ask(server.url, b"POST /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405 ")
     for nonsense in (b"\xff\xfe\r\n\r\n", b"\r\n\r\n", b"GET\r\n\r\n"):
-        assert b" 405 " in (answer := ask(endpoint.url, nonsense)) or b" 404 " in answer
-    assert ask(endpoint.url, b"x" * 100_000 + b"\r\n\r\n") == b""
-    open_metrics = Request(endpoint.url, headers={"Accept": "application/openmetrics-text"})
+        assert ask(server.url, nonsense) == b""
+    assert ask(server.url, b"x" * 100_000 + b"\r\n\r\n")[:12] in (b"", b"HTTP/1.1 414")
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n"
+    assert ask(server.url, b"GET / HTTP/1.1\r\n" + upgrade + b"\r\n").startswith(b"HTTP/1.1 200 ")
+    open_metrics = Request(server.url, headers={"Accept": "application/openmetrics-text"})
     with urlopen(open_metrics, timeout=30) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert answer.read().endswith(b"# EOF\n")
 
 
-def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(endpoint, monkeypatch):
-    monkeypatch.setattr(endpoint_module, "PATIENCE_S", 0.3)
-    host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
-    slow = socket.create_connection((host, int(port)), timeout=30)
-    slow.sendall(b"GET /met")
-    assert scrape(endpoint.url)
-    assert is_over(slow)
+@pytest.mark.parametrize("begin", [b"", b"GET /met"])
+def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(monkeypatch, begin):
+    monkeypatch.setattr(listener_module, "SCRAPE_TIMEOUT_S", 0.3)
+    with VerifierEngine(TableModel(1)) as engine, MetricsServer(engine.metrics.registry, ANY) as server:
+        slow = socket.create_connection(place(server.url), timeout=30)
+        slow.sendall(begin)
+        assert scrape(server.url)
+        assert is_over(slow)
 
 
-def test_many_idle_connections_do_not_pile_up(endpoint, monkeypatch):
-    host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
-    idle = [socket.create_connection((host, int(port)), timeout=30) for _ in range(MAX_CONNECTIONS)]
-    deadline = time.monotonic() + 30
-    while len(endpoint._links) < MAX_CONNECTIONS and time.monotonic() < deadline:
-        time.sleep(0.01)
+def test_a_slow_reader_gets_the_whole_page_and_keeps_nobody_waiting(server):
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        slow.connect(place(server.url))
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        page = b""
+        while more := slow.recv(512):
+            page += more
+            time.sleep(0.005)
+            if len(page) == 4096:
+                assert scrape(server.url)
+        head, _, body = page.partition(b"\r\n\r\n")
+        assert int(re.search(rb"Content-Length: (\d+)", head)[1]) == len(body) > 10_000
+
+
+def test_many_idle_connections_do_not_pile_up(server):
+    idle = [socket.create_connection(place(server.url), timeout=30) for _ in range(MAX_SCRAPES)]
+    time.sleep(0.5)  # until all are accepted
     with pytest.raises((ConnectionError, OSError)):
-        connection = HTTPConnection(host, int(port), timeout=30)
+        connection = HTTPConnection(*place(server.url), timeout=30)
         connection.request("GET", "/metrics")
         connection.getresponse()
     for link in idle:
         link.close()
-    while endpoint._links and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            assert scrape(server.url)
+            break
         time.sleep(0.01)
-    assert scrape(endpoint.url)
+    assert scrape(server.url)
 
 
 def test_closing_gives_thread_and_socket_back():
     with VerifierEngine(TableModel(1)) as engine:
-        endpoint = MetricsEndpoint(engine.metrics.registry, ANY)
-        endpoint.start()
-        host, port = endpoint.url.removeprefix("http://").removesuffix("/metrics").split(":")
-        waiting = socket.create_connection((host, int(port)), timeout=30)
-        endpoint.close()
-        endpoint.close()
+        before = threading.active_count()
+        server = MetricsServer(engine.metrics.registry, ANY)
+        server.start()
+        _, port = place(server.url)
+        waiting = socket.create_connection(place(server.url), timeout=30)
+        server.close()
+        server.close()
         assert is_over(waiting)
-        assert not [thread for thread in threading.enumerate() if thread.name == "metrics"]
-        again = MetricsSettings(metrics_port=int(port))
-        with MetricsEndpoint(engine.metrics.registry, again) as first:
+        assert threading.active_count() == before
+        again = MetricsSettings(metrics_port=port)
+        with MetricsServer(engine.metrics.registry, again) as first:
             assert scrape(first.url)
             with pytest.raises(ServerError, match=f"metrics port {port} on 127.0.0.1 is in use; .*0 for none"):
-                MetricsEndpoint(engine.metrics.registry, again).start()
+                MetricsServer(engine.metrics.registry, again).start()
+
+
+def http_of(server: VerifierServer) -> str:
+    return server.url.replace("ws://", "http://")
+
+
+def test_the_robots_port_answers_too_and_asks_for_its_token(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("correct-horse")
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        VerifierServer(engine, VerifierSettings(port=0, token_file=str(token))) as server,
+    ):
+        assert ask(http_of(server), b"GET /healthz HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\nok\n")
+        assert ask(http_of(server), b"GET /metrics HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 401 ")
+        with urlopen(
+            Request(http_of(server) + "/metrics", headers={"Authorization": "Bearer correct-horse"})
+        ) as answer:
+            assert of(samples(answer.read().decode()), "connections_refused_total", reason="token") == 1
+    with VerifierEngine(TableModel(1)) as engine, VerifierServer(engine, VerifierSettings(port=0)) as server:
+        assert scrape(http_of(server) + "/metrics")
+
+
+def test_health_is_answered_when_no_robot_may_connect_any_more():
+    with (
+        VerifierEngine(TableModel(1)) as engine,
+        VerifierServer(engine, VerifierSettings(port=0, max_sessions=1)) as server,
+        connect(server.url, proxy=None),
+        connect(server.url, proxy=None),
+    ):
+        with pytest.raises(InvalidStatus, match="503"):
+            connect(server.url, proxy=None)
+        assert ask(http_of(server), b"GET /healthz HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("given", [{"metrics_port": -1}, {"metrics_port": 65536}, {"metrics_host": ""}])

@@ -17,9 +17,11 @@ from websockets.sync.client import connect
 
 import dsd_ros.cloud.server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.listener import ServerError
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, ServerError, VerifierServer
+from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkClosed, LinkRefused
@@ -214,7 +216,8 @@ class Teller:
     """In the engine's place: says what the test tells it to."""
 
     answer = None
-    model = TableModel(1)
+    target = LocalTarget(TableModel(1))
+    model = target.model
 
     def __init__(self) -> None:
         self.metrics = Metrics(self)

@@ -129,8 +129,8 @@ def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_exit_that_sees_what_the_final_layer_sees_foretells_it(engine, target, drafter, temperature):
     """Untrained adapters behind layers that change nothing: every exit draws as the final layer will."""
-    held = target._layers[1:]
-    target._layers[1:] = [Same() for _ in held]
+    held = target._language.layers
+    target._language.layers = torch.nn.ModuleList([held[0], *(Same() for _ in held[1:])])
     try:
         player = Player(engine, drafter, temperature, exits=True, exit_layers=[1])
         finals = player.play()
@@ -139,7 +139,7 @@ def test_an_exit_that_sees_what_the_final_layer_sees_foretells_it(engine, target
             assert (early.accepted, early.next_token) == (final.accepted, final.next_token)
             assert early.confidence == pytest.approx(final.confidence, abs=1e-5)
     finally:
-        target._layers[1:] = held
+        target._language.layers = held
 
 
 class Same(torch.nn.Module):

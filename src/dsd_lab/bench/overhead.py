@@ -115,7 +115,7 @@ def _percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
 
 @contextmanager
 def _local(target: str) -> Iterator[Channel]:
-    from dsd_ros.cloud.local import in_process_channel
+    from dsd_ros.cloud.engine import in_process_channel
 
     with in_process_channel(ModelSettings(target, threads=1)) as channel:
         yield channel

@@ -83,7 +83,7 @@ def _decode(args: argparse.Namespace) -> int:
 def _verifier_channel(args: argparse.Namespace) -> Any:
     """The channel to the verifier named, or to one in this process."""
     if not args.verifier:
-        from dsd_ros.cloud.local import in_process_channel
+        from dsd_ros.cloud.engine import in_process_channel
 
         return in_process_channel(model_path(args.target, "target"))
     from dsd_ros.wire.channel import read_token

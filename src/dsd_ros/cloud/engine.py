@@ -1,6 +1,6 @@
-"""The verifier: robots' messages in, the target's outcomes out, whatever link they travel over.
+"""The verifier's engine: robots' messages in, the target's outcomes out, whatever link carries them.
 
-One worker thread owns the model and takes turns: a turn is one message, or one round of a reply that
+One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
 the target decodes alone, so that no robot waits for another's whole reply.
 """
 
@@ -9,23 +9,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Hashable
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
-from dsd_ros.cloud.exits import ExitRules, exit_layers
+from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.requests import check_request, without_documents
-from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable
+from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable, check_request
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.cloud.verification import Refused, end_reply, open_reply, verify_round
+from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
+from dsd_ros.cloud.verification import Refused, Round, check_in_step, end_reply, open_reply
+from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import (
     Draft,
     Message,
     Observation,
+    Outcome,
     Question,
+    QuestionReply,
     Refusal,
     RefusalCode,
     SessionClose,
@@ -33,46 +38,58 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 from dsd_ros.wire.pictures import UnknownPicture
+from dsd_ros.wire.turns import TurnQueue
 
 _log = logging.getLogger(__name__)
 
-# Whose turn it is, and since when it waits: a message of a peer's, or a reply that goes on alone.
-_Turn = tuple[Observation | Draft, Hashable, float] | tuple[Session, Reply, float]
-
-# An observation and a draft wait at most, or the few drafts that a robot sends ahead; doubles are dropped.
+# An observation and a draft wait at most, or the few drafts that a robot sends ahead; duplicates are dropped.
 MAX_WAITING_PER_SESSION = 20
 MAX_WAITING_BYTES = 512 << 20
+TURNS_A_STEP = 1  # the local target runs its rounds one after another
+
+NO_DOCUMENTS = (
+    "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
+    "(the node: documents)"
+)
+
+
+class _Turn(NamedTuple):
+    """``schedule`` does what needs no verification, and returns the round that does, if any."""
+
+    schedule: Callable[[], Round | None]
+    since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
 
 
 class VerifierEngine:
-    """Serves the sessions of many peers with one target model.
+    """Serves the sessions of many peers with one target.
 
-    ``submit`` and ``disconnect`` may be called from any thread and do not wait for the model. A round is
-    named by (session, reply, round) and is idempotent: its outcome is kept and sent again on a duplicate;
-    what the robot must have received is ignored. Early outcomes go out from within a round's pass.
+    ``submit`` and ``disconnect`` may be called from any thread and do not wait for the target. A round is named by
+    (session, reply, round) and is idempotent: its outcome is kept and sent again for a duplicate; a duplicate of what
+    the robot must have received is ignored. Early outcomes leave during a round's pass.
     """
 
     def __init__(
         self,
-        model: VisionLanguageModel,
+        target: Target | VisionLanguageModel,
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model = model
+        """A plain model is served by a ``LocalTarget``."""
+        self.target: Target = target if isinstance(target, Target) else LocalTarget(target)
         self.settings = settings or EngineSettings()
         self._clock = clock
         self.metrics = Metrics(self)
         self._sessions = SessionTable(self.settings, self.metrics.ended)
-        self._wake = threading.Condition()
-        # Opening and closing overtakes the model's work.
-        self._requests: deque[tuple[Message, Answer, Hashable]] = deque()
-        self._turns: deque[_Turn] = deque()
-        self._waiting: Counter[object] = Counter()
-        self._waiting_keys: set[object] = set()
-        self._waiting_bytes = 0
-        self._closing = False
+        self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_WAITING_BYTES)
+        self._nap = min(1.0, self.settings.session_expiry_s / 2)
+        self._next_expiry = 0.0
         self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def model(self) -> TargetModel:
+        """What the target tells of its model."""
+        return self.target.model
 
     @property
     def sessions(self) -> int:
@@ -85,36 +102,35 @@ class VerifierEngine:
 
     def queue(self) -> tuple[int, int]:
         """How many turns wait, and how many bytes they hold."""
-        return len(self._turns) + len(self._requests), self._waiting_bytes
+        return len(self._queue), self._queue.bytes
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
-        """Hand over a message of ``peer``; False when the engine is closed.
+        """Take a message of ``peer``; False when the engine is closed.
 
         ``reply`` is called with each message for that peer, from the worker thread or from this one, and
         must not block; it replaces the one given before when the message opens or resumes a session.
         """
+        if self._queue.closed:
+            return False
         refusal: Message | None = None
-        with self._wake:
-            if self._closing:
-                return False
-            match message:
-                case SessionRequest():
-                    refusal = self._enqueue_request(message, reply, peer)
-                case SessionClose():
-                    if self._sessions.find(message.session, peer) is not None:
-                        self._sessions.close(message.session)
-                case Observation() | Draft():
-                    refusal = self._enqueue_turn(message, peer)
-                case Question():
-                    refusal = without_documents(self.model, message)
-                case _:
-                    refusal = Refusal(
-                        0, 0, 0, RefusalCode.UNSUPPORTED,
-                        f"a verifier does not take messages of type {type(message).__name__}",
-                    )  # fmt: skip
-            self._wake.notify()
+        match message:
+            case SessionRequest():
+                refusal = self._queue_request(message, reply, peer)
+            case SessionClose():
+                if self._sessions.find(message.session, peer) is not None:
+                    self._sessions.close(message.session)
+            case Observation() | Draft():
+                refusal = self._queue_message(message, peer)
+            case Question():
+                name, fingerprint = self.model.name[:256], self.model.fingerprint[:256]
+                refusal = QuestionReply(
+                    message.ask, message.attempt, NO_DOCUMENTS, name, fingerprint, self.model.vocab_size
+                )
+            case _:
+                sentence = f"a verifier does not take messages of type {type(message).__name__}"
+                refusal = Refusal(0, 0, 0, RefusalCode.UNSUPPORTED, sentence)
         if refusal is not None:
-            self.metrics.told(refusal)
+            self.metrics.sending(refusal)
             reply(refusal)
         return True
 
@@ -123,10 +139,8 @@ class VerifierEngine:
         self._sessions.detach(peer)
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Stop after the turn in progress; False if that is still running after ``timeout`` seconds."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
+        """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
+        self._queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -137,91 +151,93 @@ class VerifierEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ queueing, under self._wake
+    # --------------------------------------------------------------------------- any thread
 
-    def _enqueue_request(self, message: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
-        if self._waiting[peer] >= MAX_WAITING_PER_SESSION:
-            return _overloaded(0, 0, 0)
-        self._waiting[peer] += 1
-        self._requests.append((message, self.metrics.watching(reply), peer))
-        return None
+    def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
+        turn = _Turn(partial(self._open, request, self.metrics.counting(reply), peer))
+        return None if self._queue.put(peer, turn, urgent=True) else _overloaded(0, 0, 0)
 
-    def _enqueue_turn(self, message: Observation | Draft, peer: Hashable) -> Message | None:
+    def _queue_message(self, message: Observation | Draft, peer: Hashable) -> Message | None:
         number = message.round if isinstance(message, Draft) else 0
         if self._sessions.find(message.session, peer) is None:
             return Refusal(
                 message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION,
                 "the verifier does not know this session (any more); open a new one",
             )  # fmt: skip
-        key = _key(message)
-        if key in self._waiting_keys:
-            return None  # the one that waits will be answered
-        size = _size(message)
-        if self._waiting[message.session] >= MAX_WAITING_PER_SESSION or self._waiting_bytes + size > MAX_WAITING_BYTES:
-            return _overloaded(message.session, message.reply, number)
-        self._waiting_keys.add(key)
-        self._waiting[message.session] += 1
-        self._waiting_bytes += size
-        self._turns.append((message, peer, time.perf_counter()))
-        return None
+        turn = _Turn(partial(self._receive, message, peer), time.perf_counter())
+        if self._queue.put(message.session, turn, key=_key(message), size=_size(message)):
+            return None
+        return _overloaded(message.session, message.reply, number)
 
-    def _release(self, owner: object) -> None:
-        self._waiting[owner] -= 1
-        if self._waiting[owner] <= 0:
-            del self._waiting[owner]
-
-    # ----------------------------------------------------------------------------- worker thread
+    # ------------------------------------------------------------------ worker: schedule, run, send
 
     def _run(self) -> None:
-        nap = min(1.0, self.settings.session_expiry_s / 2)
-        next_expiry = 0.0
-        while True:
-            with self._wake:
-                if not (self._requests or self._turns or self._closing):
-                    self._wake.wait(nap)
-                if self._closing:
-                    break
-                request = self._requests.popleft() if self._requests else None
-                turn = None
-                if request is not None:
-                    self._release(request[2])
-                elif self._turns:
-                    turn = self._turns.popleft()
-                    if isinstance(turn[0], (Observation, Draft)):
-                        self._waiting_keys.discard(_key(turn[0]))
-                        self._waiting_bytes -= _size(turn[0])
-                        self._release(turn[0].session)
-            now = self._clock()
-            if now >= next_expiry:
-                self._sessions.expire(now)
-                next_expiry = now + nap
+        while not self._queue.closed:
             try:
-                if request is not None:
-                    self._open(*request)
-                elif turn is not None:
-                    self._take_turn(turn)
+                self._step()
             except Exception:
-                # One robot's trouble must not end the verifier; what is expected is answered below.
+                # One robot's trouble must not end the verifier. Expected errors are answered, not raised.
                 self.metrics.failed()
                 _log.exception("a turn failed")
         self._sessions.clear()
 
-    def _open(self, message: Message, answer: Answer, peer: Hashable) -> None:
-        assert isinstance(message, SessionRequest)
+    def _step(self) -> None:
+        turns = self._queue.ready(TURNS_A_STEP, self._nap)  # 1. the next turn of every robot that waits
+        rounds = self._rounds(turns)
+        began = time.perf_counter()
+        for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
+            self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
+
+    def _rounds(self, turns: list[_Turn]) -> list[Round]:
+        """What the target has to verify; everything else about the turns is done here."""
+        now = self._clock()
+        if now >= self._next_expiry:
+            self._sessions.expire(now)
+            self._next_expiry = now + self._nap
+        rounds = []
+        for turn in turns:
+            if turn.since is not None:
+                self.metrics.waited(time.perf_counter() - turn.since)
+            round = turn.schedule()
+            if round is not None:
+                rounds.append(round)
+        return rounds
+
+    def _finish(self, round: Round, result: Outcome | Refused, seconds: float) -> None:
+        session, reply, draft = round.session, round.reply, round.draft
+        if isinstance(result, Refused):
+            session.send(result.message(draft))
+            return
+        if reply.outcomes and reply.outcomes[-1].distribution:
+            # The robot has drawn with it and will not ask for it again.
+            reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
+        reply.outcomes.append(result)
+        session.send(result)
+        self.metrics.verified(round, result, seconds)
+        if not (round.alone or draft.assumed):
+            reply.received = draft.round - 1  # the robot drafted after the outcome before
+        if draft.autonomous_rounds:
+            reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
+        self._queue_alone(session, reply)
+
+    # -------------------------------------------------------------------------- worker: the turns
+
+    def _open(self, request: SessionRequest, answer: Answer, peer: Hashable) -> None:
         try:
-            sampling = check_request(self.model, message)
-            session, new = self._sessions.open(message, sampling, peer, answer, self._clock())
-            # Behind a rejection the robot draws: no exit can name that token.
-            session.exits = None if session.splits else self._exits(session.request)
+            sampling = check_request(self.model, request)
+            session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
         except (ValueError, SessionsFull) as error:
             sentence = str(error) or (
                 f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
                 "later, or raise its max_sessions"
             )
-            answer(self._session_reply(message.request, sentence[:1024], None))
+            answer(self._session_reply(request.request, sentence[:1024], None))
             return
-        answer(self._session_reply(message.request, "", session))
-        if new or message.resume:  # else a doubled request
+        # After a rejection the robot draws: no exit can name that token.
+        exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
+        session.exits = None if session.splits else exits
+        answer(self._session_reply(request.request, "", session))
+        if new or request.resume:  # otherwise it is a duplicate
             self.metrics.opened(session, resumed=not new)
 
     def _session_reply(self, request: int, error: str, session: Session | None) -> SessionReply:
@@ -233,35 +249,23 @@ class VerifierEngine:
             session.ticket if session is not None else b"",
         )  # fmt: skip
 
-    def _exits(self, request: SessionRequest) -> ExitRules | None:
-        share = self.settings.exit_share
-        layers = exit_layers(self.model, request.exits, request.exit_layers, share)
-        return ExitRules(layers, request.min_exit_confidence, share) if layers else None
-
-    def _take_turn(self, turn: _Turn) -> None:
-        subject, other, since = turn
-        self.metrics.waited(time.perf_counter() - since)
-        if isinstance(subject, Session):
-            assert isinstance(other, Reply)
-            other.turn_queued = False
-            self._go_on_alone(subject, other)
-            return
-        session = self._sessions.find(subject.session, other)
+    def _receive(self, message: Observation | Draft, peer: Hashable) -> Round | None:
+        session = self._sessions.find(message.session, peer)
         if session is None:
-            return  # closed, or its link went down, while this waited
+            return None  # closed, or its link went down, while this waited
         session.last_used = self._clock()
-        if isinstance(subject, Observation):
-            self._observe(session, subject)
-        else:
-            self._answer_draft(session, subject)
+        if isinstance(message, Draft):
+            return self._receive_draft(session, message)
+        self._observe(session, message)
+        return None
 
     def _observe(self, session: Session, message: Observation) -> None:
         newest = session.lacks - 1 if session.reply is None else session.reply.number
         if message.reply <= newest:
-            return  # doubled, or older than the reply under way
+            return  # a duplicate, or older than the reply in progress
         session.reply = None  # gives back the memory of the reply before
         try:
-            session.reply = open_reply(self.model, message, session.pictures)
+            session.reply = open_reply(self.target, message, session.pictures)
         except UnknownPicture as error:
             code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
             session.send(Refusal(session.id, message.reply, 0, code, str(error)))
@@ -271,97 +275,92 @@ class VerifierEngine:
         else:
             self.metrics.read(session, session.reply)
 
-    def _answer_draft(self, session: Session, draft: Draft) -> None:
+    def _receive_draft(self, session: Session, draft: Draft) -> Round | None:
         reply = session.reply
         if reply is None or draft.reply > reply.number:
-            if draft.reply == session.lacks:
-                return  # has been told, and is sent again behind its observation
-            session.send(
-                Refusal(
-                    session.id,
-                    draft.reply,
-                    draft.round,
-                    RefusalCode.NO_OBSERVATION,
-                    f"the observation of reply {draft.reply} has not arrived; send it before the draft",
-                )  # fmt: skip
-            )
-            return
-        if draft.reply < reply.number:
-            return  # of a reply that is over
-        if reply.refusal is not None:
+            if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
+                sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
+                session.send(Refused(RefusalCode.NO_OBSERVATION, sentence).message(draft))
+        elif draft.reply < reply.number:
+            pass  # of a reply that is over
+        elif reply.refusal is not None:
             session.send(reply.refusal)
-            return
-        done = reply.rounds
-        if reply.owed and draft.round == done and draft.resampled and not draft.tokens:
+        elif reply.owed and draft.round == reply.rounds and draft.resampled and not draft.tokens:
             self._complete(session, reply, draft)
-            return
-        if 1 <= draft.round <= done:
-            # A duplicate: the outcome got lost, or is about to arrive.
-            since = reply.since(draft.round)
-            if not draft.autonomous_rounds:
-                since = since[:1] if draft.round > max(reply.received, reply.begun_at) else []
-            for outcome in since:
-                session.send(outcome)
-            self.metrics.resent(len(since))
-            if since or draft.autonomous_rounds:
-                self._queue_turn(session, reply)
-            return
-        if self._round(session, reply, draft, session.send) and not draft.assumed:
-            reply.received = draft.round - 1  # it was drafted behind the outcome before
-        if draft.autonomous_rounds and reply.rounds == draft.round:
-            reply.last_autonomous_round = draft.round + draft.autonomous_rounds - 1
-            self._queue_turn(session, reply)
+        elif 1 <= draft.round <= reply.rounds:
+            self._resend(session, reply, draft)
+        else:
+            return self._in_step(Round(session, reply, draft))
+        return None
+
+    def _in_step(self, round: Round) -> Round | None:
+        try:
+            check_in_step(round.reply, round.draft)
+        except Refused as error:
+            round.session.send(error.message(round.draft))
+            return None
+        return round
+
+    def _resend(self, session: Session, reply: Reply, draft: Draft) -> None:
+        """Answer a duplicate: the outcome got lost, or is about to arrive."""
+        since = reply.since(draft.round)
+        if not draft.autonomous_rounds:
+            since = since[:1] if draft.round > max(reply.received, reply.begun_at) else []
+        for outcome in since:
+            session.send(outcome)
+        self.metrics.resent(len(since))
+        if since or draft.autonomous_rounds:
+            self._queue_alone(session, reply)
 
     def _complete(self, session: Session, reply: Reply, draft: Draft) -> None:
-        """A reply ended with tokens that the robot found itself; nobody waits for an answer."""
+        """End a reply with tokens that the robot determined itself; nobody waits for an answer."""
         try:
-            end_reply(self.model, reply, draft)
+            end_reply(reply, draft, self.model.vocab_size)
         except Refused as error:
-            session.send(_refusal(session, draft, error))
+            session.send(error.message(draft))
             return
         reply.received = draft.round
         self.metrics.completed(session, draft)
 
-    def _go_on_alone(self, session: Session, reply: Reply) -> None:
-        """One more round without a draft, unless the robot has gone on to something else."""
-        if session.reply is not reply or session.peer is None:
-            return
-        if self._sessions.find(session.id, session.peer) is not session:
-            return
-        session.last_used = self._clock()
-        confirmed = len(reply.sequence.tokens) if reply.sequence is not None else 0
-        draft = Draft(session.id, reply.number, reply.rounds + 1, confirmed, [])
-        if self._round(session, reply, draft):
-            self._queue_turn(session, reply)
-
-    def _queue_turn(self, session: Session, reply: Reply) -> None:
+    def _queue_alone(self, session: Session, reply: Reply) -> None:
         """Let the target go on alone, if rounds were asked for and the reply has not ended."""
         if reply.turn_queued or reply.rounds >= reply.last_autonomous_round:
             return
         if reply.outcomes and reply.outcomes[-1].next_token in self.model.eos_token_ids:
             return
         reply.turn_queued = True
-        with self._wake:
-            self._turns.append((session, reply, time.perf_counter()))
+        turn = _Turn(partial(self._go_on_alone, session, reply), time.perf_counter())
+        self._queue.put(session.id, turn, bounded=False)  # there is one at most
 
-    def _round(self, session: Session, reply: Reply, draft: Draft, early: Answer | None = None) -> bool:
-        began = time.perf_counter()
-        try:
-            outcome = verify_round(self.model, session, reply, draft, early)
-        except Refused as error:
-            session.send(_refusal(session, draft, error))
-            return False
-        if reply.outcomes and reply.outcomes[-1].distribution:
-            # The robot has drawn with it and will not ask for it again.
-            reply.outcomes[-1] = msgspec.structs.replace(reply.outcomes[-1], distribution=b"")
-        reply.outcomes.append(outcome)
-        seconds = time.perf_counter() - began
-        session.send(outcome)
-        self.metrics.verified(session, reply, draft, outcome, seconds)
-        return True
+    def _go_on_alone(self, session: Session, reply: Reply) -> Round | None:
+        """One more round without a draft, unless the robot has gone on to something else."""
+        reply.turn_queued = False
+        if session.reply is not reply or session.peer is None:
+            return None
+        if self._sessions.find(session.id, session.peer) is not session:
+            return None
+        session.last_used = self._clock()
+        draft = Draft(session.id, reply.number, reply.rounds + 1, len(reply.tokens), [])
+        return self._in_step(Round(session, reply, draft, alone=True))
 
 
-def _key(message: Observation | Draft) -> object:
+def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:
+    """Load the target and return a channel to an engine of this process that serves it; closing it ends both.
+
+    For trials and tests on one machine. Raises ModelError when the model cannot be used.
+    """
+    if isinstance(model, str):
+        model = ModelSettings(model)
+    engine = VerifierEngine(load_model(model), settings)
+    return LocalChannel(engine, on_close=engine.close)
+
+
+def _send_early(round: Round, outcome: Outcome) -> None:
+    round.session.send(outcome)
+
+
+def _key(message: Observation | Draft) -> Hashable:
+    """Equal for duplicates of a message."""
     if isinstance(message, Draft):
         return (
             message.session, message.reply, message.round, message.autonomous_rounds, message.assumed,
@@ -374,10 +373,6 @@ def _size(message: Observation | Draft) -> int:
     if isinstance(message, Draft):
         return len(message.evidence)
     return len(message.image) + sum(len(past.image) for past in message.history)
-
-
-def _refusal(session: Session, draft: Draft, error: Refused) -> Refusal:
-    return Refusal(session.id, draft.reply, draft.round, error.code, str(error)[:1024])
 
 
 def _overloaded(session: int, reply: int, number: int) -> Refusal:

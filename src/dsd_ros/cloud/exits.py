@@ -1,7 +1,7 @@
-"""Early outcomes while the pass goes on: the Listener's side of FSD's Algorithm 2.
+"""Early outcomes while the pass goes on: the Listener of FSD's Algorithm 2.
 
-Each exit judges the whole draft as the final layer will, with the same random numbers, so that its outcome
-is a forecast of the final one. Whatever goes wrong in here, the pass and its final outcome go on.
+Each exit judges the whole draft as the final layer will, with the same random numbers, so its outcome is a forecast
+of the final one. Whatever fails here, the pass and its final outcome go on.
 """
 
 from __future__ import annotations
@@ -16,20 +16,13 @@ import torch
 
 from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.wire.messages import SessionRequest
 
 _log = logging.getLogger(__name__)
 _POLL_S = 50e-6
 
 Judge = Callable[[torch.Tensor], Verdict]
 Say = Callable[[Verdict, int, float], object]
-
-
-def exit_layers(model: VisionLanguageModel, wanted: bool, layers: Sequence[int], share: float) -> tuple[int, ...]:
-    """The exits that speak in a session that asked for ``layers`` (empty: all there are)."""
-    adapters = getattr(model, "exits", None)
-    if not wanted or adapters is None or share <= 0.0:
-        return ()
-    return tuple(layer for layer in adapters.layers if not layers or layer in layers)
 
 
 def confidence_of(logits: torch.Tensor) -> float:
@@ -39,19 +32,26 @@ def confidence_of(logits: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class ExitRules:
-    """Which exits speak in a session, and when they keep silent."""
+    """Which exits speak in a session, and when they stay silent."""
 
     layers: tuple[int, ...]
     min_confidence: float
     share: float
 
+    @classmethod
+    def of(cls, request: SessionRequest, available: Sequence[int], share: float) -> ExitRules | None:
+        """The rules for a session's request; None when no exit speaks. A request that names no layers wants all."""
+        wanted = request.exit_layers
+        layers = tuple(layer for layer in available if not wanted or layer in wanted)
+        return cls(layers, request.min_exit_confidence, share) if request.exits and share > 0.0 and layers else None
+
 
 class ExitListener:
-    """The hook of one pass: an outcome from every exit that speaks, while deeper layers have yet to run.
+    """The layer hook of one pass: an outcome from every exit that speaks, before the deeper layers have run.
 
-    On a CPU an exit delays the pass, so one is skipped when those before it took more than the rules'
-    share of the pass's time so far; the first always runs. On a GPU exits run on a stream of their own and
-    are collected by ``harvest`` while the CPU waits for the pass anyway.
+    On a CPU an exit delays the pass. One is skipped when those before it took more than the rules' share of the
+    pass's time so far; the first always runs. On a GPU the exits run on a stream of their own, and ``harvest``
+    collects them while the CPU waits for the pass anyway.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ExitListener:
         say: Say,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``say(verdict, layer, confidence)`` is told of each new verdict (layer 1-based)."""
+        """``say(verdict, layer, confidence)`` is called with each new verdict; layers count from 1."""
         assert model.exits is not None
         self._model = model
         self._exits = model.exits
@@ -97,18 +97,18 @@ class ExitListener:
             self._give_up(layer)
 
     def harvest(self) -> None:
-        """On a GPU: say what the exits found, in order, until the pass is over; elsewhere nothing is left."""
+        """On a GPU: report what the exits found, in order, until the pass is over. Elsewhere nothing is left to do."""
         if self._stream is None:
             return
-        over = torch.cuda.current_stream(self._stream.device).record_event()
+        pass_over = torch.cuda.current_stream(self._stream.device).record_event()
         layer = 0
         try:
             for layer, logits, ready in self._pending:
                 while not ready.query():
-                    if over.query():
+                    if pass_over.query():
                         return
                     time.sleep(_POLL_S)
-                # The verdict waits for its own stream alone.
+                # The verdict waits for this stream only.
                 with torch.cuda.stream(self._stream):
                     self._speak(layer, logits)
         except Exception:
@@ -119,7 +119,7 @@ class ExitListener:
             self._stream = torch.cuda.Stream(hidden.device)
         self._stream.wait_stream(torch.cuda.current_stream(hidden.device))
         with torch.cuda.stream(self._stream):
-            # The allocator must not hand this memory on before the exit has read it.
+            # The allocator must not reuse this memory before the exit has read it.
             hidden.record_stream(self._stream)
             logits = self._logits(layer, hidden)
             self._pending.append((layer, logits, self._stream.record_event()))

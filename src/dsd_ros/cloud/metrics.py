@@ -1,8 +1,8 @@
-"""What an operator is told of a verifier: Prometheus metrics, and log lines with session, reply and round.
+"""What an operator sees of a verifier: Prometheus metrics, and log lines with session, reply and round.
 
-Names follow Prometheus' conventions: base units, counters end in _total. Every label takes values out of a set that is
-known when the verifier starts (modes, refusal codes, exit layers): nothing that a peer sends makes a new series.
-No line holds an instruction, a ticket or a token.
+Names follow Prometheus' conventions: base units, counters end in _total. The values of every label are known when the
+verifier starts (modes, refusal codes, exit layers), so nothing that a peer sends makes a new series. No line holds an
+instruction, a ticket or a token.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Ref
 if TYPE_CHECKING:
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.sessions import Answer, Reply, Session
+    from dsd_ros.cloud.verification import Round
 
 _log = logging.getLogger(__name__)
-disable_created_metrics()  # a second series for each, which nobody asks for
+disable_created_metrics()  # they would be a second series for each
 
-OTHER = "other"  # the value of a label for what should not be
+OTHER = "other"  # the label's value for what should not occur
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
-ENDS = ("closed", "expired", "evicted")  # by the robot, for want of use, for want of room
+ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
 REFUSED_CONNECTIONS = ("token", "full")
 
 
@@ -38,13 +39,13 @@ class Metrics:
     def __init__(self, engine: VerifierEngine) -> None:
         self.registry = CollectorRegistry()
         self._engine = weakref.ref(engine)  # a registry must not keep a model in memory
-        model, registry = engine.model, self.registry
+        registry = self.registry
         ProcessCollector(registry=registry)
         info = Gauge(
             "dsd_verifier_info", "1, with what this verifier is as labels.", ("version", "protocol", "model"),
             registry=registry,
         )  # fmt: skip
-        info.labels(__version__, str(PROTOCOL_VERSION), model.name).set(1)
+        info.labels(__version__, str(PROTOCOL_VERSION), engine.model.name).set(1)
         self._gauges()
 
         def counter(name: str, text: str) -> Counter:
@@ -67,12 +68,12 @@ class Metrics:
         )
         self._accepted = counters(
             "accepted_tokens_total",
-            "Drafted tokens that hold. Each round gives one more, so tau is 1 + accepted / rounds.",
+            "Drafted tokens accepted. Each round gives one more, so tau is 1 + accepted / rounds.",
             "mode",
             PRESETS,
         )
         self._round_accepted = histogram(
-            "round_accepted_tokens", "Drafted tokens that hold, per round with a draft.", TOKENS
+            "round_accepted_tokens", "Drafted tokens accepted, per round with a draft.", TOKENS
         )
         seconds = Histogram(
             "dsd_verifier_round_seconds", "One round in the target, exits included.", ("mode",),
@@ -81,16 +82,15 @@ class Metrics:
         self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
         self._read_seconds = histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
         self._queue_seconds = histogram(
-            "queue_wait_seconds", "What an observation or a round waited for its turn.", SECONDS
+            "queue_wait_seconds", "How long an observation or a round waited for its turn.", SECONDS
         )
         self._refusals = counters(
             "refusals_total", "Rounds, observations and frames refused.", "code",
             (code.value for code in RefusalCode),
         )  # fmt: skip
-        exits = getattr(model, "exits", None)
-        layers = exits.layers if exits is not None else ()
-        self._early = counters("early_outcomes_total", "Early outcomes of exits.", "layer", map(str, layers))
-        self._resent = counter("outcomes_resent_total", "Outcomes sent again: they got lost.")
+        layers = map(str, engine.target.exit_layers)
+        self._early = counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
+        self._resent = counter("outcomes_resent_total", "Outcomes sent again because they got lost.")
         self._failures = counter("failures_total", "Turns that ended in a defect.")
         self._received = counter("received_bytes_total", "Frames received.")
         self._sent = counter("sent_bytes_total", "Frames sent.")
@@ -101,7 +101,7 @@ class Metrics:
         self._connections = Gauge("dsd_verifier_connections", "Robots' connections.", registry=registry)
 
     def _gauges(self) -> None:
-        """What is read off the engine when somebody asks."""
+        """The metrics that are read from the engine at each scrape."""
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"dsd_verifier_{name}", text, registry=self.registry)
@@ -128,17 +128,17 @@ class Metrics:
 
     # -------------------------------------------------------------------------------- the engine
 
-    def watching(self, answer: Answer) -> Answer:
-        """``answer``, with what goes through it counted."""
+    def counting(self, answer: Answer) -> Answer:
+        """``answer``, with every message that goes through it counted."""
 
-        def watched(message: Message) -> None:
-            self.told(message)
+        def counted(message: Message) -> None:
+            self.sending(message)
             answer(message)
 
-        return watched
+        return counted
 
-    def told(self, message: Message) -> None:
-        """A message is on its way to a robot."""
+    def sending(self, message: Message) -> None:
+        """A message is about to be sent to a robot."""
         if isinstance(message, Outcome):
             if not message.is_final:
                 self._early.get(str(message.layer), self._early[OTHER]).inc()
@@ -163,42 +163,42 @@ class Metrics:
         )  # fmt: skip
 
     def ended(self, session: int, reason: str) -> None:
-        """A session is over, for one of ENDS."""
+        """A session ended, for one of the reasons in ENDS."""
         self._ended.get(reason, self._ended[OTHER]).inc()
         _log.info("session %s", reason, extra={"session": session})
 
     def read(self, session: Session, reply: Reply) -> None:
-        """An observation has been read, and its reply begins."""
+        """An observation was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
         self._read_seconds.observe(seconds)
         _log.info(
             "observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds}
         )  # fmt: skip
 
-    def verified(self, session: Session, reply: Reply, draft: Draft, outcome: Outcome, seconds: float) -> None:
-        """A round has been verified; the reply's sequence is behind it."""
-        assert reply.sequence is not None
+    def verified(self, round: Round, outcome: Outcome, seconds: float) -> None:
+        """A round was verified; the reply's tokens include its own."""
+        session, reply, draft = round.session, round.reply, round.draft
         mode = session.request.mode if session.request.mode in self._rounds else OTHER
         drafted = len(draft.tokens)
-        held = len(reply.sequence.tokens) - draft.confirmed - (0 if outcome.distribution else 1)
-        # Of a tree the robot finds what holds behind a rejection; the last of it is the round's own token.
-        found = max(0, len(draft.resampled) - 1)
+        accepted = len(reply.tokens) - draft.confirmed - (0 if outcome.distribution else 1)
+        # In a tree the robot itself accepts nodes after a rejection. The last recovered token is the round's own.
+        recovered = max(0, len(draft.resampled) - 1)
         self._rounds[mode].inc()
-        if drafted or found:
+        if drafted or recovered:
             self._drafted[mode].inc(drafted)
-            self._accepted[mode].inc(held + found)
+            self._accepted[mode].inc(accepted + recovered)
         if drafted:
-            self._round_accepted.observe(held)
+            self._round_accepted.observe(accepted)
         self._round_seconds[mode].observe(seconds)
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
                 "round verified",
                 extra=_where(session.id, reply.number, outcome.round)
-                | {"mode": mode, "drafted": drafted, "accepted": held, "seconds": seconds},
+                | {"mode": mode, "drafted": drafted, "accepted": accepted, "seconds": seconds},
             )  # fmt: skip
 
     def completed(self, session: Session, draft: Draft) -> None:
-        """A reply ended with tokens that the robot found."""
+        """A reply ended with tokens that the robot determined itself."""
         mode = session.request.mode if session.request.mode in self._rounds else OTHER
         self._accepted[mode].inc(max(0, len(draft.resampled) - 1))
 
@@ -211,25 +211,25 @@ class Metrics:
         self._resent.inc(outcomes)
 
     def failed(self) -> None:
-        """A turn ended in an exception that nobody foresaw."""
+        """A turn ended in an unexpected exception."""
         self._failures.inc()
 
     # --------------------------------------------------------------------------------- the links
 
     def connected(self, change: int) -> None:
-        """``change`` connections more."""
+        """The number of connections changed by ``change``."""
         self._connections.inc(change)
 
     def refused_connection(self, reason: str) -> None:
-        """A connection was refused, for one of REFUSED_CONNECTIONS."""
+        """A connection was refused, for one of the reasons in REFUSED_CONNECTIONS."""
         self._refused_connections.get(reason, self._refused_connections[OTHER]).inc()
 
     def received(self, size: int) -> None:
-        """Bytes of frames came in."""
+        """Frames of ``size`` bytes came in."""
         self._received.inc(size)
 
     def sent(self, size: int) -> None:
-        """Bytes of frames went out."""
+        """Frames of ``size`` bytes went out."""
         self._sent.inc(size)
 
 

@@ -22,9 +22,10 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from dsd_ros.cloud.endpoint import MetricsEndpoint
+from dsd_ros.cloud.listener import CLOSE_TIMEOUT_S, Listener, MetricsServer, ServerError, respond
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.settings import LOOPBACK, ServerError, VerifierSettings, listen_error
+from dsd_ros.cloud.sessions import Answer
+from dsd_ros.cloud.settings import LOOPBACK, VerifierSettings
 from dsd_ros.wire.channel import read_token, shows_token
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode
@@ -32,33 +33,32 @@ from dsd_ros.wire.outbox import Outbox
 
 _log = logging.getLogger(__name__)
 
-# A robot reads what it asked for: one that leaves this much unread is gone or hostile.
+# A robot reads what it asked for. One that leaves this much unread is gone or hostile.
 MAX_UNSENT_FRAMES = 4096
 MAX_MALFORMED_FRAMES = 8
-CLOSE_TIMEOUT_S = 0.4
 
-# The kernel takes what a slow link cannot carry, and what it has taken cannot be overtaken. So early outcomes
-# wait here while it holds more than this unsent.
+# The kernel buffers what a slow link cannot carry, and nothing overtakes what it holds. So early outcomes wait here
+# while the kernel holds more than this unsent.
 UNSENT_BYTES = 2048
 _BUSY_LINK_POLL_S = 0.002
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", 25 if sys.platform == "linux" else None)
 
 
 class Served(Protocol):
-    """What answers messages: a ``VerifierEngine``, or one with something beside it."""
+    """What answers messages: a ``VerifierEngine``, alone or with a service for questions."""
 
     @property
     def model(self) -> Any: ...
     @property
     def metrics(self) -> Metrics: ...
-    def submit(self, message: Message, reply: Callable[[Message], object], peer: Hashable) -> bool: ...
+    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool: ...
     def disconnect(self, peer: Hashable) -> None: ...
     def __enter__(self) -> Any: ...
     def __exit__(self, *_: object) -> None: ...
 
 
-class VerifierServer:
-    """Serves an engine on a thread of its own. The engine stays the caller's.
+class VerifierServer(Listener):
+    """Serves an engine to robots. The engine stays the caller's.
 
     with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
         print(server.url)
@@ -66,74 +66,28 @@ class VerifierServer:
 
     def __init__(self, engine: Served, settings: VerifierSettings) -> None:
         """ServerError or ValueError when token, certificate or key cannot be used."""
+        super().__init__(settings.host, settings.port)
         self._engine = engine
         self._settings = settings
         self._token = read_token(settings.token_file) if settings.token_file else None
         self._tls = _server_tls(settings) if settings.certificate else None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
         self._connections = 0
-        self.url = ""
 
     def start(self) -> str:
-        """Listen, and return the address robots dial; ServerError when that is not possible."""
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)), name="verifier-server", daemon=True
-        )
-        self._thread.start()
-        ready.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
-        if self._token is None and self._settings.host not in LOOPBACK:
-            _log.warning("no token file is set: whoever reaches %s can use this verifier", self.url)
-        return self.url
+        """See ``Listener``."""
+        url = super().start()
+        if self._token is None and self.host not in LOOPBACK:
+            _log.warning("no token file is set: whoever reaches %s can use this verifier", url)
+        return url
 
-    def close(self) -> None:
-        """Close every connection and give back thread and sockets, within a second."""
-        loop, stop, thread = self._loop, self._stop, self._thread
-        if thread is None:
-            return
-        if loop is not None and stop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        self._thread = None
-
-    def __enter__(self) -> VerifierServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            server = await self._listen()
-            self.url = self._address(server)
-        except Exception as error:
-            self._failure = listen_error(error, "port", self._settings.port, self._settings.host)
-            return
-        finally:
-            ready.set()
-        await self._stop.wait()
-        server.close()
-        # A peer that does not answer the closing handshake is not waited for.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.wait_closed(), 2 * CLOSE_TIMEOUT_S)
-
-    async def _listen(self) -> Server:
-        settings = self._settings
+    async def listen(self) -> Server:
         return await serve(
             self._handle,
-            settings.host,
-            settings.port,
+            self.host,
+            self.port,
             ssl=self._tls,
             process_request=self._admit,
+            create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
             compression=None,
             max_size=MAX_FRAME_BYTES,
             max_queue=4,
@@ -145,15 +99,19 @@ class VerifierServer:
             server_header=None,
         )
 
-    def _address(self, server: Server) -> str:
-        host, port = next(iter(server.sockets)).getsockname()[:2]
-        scheme = "wss" if self._tls is not None else "ws"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    def url_of(self, address: str) -> str:
+        return f"{'wss' if self._tls is not None else 'ws'}://{address}"
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """None for a robot that may connect; a response for others, and for plain HTTP requests."""
+        path = request.path.partition("?")[0]
+        if path == "/healthz":
+            return respond(connection, request, self._engine.metrics.registry)
         if self._token is not None and not shows_token(_single(request.headers.get_all("Authorization")), self._token):
             self._engine.metrics.refused_connection("token")
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
+        if path == "/metrics":
+            return respond(connection, request, self._engine.metrics.registry)
         if self._connections >= 2 * self._settings.max_sessions:
             self._engine.metrics.refused_connection("full")
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n")
@@ -162,8 +120,7 @@ class VerifierServer:
     async def _handle(self, connection: ServerConnection) -> None:
         """One robot: frames to the engine, the engine's messages back."""
         self._connections += 1
-        metrics = self._engine.metrics
-        metrics.connected(1)
+        self._engine.metrics.connected(1)
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
 
@@ -178,41 +135,45 @@ class VerifierServer:
                 in_loop(connection.transport.abort)
 
         sender = asyncio.create_task(self._send(connection, outbox, ready))
-        malformed = 0
         try:
-            async for frame in connection:
-                metrics.received(len(frame))
-                try:
-                    message = decode(_binary(frame))
-                except WireError as error:
-                    malformed += 1
-                    if malformed > MAX_MALFORMED_FRAMES:
-                        await connection.close(1002, "too many malformed frames")
-                        break
-                    refusal = Refusal(0, 0, 0, RefusalCode.MALFORMED, str(error)[:1024])
-                    metrics.told(refusal)
-                    answer(refusal)
-                    continue
-                outbox.adopt_policy(message)
-                if not self._engine.submit(message, answer, connection):
-                    await connection.close(1001, "the verifier is shutting down")
-                    break
+            await self._receive(connection, outbox, answer)
         except ConnectionClosed:
             pass
         finally:
             self._connections -= 1
-            metrics.connected(-1)
+            self._engine.metrics.connected(-1)
             self._engine.disconnect(connection)
             outbox.close()
             sender.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sender
 
+    async def _receive(self, connection: ServerConnection, outbox: Outbox, answer: Answer) -> None:
+        """Hand the robot's frames to the engine, until it sends too much nonsense or the engine is closed."""
+        metrics, malformed = self._engine.metrics, 0
+        async for frame in connection:
+            metrics.received(len(frame))
+            try:
+                message = decode(_binary(frame))
+            except WireError as error:
+                malformed += 1
+                if malformed > MAX_MALFORMED_FRAMES:
+                    await connection.close(1002, "too many malformed frames")
+                    return
+                refusal = Refusal(0, 0, 0, RefusalCode.MALFORMED, str(error)[:1024])
+                metrics.sending(refusal)
+                answer(refusal)
+                continue
+            outbox.adopt_policy(message)
+            if not self._engine.submit(message, answer, connection):
+                await connection.close(1001, "the verifier is shutting down")
+                return
+
     async def _send(self, connection: ServerConnection, outbox: Outbox, ready: asyncio.Event) -> None:
         """The Sender of FSD's Algorithm 2: one message at a time, early outcomes only onto a free link."""
         link = connection.transport.get_extra_info("socket")
         if _UNSENT_OPTION is not None:
-            with contextlib.suppress(OSError):  # a kernel without it takes more than it can send
+            with contextlib.suppress(OSError):  # a kernel without this option buffers more
                 link.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, UNSENT_BYTES)
         free = select.poll()
         free.register(link.fileno(), select.POLLOUT)
@@ -232,15 +193,15 @@ class VerifierServer:
 
 
 def run_verifier(engine: Served, settings: VerifierSettings) -> None:
-    """Serve until SIGINT or SIGTERM, after printing a line with the address. For the main thread.
+    """Print the address and serve until SIGINT or SIGTERM, then close the engine. For the main thread.
 
-    ServerError or ValueError when the settings cannot be served. The engine is closed on the way out.
+    ServerError or ValueError when the settings cannot be served.
     """
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine)
         server = stack.enter_context(VerifierServer(engine, settings))
-        metrics = MetricsEndpoint(engine.metrics.registry, settings)
+        metrics = MetricsServer(engine.metrics.registry, settings)
         if settings.metrics_port:
             stack.enter_context(metrics)
         before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,43 +1,68 @@
-"""What the verifier remembers of each robot, and for how long."""
+"""What the verifier remembers of each robot, for how long, and what it agrees to when a session is opened."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.decoding.modes import Proof, mode
-from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.vlm.sequence import Sequence
-from dsd_ros.wire.messages import TICKET_BYTES, Message, Outcome, Refusal, SessionRequest
+from dsd_ros.decoding.modes import ModeError, Proof, mode
+from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
+from dsd_ros.wire.messages import (
+    EXIT_POLICIES,
+    PROTOCOL_VERSION,
+    TICKET_BYTES,
+    Message,
+    Outcome,
+    Refusal,
+    SessionRequest,
+)
 from dsd_ros.wire.pictures import LastPictures, kept_pictures
+
+if TYPE_CHECKING:
+    from dsd_ros.cloud.target import TargetModel
 
 Answer = Callable[[Message], object]
 
 
+class Prefix(Protocol):
+    """A prompt and the verified tokens of its reply, as the target holds them."""
+
+    tokens: list[int]
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Extend the reply by verified tokens; the next pass takes them along."""
+
+
 @dataclass
 class Reply:
-    """The reply a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
+    """The reply that a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
 
-    ``begun_at`` rounds were verified before, by a verifier that has forgotten them: the robot told of them.
+    ``begun_at`` rounds were verified before by a verifier that has forgotten them: the robot stated them.
     """
 
     number: int
-    sequence: Sequence | None
+    sequence: Prefix | None
     prefill_us: int = 0
     refusal: Refusal | None = None  # the observation could not be used: the answer to all its rounds
     outcomes: list[Outcome] = field(default_factory=list)
     begun_at: int = 0
     last_autonomous_round: int = 0
-    received: int = 0  # rounds whose outcomes the robot has for certain
+    received: int = 0  # the robot has the outcomes of this many rounds for certain
     turn_queued: bool = False
-    # How many tokens at most the robot itself finds behind the last round's rejection; 0: that is not its part.
+    # At most this many tokens the robot determines itself after the last round's rejection; 0: none.
     owed: int = 0
+
+    @property
+    def tokens(self) -> list[int]:
+        """The verified tokens."""
+        return self.sequence.tokens if self.sequence is not None else []
 
     @property
     def rounds(self) -> int:
@@ -45,7 +70,7 @@ class Reply:
         return self.begun_at + len(self.outcomes)
 
     def since(self, number: int) -> list[Outcome]:
-        """The outcomes of round ``number`` and those behind it; the robot has those from before ``begun_at``."""
+        """The outcomes of round ``number`` and those after it; the robot has those from before ``begun_at``."""
         return self.outcomes[max(0, number - 1 - self.begun_at) :]
 
 
@@ -57,7 +82,7 @@ class Session:
     ticket: bytes  # shown to resume it
     request: SessionRequest
     sampling: SamplingSettings
-    opener: tuple[Hashable, int]  # peer and request number: a doubled request opens nothing twice
+    opener: tuple[Hashable, int]  # peer and request number: a duplicate of the request opens nothing
     peer: Hashable | None
     answer: Answer | None
     last_used: float
@@ -73,25 +98,25 @@ class Session:
 
     @property
     def proof(self) -> Proof:
-        """What the robot's drafts are verified by."""
+        """The proof that the robot's drafts come with."""
         return Proof(self.request.proof) if self.request.proof else mode(self.request.mode).proof
 
     def send(self, message: Message) -> None:
-        """To the peer that holds the session now; dropped while there is none."""
+        """Send to the peer that holds the session now; without one the message is dropped."""
         answer = self.answer
         if answer is not None:
             answer(message)
 
 
 class SessionsFull(Exception):
-    """As many sessions as may be are in use."""
+    """As many sessions as allowed are in use."""
 
 
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
 
     def __init__(self, settings: EngineSettings, on_end: Callable[[int, str], object] = lambda *_: None) -> None:
-        """``on_end(session, "closed" | "expired" | "evicted")`` is told of each that ends."""
+        """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends."""
         self._settings = settings
         self._on_end = on_end
         self._sessions: dict[int, Session] = {}
@@ -121,7 +146,7 @@ class SessionTable:
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
                 return known, False
-            self._make_room(now)
+            self._make_room()
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
@@ -129,9 +154,9 @@ class SessionTable:
             return session, True
 
     def close(self, session: int) -> None:
+        """End a session; nothing happens when there is none."""
         with self._lock:
-            if self._sessions.pop(session, None) is not None:
-                self._on_end(session, "closed")
+            self._end(session, "closed")
 
     def detach(self, peer: Hashable) -> None:
         """The peer's link is down: its sessions stay until they are resumed or expire."""
@@ -141,36 +166,69 @@ class SessionTable:
                     session.peer, session.answer = None, None
 
     def expire(self, now: float) -> None:
-        """Drop what has not been used for session_expiry_s."""
+        """Drop the sessions that have not been used for session_expiry_s."""
         with self._lock:
             oldest = now - self._settings.session_expiry_s
             for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
-                del self._sessions[id_]
-                self._on_end(id_, "expired")
+                self._end(id_, "expired")
 
     def clear(self) -> None:
+        """Forget all sessions."""
         with self._lock:
             self._sessions.clear()
 
+    # ------------------------------------------------------------------------ under self._lock
+
     def _unused_id(self) -> int:
         while True:
-            # Random: a verifier that was restarted should not take an old session's name for a new one's.
+            # Random: a verifier that was restarted should not reuse an old session's id for a new one.
             id_ = secrets.randbelow((1 << 32) - 1) + 1
             if id_ not in self._sessions:
                 return id_
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self) -> None:
         if len(self._sessions) < self._settings.max_sessions:
             return
         # A robot whose link is down may have gone for good; one that is connected has not.
         detached = [s for s in self._sessions.values() if s.peer is None]
         if not detached:
             raise SessionsFull
-        oldest = min(detached, key=lambda s: s.last_used).id
-        del self._sessions[oldest]
-        self._on_end(oldest, "evicted")
+        self._end(min(detached, key=lambda s: s.last_used).id, "evicted")
+
+    def _end(self, session: int, reason: str) -> None:
+        if self._sessions.pop(session, None) is not None:
+            self._on_end(session, reason)
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:
-    """Whether a request resumes a session, or is a double of the one that opened it."""
+    """Whether a request resumes a session, or duplicates the one that opened it."""
     return (bool(ticket) and secrets.compare_digest(session.ticket, ticket)) or (session.opener == opener)
+
+
+def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettings:
+    """How a session samples; ValueError, one sentence, for a request that a verifier of ``model`` cannot serve."""
+    if request.protocol_version != PROTOCOL_VERSION:
+        raise ValueError(
+            f"the robot speaks protocol version {request.protocol_version} and the verifier "
+            f"{PROTOCOL_VERSION}; install the same release of dsd_ros on both sides"
+        )
+    try:
+        preset = mode(request.mode)
+        sampling = SamplingSettings(request.temperature, request.top_k, request.top_p)
+    except (ModeError, SamplingError) as error:
+        raise ValueError(f"the verifier cannot serve this: {error}") from error
+    if request.proof not in ("", *Proof):
+        raise ValueError(f"the verifier knows no proof {request.proof!r}; use one of {', '.join(Proof)}")
+    if request.exit_policy not in EXIT_POLICIES:
+        raise ValueError(
+            f"the verifier knows no exit policy {request.exit_policy!r}; use one of {', '.join(EXIT_POLICIES)}"
+        )
+    ours, theirs = model.tokenizer_fingerprint, request.tokenizer_fingerprint
+    # Without drafts a robot may do without a tokenizer: only the target's token ids travel.
+    if theirs != ours and (theirs or preset.drafts):
+        raise ValueError(
+            f"the robot's tokenizer ({theirs or 'none'}) is not that of the target "
+            f"{model.name} ({ours}); use a draft that shares it, or give the robot the target's "
+            "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
+        )
+    return sampling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 
 from dsd_ros.options import check_options, option
@@ -13,22 +12,6 @@ class VerifierSettingsError(ValueError):
 
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-class ServerError(OSError):
-    """A server cannot listen; one sentence with the remedy."""
-
-
-def listen_error(error: Exception, what: str, port: int, host: str, zero: str = "any free one") -> ServerError:
-    """Why ``what`` ("port") cannot be listened on; ``zero`` is what 0 means there."""
-    where = f"{what} {port} on {host}"
-    number = error.errno if isinstance(error, OSError) else None
-    if number == errno.EADDRINUSE:
-        return ServerError(f"{where} is in use; choose another, or 0 for {zero}")
-    if number == errno.EACCES:
-        return ServerError(f"{where} may not be used by this user; choose one above 1023")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return ServerError(f"{where} cannot be listened on: {reason}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The verifier on DDS topics: the same engine that `dsd verifier` serves over a websocket.
 
-configure loads the target model, activate answers, deactivate lets the round under way be answered and then leaves
-the topics, cleanup frees the model and its GPU memory. Sessions do not outlive deactivate: robots open new ones.
-With documents it answers questions as well, by a text model of its own (``rag.service``).
+configure loads the target model; activate answers robots; deactivate finishes the round in progress and then leaves
+the topics; cleanup frees the model and its GPU memory. Sessions end with deactivate: robots open new ones.
+With documents it also answers questions, with a text model of its own (``dragon.server``).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.cloud.endpoint import MetricsEndpoint
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.listener import MetricsServer
 from dsd_ros.cloud.settings import MetricsSettings
 from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health
@@ -28,25 +28,25 @@ from dsd_ros.wire.messages import Message
 if TYPE_CHECKING:
     from dsd_ros.dragon.opening import Documents
 
-_PEER = "dds"  # topics do not tell who wrote; sessions do
-_TURN_PATIENCE_S = 5.0  # for the round under way, when answering ends
+_PEER = "dds"  # topics do not name the sender; sessions do
+_LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
 
 
 class _Service:
-    """One activation: topics and engine. The model runs in the engine's thread, not in the executor's."""
+    """One activation: topics and engine. The model runs on the engine's thread, not on the executor's."""
 
     def __init__(
         self,
         node: VerifierNode,
-        engine: Any,  # VerifierEngine, or one WithDocuments
+        engine: Any,  # a VerifierEngine, or one WithDocuments
         metrics: MetricsSettings,
     ) -> None:
         self.engine = engine
         self._counted = 0, 0
-        self._endpoint = MetricsEndpoint(self.engine.metrics.registry, metrics)
+        self._metrics = MetricsServer(self.engine.metrics.registry, metrics)
         if metrics.metrics_port:
             try:
-                self._endpoint.start()
+                self._metrics.start()
             except OSError:
                 self.engine.close()
                 raise
@@ -54,17 +54,17 @@ class _Service:
         self.topics.start()
 
     def count(self) -> None:
-        """Take the topics' bytes into the metrics."""
+        """Add the topics' new bytes to the metrics."""
         up, down = self.topics.bytes_up, self.topics.bytes_down
         self.engine.metrics.received(up - self._counted[0])
         self.engine.metrics.sent(down - self._counted[1])
         self._counted = up, down
 
     def close(self, timeout: float) -> bool:
-        """Answer what is under way, nothing further; False when that takes longer than ``timeout`` seconds."""
+        """Finish the round in progress, then stop; False when that takes longer than ``timeout`` seconds."""
         ended = self.engine.close(timeout)
         self.topics.close()
-        self._endpoint.close()
+        self._metrics.close()
         return ended
 
     def _on_message(self, message: Message) -> None:
@@ -111,8 +111,8 @@ class VerifierNode(ManagedNode):
 
     def end(self) -> None:
         service, self._service = self._service, None
-        if service is not None and not service.close(_TURN_PATIENCE_S):
-            self.get_logger().warning("the round under way goes on until its end; the model is freed behind it")
+        if service is not None and not service.close(_LAST_ROUND_S):
+            self.get_logger().warning("the round in progress still runs; the model is freed after it")
 
     def unload(self) -> None:
         self._model = self._documents = None

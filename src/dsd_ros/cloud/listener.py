@@ -1,0 +1,198 @@
+"""Websocket servers on threads of their own, and what they answer to plain HTTP: /metrics and /healthz."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import http
+import logging
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from asyncio import BaseTransport
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.http11 import Request, Response
+
+from dsd_ros.cloud.settings import LOOPBACK, MetricsSettings
+
+_log = logging.getLogger(__name__)
+
+MAX_SCRAPES = 16
+SCRAPE_TIMEOUT_S = 5.0  # for a whole request, and then for the answer to be read
+CLOSE_TIMEOUT_S = 0.4
+
+
+class ServerError(OSError):
+    """A server cannot listen; one sentence with the remedy."""
+
+
+class Listener(ABC):
+    """A websocket server that runs on a thread and an event loop of its own until it is closed."""
+
+    what = "port"  # in errors, as is what port 0 means
+    port_zero = "any free one"
+    connection_type = ServerConnection
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self.url = ""
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._links: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
+
+    @abstractmethod
+    async def listen(self) -> Server:
+        """Begin to serve ``host`` and ``port``, with ``connect`` as ``create_connection``."""
+
+    @abstractmethod
+    def url_of(self, address: str) -> str:
+        """The URL of the server at ``address``, a host and a port."""
+
+    def connect(self, *args: Any, **kwargs: Any) -> ServerConnection:
+        """A new connection, which ends with the server at the latest."""
+        link = self.connection_type(*args, **kwargs)
+        self._links.add(link)
+        return link
+
+    def start(self) -> str:
+        """Listen, and return the URL; ServerError when that is not possible."""
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(ready)), name=type(self).__name__, daemon=True
+        )
+        self._thread.start()
+        ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self.url
+
+    def close(self) -> None:
+        """Close every connection and give back thread and sockets, within a second; any number of times."""
+        loop, stop, thread = self._loop, self._stop, self._thread
+        if thread is None:
+            return
+        if loop is not None and stop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        self._thread = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await self.listen()
+            host, port = next(iter(server.sockets)).getsockname()[:2]
+            self.url = self.url_of(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except Exception as error:
+            self._failure = self._listen_error(error)
+            return
+        finally:
+            ready.set()
+        await self._stop.wait()
+        server.close()
+        # A peer that does not answer the closing handshake is not waited for.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.wait_closed(), 2 * CLOSE_TIMEOUT_S)
+        for link in self._links:
+            transport = getattr(link, "transport", None)  # None: it never got past the TLS handshake
+            if transport is not None:
+                transport.abort()
+
+    def _listen_error(self, error: Exception) -> ServerError:
+        where = f"{self.what} {self.port} on {self.host}"
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.EADDRINUSE:
+            return ServerError(f"{where} is in use; choose another, or 0 for {self.port_zero}")
+        if number == errno.EACCES:
+            return ServerError(f"{where} may not be used by this user; choose one above 1023")
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return ServerError(f"{where} cannot be listened on: {reason}")
+
+
+class _Scrape(ServerConnection):
+    """A connection that ends at once when there are too many others."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self.server.handler_tasks) > MAX_SCRAPES:
+            self.transport.abort()
+
+
+class MetricsServer(Listener):
+    """Serves a registry to Prometheus over plain HTTP, on a port of its own.
+
+    It asks for no token: the metrics are counts. It answers a few requests at a time and cuts off slow clients.
+
+    with MetricsServer(engine.metrics.registry, settings) as server:
+        print(server.url)
+    """
+
+    what, port_zero = "metrics port", "none"
+    connection_type = _Scrape
+
+    def __init__(self, registry: CollectorRegistry, settings: MetricsSettings) -> None:
+        """``settings.metrics_port`` 0 takes any free port here; whoever means "none" by it makes no server."""
+        super().__init__(settings.metrics_host, settings.metrics_port)
+        self._registry = registry
+
+    def start(self) -> str:
+        """See ``Listener``."""
+        url = super().start()
+        if self.host not in LOOPBACK:
+            _log.warning("whoever reaches %s can read this verifier's metrics", url)
+        return url
+
+    async def listen(self) -> Server:
+        return await serve(
+            _no_websocket,
+            self.host,
+            self.port,
+            process_request=lambda connection, request: respond(connection, request, self._registry),
+            create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
+            open_timeout=SCRAPE_TIMEOUT_S,
+            close_timeout=SCRAPE_TIMEOUT_S,
+            server_header=None,
+        )
+
+    def url_of(self, address: str) -> str:
+        return f"http://{address}/metrics"
+
+
+async def _no_websocket(connection: ServerConnection) -> None:
+    """Never called: every request is answered over HTTP."""
+
+
+def respond(connection: ServerConnection, request: Request, registry: CollectorRegistry) -> Response:
+    """The answer to a plain HTTP request."""
+    path = request.path.partition("?")[0]
+    if request.method not in ("GET", "HEAD"):
+        return connection.respond(http.HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is answered here.\n")
+    if path == "/healthz":
+        response = connection.respond(http.HTTPStatus.OK, "ok\n")
+    elif path == "/metrics":
+        encoder, kind = choose_encoder(request.headers.get("Accept", ""))
+        response = connection.respond(http.HTTPStatus.OK, encoder(registry).decode())
+        del response.headers["Content-Type"]
+        response.headers["Content-Type"] = kind
+    else:
+        status = http.HTTPStatus.OK if path == "/" else http.HTTPStatus.NOT_FOUND
+        response = connection.respond(status, "The metrics are at /metrics.\n")
+    response.headers["Cache-Control"] = "no-store"
+    if request.method == "HEAD":
+        response.body = b""
+    return response

@@ -73,9 +73,6 @@ def _add_scheduling(parser: argparse.ArgumentParser) -> None:
         help="latencies added to the round trip (default: 0 to 1000)",
     )
     parser.add_argument("--sequences", type=int, default=50, help="answers simulated (default: %(default)s)")
-    parser.add_argument(
-        "--grid", action="store_true", help="go through delays and acceptances instead of those given; takes minutes"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of the first answer's acceptances (default: 0)")
     _end(parser, _scheduling, "the seconds by extra latency (Figure 8)")
 
@@ -138,24 +135,9 @@ def _described(args: argparse.Namespace) -> str:
 
 
 def _scheduling(args: argparse.Namespace) -> int:
-    from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare, grid
+    from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare
 
     extras = [ms / 1e3 for ms in args.extra_ms]
-    if args.grid:
-        report = grid(extras, args.sequences, args.tokens, args.base_ms / 1e3, args.seed)
-        for policy in ("auto", "delta_z"):
-            worst, mean, best = (
-                f"{100 * (report[f'{policy}_over_best_side_{kind}'] - 1):+.1f} %" for kind in ("worst", "mean", "best")
-            )
-            above = report[f"{policy}_cells_above_3_percent"]
-            print(
-                f"{policy.replace('_', '-'):<8} beside the best fixed side: {worst} at worst, {mean} in the mean, "
-                f"{best} at best; above 3 % in {above} of {report['cells']} settings"
-            )
-        slower = report["auto_cells_slower_than_random"]
-        print(f"auto     slower than by chance in {slower} of {report['cells']} settings")
-        write_json(args.json, report)
-        return EXIT_DONE
     setting = _setting(args)
     found = compare(setting, extras, args.sequences, seed=args.seed)
     print(f"{_described(args)}; mean seconds of {args.sequences} answers of {args.tokens} tokens\n")

@@ -1,7 +1,7 @@
 """A real text model whose forward passes are made once and repeated from then on, each held to a given time.
 
-Two models on one machine would wait for each other and not for the link. Here what a pass gives is the model's
-own, and only when it is there is held: so a bench of two machines runs on one that has other work as well.
+Two models on one machine would wait for each other and not for the link. Here the result of a pass is the model's own,
+and only the time at which it is there is held: a bench of two machines runs on one that has other work as well.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence as Tokens
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,13 +19,13 @@ from dsd_lab.dragon.baseline_service import pack_sequence
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 
-_LIVE = 24  # sequences of the real model that are gone on with
+_LIVE = 24  # sequences of the real model that are kept to go on from
 _TWINS_BELOW = 2.0  # logits, with a standard deviation of 1
-_LATE = 1.1  # of its time, from which on a pass counts as late
+_LATE = 1.1  # a pass that takes this many times its time counts as late
 
 
 class Rows:
-    """Logits behind token ids, each computed once by a model of ``vlm.loading``. For any thread."""
+    """Logits after token ids, each computed once by a model of ``vlm.loading``. For any thread."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -34,8 +35,8 @@ class Rows:
         self._live: list[Sequence] = []
         self._lock = threading.Lock()
 
-    def behind(self, ids: Tokens[int]) -> torch.Tensor:
-        """(vocabulary,) float32."""
+    def after(self, ids: Tokens[int]) -> torch.Tensor:
+        """The logits after these ids, (vocabulary,) float32."""
         key = tuple(ids)
         with self._lock:
             if key not in self._rows:
@@ -44,7 +45,7 @@ class Rows:
             return self._rows[key]
 
     def keys_and_values(self, ids: Tokens[int]) -> bytes:
-        """The model's own, of these tokens."""
+        """The model's own keys and values of these ids."""
         key = tuple(ids)
         with self._lock:
             if key not in self._keys:
@@ -60,34 +61,26 @@ class Rows:
             self._live.clear()
 
     def _at(self, ids: tuple[int, ...]) -> Sequence:
-        """The sequence that shares most with ``ids``, standing behind them."""
-        best, shared = None, 0
-        for sequence in self._live:
-            same = _common(sequence.tokens, ids)
-            if same > shared:
-                best, shared = sequence, same
-        if best is None or 2 * shared < len(ids):
-            best = self.model.begin() if best is None else best.fork()
-            self._live.append(best)
-            del self._live[:-_LIVE]
-        best.rollback(min(shared, len(best.tokens)))
-        best.append(ids[shared:])
-        self._live.remove(best)
-        self._live.append(best)
+        """A sequence of these ids, made from the one that shares most with them."""
+
+        def shared(sequence: Sequence) -> int:
+            pairs = zip(sequence.tokens, ids, strict=False)
+            return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        best = max(self._live, key=shared, default=None)
+        common = 0 if best is None else shared(best)
+        if best is None or not common:
+            best = self.model.begin()
+        elif 2 * common < len(ids):
+            best = best.fork()
+        best.rollback(min(common, len(best.tokens)))
+        best.append(ids[common:])
+        self._live = [*(one for one in self._live if one is not best), best][-_LIVE:]
         return best
 
 
-def _common(one: Tokens[int], other: Tokens[int]) -> int:
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
-
-
-class _Tokens:
-    """Stands where a model keeps keys and values."""
+class _RecordedCache:
+    """Takes the place of a sequence's keys and values."""
 
     def __init__(self, rows: Rows, ids: list[int]) -> None:
         self.ids = ids
@@ -101,8 +94,8 @@ class _Tokens:
     def length(self, value: int) -> None:
         del self.ids[value:]
 
-    def copy(self) -> _Tokens:
-        return _Tokens(self._rows, list(self.ids))
+    def copy(self) -> _RecordedCache:
+        return _RecordedCache(self._rows, list(self.ids))
 
     def to_bytes(self) -> bytes:
         return self._rows.keys_and_values(self.ids)
@@ -114,24 +107,23 @@ class _Tokens:
 
 
 class RecordedModel:
-    """One side's model, for ``rag``. ``pace``: of its passes; without one they take no time of their own.
+    """One side's model. Without a ``pace`` its passes take no time of their own.
 
-    ``reading_s``: what each token costs that a pass is fed beyond the first of a sequence, as in a prefill, which
-    computes where decoding waits for memory. No token ends its answers, so that all are of one length.
+    ``reading_s``: what each token of a pass costs beyond the first of its sequence, as in a prefill, which computes
+    where decoding waits for memory. No token ends its answers, so all are of one length.
     """
 
     def __init__(self, rows: Rows, name: str, vocab_size: int = 0) -> None:
-        """``vocab_size``: more than the model has (0: its own); each id beyond is a lesser twin of one that it has."""
+        """``vocab_size``: more than the model has (0: its own); each id beyond is a less likely twin of a real one."""
         model = rows.model
         self.name = name
         self.pace: Pace | None = None
         self.reading_s = 0.0
-        self.passes = 0
-        self.late = 0  # passes that took longer than they were to
+        self.passes = self.late = 0  # paced ones, and those that took too long
         self.eos_token_ids: frozenset[int] = frozenset()
         self.vocab_size, self.max_length = vocab_size or model.vocab_size, model.max_length
         self.num_layers, self.device = model.num_layers, model.device
-        self.fingerprint, self.tokenizer_fingerprint = (model.fingerprint, model.tokenizer_fingerprint)
+        self.fingerprint, self.tokenizer_fingerprint = model.fingerprint, model.tokenizer_fingerprint
         self.tokenizer, self.template = model.tokenizer, model.template
         self._rows = rows
         self._twins = torch.arange(self.vocab_size) % model.vocab_size
@@ -140,9 +132,9 @@ class RecordedModel:
         self._less[: model.vocab_size] = 0.0
 
     def begin(self) -> Sequence:
-        """As of ``VisionLanguageModel.begin``."""
-        cache: Any = _Tokens(self._rows, [])
+        """As ``VisionLanguageModel.begin``."""
         owner: Any = self
+        cache: Any = _RecordedCache(self._rows, [])
         return Sequence(owner, cache, 0, 0, torch.empty(0))
 
     def decode_text(self, tokens: Tokens[int]) -> str:
@@ -151,18 +143,19 @@ class RecordedModel:
     def forward_tokens(
         self, tokens: Tokens[int], cache: Any, rope_delta: int, rows: int, on_layer: LayerHook | None = None
     ) -> torch.Tensor:
-        """One sequence, and the logits behind its last token alone (``rows`` 1)."""
+        """The logits after one sequence's last token alone (``rows`` 1)."""
         if rows != 1:
-            raise ValueError("a recorded model tells what stands behind its last token only")
+            raise ValueError("a recorded model has the logits after its last token only")
         return self.forward_batch([Feed(list(tokens), cache, rope_delta)], on_layer)
 
     def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """As of ``VisionLanguageModel.forward_batch``."""
+        """As ``VisionLanguageModel.forward_batch``."""
         clock = self._clock([len(feed.tokens) for feed in feeds])
-        whole = [[*_ids(feed.cache), *feed.tokens] for feed in feeds]
+        caches: list[Any] = [feed.cache for feed in feeds]
+        whole = [[*cache.ids, *feed.tokens] for cache, feed in zip(caches, feeds, strict=True)]
         if max(map(len, whole)) > self.max_length:
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter answer")
-        logits = torch.stack([self._behind(ids) for ids in whole])
+        logits = torch.stack([self._rows.after(self._twins[ids].tolist())[self._twins] + self._less for ids in whole])
         nothing = torch.empty(0)
         for layer in range(self.num_layers):
             if clock is not None:
@@ -170,15 +163,11 @@ class RecordedModel:
             if on_layer is not None:
                 on_layer(layer, nothing)
         if clock is not None:
-            self._note(clock)
-        for feed, ids in zip(feeds, whole, strict=True):
-            _ids(feed.cache)[:] = ids
+            self.passes += 1
+            self.late += time.monotonic() - clock.began > _LATE * clock.layer_seconds * self.num_layers
+        for cache, ids in zip(caches, whole, strict=True):
+            cache.ids[:] = ids
         return logits
-
-    def _behind(self, ids: list[int]) -> torch.Tensor:
-        if self.vocab_size == self._rows.model.vocab_size:
-            return self._rows.behind(ids)
-        return self._rows.behind(self._twins[ids].tolist())[self._twins] + self._less
 
     def _clock(self, counts: list[int]) -> PacedPass | None:
         if self.pace is None:
@@ -186,13 +175,3 @@ class RecordedModel:
         clock = self.pace.begin(self.num_layers, len(counts))
         reading = self.reading_s * (sum(counts) - len(counts))
         return PacedPass(clock.began, clock.layer_seconds + reading / self.num_layers)
-
-    def _note(self, clock: PacedPass) -> None:
-        self.passes += 1
-        due = clock.layer_seconds * self.num_layers
-        self.late += time.monotonic() - clock.began > _LATE * due
-
-
-def _ids(cache: Any) -> list[int]:
-    ids: list[int] = cache.ids
-    return ids

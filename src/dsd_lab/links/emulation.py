@@ -1,9 +1,8 @@
-"""A link as slow and as narrow as one wants, put round any channel on this machine.
+"""An emulated link of any delay and rate, around any channel on this machine.
 
-Per direction a message waits until the link is free, occupies it for its size over the rate, and arrives the
-one-way delay, and some jitter, later. On request it is carried as by TCP, which sends little of what is large before
-the first acknowledgements are back. What travels is what the inner channel carries: real messages, the real codec,
-the real verifier.
+In each direction a message waits until the link is free, occupies it for its size over the rate, and arrives after the
+one-way delay and some jitter. On request it is carried as by TCP, which sends only a window of data before the first
+acknowledgements return. The inner channel carries real messages, by the real codec, to the real verifier.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
@@ -23,23 +22,23 @@ from dsd_ros.wire.outbox import Outbox
 
 INITIAL_WINDOW = 14_600  # bytes: ten segments of 1460 (RFC 6928)
 _SEGMENT = 1460  # bytes
-_IDLE_TRIPS = 2.0  # round trips without sending, behind which TCP begins anew
-_POLL_S = 0.05  # how soon a reader of a silent inner channel notices that it should end
+_IDLE_TRIPS = 2.0  # round trips without sending, after which TCP begins again
+_POLL_S = 0.05  # how soon the reader of a silent inner channel notices that it should end
 
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """One link. Delays in seconds, one way; rates in bits a second, 0: unlimited; ValueError otherwise.
+    """One link: delays in seconds, one way (up: robot to verifier), and rates in bits a second, 0: unlimited.
 
-    Every message arrives at least its delay after it left; jitter adds up to ``jitter_s`` to that, and never
-    lets one message pass another.
+    Jitter adds up to ``jitter_s`` to a message's delay, and never lets one message pass another. ValueError for values
+    out of range.
     """
 
-    delay_up_s: float = field(default=0.0, metadata={"help": "robot to verifier, seconds"})
-    delay_down_s: float = field(default=0.0, metadata={"help": "verifier to robot, seconds"})
-    jitter_s: float = field(default=0.0, metadata={"help": "most that is added to a delay, seconds"})
-    rate_up_bps: float = field(default=0.0, metadata={"help": "bits a second; 0: unlimited"})
-    rate_down_bps: float = field(default=0.0, metadata={"help": "bits a second; 0: unlimited"})
+    delay_up_s: float = 0.0
+    delay_down_s: float = 0.0
+    jitter_s: float = 0.0
+    rate_up_bps: float = 0.0
+    rate_down_bps: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("delay_up_s", "delay_down_s", "jitter_s"):
@@ -52,22 +51,17 @@ class LinkProfile:
                 raise ValueError(f"{name} is {value}; use 0 (unlimited), or 1000 bits a second or more")
 
     def stretched(self, factor: float) -> LinkProfile:
-        """The same link on a clock that runs ``factor`` times as long."""
-        return replace(
-            self,
-            delay_up_s=self.delay_up_s * factor,
-            delay_down_s=self.delay_down_s * factor,
-            jitter_s=self.jitter_s * factor,
-            rate_up_bps=self.rate_up_bps / factor,
-            rate_down_bps=self.rate_down_bps / factor,
-        )
+        """The same link on a clock that runs ``factor`` times slower."""
+        times = self.delay_up_s, self.delay_down_s, self.jitter_s
+        rates = self.rate_up_bps, self.rate_down_bps
+        return LinkProfile(*(time * factor for time in times), *(rate / factor for rate in rates))
 
 
 class SlowStart:
-    """TCP's congestion window where nothing is lost (RFC 5681, section 3.1): when bytes leave.
+    """TCP's congestion window without losses (RFC 5681, section 3.1): when bytes leave.
 
-    No more than the window is on its way unacknowledged; it grows by every acknowledged byte, so that it doubles with
-    each round trip, and is at its ``first`` size (bytes) again behind two round trips without sending.
+    At most the window is on its way unacknowledged. It grows by every acknowledged byte, so it doubles with each round
+    trip, and returns to its ``first`` size (bytes) after two round trips without sending.
     """
 
     def __init__(self, first: int, trip_s: float, rate_bps: float) -> None:
@@ -78,13 +72,13 @@ class SlowStart:
         self._last = -math.inf
 
     def left(self, size: int, at: float) -> float:
-        """When the last of ``size`` bytes has left that were ready at time ``at``, behind those of before."""
+        """When the last of ``size`` bytes leaves that are ready at time ``at``, after all earlier ones."""
         now = max(at, self._last)
-        self._hear(now)
+        self._acknowledge(now)
         if now - self._last > _IDLE_TRIPS * self._trip:
             self._window = self._first
         while size > 0:
-            self._hear(now)
+            self._acknowledge(now)
             some = min(size, _SEGMENT, self._window - self._unacknowledged)
             if some <= 0:
                 now = self._under_way[0][0]
@@ -96,8 +90,8 @@ class SlowStart:
         self._last = now
         return now
 
-    def _hear(self, now: float) -> None:
-        """Take in the acknowledgements that have come."""
+    def _acknowledge(self, now: float) -> None:
+        """Take in the acknowledgements that have arrived."""
         while self._under_way and self._under_way[0][0] <= now:
             _, acknowledged = self._under_way.popleft()
             self._unacknowledged -= acknowledged
@@ -105,19 +99,18 @@ class SlowStart:
 
 
 class _Direction:
-    """One way of the link: when a message leaves, and when it arrives. Not locked; its owner is."""
+    """One way of the link: when a message leaves, and when it arrives. Its owner locks it."""
 
     def __init__(
-        self, delay_s: float, jitter_s: float, rate_bps: float, seed: str,
-        window: SlowStart | None = None,
-    ) -> None:  # fmt: skip
+        self, delay_s: float, jitter_s: float, rate_bps: float, seed: str, window: SlowStart | None = None
+    ) -> None:
         self.free_at = 0.0
         self._delay, self._jitter, self._rate, self._window = delay_s, jitter_s, rate_bps, window
         self._random = random.Random(seed)
         self._last_arrival = 0.0
 
     def carry(self, size: int, at: float) -> float:
-        """Put ``size`` bytes on the link at time ``at`` or when it is free; when they have arrived."""
+        """Put ``size`` bytes on the link at time ``at`` or when it is free; when they arrive."""
         begin = max(at, self.free_at)
         if self._window is not None:
             self.free_at = self._window.left(size, begin)
@@ -129,13 +122,13 @@ class _Direction:
 
 
 class EmulatedChannel:
-    """See ``wire.channel.Channel``: ``inner`` as if reached over the link of ``profile``.
+    """A ``wire.channel.Channel``: ``inner`` as if reached over the link of ``profile``.
 
     The way up is first in, first out. On the way down early outcomes wait for the link in an ``Outbox``, the
-    verifier's own queue, so that a final outcome passes them. Bytes are those that went onto the emulated link:
-    early outcomes that a final one made needless are not among them. Jitter depends on ``seed`` and the number
-    of the message alone. ``window_bytes``: TCP's first congestion window, 0: none. ``close`` closes ``inner`` too,
-    after handing on what had been sent. ValueError for a window below a segment of 1460 bytes.
+    verifier's own queue, so that a final outcome passes them; early outcomes dropped there do not count as bytes.
+    Jitter depends on ``seed`` and the number of the message alone. ``window_bytes``: TCP's first congestion window,
+    0: none. ``close`` closes ``inner`` too, after passing on what had been sent. ValueError for a window below a
+    segment of 1460 bytes.
     """
 
     def __init__(self, inner: Channel, profile: LinkProfile, seed: int = 0, window_bytes: int = 0) -> None:
@@ -203,7 +196,7 @@ class EmulatedChannel:
         try:
             for _, message in self._under_way_up:
                 self._inner.send(message)
-        except Exception:  # the link is going down anyway; what it thinks of the last messages is no news
+        except Exception:  # the link is going down anyway
             pass
         self._inner.close()
 
@@ -214,22 +207,17 @@ class EmulatedChannel:
         self.close()
 
     def _begin(self) -> None:
-        """A fresh link, nothing under way, and the two threads that work it."""
+        """Begin a fresh link with nothing under way, and its two threads."""
         self._connections += 1
         seed, profile = f"{self._seed}/{self._connections}", self.profile
         trip = profile.delay_up_s + profile.delay_down_s
 
-        def window(rate_bps: float) -> SlowStart | None:
-            return SlowStart(self._window_bytes, trip, rate_bps) if self._window_bytes else None
+        def direction(name: str, delay_s: float, rate_bps: float) -> _Direction:
+            window = SlowStart(self._window_bytes, trip, rate_bps) if self._window_bytes else None
+            return _Direction(delay_s, profile.jitter_s, rate_bps, f"{seed}/{name}", window)
 
-        self._up = _Direction(
-            profile.delay_up_s, profile.jitter_s, profile.rate_up_bps, f"{seed}/up",
-            window(profile.rate_up_bps),
-        )  # fmt: skip
-        self._down = _Direction(
-            profile.delay_down_s, profile.jitter_s, profile.rate_down_bps, f"{seed}/down",
-            window(profile.rate_down_bps),
-        )  # fmt: skip
+        self._up = direction("up", profile.delay_up_s, profile.rate_up_bps)
+        self._down = direction("down", profile.delay_down_s, profile.rate_down_bps)
         self._under_way_up: deque[tuple[float, Message]] = deque()
         self._under_way_down: deque[tuple[float, int, Message]] = deque()
         self._waiting = Outbox()
@@ -259,7 +247,7 @@ class EmulatedChannel:
         while True:
             with self._wake:
                 while self._running:
-                    left = self._wake_in(self._under_way_up[0][0] if self._under_way_up else None)
+                    left = self._under_way_up[0][0] - time.monotonic() if self._under_way_up else None
                     if left is not None and left <= 0.0:
                         break
                     self._wake.wait(left)
@@ -268,13 +256,9 @@ class EmulatedChannel:
                 _, message = self._under_way_up.popleft()
             try:
                 self._inner.send(message)
-            except Exception as error:  # whatever it is, the robot's half has to hear of it
+            except Exception as error:  # whatever it is, the robot's half must see it
                 self._fail(error)
                 return
-
-    @staticmethod
-    def _wake_in(due: float | None) -> float | None:
-        return None if due is None else due - time.monotonic()
 
     def _work_down(self) -> None:
         while self._running:
@@ -294,12 +278,12 @@ class EmulatedChannel:
                 self._wake.notify_all()
 
     def _load(self, now: float) -> None:
-        """Everything that has found the link down free by ``now`` goes onto it. Under the lock."""
+        """Put everything onto the link down that found it free by ``now``. Under the lock."""
         while self._down.free_at <= now:
             message = self._waiting.get_nowait()
             if message is None:
                 return
-            # What waited leaves when the link became free; what found it free, when it came.
+            # A message that waited leaves when the link became free; one that found it free, when it came.
             size = len(encode(message))
             arrival = self._down.carry(size, max(self._down.free_at, self._put_at))
             self._under_way_down.append((arrival, size, message))

@@ -1,8 +1,8 @@
-"""A TCP relay that is a bad link on demand: slow, narrow, lossy, cut, silent, or speaking nonsense.
+"""A TCP relay that is a bad link on demand: slow, narrow, lossy, cut, silent, or injecting nonsense.
 
-Put between a websocket's two ends, it does to the bytes of real connections what a radio link does to them. TCP
-hides loss behind waiting, so a lost segment shows here as the wait for its retransmission, and holds up what is
-behind it. For links between processes; ``wire.emulation`` does the same to the messages of one.
+Between the two ends of a websocket it does to the bytes of real connections what a radio link does to them. TCP
+hides loss, so a lost segment shows as the wait for its retransmission, which delays everything after it. For links
+between processes; ``links.emulation`` does the same to the messages within one.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from websockets.frames import Frame, Opcode
+
 from dsd_lab.links.emulation import LinkProfile
-from dsd_lab.links.websocket_frames import FrameBoundaries, websocket_frame
 
 Result = TypeVar("Result")
 Address = tuple[str, int]
 
 SEGMENT_BYTES = 1448  # of TCP over Ethernet
 MIN_RETRANSMISSION_S = 0.2  # Linux' least retransmission time-out
-_FAST_RETRANSMIT = 3  # so many segments behind a lost one have it sent again within a round trip
+_FAST_RETRANSMIT = 3  # so many segments after a lost one trigger its retransmission within a round trip
 _UNDER_WAY_BYTES = 1 << 20  # what a direction holds before it lets the sender wait
 _CALL_LIMIT_S = 10.0
 _RST = struct.pack("ii", 1, 0)  # linger for no time: a close becomes a reset
 
 
 class Way(enum.Enum):
-    """A direction: from the one that dialled to the one that listens, or back."""
+    """A direction: from the end that dialled to the end that listens, or back."""
 
     UP = "up"
     DOWN = "down"
 
 
 class State(enum.Enum):
-    """UP carries. CUT resets every connection, at once and when it is made. SILENT carries nothing and tells
-    nobody: what was sent waits, as in a sender that goes on retransmitting.
+    """UP carries. CUT resets every connection, existing and new. SILENT carries nothing and reports nothing: data
+    waits, as in a sender that keeps retransmitting.
     """
 
     UP = "up"
@@ -67,13 +68,13 @@ class Conditions:
 class LinkProxy:
     """Listens, and relays every connection to ``target`` under conditions that can be changed at any time.
 
-    A thread of its own does the work; every method may be called from any other. What is lost and how much
-    jitter there is depend on ``seed`` and on the pieces that TCP hands over.
+    It runs in a thread of its own; its methods may be called from any other. Losses and jitter depend on ``seed`` and
+    on the pieces that TCP delivers.
     """
 
     def __init__(self, target: Address, listen: Address = ("127.0.0.1", 0), seed: int = 0) -> None:
         """OSError when ``listen`` cannot be listened on; port 0 takes a free one."""
-        self.target = target  # may be changed; counts for connections made from then on
+        self.target = target  # may be changed; holds for connections made from then on
         self.conditions = Conditions()
         self.state = State.UP
         self.accepted = self.lost_segments = self.injected = 0
@@ -99,7 +100,7 @@ class LinkProxy:
         return len(self._relays)
 
     def set(self, conditions: Conditions) -> None:
-        """Change what the link does to what is handed to it from now on."""
+        """Change what the link does to data sent from now on."""
         self.conditions = conditions
 
     def cut(self) -> None:
@@ -108,19 +109,18 @@ class LinkProxy:
         self._do(self._reset_all)
 
     def silence(self) -> None:
-        """Carry nothing, either way, until ``mend``; connections stay, and seem to be well."""
+        """Carry nothing, either way, until ``mend``; connections stay, and seem healthy."""
         self.state = State.SILENT
 
     def mend(self) -> None:
-        """Carry again, under the conditions set; what waited in the silence goes out now."""
+        """Carry again, under the conditions set; data that waited goes out now."""
         self.state = State.UP
         self._do(self._wake_all)
 
     def inject(self, way: Way, data: bytes, as_frame: bool = True) -> int:
-        """Put bytes of no sender onto every connection; how many connections took them.
+        """Put bytes that neither end sent onto every connection; how many connections took them.
 
-        :param as_frame: as a well-formed binary websocket frame, between two others; else as they are, wherever the
-            stream is.
+        ``as_frame``: as a well-formed binary websocket frame, between two others; else raw, wherever the stream is.
         """
 
         def put() -> int:
@@ -130,7 +130,7 @@ class LinkProxy:
         return self._do(put)
 
     def close(self) -> None:
-        """Reset all connections and give back thread and sockets; any number of times."""
+        """Reset all connections and free thread and sockets; may be called again."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
                 self._loop.call_soon_threadsafe(self._ended.set)
@@ -175,8 +175,7 @@ class LinkProxy:
             if self.state is not State.CUT:  # it may have come meanwhile
                 await relay.run(reader, other_writer, other_reader, writer)
         except (OSError, asyncio.CancelledError):
-            # Nobody listens at the target, an end broke off, or the proxy is closed: the reset says so.
-            pass
+            pass  # nothing listens at the target, an end broke off, or the proxy is closed: the reset says so
         finally:
             self._relays.discard(relay)
             relay.reset()
@@ -191,7 +190,7 @@ class LinkProxy:
                 pipe.wake.set()
 
     def _do(self, work: Callable[[], Result]) -> Result:
-        """Have something done by the loop's thread, and wait for it."""
+        """Do something in the loop's thread, and wait for it."""
 
         async def done() -> Result:
             return work()
@@ -231,7 +230,7 @@ class _Relay:
             writer.close()
 
     def reset(self) -> None:
-        """Close both ends as a broken link does, unless they are closed."""
+        """Break both ends off as a broken link does, unless they are closed."""
         for writer in self.writers:
             if writer.is_closing():
                 continue
@@ -258,7 +257,7 @@ class _Pipe:
         self._held = 0
         self._room = asyncio.Event()
         self._free_at = self._last_arrival = 0.0
-        self._frames = FrameBoundaries()
+        self._frames = _FrameBoundaries()
         self._injections: deque[bytes] = deque()
 
     async def run(self) -> None:
@@ -276,7 +275,7 @@ class _Pipe:
             return 0
         self._proxy.injected += 1
         if as_frame:
-            self._injections.append(websocket_frame(data, masked=self._way is Way.UP))
+            self._injections.append(Frame(Opcode.BINARY, data).serialize(mask=self._way is Way.UP))
             self.wake.set()
         else:
             self._writer.write(data)
@@ -324,7 +323,7 @@ class _Pipe:
             await self._writer.drain()
 
     def _arrival(self, size: int) -> float:
-        """When ``size`` bytes that are sent now have arrived, in order, retransmissions included."""
+        """When ``size`` bytes sent now have arrived, in order and retransmissions included."""
         conditions = self._proxy.conditions
         profile = conditions.profile
         up = self._way is Way.UP
@@ -339,8 +338,10 @@ class _Pipe:
         return self._last_arrival
 
     def _retransmissions(self, size: int, conditions: Conditions) -> float:
-        """What the worst of its segments' losses costs, s (RFC 5681: a lost one is sent again after a round trip
-        where enough follow it, else after the time-out; RFC 6298: which doubles).
+        """Seconds that the worst of its segments' losses costs.
+
+        RFC 5681: a lost segment is sent again after a round trip where enough others follow it, else after the
+        time-out, which doubles each time (RFC 6298).
         """
         profile = conditions.profile
         trip = profile.delay_up_s + profile.delay_down_s + profile.jitter_s
@@ -356,3 +357,47 @@ class _Pipe:
                 first = False
             worst = max(worst, wait)
         return worst
+
+
+class _FrameBoundaries:
+    """Follows a websocket's stream (RFC 6455), to know when it is between two frames."""
+
+    def __init__(self) -> None:
+        self._open = False  # the HTTP part is over
+        self._head = b""  # the HTTP part, or a frame's header, as far as it has come
+        self._left = 0  # of the payload
+
+    @property
+    def between(self) -> bool:
+        return self._open and not self._head and not self._left
+
+    def pass_on(self, data: bytes) -> None:
+        if not self._open:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            data, self._head, self._open = self._head[end + 4 :], b"", True
+        while data:
+            if self._left:
+                taken = min(self._left, len(data))
+                self._left -= taken
+                data = data[taken:]
+                continue
+            self._head, data = self._head + data[:1], data[1:]
+            self._left = _payload_of(self._head)
+            if self._left >= 0:
+                self._head = b""
+            else:
+                self._left = 0
+
+
+def _payload_of(head: bytes) -> int:
+    """Bytes of payload after a complete frame header; -1 while the header is incomplete."""
+    if len(head) < 2:
+        return -1
+    length, mask = head[1] & 0x7F, 4 if head[1] & 0x80 else 0
+    more = {126: 2, 127: 8}.get(length, 0)
+    if len(head) < 2 + more + mask:
+        return -1
+    return int.from_bytes(head[2 : 2 + more], "big") if more else length

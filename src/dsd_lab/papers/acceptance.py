@@ -48,8 +48,8 @@ def acceptance(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 def truncate(q: np.ndarray, *, top_k: int = 0, top_rho: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """q_hat (..., V), renormalised over what is kept, and sigma (...,), the mass dropped: equations 12 to 14.
 
-    Either the ``top_k`` likeliest are kept, or the fewest likeliest that hold ``top_rho`` or more; of equals those of
-    lower id. (Equation 12 prints its two cases the wrong way round; 14 stops one token short of its own text.)
+    Kept are the ``top_k`` likeliest tokens, or the fewest likeliest that hold ``top_rho``; among equals the lower ids.
+    (Equation 12 prints its two cases the wrong way round; 14 stops one token short of its own text.)
     """
     (q,) = _distributions(q)
     if (top_k > 0) == (top_rho > 0) or top_k < 0 or not 0 <= top_rho <= 1:
@@ -118,9 +118,7 @@ def candidate_bounds(rates: Sequence[float] | np.ndarray, sigma: float, *, facto
     """The most by which dropping a mass sigma can move each beta^(j) in ``rates``, (count,): equation 35 (and 36).
 
     [sum_(k<j) prod_(s=k+1..j) (factor / Z^(s)) + 1] sigma with Z^(s) = TV(p^(s-1), q) = 1 - beta^(s-1). The paper
-    proves factor 2. It also holds with 1: of two residuals let r / Z be that of greater Z; then r / Z - r' / Z'
-    <= (r - r') / Z at each token, and the positive parts of r - r' sum to at most TV(p, p') + sigma. (Equations 34
-    and 56 print the index of Z one off: 54 and the proof need p^(s-1).)
+    proves factor 2; 1 holds as well (docs/theory.md). (Equations 34 and 56 print the index of Z one off.)
     """
     check_shares(sigma=sigma)
     bounds, distance = [], 0.0

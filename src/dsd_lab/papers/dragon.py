@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from dsd_ros.dragon.scheduler import latency
 
 STRATEGIES = ("auto", "delta-z", "device", "cloud", "random")
 TOKEN_WISE, SEQUENCE_WISE = "token-wise", "sequence-wise"
-DELAYS = ((0.1, 0.02), (0.1, 0.05), (0.1, 0.1), (0.05, 0.1))  # of device and cloud, for ``grid``
-RATES = ((0.9, 0.9), (0.8, 0.6), (0.6, 0.8), (0.95, 0.5), (0.5, 0.95))
 
 
 def speedup(c_device: float, c_cloud: float, rtt: float, a_cloud: float) -> float:
@@ -80,39 +77,3 @@ def compare(setting: Setting, extras: Sequence[float], sequences: int = 50, *, s
             totals[SEQUENCE_WISE].append(sequence_wise(len(rows), *delays, link))
         found.append(Comparison(extra, {name: float(np.mean(values)) for name, values in totals.items()}))
     return found
-
-
-def grid(extras: Sequence[float], sequences: int, tokens: int = 100, base: float = 0.02, seed: int = 0) -> dict:
-    """``compare`` over delays and acceptances; a report for a file, worst cell first."""
-    cells: list[dict[str, Any]] = [
-        {
-            "device_seconds": delays[0],
-            "cloud_seconds": delays[1],
-            "acceptances": rates,
-            "extra_seconds": one.extra,
-            "auto_over_best_side": one.over_best_side(),
-            "auto_over_random": one.over_random,
-            "delta_z_over_best_side": one.over_best_side("delta-z"),
-            "seconds": one.seconds,
-        }
-        for delays in DELAYS
-        for rates in RATES
-        for one in compare(Setting(*delays, base, rates, tokens), extras, sequences, seed=seed)
-    ]
-    cells.sort(key=lambda cell: -cell["auto_over_best_side"])
-    return {
-        "tokens": tokens,
-        "sequences": sequences,
-        "base_seconds": base,
-        "seed": seed,
-        **{
-            f"{name}_{kind}": float(of([cell[name] for cell in cells]))
-            for name in ("auto_over_best_side", "auto_over_random", "delta_z_over_best_side")
-            for kind, of in (("worst", max), ("mean", np.mean), ("best", min))
-        },
-        "cells": len(cells),
-        "auto_cells_above_3_percent": sum(c["auto_over_best_side"] > 1.03 for c in cells),
-        "delta_z_cells_above_3_percent": sum(c["delta_z_over_best_side"] > 1.03 for c in cells),
-        "auto_cells_slower_than_random": sum(c["auto_over_random"] > 1.0 for c in cells),
-        "rows": cells,
-    }

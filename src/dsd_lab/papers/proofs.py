@@ -44,10 +44,10 @@ def expected_tokens(*, alpha: float, gamma: int) -> float:
 
 
 def accepted_tokens(rates: Sequence[float]) -> float:
-    """Layers of a tree, or positions of a sequence, that are accepted on average: sum_l prod_(i<=l) rates_i.
+    """Layers of a tree, or positions of a sequence, accepted on average: sum_l prod_(i<=l) rates_i.
 
-    rates: acceptance of each layer where the one before it was accepted; for layers of several candidates the total
-    acceptance theta. (TSLT equation 28 puts L alpha here, which also counts what comes after a rejection.)
+    rates: acceptance of each layer where the one before it was accepted; the total acceptance theta for layers of
+    several candidates. (TSLT equation 28 has L alpha here, which also counts what comes after a rejection.)
     """
     reached, total = 1.0, 0.0
     for layer, rate in enumerate(rates, 1):
@@ -98,11 +98,7 @@ def dsd_comm_seconds(*, sent: int, t_v: float, t_ntt: float = 0.0) -> float:
 
 
 def dssd_comm_seconds(*, alpha: float, gamma: int, t_v: float, t_ntt: float = 0.0) -> float:
-    """DSSD: one distribution down where one is rejected, ``(1 - alpha^gamma) t_v + t_ntt``: equation 9.
-
-    Never less than t_ntt and never more than t_v + t_ntt (equation 10), which it nears as gamma grows (11), and t_ntt
-    as alpha nears 1 (12).
-    """
+    """DSSD: one distribution down after a rejection, ``(1 - alpha^gamma) t_v + t_ntt``: equations 9 to 12."""
     check_gamma(gamma)
     check_shares(alpha=alpha)
     check_amounts(t_v=t_v, t_ntt=t_ntt)
@@ -117,10 +113,9 @@ def round_seconds(*, gamma: int, t_p: float, t_q: float, t_comm: float) -> float
 
 
 def speedup(*, tokens: float, seconds: float, t_q: float) -> float:
-    """Tokens a second over those of the target alone, which takes t_q for one: DSSD 14 and 15, TSLT 9, 10 and 28.
+    """Tokens a second over those of the target alone, which takes t_q for one: DSSD 14 and 15, TSLT 10.
 
-    (TSLT prints 9 without the brackets round its sum, and 28 so that it stays below 1 whatever the numbers; both
-    follow from 10.)
+    (TSLT prints 9 without the brackets round its sum, and 28 so that it stays below 1; both follow from 10.)
     """
     check_amounts(tokens=tokens, t_q=t_q)
     check_positive(seconds=seconds)
@@ -151,12 +146,13 @@ def payload(
 ) -> Payload:
     """What a round sends in each of ``PROOFS``, with the ids and counts that the papers leave out.
 
-    alpha: acceptance of each layer, in split proofs of each node's first child. kept: ids a truncated distribution
-    has. target_kept: ids left in p by its own sampling settings (0: all), which is what a split rejection sends down.
-    Up go the drafted ids, the parents of a tree (a byte each), and full or truncated distributions or, split, one
-    probability a token and in the next round the token resampled; down go the count accepted, or the node, and one
-    token, or the rejecting distribution, in a tree also those behind the rejected child's siblings and all below them.
-    b_chance: bits of a split proof's probability on its way up, ``b_prob`` if None.
+    alpha: acceptance of each layer, in split proofs of each node's first child. kept: ids of a truncated distribution.
+    target_kept: ids left in p by its own sampling settings (0: all), which a split rejection sends down. b_chance: bits
+    of a split proof's probability on its way up, ``b_prob`` if None.
+
+    Up go the drafted ids, the parents of a tree (a byte each), and the distributions; split: one probability per token
+    and, in the next round, the resampled token. Down go the count accepted, or the node, and one token; split: after a
+    rejection its distribution, in a tree also those after the rejected child's siblings and all nodes below them.
     """
     if proof not in PROOFS:
         raise TheoryError(f"there is no proof {proof!r}; use one of {', '.join(PROOFS)}")
@@ -180,7 +176,7 @@ def payload(
 
 
 def _rows_down(config: Sequence[int]) -> int:
-    """Distributions a split rejection of a first child needs, the levels from there on being ``config``."""
+    """Distributions that a split rejection of a first child sends, the levels from there on being ``config``."""
     below = nodes(config[1:]) if len(config) > 1 else 0
     return 1 + (config[0] - 1) * (1 + below)
 
@@ -270,7 +266,7 @@ class Transfer:
 
     @property
     def rounds(self) -> float:
-        """Rounds that the DSSD column speaks of: it is t_ntt times a whole number. 31 where t_ntt is 0."""
+        """Rounds by the DSSD column, which is t_ntt times a whole number. 31 where t_ntt is 0."""
         return round(self.dssd / self.t_ntt) if self.t_ntt else 31
 
     def predicted_dsd(self, vocabulary: int = 50272, b_prob: int = 32) -> float:

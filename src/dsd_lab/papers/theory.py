@@ -1,4 +1,4 @@
-"""What the paper's formulas say decoding costs, in seconds and in dollars, to be held against measurements.
+"""What decoding costs by the paper's formulas, in seconds and in dollars, to be compared with measurements.
 
 Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), whose letters are used:
 
@@ -77,9 +77,9 @@ def fsd_seconds(
 
 
 def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
-    """The least any scheme that gains ``tau`` tokens a target pass can take: ``(n / tau) t_q + 2 t_c``.
+    """The least time of any scheme that gains ``tau`` tokens a target pass: ``(n / tau) t_q + 2 t_c``.
 
-    Every draft is there in time and rounds in flight hide all of the link but one round trip.
+    Every draft is ready in time, and rounds in flight hide all of the link but one round trip.
     """
     check_amounts(n=n, t_q=t_q, t_c=t_c)
     check_positive(tau=tau)
@@ -87,10 +87,7 @@ def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
 
 
 def fsd_speedup(*, gamma: int, c: float, r: float) -> float:
-    """Pre-drafting over plain speculative decoding, link and hits free: equation 9.
-
-    ``(gamma c + 1) / (r gamma c + 1)``
-    """
+    """Pre-drafting over plain speculative decoding, link and hits free: ``(gamma c + 1) / (r gamma c + 1)`` (9)."""
     check_amounts(c=c)
     _check_round(1.0, gamma)
     check_shares(**{"the miss rate r": r})
@@ -122,18 +119,9 @@ def predict(
     sd = sd_seconds(n=n, tau=tau, gamma=gamma, t_p=t_p, t_q=t_q, t_c=t_c)
     fsd = fsd_seconds(n=n, tau=tau, gamma=gamma, t_p=t_p, t_q=t_q, t_c=t_c, r=r, t_r=t_r)
     limit = limit_seconds(n=n, tau=tau, t_q=t_q, t_c=t_c)
-    return Latency(
-        ar_seconds=ar,
-        sd_seconds=sd,
-        fsd_seconds=fsd,
-        limit_seconds=limit,
-        sd_over_ar=ar / sd,
-        fsd_over_sd=sd / fsd,
-        fsd_over_ar=ar / fsd,
-        limit_over_ar=ar / limit,
-        cost_ratio=t_p / t_q,
-        equation_9=fsd_speedup(gamma=gamma, c=t_p / t_q, r=r),
-    )
+    c = t_p / t_q
+    nine = fsd_speedup(gamma=gamma, c=c, r=r)
+    return Latency(ar, sd, fsd, limit, ar / sd, sd / fsd, ar / fsd, ar / limit, cost_ratio=c, equation_9=nine)
 
 
 @dataclass(frozen=True)

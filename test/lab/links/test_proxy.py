@@ -10,7 +10,6 @@ from websockets.sync.server import serve
 
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
-from dsd_lab.links.websocket_frames import websocket_frame
 
 
 @pytest.fixture
@@ -170,11 +169,3 @@ def test_closing_gives_back_thread_and_port(echo):
 def test_conditions_refuse_nonsense(loss):
     with pytest.raises(ValueError, match="share of 0 to 0.5"):
         Conditions(loss=loss)
-
-
-def test_frames_are_as_the_standard_says():
-    assert websocket_frame(b"Hello", masked=False) == b"\x82\x05Hello"  # RFC 6455, section 5.7
-    assert websocket_frame(bytes(256), masked=False)[:4] == b"\x82\x7e\x01\x00"
-    assert websocket_frame(bytes(65536), masked=False)[:10] == b"\x82\x7f" + (65536).to_bytes(8, "big")
-    masked = websocket_frame(b"Hello", masked=True)
-    assert masked[:2] == b"\x82\x85" and len(masked) == 11

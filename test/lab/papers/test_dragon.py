@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dsd_lab.cli.main import main
-from dsd_lab.papers.dragon import STRATEGIES, Setting, compare, grid, speedup
+from dsd_lab.papers.dragon import STRATEGIES, Setting, compare, speedup
 from dsd_lab.papers.theory import TheoryError
 
 
@@ -45,15 +45,6 @@ def test_strategies_are_compared_over_the_same_answers():
     # Where every draft holds, nothing but the device's own steps is waited for.
     (every,) = compare(Setting(0.1, 0.05, 0.02, (1.0, 1.0), 30), [0.0], 1)
     assert every.seconds["auto"] == every.seconds["device"] == pytest.approx(3.0)
-
-
-def test_the_grid_says_what_its_cells_do():
-    report = grid([0.3], 1, tokens=8)
-    shares = [cell["auto_over_best_side"] for cell in report["rows"]]
-    assert report["cells"] == len(shares) == 20
-    assert report["auto_over_best_side_worst"] == shares[0] == max(shares)
-    assert report["auto_over_best_side_best"] == shares[-1]
-    assert report["auto_cells_above_3_percent"] == sum(share > 1.03 for share in shares)
 
 
 def test_commands(capsys, tmp_path):

@@ -1,7 +1,7 @@
 """Pictures of the documentation that come from a run.
 
-    python -m dsd_lab.bench.pictures run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
-    python -m dsd_lab.bench.pictures rounds docs/images/rounds.png
+    python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)
+    python tools/draw_pictures.py rounds docs/images/rounds.png
 
 "run": what the robot saw at some of its steps, and its path over the map. "rounds": the rounds of a reply as lanes over
 time, one mode below the other at one scale, of one held-out picture and the shipped pair.
@@ -158,7 +158,7 @@ def main() -> None:
             drawn = Image.fromarray(draw_rounds(measure_rounds()))
             drawn.quantize(64, dither=Image.Dither.NONE).save(picture, optimize=True)
         case _:
-            sys.exit("usage: python -m dsd_lab.bench.pictures (run run.json | rounds) picture.png")
+            sys.exit("usage: python tools/draw_pictures.py (run run.json | rounds) picture.png")
 
 
 if __name__ == "__main__":

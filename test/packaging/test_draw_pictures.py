@@ -1,16 +1,24 @@
-"""Pictures of a run, and of a reply's rounds: what was measured is what is drawn, at one scale."""
+"""tools/draw_pictures.py: what was measured is what is drawn, and the lanes of all replies have one scale."""
 
 from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dsd_lab.bench.pictures import WIDTH, draw_rounds, draw_run, reply_of
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.observe.view.timeline import HIT, VERIFY, spans_of
 from dsd_ros.observe.view.typeset import AHEAD, OWN
 from dsd_ros.robot.sim.world import World
 
+_FILE = Path(__file__).resolve().parents[2] / "tools" / "draw_pictures.py"
+_SPEC = importlib.util.spec_from_file_location("draw_pictures", _FILE)
+assert _SPEC is not None and _SPEC.loader is not None
+tool = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tool)
+WIDTH, draw_rounds, draw_run, reply_of = tool.WIDTH, tool.draw_rounds, tool.draw_run, tool.reply_of
 EXITS = {"exits": 1, "exit_layers": (2,), "exit_seconds": (0.5,), "first_exit": 2}
 
 

@@ -131,7 +131,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("proof, values", EVERY, ids=str)
+@pytest.mark.parametrize("proof, values", EVERY[:3], ids=str)  # trees: test_reference.py
 def test_sampled_tokens_are_the_targets(proof, values):
     assert sampled(proof, FEW, **values) > ALPHA
 
@@ -195,17 +195,6 @@ def test_greedy_every_proof_sends_ids_alone_and_says_what_the_target_says(proof,
             assert tokens_of(replies) == wanted
             for draft in channel.drafts:
                 assert not (draft.evidence or draft.resampled)
-
-
-@pytest.mark.parametrize("depth", [1, 3])
-def test_truncated_drafted_ahead_draws_the_tokens_of_truncated(depth):
-    with VerifierEngine(TARGET) as engine:
-        replies = []
-        for mode in ("tslt", "fsd"):
-            with LocalChannel(engine) as channel:
-                values = {"mode": mode, "proof": "truncated", "top_k_proof": 3}
-                replies.append(over(channel, pipeline_depth=depth, **values))
-    assert tokens_of(replies[0]) == tokens_of(replies[1])
 
 
 def test_split_drafted_ahead_draws_the_tokens_of_split():

@@ -1,39 +1,48 @@
-"""Sampled replies over real DDS, by every proof, token by token as without a link."""
+"""Replies over real DDS: greedy and coupled as the reference says them, the others as one process draws them."""
 
 from __future__ import annotations
 
+from by_reference import coupled_reply, greedy_reply
 from ros_rig import picture
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 
+NOISE = {"proof": "coupled", "temperature": 1.0}
+TREE, BUDGET = {"shape": "expansion"}, {"shape": "budget"}
+MODES = [{"mode": mode} for mode in PRESETS]
+MORE = [{"mode": "fsd", "pipeline_depth": 2}, {"mode": "coupled"} | TREE, {"mode": "coupled"} | BUDGET]
 
-def test_every_proof_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
+
+def test_every_mode_over_topics_gives_the_tokens_it_should(rig, tiny_pair):
     rig.start("verifier_node", model__path=tiny_pair[0])
     rig.until(lambda: any("loaded, verifying" in line for line in rig.lines))
-    draft = load_model(ModelSettings(str(tiny_pair[1])))
+    target, draft = (load_model(ModelSettings(str(path))) for path in tiny_pair[:2])
+    ends = target.eos_token_ids
     topics = DdsChannel(rig.node)
 
-    def run(channel, **values) -> list[list[int]]:
-        settings = DecodeSettings(temperature=1.0, seed=2, max_tokens=16, **values)
+    def run(channel, replies, **values) -> list[list[int]]:
+        settings = DecodeSettings(seed=2, max_tokens=16, **values)
         with EdgeSession(channel, draft, settings) as session:
-            return [session.decode(picture(n), "go").tokens for n in range(4)]
+            return [session.decode(picture(n), "go").tokens for n in range(replies)]
 
     try:
-        alone = run(topics, mode="ar", proof="coupled")
-        assert len(set(map(tuple, alone))) == 4
-        assert run(topics, mode="coupled") == alone
-        assert run(topics, mode="coupled", shape="budget") == alone
-        assert run(topics, mode="fsd", proof="coupled", pipeline_depth=2) == alone
-        # Other proofs draw other tokens: those that they draw in one process.
-        target = load_model(ModelSettings(str(tiny_pair[0])))
-        tree = {"shape": "expansion"}
-        for values in ({"mode": "dssd"}, {"mode": "tslt"}, {"mode": "dssd"} | tree, {"mode": "mc-tslt"}):
+        wanted = [greedy_reply(target, draft, picture(n), "go", 16, ends) for n in range(2)]
+        for values in MODES + MORE:
+            assert run(topics, 2, **values) == wanted, values
+        chosen = DecodeSettings(mode="coupled", seed=2, max_tokens=16, temperature=1.0)
+        wanted = [coupled_reply(target, draft, picture(n), "go", chosen, n + 1, ends) for n in range(3)]
+        assert len(set(map(tuple, wanted))) == 3
+        for values in MODES + MORE:
+            assert run(topics, 3, **values | NOISE) == wanted, values
+        # Other proofs draw other tokens: those that they draw in one process, which are held against the reference.
+        for values in ({"mode": "dssd"}, {"mode": "tslt"}, {"mode": "dssd"} | TREE, {"mode": "mc-tslt"}):
             with VerifierEngine(target) as engine, LocalChannel(engine) as here:
-                assert run(topics, **values) == run(here, **values)
+                assert run(topics, 4, temperature=1.0, **values) == run(here, 4, temperature=1.0, **values)
     finally:
         topics.close()

@@ -11,7 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "dsd_ros"
 MODULES = sorted(SOURCE.rglob("*.py"))
-MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_FUNCTIONS_IN = {"edge", "cloud"}  # until their loop and their engine are split into steps
 
 TOP = {"", "limits", "options", "paths", "logs"}  # modules of the package itself
 # Room -> the rooms it may import, itself and the package's own modules apart.
@@ -148,7 +149,9 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
             assert not unsafe, f"{where} sets {keyword.arg}=True"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_files_stay_small(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{name_of(path)} has {lines} lines: two rooms in one?"
+@pytest.mark.parametrize("path", [m for m in MODULES if room_of(dotted(m)) not in LONG_FUNCTIONS_IN], ids=name_of)
+def test_functions_stay_short(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{name_of(path)}: {node.name} has {lines} lines: two steps in one?"

@@ -118,9 +118,10 @@ def make_all(notes: Notes) -> None:
             for name in ("verifier_node", "bridge_node"):
                 dds_channel.VerifierTopics(nodes[name], print)._topics.node.destroy_node()
             supervisor = nodes["supervisor_node"]
+            settings = supervisor._settings
             for sensor in ("range", "scan", "depth"):
-                wants = replace(supervisor._required, obstacle=sensor)
-                sensor_ahead.listen_ahead(supervisor, wants, supervisor._limits, supervisor._view, print)
+                wants = replace(settings.require, obstacle=sensor)
+                sensor_ahead.listen_ahead(supervisor, wants, settings.limit, settings.depth, print)
             seen = live.Live(nodes["visual_node"])
             seen.picture()
             seen.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsd_ros.navigation.actions import (
     Action,
     ActionKind,
-    Reply,
+    ParsedReply,
     UnparsableReply,
     all_actions,
     format_action,
@@ -94,7 +94,7 @@ def test_anything_else_is_refused(text):
 
 
 def test_reasoning_may_be_missing():
-    assert parse_reply("Action: forward 25 cm") == Reply("", Action(ActionKind.FORWARD, 25))
+    assert parse_reply("Action: forward 25 cm") == ParsedReply("", Action(ActionKind.FORWARD, 25))
 
 
 def test_a_long_reply_is_quoted_by_its_end():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from run_bench import GO, SETTINGS, STOP, Bench, report, silent
 
-from dsd_ros.navigation.records import Answer
+from dsd_ros.navigation.records import DecodeAnswer
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.navigation.settings import RunOutcome
 
@@ -28,7 +28,7 @@ def test_a_restarted_draft_node_is_asked_again_with_the_time_that_is_left():
     assert bench.asked[1].timeout == pytest.approx(SETTINGS.decode_timeout_s - 3.0, abs=0.2)
     assert bench.asked[1].not_before == first.not_before
     bench.answer(GO)
-    bench.run.on_answer(1, Answer(GO, first.not_before), bench.moment)  # the dead one's last word
+    bench.run.on_answer(1, DecodeAnswer(GO, first.not_before), bench.moment)  # the dead one's last word
     bench.answer(STOP)
     assert bench.finish() is RunOutcome.ARRIVED
     assert len(bench.run.steps) == 2

@@ -9,19 +9,19 @@ import pytest
 
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.guard import Trail
 from dsd_ros.navigation.safety import (
     FALLBACKS,
     STILL,
     Cause,
     Fallback,
-    Limits,
     Motion,
     Requirements,
+    SafetyLimits,
     SafetyReport,
     Timeouts,
 )
 from dsd_ros.navigation.supervisor import Supervisor
-from dsd_ros.navigation.trail import Trail
 
 AHEAD = Motion(0.4)
 STEP = 0.02
@@ -33,7 +33,7 @@ class World:
 
     def __init__(self, fallback: Fallback, lost: bool = False) -> None:
         required = Requirements(heartbeats="", link="draft_node")
-        self.supervisor = Supervisor(Timeouts(), Limits(), required, fallback)
+        self.supervisor = Supervisor(Timeouts(), SafetyLimits(), required, fallback)
         self.now, self.pose, self.command = 50.0, Pose(0.0, 0.0, 0.0), STILL
         self.link(lost)
         self.step(5)
@@ -83,7 +83,7 @@ def test_every_combination(fallback, word, lost):
         assert world.causes == ([Cause.LINK_LOST] if lost else [])
         assert world.decision.stopped == lost and world.decision.waived == ()
     elif admitted:
-        assert motion == Motion(pytest.approx(0.4 * Limits().speed))  # the share
+        assert motion == Motion(pytest.approx(0.4 * SafetyLimits().speed))  # the share
         assert world.causes == ([Cause.LINK_LOST] if lost else [])  # still said, but
         assert world.decision.waived == tuple(world.causes) and not world.decision.stopped
     else:

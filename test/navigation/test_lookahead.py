@@ -13,8 +13,8 @@ from run_bench import GO, SETTINGS, STOP, Bench, say
 
 from dsd_ros.navigation.actions import all_actions, parse_action
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.lookahead import Track, fits
-from dsd_ros.navigation.records import Answer, Phase
+from dsd_ros.navigation.motion import PoseTrack, still_fits
+from dsd_ros.navigation.records import DecodeAnswer, Phase
 from dsd_ros.navigation.settings import RunOutcome
 
 AHEAD = replace(SETTINGS, look_ahead_s=0.4, max_steps=40)
@@ -26,7 +26,7 @@ def answer_ahead(bench: Bench, text: str, verified: bool = True) -> Pose:
     bench.until(lambda: len(bench.asked) > count)
     assert bench.run.phase is Phase.EXECUTING and bench.velocity != AT_REST
     request, seen_from = bench.asked[-1], bench.before
-    bench.run.on_answer(request.number, Answer(text, request.not_before, verified, object()), bench.moment)
+    bench.run.on_answer(request.number, DecodeAnswer(text, request.not_before, verified, object()), bench.moment)
     return seen_from
 
 
@@ -119,13 +119,13 @@ def test_errors_do_not_add_up_over_a_run(actions, look_ahead, lag, delay):
         if bench.now >= due:
             request, answered, due = bench.asked[-1], len(bench.asked), math.inf
             text = say(_phrase(actions[len(steps) % len(actions)]))
-            answer = Answer(text, request.not_before, True, request.number)
+            answer = DecodeAnswer(text, request.not_before, True, request.number)
             bench.run.on_answer(request.number, answer, bench.moment)
             bench.listen()
         if len(steps) > checked + 1:  # the next one begins: that before it is over
             step, checked = steps[checked], checked + 1
             assert step.observation_age <= settings.max_observation_age_s
-            seen_from = bench.run._walk.track.at(step.observed_at)
+            seen_from = bench.run._robot.track.at(step.observed_at)
             if seen_from is not None:  # not too long ago
                 turned = math.remainder(bench.pose.yaw - seen_from.yaw, math.tau)
                 off = math.remainder(turned - step.reply.action.radians, math.tau)
@@ -140,7 +140,7 @@ def _phrase(action) -> str:
 
 
 def test_a_track_knows_where_the_robot_was_between_two_poses():
-    track = Track()
+    track = PoseTrack()
     assert track.at(1.0) is None
     track.add(1.0, Pose(0.0, 0.0, 3.1))
     track.add(1.1, Pose(1.0, 2.0, -3.1))
@@ -174,7 +174,7 @@ def test_a_track_knows_where_the_robot_was_between_two_poses():
     ],
 )
 def test_what_fits(phrase, pose, expected):
-    assert fits(parse_action(phrase), Pose(0.0, 0.0, 0.0), pose) is expected
+    assert still_fits(parse_action(phrase), Pose(0.0, 0.0, 0.0), pose) is expected
 
 
 @pytest.mark.parametrize("phrase", ["forward 75 cm", "turn left 45 degrees", "turn right 15 degrees"])

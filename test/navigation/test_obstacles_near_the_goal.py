@@ -11,13 +11,11 @@ from dsd_lab.worlds.expert import View, reply
 from dsd_ros.navigation.actions import ActionKind, parse_reply
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
-from dsd_ros.navigation.safety import Cause, Limits, Motion, Requirements, Timeouts, range_reading
+from dsd_ros.navigation.safety import Cause, Motion, Requirements, SafetyLimits, Timeouts, range_reading
 from dsd_ros.navigation.supervisor import Supervisor
-from dsd_ros.robot.sim.arrival import check_arrival
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.sim.rangefinder import MAX_RANGE, MIN_RANGE
 from dsd_ros.robot.sim.scene import build_mjcf
-from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.simulator import MAX_RANGE, MIN_RANGE, Simulator, check_arrival
 from dsd_ros.robot.sim.world import World
 
 STEP = 0.02
@@ -39,7 +37,7 @@ class Run:
     def __init__(self, simulator: Simulator, sensor: str) -> None:
         self.simulator, self._sensor = simulator, sensor
         required = Requirements("none", imu=False, obstacle=sensor, heartbeats="", link="")
-        self._supervisor = Supervisor(Timeouts(), Limits(), required)
+        self._supervisor = Supervisor(Timeouts(), SafetyLimits(), required)
         self._corridor: DepthCorridor | None = None
         self.now, self.actions, self.nearest = 10.0, 0, math.inf
         self.causes: set[Cause] = set()

@@ -12,7 +12,7 @@ from run_bench import GO, SETTINGS, Bench, say
 
 from dsd_ros.navigation.actions import ActionKind, all_actions, parse_action
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.oscillation import Oscillation
+from dsd_ros.navigation.motion import OscillationDetector
 from dsd_ros.navigation.settings import RunOutcome
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
@@ -39,7 +39,7 @@ def test_deciding_the_same_at_the_same_place_ends_the_run():
 
 
 def test_turning_round_and_round_ends_the_run():
-    watch = Oscillation(repeats=50, reversals=20)
+    watch = OscillationDetector(repeats=50, reversals=20)
     turn = parse_action("turn right 45 degrees")
     counted = 0
     pose = Pose(0.0, 0.0, 0.0)
@@ -50,7 +50,7 @@ def test_turning_round_and_round_ends_the_run():
 
 
 def test_looking_round_then_driving_is_no_oscillation():
-    watch = Oscillation(repeats=3, reversals=4)
+    watch = OscillationDetector(repeats=3, reversals=4)
     x, yaw = 0.0, 0.0
     for _ in range(10):
         for phrase in ["turn left 45 degrees"] * 3 + ["turn right 15 degrees", "forward 50 cm"]:
@@ -70,7 +70,7 @@ def test_blocked_actions_are_stuck_and_not_oscillating():
 
 @given(st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2), st.sampled_from(MOVES)), max_size=30))
 def test_a_stop_is_never_refused_and_a_place_seen_once_neither(decisions):
-    watch = Oscillation(repeats=2, reversals=50)
+    watch = OscillationDetector(repeats=2, reversals=50)
     stop = parse_action("stop")
     for index, (dx, dy, action) in enumerate(decisions):
         pose = Pose(10.0 * index + dx, dy, 0.0)
@@ -83,7 +83,7 @@ def test_a_stop_is_never_refused_and_a_place_seen_once_neither(decisions):
 
 @pytest.mark.parametrize(("degrees", "same"), [(7.0, True), (-7.0, True), (8.0, False)])
 def test_headings_are_compared_round_the_circle(degrees, same):
-    watch = Oscillation(repeats=2, reversals=50)
+    watch = OscillationDetector(repeats=2, reversals=50)
     action = parse_action("forward 25 cm")
     watch.carried_out(Pose(0.0, 0.0, math.pi), action)
     again = Pose(0.05, 0.0, -math.pi + math.radians(degrees))

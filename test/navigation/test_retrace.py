@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dsd_ros.navigation.actions import ActionKind, all_actions
 from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.guard import Trail
 from dsd_ros.navigation.retrace import AIMED, REACHED_M, Path, Retrace, straightened
-from dsd_ros.navigation.trail import Trail
 
 MOVES = [action for action in all_actions() if action.kind is not ActionKind.STOP]
 SUPERVISORS_MARGIN_M = 0.3

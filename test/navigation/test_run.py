@@ -11,7 +11,7 @@ import pytest
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
 from dsd_ros.navigation.controller import AT_REST, Pose, Velocity
-from dsd_ros.navigation.records import Answer, Phase
+from dsd_ros.navigation.records import DecodeAnswer, Phase
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.navigation.settings import RunOutcome
 
@@ -114,7 +114,7 @@ def test_asks_before_the_rest_is_confirmed_and_waits_for_it_with_the_answer():
     assert bench.run.phase is Phase.EXECUTING and bench.velocity == AT_REST
     request = bench.asked[1]
     assert request.not_before == bench.moment.stamp  # of the first sample at rest
-    bench.run.on_answer(2, Answer(STOP, request.not_before), bench.moment)
+    bench.run.on_answer(2, DecodeAnswer(STOP, request.not_before), bench.moment)
     assert len(bench.run.steps) == 1  # not before the rest is confirmed
     bench.ticks(0.12)
     assert len(bench.run.steps) == 2
@@ -126,11 +126,11 @@ def test_a_robot_that_moves_again_takes_its_question_back():
     bench = Bench()
     bench.answer(GO)
     bench.until(lambda: len(bench.asked) == 2)
-    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.run.on_answer(2, DecodeAnswer(STOP, bench.asked[1].not_before), bench.moment)
     bench.velocity = Velocity(0.1, 0.0)  # pushed
     moved = bench.moment.stamp
     bench.tick()
-    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.run.on_answer(2, DecodeAnswer(STOP, bench.asked[1].not_before), bench.moment)
     bench.run.on_failure(2, RunOutcome.LINK_LOST, "late")
     request = bench.until_request()
     assert request.number == 3 and request.not_before > moved
@@ -150,7 +150,7 @@ def test_an_early_answer_that_a_long_rest_has_made_old_is_asked_for_again():
     bench = Bench(replace(SETTINGS, max_observation_age_s=0.5))
     bench.answer(GO)
     bench.until(lambda: len(bench.asked) == 2)
-    bench.run.on_answer(2, Answer(STOP, bench.asked[1].not_before), bench.moment)
+    bench.run.on_answer(2, DecodeAnswer(STOP, bench.asked[1].not_before), bench.moment)
     bench.now += 1.0
     assert bench.until_request().number == 3
     assert len(bench.run.steps) == 1
@@ -189,7 +189,7 @@ def test_a_reply_about_an_old_picture_is_not_carried_out():
 def test_a_picture_from_before_the_rest_or_from_the_future_is_not_acted_on(offset):
     bench = Bench()
     request = bench.until_request()
-    bench.run.on_answer(request.number, Answer(GO, request.not_before + offset), bench.moment)
+    bench.run.on_answer(request.number, DecodeAnswer(GO, request.not_before + offset), bench.moment)
     assert bench.run.outcome is RunOutcome.STALE_OBSERVATION
 
 
@@ -197,7 +197,7 @@ def test_a_late_answer_to_an_earlier_request_is_ignored():
     bench = Bench()
     bench.answer(STOP.replace("stop", "turn right 15 degrees"))
     second = bench.until_request()
-    bench.run.on_answer(1, Answer(GO, second.not_before), bench.moment)
+    bench.run.on_answer(1, DecodeAnswer(GO, second.not_before), bench.moment)
     bench.run.on_failure(1, RunOutcome.LINK_LOST, "late")
     assert bench.run.phase is Phase.DECODING and len(bench.run.steps) == 1
 
@@ -322,6 +322,6 @@ def test_poses_are_taken_for_the_time_they_were_measured_at(age):
     bench.until(lambda: bench.pose.x > 0.2)
     velocity, moment = Velocity(0.5, 0.0), bench.moment
     bench.run.on_odometry(bench.pose, velocity, moment, moment.stamp - age)
-    assert bench.run._walk.pose.x == pytest.approx(bench.pose.x + 0.5 * age)
+    assert bench.run._robot.pose.x == pytest.approx(bench.pose.x + 0.5 * age)
     bench.run.on_odometry(bench.pose, velocity, moment, moment.stamp - 5.0)  # another clock
-    assert bench.run._walk.pose == bench.pose
+    assert bench.run._robot.pose == bench.pose

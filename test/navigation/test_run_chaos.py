@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from run_bench import GO, SETTINGS, STOP, TICK_S, Bench, report, say, silent
 
 from dsd_ros.navigation.controller import AT_REST, Pose, Velocity
-from dsd_ros.navigation.records import Answer, Phase
+from dsd_ros.navigation.records import DecodeAnswer, Phase
 from dsd_ros.navigation.safety import FALLBACKS, Cause
 from dsd_ros.navigation.settings import RunOutcome
 
@@ -85,14 +85,14 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(round(age / TICK_S)):
             self._tick()
         details = (request.number, len(bench.announcements))
-        bench.run.on_answer(request.number, Answer(text, request.not_before, verified, details), bench.moment)
+        bench.run.on_answer(request.number, DecodeAnswer(text, request.not_before, verified, details), bench.moment)
         bench.listen()
 
     @rule(number=st.integers(0, 8), text=st.sampled_from(TEXTS), age=st.floats(-1.0, 8.0))
     def late_or_early_answer(self, number, text, age):
         bench = self.bench
         observed = bench.moment.stamp - age
-        bench.run.on_answer(number, Answer(text, observed, True, ("late", number)), bench.moment)
+        bench.run.on_answer(number, DecodeAnswer(text, observed, True, ("late", number)), bench.moment)
         bench.listen()
 
     @rule(newest=st.booleans(), number=st.integers(0, 8), outcome=st.sampled_from(FAILURES))

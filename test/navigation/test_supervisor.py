@@ -18,9 +18,9 @@ from dsd_ros.navigation.safety import (
     BINDS_OPERATOR,
     STILL,
     Cause,
-    Limits,
     Motion,
     Requirements,
+    SafetyLimits,
     Source,
     Timeouts,
     approach_speed,
@@ -28,7 +28,7 @@ from dsd_ros.navigation.safety import (
     range_reading,
     tilt_of,
 )
-from dsd_ros.navigation.supervisor import Decision, Supervisor
+from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.paths import share_directory
 
 REQUIRED = Requirements(deadman=True, obstacle="range", heartbeats="draft_node", link="draft_node")
@@ -41,7 +41,7 @@ class World:
     """Everything that speaks to a supervisor, each part of which can be silenced."""
 
     def __init__(self, required: Requirements = REQUIRED) -> None:
-        self.supervisor = Supervisor(Timeouts(), Limits(), required)
+        self.supervisor = Supervisor(Timeouts(), SafetyLimits(), required)
         self.now = 50.0
         self.pose = Pose(0.0, 0.0, 0.0)
         self.tilt: float | None = 0.0
@@ -64,7 +64,7 @@ class World:
         self.supervisor.on_action(kind, amount, verified, stamp - age, stamp, self.now)
         self.step()
 
-    def step(self, times: int = 1) -> Decision:
+    def step(self, times: int = 1) -> SafetyDecision:
         for _ in range(times):
             self.now += STEP
             self._speak()
@@ -233,7 +233,7 @@ def test_an_obstacle_does_not_keep_the_robot_from_turning_away():
 
 
 def test_towards_an_obstacle_the_robot_slows_down():
-    limits = Limits()
+    limits = SafetyLimits()
     world = World()
     x = 0.9  # of a wall; the robot does what it is told, 0.2 s late
     world.act(amount=75)
@@ -254,7 +254,7 @@ def test_towards_an_obstacle_the_robot_slows_down():
 
 @pytest.mark.parametrize("speed", [0.05, 0.2, 0.5, 1.0])
 def test_approaching_leaves_room_to_react_and_to_brake(speed):
-    limits = Limits()
+    limits = SafetyLimits()
     needed = limits.obstacle_distance + 0.2 * speed + speed**2 / (2 * limits.obstacle_braking)
     assert approach_speed(needed, limits) == pytest.approx(speed)
     assert approach_speed(0.0, limits) == approach_speed(-math.inf, limits) == 0.05
@@ -340,7 +340,7 @@ def test_it_falls_silent_after_the_last_command():
 
 
 def test_limits_are_those_of_the_navigation_nodes_motion():
-    limits, motion = Limits(), MotionSettings()
+    limits, motion = SafetyLimits(), MotionSettings()
     assert (limits.speed, limits.turn_rate_deg) == (motion.speed, motion.turn_rate_deg)
 
 
@@ -501,7 +501,7 @@ class AnySequence(RuleBasedStateMachine):
             assert self.announced and world.command is not None
             assert abs(decision.motion.vx) <= 0.53 and abs(decision.motion.wz) <= 0.56
         if decision.source is Source.OPERATOR and not causes & BINDS_OPERATOR:
-            limits = Limits()
+            limits = SafetyLimits()
             turn = math.radians(limits.operator_turn_rate_deg)
             assert decision.motion == self.operator.within(limits.operator_speed, turn)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
 from dsd_ros.navigation.controller import AT_REST
-from dsd_ros.navigation.records import Answer, Phase
+from dsd_ros.navigation.records import DecodeAnswer, Phase
 from dsd_ros.navigation.retrace import AIMED, REACHED_M
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.navigation.settings import RunOutcome
@@ -246,5 +246,5 @@ def test_the_answer_of_a_lost_link_that_comes_during_the_way_back_is_not_heard()
     bench.fail(RunOutcome.DECODE_TIMEOUT)
     bench.safety = WAIVED
     bench.ticks(1.0)
-    bench.run.on_answer(request.number, Answer(GO, request.not_before), bench.moment)
+    bench.run.on_answer(request.number, DecodeAnswer(GO, request.not_before), bench.moment)
     assert bench.run.phase is Phase.RETRACING and len(bench.run.steps) == 4

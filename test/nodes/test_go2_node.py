@@ -13,14 +13,13 @@ from ros_rig import OdometryRig
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
 
-from dsd_ros.nodes.go2_messages import RosLink
 from dsd_ros.nodes.go2_node import decode_picture
 from dsd_ros.nodes.go2_standin_node import encode_picture
-from dsd_ros.robot.driver import Cause, DriverError, Posture
-from dsd_ros.robot.go2.driver import Go2Driver
+from dsd_ros.robot.driver import DriverError, FaultCause, Posture
+from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
 from dsd_ros.robot.go2.protocol import SportApi
-from dsd_ros.robot.go2.settings import Go2Settings
 from dsd_ros.ros import qos
+from dsd_ros.ros.go2_messages import RosLink
 from dsd_ros.ros.images import ImageError, to_rgb
 from dsd_ros.ros.stamps import seconds
 from unitree_api.msg import Request, Response
@@ -201,20 +200,20 @@ def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(
     robot.set_fault("slow")
     with pytest.raises(DriverError) as late:
         driver.stop(0.2)
-    assert late.value.fault.cause is Cause.STOP_UNCONFIRMED
+    assert late.value.fault.cause is FaultCause.STOP_UNCONFIRMED
     robot.set_fault("die")
     with pytest.raises(DriverError) as silent:
         driver.balance()
-    assert silent.value.fault.cause is Cause.NO_ANSWER
+    assert silent.value.fault.cause is FaultCause.NO_ANSWER
     robot.standin.process.send_signal(signal.SIGKILL)
     robot.standin.process.wait()
-    rig.until(lambda: driver.fault() and driver.fault().cause is Cause.NO_STATE, 20.0)
+    rig.until(lambda: driver.fault() and driver.fault().cause is FaultCause.NO_STATE, 20.0)
 
 
 def test_a_fault_that_does_not_exist_is_refused(rig):
     child = rig.start("go2_standin_node", fault="explode")
     assert child.process.wait(timeout=60) == 2
-    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 20.0)
+    rig.until(lambda: any("none of none, freeze" in line for line in rig.lines), 20.0)
 
 
 def test_pictures_survive_the_robots_jpeg_and_others_are_refused():

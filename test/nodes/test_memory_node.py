@@ -15,7 +15,7 @@ from dsd_msgs.srv import Ask
 from dsd_ros.dragon.documents.places import open_documents
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.nodes.remembering import SOURCE, Remembering, sightings
+from dsd_ros.nodes.memory_node import SOURCE, SightingMemory, sightings
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel, TopicOrder, VerifierTopics
 from dsd_ros.ros.stamps import quaternion, to_stamp
@@ -246,11 +246,11 @@ def test_only_what_is_said_to_be_seen_is_remembered(reasoning, place):
 def test_memory_outlives_the_node(tmp_path):
     (tmp_path / "store" / "texts").mkdir(parents=True)
     with open_documents(tmp_path / "store") as store:
-        assert Remembering(store).take(SEEN, Pose(0.0, 0.0, 0.0), 1.0e9)
+        assert SightingMemory(store).remember(SEEN, Pose(0.0, 0.0, 0.0), 1.0e9)
     with open_documents(tmp_path / "store") as store:
-        remembering = Remembering(store)
-        assert [s.thing for s in remembering.memory.sightings] == ["the red chair"]
-        assert not remembering.take("No red chair in view.", Pose(0.0, 0.0, 0.0), 1.1e9)
+        memory = SightingMemory(store)
+        assert [s.thing for s in memory.memory.sightings] == ["the red chair"]
+        assert not memory.remember("No red chair in view.", Pose(0.0, 0.0, 0.0), 1.1e9)
         found = store.retrieve("where is the red chair?", 1)
         assert "I saw the red chair at x 1.5 m, y 0.0 m." in found[0].text
         assert [listed.source for listed in store.documents()] == [SOURCE]

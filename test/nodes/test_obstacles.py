@@ -13,7 +13,7 @@ from std_msgs.msg import Float64, String, UInt32
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause
-from dsd_ros.robot.sim.rangefinder import range_ahead
+from dsd_ros.robot.sim.simulator import range_ahead
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import ImageError, to_rgb

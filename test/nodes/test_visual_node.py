@@ -17,7 +17,7 @@ from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_msgs.msg import NavAction, ReplyProgress, RoundStats
 from dsd_ros.edge.results import RoundRecord
-from dsd_ros.nodes.progress import Progress, shortened
+from dsd_ros.nodes.draft_node import ReplyPublisher, shortened
 from dsd_ros.observe.ros import visual_messages
 from dsd_ros.observe.ros.live import round_of, step_of
 from dsd_ros.observe.view.state import Overlay, Step
@@ -189,12 +189,14 @@ def test_moving_joints_are_left_to_their_publisher():
 def test_progress_tells_each_rounds_tokens():
     told = []
     publisher = type("Publisher", (), {"publish": lambda self, message: told.append(message)})()
-    progress = Progress(publisher, HEADER, "find it", lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1))
+    progress = ReplyPublisher(
+        publisher, HEADER, "find it", lambda tokens: f"<{tokens[0]}>" * (40 if tokens == [9] else 1)
+    )
     record = RoundRecord(
         3, 1, 0.1, 0.2, 0.05, 10, 20, gained=(1, 2), rejected=(8, 9), exit_layers=(2, 4), exit_seconds=(0.1, 0.15),
         began_seconds=0.5, length=3,
     )  # fmt: skip
-    progress.tell("a b", 2, record)
+    progress.publish("a b", 2, record)
     message = told[0]
     assert (message.instruction, message.rounds) == ("find it", 1)
     seen = round_of(message.last_round)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from dsd_ros.robot.go2.protocol import Request
+from dsd_ros.robot.go2.protocol import ServiceRequest
 from dsd_ros.robot.go2.standin import Go2Standin
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
@@ -38,4 +38,4 @@ tell(battery=0.5)
 threading.Thread(target=run, args=(standin,), daemon=True).start()
 for line in sys.stdin:
     m = json.loads(line)
-    standin.receive(m["service"], Request(m["id"], m["api_id"], m["parameter"], m["noreply"]))
+    standin.receive(m["service"], ServiceRequest(m["id"], m["api_id"], m["parameter"], m["noreply"]))

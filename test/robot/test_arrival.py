@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_ros.robot.sim.arrival import check_arrival
-from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.simulator import Simulator, check_arrival
 from dsd_ros.robot.sim.world import Thing, World
 
 

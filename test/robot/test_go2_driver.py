@@ -9,17 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_ros.robot.driver import Cause, DriverError, Limits, Posture, wait_until
+from dsd_ros.robot.driver import DriverError, FaultCause, MotionLimits, Posture, wait_until
 from dsd_ros.robot.go2 import driver as go2_driver
-from dsd_ros.robot.go2.driver import Go2Driver
-from dsd_ros.robot.go2.go2_state import robot_state
+from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
 from dsd_ros.robot.go2.protocol import (
     API_VERSION,
     OBSTACLES_AVOID,
     SPORT,
     AvoidApi,
     Code,
-    Request,
+    ServiceRequest,
     SportApi,
     SportState,
     StateError,
@@ -28,8 +27,8 @@ from dsd_ros.robot.go2.protocol import (
     encode_state,
     move_parameter,
     read_parameter,
+    robot_state,
 )
-from dsd_ros.robot.go2.settings import Go2Settings
 from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
 from dsd_ros.robot.sim.driver import SimulatedDriver
 from dsd_ros.robot.sim.simulator import Simulator
@@ -43,21 +42,21 @@ class Robot:
 
     def __init__(self, **options) -> None:
         self.standin = Go2Standin(Simulator(World.from_seed(0)), **options)
-        self.requests: list[tuple[float, str, Request]] = []
+        self.requests: list[tuple[float, str, ServiceRequest]] = []
         self.answers_moves = True
         self.listening = True
         self.driver: Go2Driver | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def send(self, service: str, request: Request) -> bool:
+    def send(self, service: str, request: ServiceRequest) -> bool:
         self.requests.append((time.monotonic(), service, request))
         if self.listening:
             silent = request.api_id == SportApi.MOVE and not self.answers_moves
             self.standin.receive(service, replace(request, noreply=silent))
         return self.listening
 
-    def asked(self, api: int, service: str = SPORT) -> list[tuple[float, Request]]:
+    def asked(self, api: int, service: str = SPORT) -> list[tuple[float, ServiceRequest]]:
         return [(at, r) for at, name, r in self.requests if name == service and r.api_id == api]
 
     @property
@@ -118,7 +117,7 @@ def test_postures_are_confirmed_by_the_state(make):
     assert driver.state().posture is Posture.DAMPED
     with pytest.raises(DriverError) as refused:
         driver.balance()
-    assert refused.value.fault.cause is Cause.REJECTED
+    assert refused.value.fault.cause is FaultCause.REJECTED
     assert refused.value.fault.code == Code.NOT_READY
 
 
@@ -158,11 +157,11 @@ def test_velocities_are_limited_and_gained_slowly(make):
 
 
 def test_slowing_down_is_never_delayed():
-    limits = Limits()
+    limits = MotionLimits()
     assert limits.approach((1.0, 0.0, 0.0), (0.2, 0.0, 0.0), 0.05) == (0.2, 0.0, 0.0)
     assert limits.approach((0.5, 0.0, 1.0), (-0.5, 0.0, -1.0), 0.05) == (-0.1, 0.0, pytest.approx(-0.3))
     with pytest.raises(ValueError, match="finite"):
-        Limits(vx_max=float("nan"))
+        MotionLimits(vx_max=float("nan"))
 
 
 def test_a_frozen_robot_gets_no_motion_and_may_move_again_after_its_stop_is_acknowledged(make):
@@ -170,7 +169,7 @@ def test_a_frozen_robot_gets_no_motion_and_may_move_again_after_its_stop_is_ackn
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
     robot.standin.fault = StandinFault.FREEZE
     keep_moving(driver, 0.4, 0.0, 0.0, 0.5)
-    assert driver.fault().cause is Cause.NO_STATE
+    assert driver.fault().cause is FaultCause.NO_STATE
     begun = robot.asked(SportApi.STOP_MOVE)[0][0]
     assert not [at for at, _ in robot.asked(SportApi.MOVE) if at > begun]
     with pytest.raises(DriverError):
@@ -189,10 +188,10 @@ def test_a_dead_service_under_a_living_state_is_noticed(make):
     died = time.monotonic()
     while driver.fault() is None and time.monotonic() - died < 2.0:
         keep_moving(driver, 0.05, 0.0, 0.0, 0.5)
-    assert driver.fault().cause in (Cause.NO_ANSWER, Cause.STOP_UNCONFIRMED)
+    assert driver.fault().cause in (FaultCause.NO_ANSWER, FaultCause.STOP_UNCONFIRMED)
     assert time.monotonic() - died < 1.0
     keep_moving(driver, 0.4, 0.0, 0.0, 0.5)
-    assert driver.fault().cause is Cause.STOP_UNCONFIRMED and driver.moving
+    assert driver.fault().cause is FaultCause.STOP_UNCONFIRMED and driver.moving
     with pytest.raises(DriverError, match="has not answered"):
         driver.request(SPORT, SportApi.STAND_UP)
 
@@ -202,12 +201,12 @@ def test_a_rejecting_robot_is_quoted(make):
     robot.standin.fault = StandinFault.REJECT
     with pytest.raises(DriverError, match="3202") as refused:
         driver.stand_up()
-    assert refused.value.fault.cause is Cause.REJECTED
+    assert refused.value.fault.cause is FaultCause.REJECTED
     with pytest.raises(DriverError, match="3202") as refused:
         driver.stop(0.3)
-    assert refused.value.fault.cause is Cause.STOP_UNCONFIRMED
+    assert refused.value.fault.cause is FaultCause.STOP_UNCONFIRMED
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
-    known = (Cause.REJECTED, Cause.STOP_UNCONFIRMED)
+    known = (FaultCause.REJECTED, FaultCause.STOP_UNCONFIRMED)
     assert wait_until(lambda: driver.fault().cause in known, 10.0)
     assert robot.still()
 
@@ -219,7 +218,7 @@ def test_a_slow_robot_confirms_late_and_does_not_move_on_meanwhile(make):
     with pytest.raises(DriverError):
         driver.stop(0.3)
     assert driver.moving
-    assert wait_until(lambda: driver.fault().cause is Cause.STOP_UNCONFIRMED, 10.0)
+    assert wait_until(lambda: driver.fault().cause is FaultCause.STOP_UNCONFIRMED, 10.0)
     count = len(robot.asked(SportApi.MOVE))
     assert wait_until(lambda: not driver.moving, 3.0)  # what was sent is acknowledged at last
     assert len(robot.asked(SportApi.MOVE)) == count
@@ -230,13 +229,13 @@ def test_nobody_there_is_told_apart_from_silence(make):
     robot.listening = False
     with pytest.raises(DriverError) as refused:
         driver.stand_up()
-    assert refused.value.fault.cause is Cause.NO_SERVICE
+    assert refused.value.fault.cause is FaultCause.NO_SERVICE
 
 
 def test_a_lying_robot_is_not_moved(make):
     robot, driver = make(lying=True)
     keep_moving(driver, 0.2, 0.3, 0.0, 0.0)
-    assert driver.fault().cause is Cause.WRONG_POSTURE and not robot.asked(SportApi.MOVE)
+    assert driver.fault().cause is FaultCause.WRONG_POSTURE and not robot.asked(SportApi.MOVE)
 
 
 def test_a_robot_that_answers_no_moves_still_moves(make):
@@ -253,7 +252,7 @@ def test_moves_that_do_not_move_it_are_noticed_even_where_they_are_not_answered(
     monkeypatch.setattr(go2_driver, "_UNMOVED_S", 0.3)
     monkeypatch.setattr(robot.standin, "_move", lambda _: Code.OK)
     keep_moving(driver, 0.7, 0.0, 0.0, 0.5)
-    assert driver.fault().cause is Cause.UNCONFIRMED and robot.asked(SportApi.STOP_MOVE)
+    assert driver.fault().cause is FaultCause.UNCONFIRMED and robot.asked(SportApi.STOP_MOVE)
 
 
 def test_obstacle_avoidance_is_taken_over_and_given_back(make):
@@ -272,7 +271,7 @@ def test_a_robot_without_avoidance_is_driven_without_unless_it_is_required(make,
     with pytest.raises(DriverError, match="3203"):
         driver.start_avoidance()
     keep_moving(driver, 0.2, 0.0, 0.0, 0.5)
-    assert robot.still() and driver.fault().cause is Cause.REJECTED
+    assert robot.still() and driver.fault().cause is FaultCause.REJECTED
     _, driver = make()
     monkeypatch.setattr(Go2Standin, "_avoid", lambda *_: (Code.NOT_IMPLEMENTED, ""))
     assert not driver.start_avoidance() and not driver.avoiding
@@ -282,13 +281,13 @@ def test_a_velocity_that_is_no_number_and_a_closed_driver_are_refused(make):
     robot, driver = make()
     with pytest.raises(DriverError) as refused:
         driver.move(float("nan"), 0.0, 0.0)
-    assert refused.value.fault.cause is Cause.BAD_COMMAND
+    assert refused.value.fault.cause is FaultCause.BAD_COMMAND
     driver.close()
     driver.close()
     for call in (driver.stop, lambda: driver.move(0.1, 0, 0), driver.stand_up):
         with pytest.raises(DriverError) as refused:
             call()
-        assert refused.value.fault.cause is Cause.CLOSED
+        assert refused.value.fault.cause is FaultCause.CLOSED
 
 
 def test_bytes_that_are_no_state_are_a_named_fault(make):
@@ -297,7 +296,7 @@ def test_bytes_that_are_no_state_are_a_named_fault(make):
     robot._thread.join()
     time.sleep(QUICK.state_timeout_s)
     driver.on_state(b"\x00\x01\x00\x00" + bytes(100))
-    assert driver.fault().cause is Cause.BAD_STATE and "104 bytes" in str(driver.fault())
+    assert driver.fault().cause is FaultCause.BAD_STATE and "104 bytes" in str(driver.fault())
 
 
 STATE = SportState(
@@ -344,7 +343,7 @@ def test_postures_and_velocity_of_the_state():
 
 
 def answer(standin, api, parameter="{}", service=SPORT, now=0.0):
-    standin.receive(service, Request(7, api, parameter), now)
+    standin.receive(service, ServiceRequest(7, api, parameter), now)
     ((name, response),) = standin.answers(now)
     assert (name, response.identity, response.api_id) == (service, 7, api)
     return response.code
@@ -364,7 +363,7 @@ def test_the_standins_codes():
     assert answer(standin, SportApi.DAMP, now=3.0) == Code.OK
     assert answer(standin, SportApi.MOVE, move_parameter(0.1, 0, 0), now=3.0) == Code.NOT_READY
     assert answer(standin, AvoidApi.MOVE, "{}", OBSTACLES_AVOID, 3.0) == Code.BAD_PARAMETER
-    standin.receive(SPORT, Request(1, SportApi.STOP_MOVE, noreply=True), 3.0)
+    standin.receive(SPORT, ServiceRequest(1, SportApi.STOP_MOVE, noreply=True), 3.0)
     assert standin.answers(3.0) == []
 
 

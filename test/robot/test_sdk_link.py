@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.robot.driver import Cause, DriverError, wait_until
+from dsd_ros.robot.driver import DriverError, FaultCause, wait_until
 from dsd_ros.robot.go2 import sdk_process
 from dsd_ros.robot.go2.driver import Go2Driver
-from dsd_ros.robot.go2.protocol import Request, SportApi
+from dsd_ros.robot.go2.protocol import ServiceRequest, SportApi
 from dsd_ros.robot.go2.sdk_link import SdkError, SdkLink
 
 STANDIN = Path(__file__).parent / "sdk_standin.py"
@@ -49,19 +49,19 @@ def test_a_process_that_hangs_hangs_nobody_and_its_end_is_told(pair):
     link.on_end = ended.append
     os.kill(link._process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    request = Request(1, SportApi.STOP_MOVE, "x" * 3000)
+    request = ServiceRequest(1, SportApi.STOP_MOVE, "x" * 3000)
     assert not all(link.send("sport", request) for _ in range(100))  # the pipe is full
     assert time.monotonic() - began < 5.0
     with pytest.raises(DriverError):
         driver.stop(0.2)
 
     def out_of_touch():
-        return driver.fault() is not None and driver.fault().cause is Cause.NO_STATE
+        return driver.fault() is not None and driver.fault().cause is FaultCause.NO_STATE
 
     assert wait_until(out_of_touch, 5.0)
     os.kill(link._process.pid, signal.SIGKILL)
     assert wait_until(lambda: ended == ["The SDK's process ended with exit code -9."], 5.0)
-    assert not link.send("sport", Request(2, SportApi.STOP_MOVE))
+    assert not link.send("sport", ServiceRequest(2, SportApi.STOP_MOVE))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ import pytest
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
 from dsd_ros.robot.sim.faults import FaultBoard
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.sim.rangefinder import FIELD_OF_VIEW, MAX_RANGE, range_ahead
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH, build_mjcf
-from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.simulator import MAX_RANGE, RANGE_FIELD_OF_VIEW, Simulator, range_ahead
 from dsd_ros.robot.sim.world import Furniture, Thing, World
 
 
@@ -56,7 +55,7 @@ def test_the_range_finder_measures_the_plan():
     assert range_ahead(world, (2.9, 0.0, 0.0)) == 0.0
     bottle = Thing("bottle", "red", 1.5, 0.0, 0.0)
     assert range_ahead(room(bottle), (0.0, 0.0, 0.0)) == pytest.approx(1.5 - 0.07 - CAMERA_AHEAD)
-    aside = Thing("bottle", "red", 1.5, 1.5 * math.tan(FIELD_OF_VIEW / 2) + 0.3, 0.0)
+    aside = Thing("bottle", "red", 1.5, 1.5 * math.tan(RANGE_FIELD_OF_VIEW / 2) + 0.3, 0.0)
     assert range_ahead(room(aside), (0.0, 0.0, 0.0)) > 2.0
     cabinet = Furniture(1.5, 0.1, 0.2, 0.3, 1.0)
     assert range_ahead(room(FAR, furniture=(cabinet,)), (0.0, 0.0, 0.0)) == pytest.approx(1.3 - CAMERA_AHEAD)

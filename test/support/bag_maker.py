@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from dsd_ros.nodes.record_types import definition
 from dsd_ros.observe.bag.writer import BagWriter
+from dsd_ros.observe.ros.message_types import definition
 
 SECOND = 1_000_000_000
 
@@ -80,7 +80,7 @@ _KILLED = """
 import sys
 from pathlib import Path
 from bag_maker import Maker
-from dsd_ros.nodes.record_types import definition
+from dsd_ros.observe.ros.message_types import definition
 from dsd_ros.observe.bag.writer import BagWriter
 maker, kind = Maker(), "std_msgs/msg/String"
 writer = BagWriter(Path(sys.argv[1]), definition, sys.argv[2])

@@ -6,7 +6,7 @@ import math
 import random
 
 from dsd_ros.navigation.controller import AT_REST, MotionSettings, Pose, Velocity
-from dsd_ros.navigation.records import Announcement, Answer, DecodeRequest, Moment, Phase
+from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunSettings
@@ -125,13 +125,13 @@ class Bench:
     @property
     def pending(self) -> bool:
         """Whether the newest request waits for its answer."""
-        return bool(self.asked) and self.run._asking.awaits(self.asked[-1].number)
+        return bool(self.asked) and self.run._pending.awaits(self.asked[-1].number)
 
     def answer(self, text: str, age: float = 0.1, verified: bool = True) -> DecodeRequest:
         """Wait for a request, and answer it ``age`` seconds later."""
         request = self.until_request()
         self.now += age
-        self.run.on_answer(request.number, Answer(text, request.not_before, verified, object()), self.moment)
+        self.run.on_answer(request.number, DecodeAnswer(text, request.not_before, verified, object()), self.moment)
         self.listen()
         return request
 

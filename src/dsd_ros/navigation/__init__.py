@@ -1,1 +1,1 @@
-"""From verified text to motion: action grammar, motion controller, watchdog."""
+"""From verified text to motion: action grammar, motion controller, the run, the safety supervisor."""

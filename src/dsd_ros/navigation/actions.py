@@ -1,13 +1,12 @@
-"""The reply grammar: reasoning, then exactly one action at the very end.
+"""The reply grammar: reasoning, then exactly one action at the end.
 
     <reasoning> Action: forward 25|50|75 cm
                 Action: turn left|right 15|30|45 degrees
                 Action: stop
 
-What does not parse is not executed. Two things are tolerated, because they cannot change what is
-meant: the case of ASCII letters, and runs of ASCII white space (line breaks included), which count
-as one space. Nothing may follow the action, ``Action:`` occurs once, and amounts are written
-exactly as above.
+A reply that does not parse is not executed. The case of ASCII letters is ignored, and a run of ASCII white space
+(line breaks included) counts as one space; neither can change the meaning. Nothing may follow the action, ``Action:``
+occurs once, and amounts are written exactly as above.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TURN_DEGREES = (15, 30, 45)
 
 
 class ActionKind(Enum):
-    """What the robot is to do; the value is the grammar's word for it."""
+    """The kind of an action; the value is the grammar's word for it."""
 
     FORWARD = "forward"
     TURN_LEFT = "turn left"
@@ -36,7 +35,7 @@ class UnparsableReply(ValueError):
 
 @dataclass(frozen=True)
 class Action:
-    """One action. ``amount``: centimetres for FORWARD, degrees for turns, 0 for STOP."""
+    """One action. ``amount``: cm for FORWARD, degrees for turns, 0 for STOP."""
 
     kind: ActionKind
     amount: int = 0
@@ -48,12 +47,12 @@ class Action:
 
     @property
     def metres(self) -> float:
-        """Distance to drive ahead, 0 for turns and stop."""
+        """Distance to drive ahead, m; 0 for turns and stop."""
         return self.amount / 100.0 if self.kind is ActionKind.FORWARD else 0.0
 
     @property
     def radians(self) -> float:
-        """Signed angle to turn, positive to the left (counter-clockwise), 0 for the rest."""
+        """Angle to turn, rad, positive to the left (counter-clockwise); 0 for the other actions."""
         if self.kind is ActionKind.TURN_LEFT:
             return math.radians(self.amount)
         if self.kind is ActionKind.TURN_RIGHT:
@@ -62,8 +61,8 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """A parsed reply; ``reasoning`` is what came before the action, white space squeezed."""
+class ParsedReply:
+    """A parsed reply; ``reasoning`` is the text before the action, white space collapsed."""
 
     reasoning: str
     action: Action
@@ -87,7 +86,7 @@ _ACTION = re.compile(
 )
 
 
-def parse_reply(text: str) -> Reply:
+def parse_reply(text: str) -> ParsedReply:
     """Split a reply into reasoning and action.
 
     :raises UnparsableReply: with a sentence that quotes the end of the reply.
@@ -102,13 +101,13 @@ def parse_reply(text: str) -> Reply:
         raise UnparsableReply(f"'Action:' does not stand on its own: {_tail(squeezed)}")
     phrase = squeezed[mark.end() :]
     if not phrase.startswith(" "):
-        raise UnparsableReply(f"a space is missing behind 'Action:': {_tail(squeezed)}")
+        raise UnparsableReply(f"a space is missing after 'Action:': {_tail(squeezed)}")
     reasoning = squeezed[: mark.start()].rstrip(" ")
-    return Reply(reasoning=reasoning, action=parse_action(phrase[1:]))
+    return ParsedReply(reasoning=reasoning, action=parse_action(phrase[1:]))
 
 
 def parse_action(phrase: str) -> Action:
-    """Parse the words behind ``Action: ``, spaces already squeezed.
+    """Parse the words after ``Action: ``, white space already collapsed.
 
     :raises UnparsableReply: when they are not exactly one action of the grammar.
     """
@@ -131,7 +130,7 @@ def format_action(action: Action) -> str:
 
 
 def all_actions() -> list[Action]:
-    """Every action of the grammar, in its order."""
+    """Every action of the grammar, in the grammar's order."""
     return [Action(kind, amount) for kind in ActionKind for amount in _AMOUNTS[kind]]
 
 

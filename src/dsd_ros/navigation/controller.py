@@ -1,7 +1,6 @@
-"""Carries out one action, closed loop on odometry, with a trapezoidal speed profile, and comes to
-rest.
+"""Carries out one action, closed loop on odometry, with a trapezoidal speed profile that ends at rest.
 
-Pure: time, pose and velocity are passed in, commands come out. Units: metres, radians, seconds.
+Pure: time, pose and velocity are passed in, commands are returned. Units: metres, radians, seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dsd_ros.options import option
 
 @dataclass(frozen=True)
 class Pose:
-    """Where the robot is in the odometry frame; ``yaw`` counter-clockwise from x."""
+    """The robot's pose in the odometry frame; ``yaw`` counter-clockwise from x."""
 
     x: float
     y: float
@@ -25,7 +24,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Velocity:
-    """Speed ahead (m/s) and turn rate (rad/s), measured or commanded."""
+    """Forward speed (m/s) and turn rate (rad/s), measured or commanded."""
 
     vx: float = 0.0
     wz: float = 0.0
@@ -35,7 +34,7 @@ AT_REST = Velocity(0.0, 0.0)
 
 
 def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
-    """Where a robot that keeps its velocity is after ``span`` seconds (constant-twist arc)."""
+    """The pose after ``span`` seconds at constant velocity (constant-twist arc)."""
     middle = pose.yaw + velocity.wz * span / 2
     way = velocity.vx * span
     return Pose(pose.x + way * math.cos(middle), pose.y + way * math.sin(middle), pose.yaw + velocity.wz * span)
@@ -43,7 +42,7 @@ def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """The rate of commands, and when zero is commanded instead."""
+    """Rate of the velocity commands, and the time-out after which they are zero."""
 
     control_rate: float = option(25.0, "rate of cmd_vel_nav messages, Hz", 20.0, 100.0)
     watchdog_timeout_s: float = option(
@@ -67,16 +66,16 @@ class MotionSettings:
     stuck_s: float = option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
 
     def still(self, measured: Velocity) -> bool:
-        """Whether a robot of this measured velocity stands."""
+        """Whether a robot with this measured velocity stands."""
         return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= math.radians(self.rest_turn_rate_deg)
 
     def slower(self, share: float) -> MotionSettings:
-        """The same with this share of the top speeds."""
+        """The same settings with this share of the top speeds."""
         return replace(self, speed=self.speed * share, turn_rate_deg=self.turn_rate_deg * share)
 
 
 class MotionStatus(Enum):
-    """How far the action has come; DONE and STUCK are ends, and the robot stands in both."""
+    """Progress of an action; DONE and STUCK are final, and the robot stands in both."""
 
     MOVING = "moving"
     SETTLING = "settling"
@@ -84,21 +83,20 @@ class MotionStatus(Enum):
     STUCK = "stuck"
 
 
-_CREEP = 0.1  # share of the top speed below which the profile does not fall before the goal
-_ASKEW = math.radians(3.0)  # a drive that begins further off its direction turns on the spot first
-_HEADING_GAIN = 1.5  # 1/s, holds the heading during a drive
-_REST_LIMIT_S = 3.0  # a robot that still moves this long after the zero command is not ours to steer
+_CREEP = 0.1  # least share of the top speed before the goal is reached
+_ASKEW = math.radians(3.0)  # a drive that starts further off its direction turns on the spot first
+_HEADING_GAIN = 1.5  # 1/s; holds the heading during a drive
+_REST_LIMIT_S = 3.0  # a robot still moving this long after the zero command is moved by something else
 
 
 class MotionController:
     """One action from start to rest. Call :meth:`update` with each odometry sample.
 
-    The speed is the least of the top speed, what acceleration allows since the last sample, and
-    what braking still can take away over the remaining way (v^2 = 2 a s). Progress is measured,
-    never assumed.
+    The speed is the least of the top speed, the speed that acceleration allows since the last sample, and the speed
+    from which the robot can still brake over the remaining distance (v^2 = 2 a s). Progress is always measured.
 
-    :param origin: where the action counts from, when that is not ``pose``: the robot has moved on
-        since it was decided. A drive that begins askew turns into its direction first.
+    :param origin: where the action starts if that is not ``pose``, because the robot has moved since the decision. A
+        drive that starts askew first turns into its direction.
     """
 
     def __init__(
@@ -106,13 +104,13 @@ class MotionController:
     ) -> None:
         self.action = action
         self.status = MotionStatus.MOVING
-        self.travelled = 0.0  # m of path covered
+        self.travelled = 0.0  # length of the path, m
         self._settings = settings
         self._start = pose if origin is None else origin
         self._last_pose = pose
         self._last_time = now
         self._turned = math.remainder(pose.yaw - self._start.yaw, math.tau)  # rad, unwrapped
-        self._speed = 0.0  # magnitude of the last command along the action, m/s or rad/s
+        self._speed = 0.0  # of the last command, m/s or rad/s
         self._best_time = now
         self._settle_time = now
         self._still_since: float | None = None
@@ -127,7 +125,7 @@ class MotionController:
 
     @property
     def progress(self) -> float:
-        """Metres driven along the first heading, or radians turned in the wanted sense."""
+        """Distance driven along the first heading, m, or angle turned in the action's direction, rad."""
         if self._turning:
             return math.copysign(1.0, self.action.radians) * self._turned
         dx, dy = self._last_pose.x - self._start.x, self._last_pose.y - self._start.y
@@ -140,7 +138,7 @@ class MotionController:
 
     @property
     def time_left(self) -> float:
-        """Seconds until a robot that follows the speed profile stands; 0 once it is to stand."""
+        """Seconds until a robot that follows the speed profile stands; 0 once zero is commanded."""
         if self.status is not MotionStatus.MOVING:
             return 0.0
         top, acceleration, _ = self._limits()
@@ -156,12 +154,12 @@ class MotionController:
         return self.status in (MotionStatus.DONE, MotionStatus.STUCK)
 
     def pause(self, now: float) -> None:
-        """The command is not being carried out: no time for getting stuck, and speed from zero after."""
+        """The command is not carried out: do not count as stuck, and accelerate from zero afterwards."""
         self._speed = 0.0
         self._best_time = max(now, self._best_time)
 
     def update(self, pose: Pose, measured: Velocity, now: float) -> Velocity:
-        """The command for the newest odometry. A ``now`` that runs backwards counts as no time."""
+        """The command for the newest odometry. A ``now`` that goes back counts as no time passed."""
         step = max(0.0, now - self._last_time)
         self._turned += math.remainder(pose.yaw - self._last_pose.yaw, math.tau)
         self.travelled += math.hypot(pose.x - self._last_pose.x, pose.y - self._last_pose.y)
@@ -188,7 +186,7 @@ class MotionController:
             return self._begin_rest(now)
         braking = math.sqrt(2.0 * acceleration * remaining)
         wanted = min(top, max(braking, _CREEP * top))
-        # Braking is not limited a second time: the profile already is.
+        # Deceleration needs no limit of its own: the profile has it.
         self._speed = min(wanted, self._speed + acceleration * step)
         if self._turning:
             return Velocity(0.0, math.copysign(self._speed, self.action.radians))
@@ -208,7 +206,7 @@ class MotionController:
         )
 
     def _straighten(self, step: float, now: float) -> Velocity:
-        """Turn on the spot into the direction of the drive."""
+        """Turn on the spot into the drive's direction."""
         settings, error = self._settings, abs(self._turned)
         if error <= 2.0 * math.radians(settings.angle_tolerance_deg):
             self._askew, self._speed, self._best_time = False, 0.0, now

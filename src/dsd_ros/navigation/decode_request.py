@@ -1,32 +1,38 @@
-"""The decode request in force: handed out once, withdrawn, or sent again when the node that was to answer died."""
+"""The decode request that is in force, and whether the answer to it may be carried out.
+
+A request is handed out once. It can be withdrawn, and it is sent again when the node that should answer has died.
+Pure; times are steady seconds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dsd_ros.navigation.records import DecodeRequest, Moment, Step
+from dsd_ros.navigation.actions import ParsedReply, UnparsableReply, parse_reply
+from dsd_ros.navigation.records import STAMP_ROUNDING_S, DecodeAnswer, DecodeRequest, Moment, RunStep
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome
 
 DECODE_NODE = "draft_node"
-_DEAD_S = 0.8  # a node that is silent for so long has lost what it was asked; less is a busy machine
-_RETRY_S = 0.5  # between two attempts at a node that is only just coming up
-_DROPPED_S = 0.1  # before a request that was dropped is sent again
-_LEAST_S = 0.3  # with less time left, asking again is no use
-# What a node says that is only just coming up: no session yet, no picture yet.
-_COMING_UP = (RunOutcome.LINK_LOST, RunOutcome.NO_OBSERVATION)
+_TICK_S = 0.5  # simulated clocks tick coarsely
+_DEAD_S = 0.8  # a node silent for this long has lost its requests; a shorter silence is a busy machine
+_RETRY_S = 0.5  # between attempts while the node is starting
+_DROPPED_S = 0.1  # before a dropped request is sent again
+_LEAST_S = 0.3  # with less time left, a retry cannot succeed
+# What a starting node reports: no session yet, no picture yet.
+_STARTING = (RunOutcome.LINK_LOST, RunOutcome.NO_OBSERVATION)
 
 
-class Asking:
-    """At most one request is in force. Pure; times are steady seconds."""
+class PendingRequest:
+    """At most one decode request at a time."""
 
     def __init__(self) -> None:
         self.request: DecodeRequest | None = None
         self._count = 0
         self._asked_at = 0.0
-        self._due: float | None = None  # hand the request out from then on; None: it is out
+        self._due: float | None = None  # when to hand the request out; None: already done
         self._silent_since: float | None = None
-        self._restarted = False  # the node that was asked first is gone
+        self._restarted = False  # the node that received the request first is gone
 
     def ask(
         self,
@@ -34,16 +40,16 @@ class Asking:
         moment: Moment,
         timeout: float,
         allow_unverified: bool = False,
-        history: tuple[Step, ...] = (),
+        history: tuple[RunStep, ...] = (),
     ) -> None:
-        """A new request, in the place of any other."""
+        """Replace any earlier request by a new one."""
         self._count += 1
         self.request = DecodeRequest(self._count, not_before, timeout, allow_unverified, history)
         self._asked_at = self._due = moment.steady
         self._restarted = False
 
     def withdraw(self) -> None:
-        """Whatever is answered from now on is not heard."""
+        """Ignore all answers until the next request."""
         self.request, self._due = None, None
 
     def awaits(self, number: int) -> bool:
@@ -53,7 +59,7 @@ class Asking:
         return self.request is not None and now - self._asked_at > self.request.timeout
 
     def take(self, now: float) -> DecodeRequest | None:
-        """The request, when it is to be sent now; with the time it has left."""
+        """The request if it should be sent now, with the time it has left."""
         if self.request is None or self._due is None or now < self._due:
             return None
         self._due = None
@@ -62,7 +68,7 @@ class Asking:
         return None if useless else replace(self.request, timeout=left)
 
     def on_report(self, report: SafetyReport, now: float) -> None:
-        """Ask again when the node that was asked has been dead and is there again."""
+        """Send the request again once the node that received it has died and come back."""
         if any(
             cause is Cause.NODE_SILENT and DECODE_NODE in sentence
             for cause, sentence in zip(report.causes, report.sentences, strict=False)
@@ -74,20 +80,54 @@ class Asking:
         if since is not None and now - since >= _DEAD_S and self.request is not None:
             self._restarted, self._due = True, now
 
-    def again(self, now: float) -> None:
-        """The request was dropped for another, which nobody waits for any more: ask it again."""
+    def resend(self, now: float) -> None:
+        """Send the request again: the node dropped it for one that has been withdrawn since."""
         if self.request is not None and not self.overdue(now):
             self._due = now + _DROPPED_S
 
     def recovers(self, outcome: RunOutcome, now: float) -> bool:
-        """Whether a failure may yet pass: the node died, or is only just coming up again.
+        """Whether a failure may pass, because the node died or is just starting again.
 
-        Then the request stays in force, within its time, and is sent again.
+        If so, the request stays in force until its time-out and is sent again.
         """
-        if outcome not in _COMING_UP or self.request is None or self.overdue(now):
+        if outcome not in _STARTING or self.request is None or self.overdue(now):
             return False
         if self._silent_since is not None:
-            return True  # it is sent again when the node is back
+            return True  # sent again when the node is back
         if self._restarted:
             self._due = now + _RETRY_S
         return self._restarted
+
+
+class ReplyRefused(Exception):
+    """The reply must not be carried out: the run ends with ``outcome``."""
+
+    def __init__(self, outcome: RunOutcome, sentence: str) -> None:
+        super().__init__(sentence)
+        self.outcome = outcome
+
+
+def check_reply(answer: DecodeAnswer, request: DecodeRequest, age: float, limit: float) -> ParsedReply:
+    """Parse an answer that is fresh, verified where that is required, and in the grammar.
+
+    :param age: of its picture, s.
+    :param limit: the greatest age that is carried out, s.
+    :raises ReplyRefused: for any other answer.
+    """
+    if answer.observed_at < request.not_before - STAMP_ROUNDING_S:
+        raise ReplyRefused(
+            RunOutcome.STALE_OBSERVATION,
+            "The reply is about a picture taken before the robot came to rest; it was not carried out.",
+        )
+    if not -_TICK_S <= age <= limit:  # NaN fails here, too
+        raise ReplyRefused(
+            RunOutcome.STALE_OBSERVATION,
+            f"The reply came {age:.1f} s after its picture, the limit is {limit:.1f} s; it was not carried out.",
+        )
+    if not (answer.verified or request.allow_unverified):
+        raise ReplyRefused(RunOutcome.LINK_LOST, "The target did not verify the reply; it was not carried out.")
+    try:
+        return parse_reply(answer.text)
+    except UnparsableReply as error:
+        sentence = f"The robot stays where it is: {error}"
+        raise ReplyRefused(RunOutcome.UNPARSABLE_REPLY, sentence) from error

@@ -1,7 +1,7 @@
-"""What a depth image says about the way ahead: the nearest thing in the corridor that the robot's body takes.
+"""The nearest obstacle in a depth image, within the corridor that the robot's body needs.
 
-Pure geometry: a pixel and its depth are a point in front of the robot; points on the floor, beside the
-corridor or above it are none of its business.
+Pure geometry: a pixel and its depth are a point in front of the robot; points on the floor, beside the corridor or
+above it are ignored.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 
 from dsd_ros.options import option
 
-_KNOWN_SHARE = 0.5  # of the pixels that look into the corridor: with fewer, nothing is known
-_COLUMNS = 160  # of the grid of pixels that is looked at: enough, and cheap
-_SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further off, more counts as floor
+_KNOWN_SHARE = 0.5  # of the pixels that see the corridor; with fewer known ones, the distance is unknown
+_COLUMNS = 160  # width of the grid of pixels that is evaluated
+_SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further away, more counts as floor
 
 # Metres per unit of each encoding (REP 118).
 UNITS = {"32FC1": ("f4", 1.0), "16UC1": ("u2", 0.001)}
 
 
 class DepthError(ValueError):
-    """A message that holds no depth image; one sentence."""
+    """A message that is not a valid depth image; one sentence."""
 
 
 @dataclass(frozen=True)
 class DepthView:
-    """The mounting of the depth camera, and the space that the robot's body takes."""
+    """How the depth camera is mounted, and the corridor that the robot's body needs."""
 
     camera_height: float = option(0.36, "height of the depth camera above the floor, m", 0.02, 2.0)
     camera_pitch_deg: float = option(17.0, "downward pitch of the depth camera, degrees", -45.0, 75.0)
@@ -41,7 +41,7 @@ class DepthView:
 
 @dataclass(frozen=True)
 class Intrinsics:
-    """A pinhole camera: focal lengths and centre in pixels, sides of its picture."""
+    """A pinhole camera: focal lengths, centre and image size, in pixels."""
 
     fx: float
     fy: float
@@ -52,7 +52,7 @@ class Intrinsics:
 
     @property
     def known(self) -> bool:
-        """Whether a camera told them at all."""
+        """Whether the camera reported them at all."""
         values = (self.fx, self.fy, self.cx, self.cy)
         return all(map(math.isfinite, values)) and min(self.fx, self.fy) > 0.0
 
@@ -60,7 +60,7 @@ class Intrinsics:
 def read_depth(
     data: bytes | memoryview, encoding: str, height: int, width: int, step: int, big_endian: bool
 ) -> np.ndarray:
-    """Depths along the optical axis in metres, float32 (height, width); 0 and NaN: not known.
+    """Depths along the optical axis in metres, float32 (height, width); 0 and NaN: unknown.
 
     :raises DepthError: for an unknown encoding, or sizes that do not fit the data.
     """
@@ -78,9 +78,9 @@ def read_depth(
 
 
 class DepthCorridor:
-    """Rays of one camera, made once; :meth:`nearest` for each image.
+    """The rays of one camera, computed once; call :meth:`nearest` for each image.
 
-    :param reach: how far ahead (m) it matters that something is known.
+    :param reach: how far ahead (m) the corridor must be visible.
     """
 
     def __init__(self, view: DepthView, camera: Intrinsics, reach: float) -> None:
@@ -94,18 +94,18 @@ class DepthCorridor:
         down = ((rows - np.float32(camera.cy)) / np.float32(camera.fy))[:, None]
         c = math.cos(math.radians(view.camera_pitch_deg))
         s = math.sin(math.radians(view.camera_pitch_deg))
-        # Metres ahead, aside and up per metre of depth, in the level frame below the camera.
+        # Metres ahead, aside and up per metre of depth, in the level frame of the camera.
         self._ahead, self._up = c - s * down, -s - c * down
         self._aside = np.abs(across)[None, :]
         self._watched = self._looks_at(reach) | self._looks_at(2.0 * reach)
 
     @property
     def blind(self) -> bool:
-        """Whether no pixel looks into the corridor: mounted or described wrongly."""
+        """Whether no pixel sees the corridor, because the camera is mounted or described wrongly."""
         return not self._watched.any()
 
     def _looks_at(self, ahead: float) -> np.ndarray:
-        """The pixels whose rays pass through the corridor at a distance."""
+        """Mask of the pixels whose rays pass through the corridor at distance ``ahead`` (m)."""
         with np.errstate(divide="ignore"):
             depth = np.where(self._ahead > 1e-3, ahead / self._ahead, np.inf)
             height = self._view.camera_height + depth * self._up
@@ -113,13 +113,13 @@ class DepthCorridor:
             return inside & (depth * self._aside < self._view.corridor_width / 2)
 
     def nearest(self, depths: np.ndarray) -> float | None:
-        """Metres ahead of the camera to the nearest thing in the corridor, infinite when there is none.
+        """Distance from the camera to the nearest obstacle in the corridor, m; infinite when there is none.
 
-        None when too few of the pixels that look into it know anything: a covered lens, or a thing
-        too near for the sensor, must not pass for a free way. Minus infinity says "too near", plus infinity
-        "nothing there", NaN and 0 nothing.
+        None when too few of the pixels that see the corridor are known: a covered lens, or an obstacle too near for
+        the sensor, must not pass for a free path.
 
-        :param depths: float32 (height, width), metres along the optical axis, as the camera's info says.
+        :param depths: float32 (height, width), metres along the optical axis. Minus infinity: too near; plus
+            infinity: nothing there; NaN and 0: unknown.
         """
         if depths.shape != (self.camera.height, self.camera.width):
             raise DepthError(

@@ -1,4 +1,4 @@
-"""Holds commands against the action that was announced for them: only what it allows may move the robot."""
+"""Checks navigation's commands against the action announced for them: only what the action allows moves the robot."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import math
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.navigation.safety import Cause, Fallback, Limits, Motion
-from dsd_ros.navigation.trail import Trail
+from dsd_ros.navigation.safety import Cause, Fallback, Motion, SafetyLimits
 
-_SLACK = 1.05  # of a speed limit: rounding, not a licence
-_CREEP = 0.03  # m/s and rad/s against the action's sense that are rounding, too
-_OVER_S = 3.0  # a command at zero for so long, after motion, means that the action is over
-_OBEYED_S = 1.0  # and for so long, that there is nothing left to refuse
+_SLACK = 1.05  # on speed limits, for rounding
+_CREEP = 0.03  # m/s and rad/s in a direction the action does not have, for rounding
+_OVER_S = 3.0  # an action is over when the command, after motion, has been zero for this long
+_OBEYED_S = 1.0  # a refusal is over when the command has been zero for this long
+_TRAIL_CELL = 0.1  # m; the trail keeps one place per cell
+_TRAIL_LEAST = 0.2  # m; a smaller distance would be finer than the cells
+_TRAIL_MOST = 100_000  # cells (1000 m^2); then the trail starts again
 
 
 class ActionGuard:
-    """At most one action is under way. What it refuses, it refuses until the next good action, or
-    until navigation has commanded zero for a while: then there is nothing left to refuse.
+    """Admits one action at a time and refuses motion that it does not allow.
 
-    Pure; ``now`` is steady time in seconds. Feed it every pose, also between actions.
+    A refusal lasts until the next admissible action, or until navigation has commanded zero for a while. Pure; ``now``
+    is steady time in seconds. Pass it every pose, also between actions.
     """
 
-    def __init__(self, limits: Limits, action_s: float, fallback: Fallback | None = None) -> None:
+    def __init__(self, limits: SafetyLimits, action_s: float, fallback: Fallback | None = None) -> None:
         self.refusal: tuple[Cause, str] | None = None
         self.action: Action | None = None
-        self.proved = True  # the action under way has the target's word
+        self.verified = True  # the target verified the action under way
         self._fallback = fallback or Fallback()
-        self._unproved_in_a_row = 0
+        self._unverified_in_a_row = 0
         self._retracing = False
         self._trail = Trail(limits.distance_margin)
         self._limits = limits
@@ -54,20 +56,21 @@ class ActionGuard:
         now: float,
         retracing: bool = False,
     ) -> None:
-        """Take an announced action, or refuse it.
+        """Accept an announced action, or refuse it.
 
-        :param kind: None for one that the grammar does not have.
-        :param observed: stamp of the picture it is about, ``stamp``: the same clock now, both in s.
-        :param retracing: a leg of navigation's own way back, about no picture and with nobody's word.
+        :param kind: None for an action that the grammar does not have.
+        :param observed: stamp of the picture the action is about, s.
+        :param stamp: the same clock now, s.
+        :param retracing: a leg of navigation's own way back, which no picture and no model asked for.
         """
         self.end()
         self._retracing = retracing
         if self._observed > stamp + 0.5:
-            self._observed = -math.inf  # that clock was set back
+            self._observed = -math.inf  # the clock was set back
         age, limit = stamp - observed, self._limits.observation_age_s
-        unproved = self._unproved(verified, retracing)
-        if unproved:
-            self._refuse(Cause.UNVERIFIED_ACTION, unproved)
+        unverified = self._needs_verification(verified, retracing)
+        if unverified:
+            self._refuse(Cause.UNVERIFIED_ACTION, unverified)
             return
         try:
             action = None if kind is None else Action(kind, amount)
@@ -86,11 +89,11 @@ class ActionGuard:
             self._refuse(Cause.STALE_REPLY, "The action is about a picture that was acted upon before.")
         else:
             self._observed = observed
-            self._unproved_in_a_row = 0 if verified else self._unproved_in_a_row + 1
+            self._unverified_in_a_row = 0 if verified else self._unverified_in_a_row + 1
             self._take(action, verified, now)
 
-    def _unproved(self, verified: bool, retracing: bool) -> str:
-        """Why an action may not do without the target's word; empty when it has it, or may."""
+    def _needs_verification(self, verified: bool, retracing: bool) -> str:
+        """Why an unverified action is refused; empty when it is verified or the fallback allows it."""
         fallback, most = self._fallback.fallback, self._fallback.unverified_replies
         if retracing:
             if fallback == "return":
@@ -100,31 +103,31 @@ class ActionGuard:
             return ""
         if fallback != "draft_only":
             return "The target did not verify the action."
-        if self._unproved_in_a_row < most:
+        if self._unverified_in_a_row < most:
             return ""
         return f"The target did not verify the action, and there were {most} such in a row already."
 
-    def _take(self, action: Action, proved: bool, now: float) -> None:
+    def _take(self, action: Action, verified: bool, now: float) -> None:
         self.refusal = None
-        self.action, self.proved = action, proved
+        self.action, self.verified = action, verified
         self._began = now
         self._start, self._turned = self._pose, 0.0
 
     def allowed(self, motion: Motion) -> Motion:
-        """What of a motion that was not refused goes to the robot: without the target's word, a slow one."""
-        if self.proved:
+        """The motion to send: as commanded for a verified action, slower for an unverified one."""
+        if self.verified:
             return motion
         share, limits = self._fallback.fallback_speed, self._limits
         return motion.within(share * limits.speed, share * math.radians(limits.turn_rate_deg))
 
     def taken_over(self) -> None:
-        """The operator drives: no action is under way, and what way back there is grows."""
+        """The operator drives: the action is over, and the operator's path joins the trail."""
         self.end()
         self._retracing = False
 
     def end(self) -> None:
         """No action is under way any more."""
-        self.action, self.proved = None, True
+        self.action, self.verified = None, True
         self._start, self._moved, self._zero_since = None, False, None
 
     def pose(self, pose: Pose) -> None:
@@ -138,8 +141,9 @@ class ActionGuard:
             self._start, self._turned = pose, 0.0
 
     def commanded(self, motion: Motion, held: bool, now: float) -> None:
-        """Note navigation's command. ``held``: it is not being passed on, so that it says nothing
-        about the action's end.
+        """Note navigation's command.
+
+        :param held: the command is not passed on, so a zero does not mean that the action is over.
         """
         if motion.moving:
             self._moved, self._zero_since = True, None
@@ -148,7 +152,7 @@ class ActionGuard:
         elif self._zero_since is None:
             self._zero_since = now
         elif now - self._zero_since > (_OVER_S if self.refusal is None else _OBEYED_S):
-            self.refusal = None  # without an action navigation moves nothing anyway
+            self.refusal = None  # without an action navigation cannot move anything anyway
             self.end()
 
     def judge(self, motion: Motion, now: float) -> None:
@@ -170,7 +174,7 @@ class ActionGuard:
         self.end()
 
     def _beyond(self, action: Action, motion: Motion) -> str:
-        """What of the motion the action does not allow; empty when nothing."""
+        """How the motion exceeds the action; empty when it does not."""
         limits = self._limits
         if abs(motion.vx) > limits.speed * _SLACK:
             return f"faster than {limits.speed:.2f} m/s"
@@ -202,3 +206,29 @@ class ActionGuard:
         if self._turned * sense > abs(action.radians) + margin:
             return f"the robot has turned {math.degrees(abs(self._turned)):.0f} degrees already"
         return ""
+
+
+class Trail:
+    """Where the robot has been, coarsely: its way back may lead nowhere else.
+
+    :param within: a place this near (m) to a recorded one counts as visited.
+    """
+
+    def __init__(self, within: float) -> None:
+        self._within = max(within, _TRAIL_LEAST)
+        self._places: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def add(self, x: float, y: float) -> None:
+        if len(self._places) >= _TRAIL_MOST:
+            self._places.clear()
+        self._places.setdefault((math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)), (x, y))
+
+    def near(self, x: float, y: float) -> bool:
+        column, row = math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)
+        reach = math.ceil(self._within / _TRAIL_CELL)
+        return any(
+            (place := self._places.get((column + i, row + j))) is not None
+            and math.hypot(place[0] - x, place[1] - y) <= self._within
+            for i in range(-reach, reach + 1)
+            for j in range(-reach, reach + 1)
+        )

@@ -1,13 +1,19 @@
-"""What a run takes and gives: moments, requests, steps, announcements."""
+"""The records of a run: moments, requests, answers, steps, announcements; and how long the supervisor holds it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dsd_ros.navigation.actions import Action, Reply
-from dsd_ros.navigation.settings import RunOutcome
+from dsd_ros.navigation.actions import Action, ParsedReply
+from dsd_ros.navigation.safety import REFUSALS, Cause, SafetyReport
+from dsd_ros.navigation.settings import RunOutcome, RunSettings
+
+_REFUSED_S = 0.5  # waiting does not help when the supervisor refuses navigation's own commands
+STAMP_ROUNDING_S = 1e-3  # stamps are converted to float64 seconds and back
+LINK_BACK_S = 1.0  # the link counts as back after this long without LINK_LOST
 
 
 class Phase(Enum):
@@ -23,11 +29,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Moment:
-    """An instant on two clocks that are never compared with each other.
+    """An instant on two clocks, in seconds, which are never compared with each other.
 
-    ``steady``: this process's monotonic clock, for every time-out. ``stamp``: the clock of the
-    robot's message stamps (wall or simulated), for the age of observations and for motion. Both in
-    seconds.
+    ``steady``: this process's monotonic clock, for every time-out. ``stamp``: the clock of the robot's message
+    stamps (wall or simulated), for the age of observations and for motion.
     """
 
     steady: float
@@ -35,14 +40,14 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One action that was accepted for execution. ``observed_at``: stamp of its picture, s.
+class RunStep:
+    """One action that was accepted for execution.
 
-    ``details`` is what the caller gave with the answer.
+    ``observed_at``: stamp of its picture, s. ``details``: what the caller attached to the answer.
     """
 
     number: int  # of the announcement, from 1
-    reply: Reply
+    reply: ParsedReply
     observation_age: float  # s, when the action began
     observed_at: float = 0.0
     verified: bool = True
@@ -51,20 +56,21 @@ class Step:
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """What the run wants decoded: a picture stamped at or after ``not_before``, answered within
-    ``timeout``. ``history``: steps carried out before, oldest first.
+    """A request to decode a picture stamped at or after ``not_before`` (s) within ``timeout`` (s).
+
+    ``history``: steps carried out before, oldest first.
     """
 
     number: int
     not_before: float
     timeout: float
     allow_unverified: bool = False
-    history: tuple[Step, ...] = ()
+    history: tuple[RunStep, ...] = ()
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A reply to the run's request, about a picture stamped ``observed_at`` (s)."""
+class DecodeAnswer:
+    """The answer to a :class:`DecodeRequest`, about a picture stamped ``observed_at`` (s)."""
 
     text: str
     observed_at: float
@@ -74,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """The run's request can't be answered: how the run would end by it, and why."""
+    """Why a request cannot be answered, and the outcome if the run ends by it."""
 
     outcome: RunOutcome
     sentence: str
@@ -84,8 +90,8 @@ class Failure:
 class Announcement:
     """An action that begins. ``number`` counts them within the run, from 1.
 
-    ``retracing``: a leg of the way back, by nobody's reply. ``step_seconds``: since the announcement
-    before, or the run's beginning; of these the robot stood for ``standing_seconds`` at the end.
+    ``retracing``: a leg of the way back, which no reply asked for. ``step_seconds``: time since the last announcement
+    or the run's start; the robot stood for the last ``standing_seconds`` of it.
     """
 
     number: int
@@ -98,7 +104,7 @@ class Announcement:
 
 
 class Announcer:
-    """Counts the actions of a run and the time they take."""
+    """Counts the actions of a run and measures the time they take."""
 
     def __init__(self, now: float) -> None:
         self.count = 0
@@ -106,16 +112,78 @@ class Announcer:
         self._waiting: Announcement | None = None
 
     def announce(
-        self, action: Action, reasoning: str, verified: bool, now: float, stood: Moment | None,
-        retracing: bool = False,
-    ) -> None:  # fmt: skip
-        """An action begins at ``now`` (steady, s), after the robot has stood since ``stood``."""
+        self, action: Action, reasoning: str, verified: bool, now: float, stood: Moment | None, retracing: bool = False
+    ) -> None:
+        """An action begins at ``now`` (steady, s); the robot has been standing since ``stood``."""
         self.count += 1
         standing = 0.0 if stood is None else now - stood.steady
         self._waiting = Announcement(self.count, action, reasoning, verified, retracing, now - self._last, standing)
         self._last = now
 
     def take(self) -> Announcement | None:
-        """The announcement that was not handed out yet."""
+        """The announcement that has not been handed out yet."""
         waiting, self._waiting = self._waiting, None
         return waiting
+
+
+class Hold:
+    """Whether the supervisor holds the robot, for how long, and whether the link is lost. Times are steady seconds."""
+
+    def __init__(self, settings: RunSettings, now: float) -> None:
+        self.report = SafetyReport()
+        self._settings = settings
+        self._time = now
+        self._since: float | None = None
+        self._link_well_since = now
+
+    @property
+    def by_operator(self) -> bool:
+        return Cause.OPERATOR in self.report.causes
+
+    def on_report(self, report: SafetyReport, now: float) -> None:
+        self.report, self._time = report, now
+        if Cause.LINK_LOST in report.causes:
+            self._link_well_since = math.inf
+        elif self._link_well_since == math.inf:
+            self._link_well_since = now
+
+    def reason(self, now: float) -> str:
+        """Why the robot is held; empty when it is not."""
+        limit = self._settings.safety_timeout_s
+        if now - self._time > limit:
+            return f"The safety supervisor has been silent for more than {limit:.1f} s."
+        return self.report.sentence if self.report.holds else ""
+
+    def lasting(self, now: float, carrying_out: bool) -> str:
+        """Why the robot has been held for too long; empty when it has not.
+
+        Time counts only while there is something to carry out, because a decode fails by itself when the camera or
+        the link does. While an operator drives, time always counts.
+        """
+        held = self.reason(now)
+        if not held or not (carrying_out or self.by_operator):
+            self._since = None
+            return ""
+        if self._since is None:
+            self._since = now
+        patience = self._settings.safety_patience_s
+        if self.only_by_link(now) and self._settings.fallback == "stop":
+            patience = max(patience, self._settings.link_patience_s)
+        if not REFUSALS.isdisjoint(self.report.causes):
+            patience = min(patience, _REFUSED_S)
+        return held if now - self._since > patience else ""
+
+    def forget(self) -> None:
+        """Measure the next hold from zero."""
+        self._since = None
+
+    def only_by_link(self, now: float) -> bool:
+        """Whether nothing but the lost link holds the robot."""
+        silent = now - self._time > self._settings.safety_timeout_s
+        return not silent and set(self.report.causes) == {Cause.LINK_LOST}
+
+    def link_back(self, now: float, since: float) -> bool:
+        """Whether the link has been up for a second, counted from ``since`` at the earliest."""
+        if now - self._time > self._settings.safety_timeout_s:
+            return False
+        return now - max(since, self._link_well_since) >= LINK_BACK_S

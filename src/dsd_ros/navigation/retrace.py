@@ -1,8 +1,7 @@
-"""The way back: a path that was walked, walked in reverse with the actions of the grammar, closed loop on odometry.
+"""The way back: a path walked in reverse with the actions of the grammar, closed loop on odometry.
 
-Actions are coarse (25 cm, 15 degrees), so that the robot follows the path within about 0.2 m and
-ends within :data:`REACHED_M` of where it began. Nothing adds up on the way: each action is chosen
-anew from where the one before has led.
+Actions are coarse (25 cm, 15 degrees), so the robot follows the path to within about 0.2 m and ends within
+:data:`REACHED_M` of its start. Errors do not accumulate: each action is chosen from where the last one ended.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from collections.abc import Sequence
 from dsd_ros.navigation.actions import FORWARD_CM, TURN_DEGREES, Action, ActionKind
 from dsd_ros.navigation.controller import Pose
 
-REACHED_M = 0.15  # a drive of 25 cm cannot get much nearer than 12.5 cm
-AIMED = math.radians(9.0)  # turns of 15 degrees leave 7.5, and odometry a little
+REACHED_M = 0.15  # with drives of 25 cm, 12.5 cm is about the nearest
+AIMED = math.radians(9.0)  # turns of 15 degrees leave up to 7.5, and odometry adds a little
 _SPACING_M = 0.05  # between two points of a path
-_STRAIGHT_M = 0.05  # what a straight line may leave of a path
-_DRIFT_M = 0.07  # a drive may lead this far from the straight line to its goal
+_STRAIGHT_M = 0.05  # greatest deviation of a path from its simplification
+_DRIFT_M = 0.07  # greatest deviation of a drive from the straight line to its goal
 
 
 class Path:
-    """Where the robot has been, as points some centimetres apart."""
+    """Where the robot has been, as points a few centimetres apart."""
 
     def __init__(self) -> None:
         self.points: list[Pose] = []
@@ -35,8 +34,9 @@ class Path:
 class Retrace:
     """Chooses the actions of a way back.
 
-    :param path: poses from the start on, the last one near where the robot is now.
-    :param reason: why it goes back, ``since``: from when on (steady, s); kept for the caller.
+    :param path: poses from the start on, the last one near the robot's present pose.
+    :param reason: why the robot goes back; kept for the caller.
+    :param since: when it began to go back (steady, s); kept for the caller.
     """
 
     def __init__(self, path: Sequence[Pose], reason: str = "", since: float = 0.0) -> None:
@@ -49,11 +49,11 @@ class Retrace:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it took many more actions than a robot that obeys them needs."""
+        """Whether it took far more actions than a robot that obeys them needs."""
         return self._left <= 0
 
     def next_action(self, pose: Pose) -> Action | None:
-        """What to do at ``pose``; None: the robot stands where the path began, and as it began."""
+        """The next action at ``pose``; None when the robot stands at the path's first pose."""
         if not self._corners or self.exhausted:
             return None
         while _distance(pose, self._corners[self._target]) <= REACHED_M:
@@ -70,11 +70,11 @@ class Retrace:
         return Action(ActionKind.FORWARD, _drive(ahead, bearing))
 
     def remaining_path(self, pose: Pose) -> list[Pose]:
-        """What is left of the path, for a robot that goes on from ``pose``."""
+        """The rest of the path for a robot at ``pose``."""
         return [*self._corners[: self._target + 1], pose]
 
     def _turn(self, angle: float) -> Action | None:
-        """The turn that brings ``angle`` (rad) nearest to 0; None when it is small enough."""
+        """The turn that reduces ``angle`` (rad) the most; None when it is small enough."""
         angle = math.remainder(angle, math.tau)
         if abs(angle) <= AIMED:
             return None
@@ -85,10 +85,7 @@ class Retrace:
 
 
 def straightened(path: Sequence[Pose]) -> list[Pose]:
-    """The corners of a path: no point of it is further than a few cm from the line between them.
-
-    (Ramer-Douglas-Peucker, without recursion.)
-    """
+    """The corners of a path, simplified by Ramer-Douglas-Peucker to within a few centimetres."""
     if len(path) < 3:
         return list(path)
     kept = {0, len(path) - 1}
@@ -106,13 +103,13 @@ def straightened(path: Sequence[Pose]) -> list[Pose]:
 
 
 def _drive(ahead: float, bearing: float) -> int:
-    """The drive (cm) whose end is nearest to a goal ``ahead`` (m), and that does not lead far astray."""
+    """The drive (cm) that ends nearest to a goal ``ahead`` (m) without deviating far from the line to it."""
     fitting = [cm for cm in FORWARD_CM if cm / 100.0 * abs(math.sin(bearing)) <= _DRIFT_M]
     return min(fitting or FORWARD_CM[:1], key=lambda cm: abs(cm / 100.0 - ahead))
 
 
 def _off_line(point: Pose, start: Pose, end: Pose) -> float:
-    """Distance of a point from the segment between two others, m."""
+    """Distance of a point from a line segment, m."""
     along = (end.x - start.x, end.y - start.y)
     away = (point.x - start.x, point.y - start.y)
     length = math.hypot(*along)

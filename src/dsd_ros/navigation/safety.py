@@ -1,7 +1,6 @@
-"""What may stop the robot, in words and numbers: causes, sources of commands, the supervisor's settings.
+"""The vocabulary of the safety supervisor: causes, command sources, settings, and the geometry of its sensors.
 
-:mod:`dsd_ros.navigation.supervisor` decides by these; SafetyState.msg has the same causes and
-sources as constants.
+SafetyState.msg has the same causes and sources as constants. :mod:`dsd_ros.navigation.supervisor` decides by them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dsd_ros.options import option
 
 
 class Source(IntEnum):
-    """Whose command counts."""
+    """Whose command goes to the robot."""
 
     NONE = 0
     NAVIGATION = 1
@@ -24,7 +23,7 @@ class Source(IntEnum):
 
 
 class Cause(IntEnum):
-    """Why navigation may not move the robot; the gravest first."""
+    """Why navigation may not move the robot, most severe first."""
 
     EMERGENCY_STOP = 1
     DEADMAN = 2
@@ -47,7 +46,7 @@ class Cause(IntEnum):
     COMMAND_STALE = 19
 
 
-# What is wrong with navigation's own announcements and commands: it does not pass by waiting.
+# Faults in navigation's own announcements and commands, which do not pass by waiting.
 REFUSALS = frozenset(
     {Cause.UNVERIFIED_ACTION, Cause.UNPARSABLE_ACTION, Cause.STALE_REPLY, Cause.NO_ACTION, Cause.MOTION_REFUSED}
 )
@@ -56,13 +55,13 @@ FALLBACK_HELP = (
     "when the link is lost: stop; draft_only: a few slow actions by the draft alone (not exact); return: back the way "
     "it came"
 )
-# These hold an operator's command at zero, too; the others are what an operator is there to solve.
+# These hold an operator's command at zero, too; the other causes are for an operator to solve.
 BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.DEADMAN, Cause.TILT})
 
 
 @dataclass(frozen=True)
 class Motion:
-    """A commanded velocity in the robot's frame: ahead and to the left (m/s), turn rate (rad/s)."""
+    """A commanded velocity in the robot's frame: forward and left (m/s), turn rate (rad/s)."""
 
     vx: float = 0.0
     vy: float = 0.0
@@ -77,7 +76,7 @@ class Motion:
         return max(abs(self.vx), abs(self.vy), abs(self.wz)) > _ZERO
 
     def within(self, speed: float, turn_rate: float) -> Motion:
-        """The same direction, no faster than ``speed`` (m/s) and ``turn_rate`` (rad/s)."""
+        """The same direction, at most ``speed`` (m/s) and ``turn_rate`` (rad/s)."""
         fastest = math.hypot(self.vx, self.vy)
         share = 1.0 if fastest <= speed else speed / fastest
         turn = max(-turn_rate, min(turn_rate, self.wz))
@@ -88,15 +87,15 @@ class Motion:
         return Motion(velocity.vx, 0.0, velocity.wz)
 
 
-_REACTION_S = 0.2  # from what a sensor saw to what the robot does
+_REACTION_S = 0.2  # from a sensor's reading to the robot's reaction
 _APPROACH = 0.05  # m/s
-_ZERO = 1e-4  # below this a command moves nothing
+_ZERO = 1e-4  # a smaller command counts as zero
 STILL = Motion()
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long things stay fresh. No timeout that stops a moving robot may be above half a second."""
+    """How long inputs stay fresh. Those that stop a moving robot are limited to half a second."""
 
     command_s: float = option(0.4, "navigation's command is valid for this long, s", 0.1, 0.5)
     operator_s: float = option(0.4, "the operator's command is valid for this long, s", 0.1, 0.5)
@@ -110,8 +109,8 @@ class Timeouts:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How far and how fast; the first two should be those of the navigation node's motion."""
+class SafetyLimits:
+    """Limits of motion; the first two should equal those of the navigation node's motion settings."""
 
     speed: float = option(MotionSettings.speed, "navigation's top speed, m/s", 0.05, 1.5)
     turn_rate_deg: float = option(MotionSettings.turn_rate_deg, "navigation's top turn rate, degrees/s", 5.0, 120.0)
@@ -131,7 +130,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Fallback:
-    """What navigation may do without the target's verification. The default is exact: nothing."""
+    """What navigation may do without a verified reply. The default, nothing, is exact."""
 
     fallback: str = option("stop", FALLBACK_HELP, choices=FALLBACKS)
     unverified_replies: int = option(3, "draft_only: most unverified actions in a row", 1, 20)
@@ -140,7 +139,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What must be present for navigation to move the robot."""
+    """What navigation needs before it may move the robot."""
 
     camera: str = option(
         "image",
@@ -177,10 +176,9 @@ class Requirements:
 
 @dataclass(frozen=True)
 class SafetyReport:
-    """The supervisor's verdict as navigation hears it. ``sentences`` belong to ``causes``, one each.
+    """The supervisor's state as navigation receives it; one of ``sentences`` for each of ``causes``.
 
-    ``waived`` are those of the causes that do not hold the action under way: a lost link, while one
-    is carried out that does without the target's word.
+    ``waived``: the causes that do not hold the action under way. A lost link does not hold an unverified action.
     """
 
     causes: tuple[Cause, ...] = ()
@@ -189,12 +187,12 @@ class SafetyReport:
 
     @property
     def holds(self) -> bool:
-        """Whether navigation must not move the robot now."""
+        """Whether the robot is held at zero for navigation."""
         return not set(self.causes) <= set(self.waived)
 
     @property
     def latched(self) -> bool:
-        """Whether the stop stays until somebody lifts it."""
+        """Whether the stop stays until it is reset."""
         return Cause.EMERGENCY_STOP in self.causes
 
     @property
@@ -203,12 +201,12 @@ class SafetyReport:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names in a comma-separated text, blanks removed."""
+    """The names in a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def tilt_of(x: float, y: float, z: float, w: float) -> float | None:
-    """Angle (rad) between the body's z axis and the vertical; None when the quaternion is none."""
+    """Angle (rad) between the body's z axis and the vertical; None for an invalid quaternion."""
     length = math.sqrt(x * x + y * y + z * z + w * w)
     if not (math.isfinite(length) and 0.9 < length < 1.1):
         return None
@@ -221,8 +219,8 @@ def nearest_ahead(
 ) -> float | None:
     """Distance (m) to the nearest return within ``cone`` (rad) around a scan's x axis.
 
-    Readings below ``nearest`` or not a number say nothing, those above ``furthest`` that the way is
-    free. None when no reading of the sector says anything: a covered sensor must not pass for a free way.
+    Readings below ``nearest`` and NaN are invalid; those above ``furthest`` mean a free path. None when the cone has
+    no valid reading: a covered sensor must not pass for a free path.
     """
     if not (math.isfinite(angle_min) and math.isfinite(angle_increment)):
         return None
@@ -236,20 +234,20 @@ def nearest_ahead(
 
 
 def range_reading(distance: float, nearest: float, furthest: float) -> float | None:
-    """The distance (m) that a range sensor of the given limits says; None: nothing.
+    """The distance (m) that a range sensor with these limits reports; None when it is invalid.
 
-    Below ``nearest`` there is something right in front, above ``furthest`` nothing.
+    A reading below ``nearest`` means an obstacle right in front, one above ``furthest`` none.
     """
     if math.isnan(distance):
         return None
     return 0.0 if distance < nearest else _bounded(distance, nearest, furthest)
 
 
-def approach_speed(distance: float, limits: Limits) -> float:
-    """How fast (m/s) the robot may drive at something this far ahead (m), to stand at the least distance.
+def approach_speed(distance: float, limits: SafetyLimits) -> float:
+    """Greatest speed (m/s) towards an obstacle ``distance`` (m) ahead from which the robot can still stop in time.
 
-    The speed v at which reacting and braking, v t + v^2 / 2a, take what is free; a little of it is always
-    allowed, so that an action which ends near something gets to its end.
+    Solves v t + v^2 / 2a = free distance, for reaction time t and braking a. A minimum is always allowed, so that an
+    action that ends near an obstacle can be completed.
     """
     free = max(0.0, distance - limits.obstacle_distance)
     a, t = limits.obstacle_braking, _REACTION_S
@@ -257,5 +255,5 @@ def approach_speed(distance: float, limits: Limits) -> float:
 
 
 def _bounded(distance: float, nearest: float, furthest: float) -> float:
-    """Infinite beyond ``furthest``, unless the sensor left its limits unsaid (both 0)."""
+    """Infinite beyond ``furthest``, unless the sensor does not report its limits (both 0)."""
     return math.inf if furthest > nearest and distance > furthest else distance

@@ -1,4 +1,4 @@
-"""Budgets, limits and choices of a run, and how a run can end."""
+"""Settings of a run, and its possible outcomes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsd_ros.options import option
 
 
 class RunOutcome(IntEnum):
-    """How a run ended. ARRIVED is the model's own claim, unless arrival_check asks for more."""
+    """How a run ended. ARRIVED is the model's own claim, unless arrival_check requires a check."""
 
     UNKNOWN = 0
     ARRIVED = 1
@@ -76,9 +76,9 @@ class RunSettings:
     fallback_speed: float = option(0.4, "draft_only and return: fraction of the top speeds", 0.05, 1.0)
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:
-        """The same with a goal's own budgets; 0 leaves one as it is.
+        """The same settings with a goal's own budgets; 0 keeps the default.
 
-        :raises ValueError: for a time limit that is none.
+        :raises ValueError: for a time limit that is negative or not finite.
         """
         if not (math.isfinite(time_limit) and time_limit >= 0.0):
             raise ValueError(f"The time limit is {time_limit} s; it must be 0 or more.")
@@ -86,7 +86,7 @@ class RunSettings:
 
 
 def checked_instruction(instruction: str) -> str:
-    """The instruction without white space round it; ValueError when it is empty or too long."""
+    """The instruction without surrounding white space; ValueError when it is empty or too long."""
     text = instruction.strip()
     if not text:
         raise ValueError("The instruction is empty: say what the robot should find.")

@@ -1,13 +1,11 @@
-"""The safety supervisor's decisions: whose command counts, and whether it may move the robot.
+"""The safety supervisor's decisions: whose command goes to the robot, and whether it may move it.
 
-The operator's command wins over navigation's while it is fresh. Navigation's is passed on only
-while nothing speaks against it: no cause of :class:`~dsd_ros.navigation.safety.Cause` holds, and
-it is what the verified action under way allows. Whatever is unknown counts as bad: before the
-first pose, picture or heartbeat nothing moves.
+An operator's command takes precedence over navigation's while it is fresh. Navigation's command is passed on only
+while no :class:`~dsd_ros.navigation.safety.Cause` holds and the action under way allows it. Unknown counts as bad:
+before the first pose, picture or heartbeat nothing moves.
 
-Pure and without a clock of its own. Every event carries ``now``, steady time in seconds; calls
-are serialised by the caller, and :meth:`Supervisor.decide` is called after each and at short
-intervals besides.
+Pure, without a clock of its own. Every event carries ``now``, steady time in seconds. The caller serializes its calls,
+and calls :meth:`Supervisor.decide` after each event and at short intervals.
 """
 
 from __future__ import annotations
@@ -23,32 +21,31 @@ from dsd_ros.navigation.safety import (
     STILL,
     Cause,
     Fallback,
-    Limits,
     Motion,
     Requirements,
+    SafetyLimits,
     Source,
     Timeouts,
     approach_speed,
 )
 
-_STALL_S = 0.3  # without any call for so long, this process itself was frozen
-_DISTRUST_S = 0.1  # after that, what had queued up meanwhile is not taken for fresh
-_TILT_BACK = math.radians(3.0)  # hystereses: of tilt,
-_OBSTACLE_BACK = 0.05  # of distance (m),
-_BATTERY_BACK = 0.02  # of charge
-# What does not hold an action that is allowed to do without the target's word: that there is no way to the target.
+_STALL_S = 0.3  # after no call for this long, this process itself was frozen
+_DISTRUST_S = 0.1  # how long after a stall queued inputs are not taken for fresh
+_TILT_BACK = math.radians(3.0)  # hysteresis of the tilt
+_OBSTACLE_BACK = 0.05  # hysteresis of the obstacle distance, m
+_BATTERY_BACK = 0.02  # hysteresis of the charge
+# A lost link does not hold an action that is allowed unverified.
 _WAIVED = frozenset({Cause.LINK_LOST})
-_LAST_WORDS_S = 1.0  # zero is repeated for so long after the last command
+_LAST_WORDS_S = 1.0  # how long zero is repeated after the last command
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What goes to the robot now, and why not more.
+class SafetyDecision:
+    """What goes to the robot now, and why.
 
-    ``stopped``: the command of ``source`` is held at zero. ``causes``: what speaks against
-    navigation's moving the robot, gravest first, with a sentence each; those in ``waived`` do not
-    hold the action under way. ``speaking``: ``motion`` is to be sent;
-    otherwise nobody has said anything for a while, and the driver's own time-out is in charge.
+    ``stopped``: the command of ``source`` is held at zero. ``causes``: why navigation may not move the robot, most
+    severe first, each with a sentence; those in ``waived`` do not hold the action under way. ``speaking``: send
+    ``motion``; otherwise there has been no command for a while, and the driver's own time-out applies.
     """
 
     motion: Motion
@@ -60,7 +57,7 @@ class Decision:
 
 
 class _Seen:
-    """When something last came. A stamp that does not change is no news: a frozen sender repeats itself."""
+    """When an input last came. An unchanged stamp does not count: a frozen sender repeats itself."""
 
     def __init__(self) -> None:
         self.time = -math.inf
@@ -82,12 +79,12 @@ class Supervisor:
     def __init__(
         self,
         timeouts: Timeouts | None = None,
-        limits: Limits | None = None,
+        limits: SafetyLimits | None = None,
         required: Requirements | None = None,
         fallback: Fallback | None = None,
     ) -> None:
         self._timeouts = timeouts or Timeouts()
-        self._limits = limits or Limits()
+        self._limits = limits or SafetyLimits()
         self._required = required or Requirements()
         self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback)
         self._called = -math.inf
@@ -101,24 +98,23 @@ class Supervisor:
         self._obstacle_seen, self._distance = _Seen(), math.inf
         self._tilted = self._near = self._empty = False
         self._heartbeats = {name: _Seen() for name in self._required.heartbeat_nodes}
-        # Node -> its trouble. One that never reports is the heartbeat's matter.
+        # Node -> its trouble. The heartbeat covers a node that never reports.
         self._link = dict.fromkeys(self._required.link_nodes, "")
         self._robot = dict.fromkeys(self._required.robot_nodes, "")
         self._spoken = -math.inf
-        self._held = False  # the last decision kept navigation at zero
 
     # -- commands ------------------------------------------------------------------------------
 
     def on_navigation(self, motion: Motion, now: float) -> None:
-        """Navigation's command. One that is not a finite number counts as none at all."""
+        """Navigation's command, ignored unless it is finite."""
         if self._trust(now) and motion.finite:
             self._navigation = motion
             self._navigation_seen.note(now)
 
     def on_operator(self, motion: Motion, now: float) -> None:
-        """The operator's command. While it is fresh the robot is the operator's, at zero, too.
+        """The operator's command. While it is fresh, even at zero, the operator has the robot.
 
-        Ends the action under way: after this the robot is not where the action's picture was taken.
+        It ends the action under way: the robot leaves the place where the action's picture was taken.
         """
         if self._trust(now) and motion.finite:
             self._operator = motion
@@ -126,35 +122,33 @@ class Supervisor:
             self._guard.taken_over()
 
     def on_deadman(self, held: bool, now: float) -> None:
-        """The deadman's state; releasing it counts at once, holding it only while it is repeated."""
+        """The deadman's state; a release takes effect at once, holding must be repeated."""
         if self._trust(now) or not held:
             self._deadman_held = held
             self._deadman_seen.note(now)
 
     def on_emergency_stop(self, by: str, now: float) -> None:
-        """Stop until :meth:`reset`. ``by`` says who asked."""
+        """Stop until :meth:`reset`. ``by``: who asked for it."""
         self._trust(now)
         self._emergency = self._emergency or by
         self._guard.end()
 
     def reset(self) -> bool:
-        """Lift the emergency stop; False when there was none. Nothing moves by this alone: the
-        action that was under way is over.
-        """
+        """Lift the emergency stop; False when there was none. The action that was under way stays over."""
         was, self._emergency = self._emergency, ""
         return bool(was)
 
     # -- the robot -----------------------------------------------------------------------------
 
     def on_odometry(self, pose: Pose, stamp: float, now: float) -> None:
-        """Where the robot is, in the odometry frame; not finite: no news."""
+        """The robot's pose in the odometry frame, ignored unless it is finite."""
         if not (self._trust(now) and all(map(math.isfinite, (pose.x, pose.y, pose.yaw)))):
             return
         if self._odometry.note(now, stamp):
             self._guard.pose(pose)
 
     def on_tilt(self, angle: float | None, stamp: float, now: float) -> None:
-        """Angle between the body's z axis and the vertical (rad); None: the imu does not know."""
+        """Angle between the body's z axis and the vertical (rad); None: unknown."""
         if angle is None:
             return
         limit = math.radians(self._limits.tilt_deg)
@@ -164,12 +158,12 @@ class Supervisor:
             self._tilted = False
 
     def on_picture(self, stamp: float, now: float) -> None:
-        """The camera has sent a picture."""
+        """A picture came from the camera."""
         if self._trust(now):
             self._camera.note(now, stamp)
 
     def on_distance(self, distance: float | None, now: float, stamp: float | None = None) -> None:
-        """Distance to what is ahead (m, infinite: nothing); None: the sensor does not know."""
+        """Distance to the obstacle ahead (m, infinite: none); None: unknown."""
         if distance is None or math.isnan(distance):
             return
         self._distance, limit = distance, self._limits.obstacle_distance
@@ -179,7 +173,7 @@ class Supervisor:
             self._near = False
 
     def on_battery(self, charge: float) -> None:
-        """Charge of the battery, 0 to 1; not a number: unknown, which is no cause."""
+        """Charge of the battery, 0 to 1; NaN (unknown) is no cause to stop."""
         if charge < self._limits.battery:
             self._empty = True
         elif charge > self._limits.battery + _BATTERY_BACK:
@@ -188,12 +182,12 @@ class Supervisor:
     # -- the nodes -----------------------------------------------------------------------------
 
     def on_heartbeat(self, node: str, now: float) -> None:
-        """A node says that it lives; nodes that are not required are ignored."""
+        """A node's heartbeat; nodes that are not required are ignored."""
         if self._trust(now) and node in self._heartbeats:
             self._heartbeats[node].note(now)
 
     def on_report(self, node: str, trouble: str) -> None:
-        """How a node of the link or of the robot is; ``trouble`` empty: well."""
+        """The state of a node of the link or of the robot; ``trouble`` is empty when it is well."""
         for reports in (self._link, self._robot):
             if node in reports:
                 reports[node] = trouble
@@ -214,15 +208,15 @@ class Supervisor:
 
     # -- the decision --------------------------------------------------------------------------
 
-    def decide(self, now: float) -> Decision:
-        """Whose command goes to the robot at this moment, and what of it."""
+    def decide(self, now: float) -> SafetyDecision:
+        """The command that goes to the robot now, and whose it is."""
         self._trust(now)
         navigation = self._navigation_seen.fresh(now, self._timeouts.command_s)
         operator = self._operator_seen.fresh(now, self._timeouts.operator_s)
         if navigation and not operator:
             self._guard.judge(self._navigation, now)
         causes = self._causes(now, navigation, operator)
-        waived = () if self._guard.proved else tuple(_WAIVED & causes.keys())
+        waived = () if self._guard.verified else tuple(_WAIVED & causes.keys())
         held = len(causes) > len(waived)
         if navigation:
             self._guard.commanded(self._navigation, held, now)
@@ -238,7 +232,7 @@ class Supervisor:
             source, stopped, motion = Source.NONE, held, STILL
         if source is not Source.NONE or self._emergency:
             self._spoken = now
-        return Decision(
+        return SafetyDecision(
             motion=STILL if stopped else motion,
             source=source,
             stopped=stopped,
@@ -248,7 +242,7 @@ class Supervisor:
         )
 
     def _causes(self, now: float, navigation: bool, operator: bool) -> dict[Cause, str]:
-        """Every cause that holds now, with its sentence. Sentences change only with what they say."""
+        """Every cause that holds now, with its sentence. Equal causes have equal sentences."""
         times, limits, required = self._timeouts, self._limits, self._required
         found: dict[Cause, str] = {}
         if self._emergency:
@@ -290,7 +284,7 @@ class Supervisor:
         return found
 
     def _look_ahead(self, found: dict[Cause, str], now: float) -> None:
-        """An obstacle is in the way only of a drive ahead: turning away from it must stay possible."""
+        """Add causes of the sensor ahead. An obstacle stops only a drive ahead, so the robot can turn away from it."""
         if self._required.obstacle == "none":
             return
         limits, times = self._limits, self._timeouts
@@ -300,13 +294,13 @@ class Supervisor:
             found[Cause.OBSTACLE] = f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
 
     def _approach(self, motion: Motion) -> Motion:
-        """Slower, where something is ahead: the robot must be able to stand before it is too near."""
+        """Slow down towards an obstacle, so that the robot can stop before it is too near."""
         if self._required.obstacle == "none" or motion.vx <= 0.0:
             return motion
         return replace(motion, vx=min(motion.vx, approach_speed(self._distance, self._limits)))
 
     def _trust(self, now: float) -> bool:
-        """Note that this process runs; False while what arrives may have waited in a queue."""
+        """Record that this process runs; False while an input may have waited in a queue."""
         if now - self._called > _STALL_S and self._called > -math.inf:
             self._distrust_until = now + _DISTRUST_S
         self._called = max(self._called, now)

@@ -10,11 +10,10 @@ from dsd_ros.navigation.controller import AT_REST, Velocity
 class Watchdog:
     """Passes the last command on while it and the robot's odometry are fresh, and zero otherwise.
 
-    ``now`` must come from a monotonic clock. Not thread-safe by itself: a caller with several
-    threads holds its own lock. Before the first command and the first odometry there is nothing
-    fresh, so the output is zero.
+    Before the first command and the first odometry the output is zero. ``now`` comes from a monotonic clock. Not
+    thread-safe.
 
-    :param timeout: seconds that a command or an odometry sample stays fresh.
+    :param timeout: how long a command or an odometry sample stays fresh, s.
     """
 
     def __init__(self, timeout: float = 0.5) -> None:
@@ -26,17 +25,17 @@ class Watchdog:
         self._odometry_time = -math.inf
 
     def command(self, velocity: Velocity, now: float) -> None:
-        """Note a fresh command. One that is not a finite number counts as none at all."""
+        """Record a command, unless it is not finite."""
         if math.isfinite(velocity.vx) and math.isfinite(velocity.wz):
             self._command = velocity
             self._command_time = now
 
     def odometry(self, now: float) -> None:
-        """Note that the robot has reported where it is."""
+        """Record that the robot has reported its pose."""
         self._odometry_time = now
 
     def stop(self) -> None:
-        """Forget the command: zero until the next fresh one."""
+        """Forget the command: zero until the next one."""
         self._command_time = -math.inf
 
     def command_age(self, now: float) -> float:
@@ -46,10 +45,10 @@ class Watchdog:
         return now - self._odometry_time
 
     def fresh(self, now: float) -> bool:
-        """Whether a command would pass now."""
+        """Whether the last command passes now."""
         limit = self.timeout
         return self.command_age(now) < limit and self.odometry_age(now) < limit
 
     def output(self, now: float) -> Velocity:
-        """What may be sent to the robot at this moment."""
+        """The velocity to send to the robot now."""
         return self._command if self.fresh(now) else AT_REST

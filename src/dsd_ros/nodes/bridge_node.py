@@ -1,8 +1,8 @@
 """Relays between a robot's DDS topics and a remote verifier's websocket. No model and no torch in this process.
 
-configure reads address, token and certificate, activate dials and does not wait for the verifier, deactivate hangs
-up. Both directions flow on their own, so any number of messages is in flight. When the websocket breaks, what was
-under way is dropped and the bridge redials with backoff; the draft node's session notices by its own
+configure reads the address, the token and the certificate; activate starts to dial without waiting for the verifier;
+deactivate disconnects. Both directions are independent, so any number of messages can be in flight. When the websocket
+breaks, messages under way are dropped and the bridge redials with backoff. The draft node's session notices by its own
 time-out, resends and resumes, because rounds are idempotent.
 """
 
@@ -28,7 +28,10 @@ _OUTBOX = 256
 
 
 def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
-    """A channel that has not dialled yet. ValueError or OSError for settings that cannot be used."""
+    """A channel that has not dialled yet.
+
+    :raises ValueError, OSError: for an unusable address, token or certificate.
+    """
     token = read_token(settings.token_file) if settings.token_file else None
     return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
 
@@ -44,7 +47,7 @@ class BridgeNode(ManagedNode):
         self.autostart()
 
     def load(self) -> None:
-        _channel(self._settings).close()  # whatever is wrong with the files is said now
+        _channel(self._settings).close()  # reports unusable files now
 
     def begin(self) -> None:
         self._relay = Relay(self, self._settings, self._health.report)
@@ -56,10 +59,10 @@ class BridgeNode(ManagedNode):
 
 
 class Relay:
-    """One activation of the bridge. One thread keeps the connection and reads, another sends."""
+    """One activation of the bridge: one thread connects and receives, another sends."""
 
     def __init__(self, node: ManagedNode, settings: BridgeNodeSettings, report: Callable[..., None]) -> None:
-        self._node, self._settings, self._tell = node, settings, report
+        self._node, self._settings, self._report_health = node, settings, report
         self._channel = _channel(settings)
         self._stop = threading.Event()
         self._up = threading.Event()
@@ -85,21 +88,21 @@ class Relay:
 
     def _report(self, *what: object) -> None:
         if not self._stop.is_set():
-            self._tell(*what)
+            self._report_health(*what)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A bridge with one of its threads gone relays nothing: better to end, and be started again."""
+        """Run a thread; if it fails, end the process so that it is started again."""
         try:
             work()
         except LinkRefused as error:
-            # A wrong token, certificate or release: starting again would not mend it.
+            # A wrong token, certificate or release, which a restart would not fix.
             self._node.give_up(str(error), EXIT_BAD_START)
         except Exception as error:
             if not self._stop.is_set():
                 self._node.give_up(f"The bridge failed: {error!r}")
 
     def _on_message(self, message: Message) -> None:
-        if self._up.is_set():  # else the sender's time-out deals with it; an old message is of no use
+        if self._up.is_set():  # otherwise dropped: the sender times out and resends
             self._outbox_put(message)
 
     def _outbox_put(self, message: Message | None) -> None:
@@ -120,7 +123,7 @@ class Relay:
                 self._channel.send(message)
                 self._relayed += 1
             except LinkClosed:
-                # The reader finds out by itself and redials; by now it may even have done so.
+                # The reader notices by itself and redials; it may already have done so.
                 self._node.get_logger().debug("a message was lost with the link")
 
     def _read(self) -> None:
@@ -135,19 +138,19 @@ class Relay:
             self._up.set()
             self._report(health.OK, f"linked to {self._settings.url}")
             began = time.monotonic()
-            spoke = False
+            received = False
             try:
-                spoke = self._pass_on()
+                received = self._forward()
             finally:
                 self._up.clear()
-            # Not for a link that is only ever accepted and broken off, or carries nothing but noise.
-            if spoke or time.monotonic() - began > self._settings.longest_wait_s:
+            # Do not reset for a link that is accepted and closed at once, or that carries no valid message.
+            if received or time.monotonic() - began > self._settings.longest_wait_s:
                 backoff.reset()
             self._stop.wait(backoff.next_delay())
 
-    def _pass_on(self) -> bool:
-        """Publish what the verifier says until the link breaks, or carries what no verifier says; whether it spoke."""
-        spoke = False
+    def _forward(self) -> bool:
+        """Publish the verifier's messages until the link fails; returns whether any came."""
+        received = False
         while not self._stop.is_set():
             try:
                 message = self._channel.receive(timeout=1.0)
@@ -164,10 +167,10 @@ class Relay:
                 continue
             except (LinkClosed, LinkRefused) as error:
                 self._report(health.WARN, f"the link broke: {error}")
-                return spoke
-            spoke = True
+                return received
+            received = True
             self._topics.publish(message)
-        return spoke
+        return received
 
 
 def main() -> None:

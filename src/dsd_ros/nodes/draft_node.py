@@ -1,34 +1,100 @@
-"""The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier.
+"""The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier, service ``decode``.
 
 configure loads the draft model, activate opens the session, deactivate closes it, cleanup frees the model. With
-``autostart`` the node takes itself there, and keeps trying while no verifier answers. A session that breaks later
-is resumed, or opened anew, by the next decode, or in the background before there is one.
+``autostart`` the node activates itself, and keeps trying while no verifier answers. A session that breaks later is
+resumed or reopened by the next decode, or in the background before there is one.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.publisher import Publisher
+from sensor_msgs.msg import Image
+
+from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
+from dsd_msgs.srv import Decode
+from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
+from dsd_ros.edge.observation import History
+from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
-from dsd_ros.nodes.decode_service import DecodeService
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.camera import Camera
 from dsd_ros.ros.dds_channel import DdsChannel
+from dsd_ros.ros.frames import Frames
+from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.log_lines import NodeLog
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import DraftNodeSettings
+from dsd_ros.ros.stamps import seconds
 from dsd_ros.vlm.loading import load_model
+from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
+
+Answer = Decode.Response
+_OPEN_LIMIT_S = 10.0  # for one attempt to open the session
+_MAX_TEXT = 8192  # as in ReplyProgress.msg
+_MAX_PIECE, _MAX_GAINED, _MAX_REJECTED, _MAX_EXITS = 64, 128, 64, 256  # as in RoundStats.msg
+_COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - {
+    "gained",
+    "rejected",
+    "exit_layers",
+    "exit_seconds",
+}
+_COPIED_FROM_REPLY = (
+    "mode",
+    "rounds",
+    "tau",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "draft_seconds",
+    "verify_seconds",
+    "draft_round_seconds",
+    "verify_round_seconds",
+    "cost_ratio",
+    "link_delay_seconds",
+    "peak_memory",
+    "threads",
+    "mean_exit",
+    "exits",
+    "predrafts_used",
+    "predrafts_wasted",
+    "sync_seconds",
+)
 
 
 class DraftNode(ManagedNode):
-    """See the module."""
+    """See the module. ``_lock`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
         super().__init__("draft_node", heartbeat=True)
-        self._settings = settings = declare(self, DraftNodeSettings)
+        self._settings = declare(self, DraftNodeSettings)
         refuse_unknown(self)
         self._log_lines = NodeLog(self)
         self._channel = DdsChannel(self)
-        self._decoding = DecodeService(self, self._health, settings, settings.decode)
+        self._session: EdgeSession | None = None
+        self._lock = threading.Lock()
+        self._generation = 0  # of decode requests: a newer one cancels earlier ones
+        self._interruptions = 0  # of opening the session, which a decode request does not interrupt
+        self._frames = Frames()
+        self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
+
+        self._camera = Camera(self)
+        self._progress = self.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
+        self._stats = self.create_publisher(DecodeStats, "decode_stats", qos.STATE)
+        self.create_service(Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup())
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -37,25 +103,279 @@ class DraftNode(ManagedNode):
         settings = self._settings
         model = load_model(settings.model)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
-        self._decoding.give(EdgeSession(self._channel, model, settings.decode, settings.link, vocabulary))
+        with self._lock:
+            self._session = EdgeSession(self._channel, model, settings.decode, settings.link, vocabulary)
         self.get_logger().info(f"draft model {model.name} loaded")
 
     def begin(self) -> None:
-        self._decoding.open()
+        """:raises LinkError: when the session could not be opened within ten seconds, or was interrupted."""
+        before = self._interruptions
+        with self._lock:
+            assert self._session is not None, "load comes first"
+            try:
+                self._session.open(time.monotonic() + _OPEN_LIMIT_S, lambda: self._interruptions != before)
+            except DecodeCancelled as error:
+                raise LinkClosed("opening the session was interrupted") from error
+        self._health.report(health.OK, f"session open, mode {self._settings.decode.mode}")
 
     def interrupt(self) -> None:
-        self._decoding.interrupt()
+        self._interruptions += 1
 
     def end(self) -> None:
-        self._decoding.end()
+        """Close the session; a decode under way is cancelled."""
+        self._keeper.found()
+        self._generation += 1
+        with self._lock:
+            if self._session is not None:
+                self._session.close()
 
     def unload(self) -> None:
-        self._decoding.give(None)  # and the model with it
+        with self._lock:
+            self._session = None  # and the model with it
 
     def give_back(self) -> None:
-        self._decoding.close()
+        self._generation += 1
+        self._keeper.close()
         self._channel.close()
         self._log_lines.close()
+
+    # -- the session ---------------------------------------------------------------------------
+
+    @contextmanager
+    def _turn(self, deadline: float, newest: bool = False) -> Iterator[Callable[[], bool]]:
+        """Hold the session; yields a function that says whether a newer request is waiting for it.
+
+        :param newest: this is a request itself, and cancels earlier ones.
+        :raises DecodeCancelled: when a newer request came first.
+        :raises DeadlineExceeded: when no earlier request ended in time.
+        """
+        if newest:
+            self._generation += 1
+        mine = self._generation
+
+        def cancelled() -> bool:
+            return self._generation != mine
+
+        while not self._lock.acquire(timeout=0.05):
+            if cancelled():
+                raise DecodeCancelled
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded("An earlier decode did not end in time.")
+        try:
+            yield cancelled
+        finally:
+            self._lock.release()
+
+    def _link_lost(self, sentence: str) -> None:
+        self._health.report(health.WARN, sentence)
+        self._keeper.lost()
+
+    def _reconnect(self) -> None:
+        """One attempt, abandoned when a decode is requested, which reconnects as well."""
+        try:
+            with self._turn(time.monotonic() + _OPEN_LIMIT_S) as cancelled:
+                if self._session is not None and self.active:
+                    self._session.mend(time.monotonic() + _OPEN_LIMIT_S, cancelled)
+        except DeadlineExceeded as error:
+            raise LinkTimeout(str(error)) from error
+
+    def _on_link_found(self) -> None:
+        if self.active:
+            self._health.report(health.OK, "session open again")
+
+    def _on_link_still_lost(self, error: LinkError) -> None:
+        if self.active:
+            self._health.report(health.WARN, f"link lost: {error}")
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def _on_decode(self, request: Decode.Request, answer: Answer) -> Answer:
+        text = request.instruction.strip()
+        refusal = _refusal(request, text)
+        if refusal:
+            return _fail(answer, Answer.INVALID_REQUEST, refusal)
+        deadline = time.monotonic() + (request.timeout or self._settings.decode_timeout_s)
+        try:
+            with self._turn(deadline, newest=True) as cancelled:
+                return self._decode(request, text, deadline, cancelled, answer)
+        except DecodeCancelled:
+            return _fail(answer, Answer.CANCELED, "A newer request took this one's place.")
+        except DeadlineExceeded as error:
+            return _fail(answer, Answer.TIMED_OUT, str(error))
+
+    def _decode(
+        self, request: Decode.Request, text: str, deadline: float, cancelled: Callable[[], bool], answer: Answer
+    ) -> Answer:
+        """Get a picture, decode, publish statistics. Call with the session held; raises DecodeCancelled."""
+        if self._session is None or not self.active:
+            return _fail(answer, Answer.LINK_LOST, f"There is no session with a verifier: {self.reason}")
+        wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
+        image = self._camera.fresh(seconds(request.not_before), wait, cancelled)
+        if cancelled():
+            raise DecodeCancelled
+        if image is None:
+            sentence = (
+                f"No fresh picture came from the camera within {wait:.1f} s; the last one came "
+                f"{min(self._camera.silence, 9999.0):.1f} s ago."
+            )
+            return _fail(answer, Answer.NO_IMAGE, sentence)
+        answer.observation_stamp = image.header.stamp
+        try:
+            rgb = to_rgb(image)
+            history = self._history(request, image, rgb)
+            options = {"deadline": deadline, "cancelled": cancelled, "history": history}
+            reply = self._reply(image, rgb, text, request.allow_unverified, options)
+        except ImageError as error:
+            return _fail(answer, Answer.NO_IMAGE, str(error))
+        except DeadlineExceeded as error:
+            self._link_lost(str(error))
+            return _fail(answer, Answer.TIMED_OUT, str(error))
+        except (VerifierRefused, LinkRefused) as error:
+            self._link_lost(f"refused: {error}")
+            return _fail(answer, Answer.REFUSED, str(error))
+        except LinkError as error:
+            self._link_lost(f"link lost: {error}")
+            return _fail(answer, Answer.LINK_LOST, str(error))
+        except ValueError as error:
+            return _fail(answer, Answer.FAILED, str(error))
+        except RuntimeError as error:  # from torch, e.g. out of memory: this reply is lost, the node is not
+            self._health.report(health.ERROR, f"the draft model failed: {error}")
+            return _fail(answer, Answer.FAILED, f"The draft model failed: {error}")
+        return self._answer(reply, image, answer)
+
+    def _reply(
+        self, image: Image, rgb: np.ndarray, text: str, allow_unverified: bool, options: dict[str, Any]
+    ) -> DecodedReply:
+        """The verified reply, published as it grows; the draft's own if that is allowed and the link is lost."""
+        session = self._session
+        assert session is not None
+        progress = ReplyPublisher(self._progress, image.header, text, session.text)
+        patience = self._settings.link_patience_s if allow_unverified else None
+        try:
+            reply = session.decode(rgb, text, on_progress=progress.publish, patience=patience, **options)
+        except (DeadlineExceeded, VerifierRefused, LinkRefused):
+            raise
+        except LinkError as error:
+            if not (allow_unverified and session.can_decode_alone):
+                raise
+            self._link_lost(f"link lost: {error}")
+            return session.decode_alone(rgb, text, **options)
+        progress.publish(reply.text, len(reply.tokens), reply.records[-1], done=True)
+        return reply
+
+    def _answer(self, reply: DecodedReply, image: Image, answer: Answer) -> Answer:
+        answer.success = True
+        answer.code = Answer.OK
+        answer.text = reply.text
+        answer.verified = reply.verified
+        answer.stats = self._statistics(reply, image)
+        self.get_logger().info(reply.summary())
+        if not reply.verified:
+            answer.message = "Not verified: the link is lost, and this is the draft's word alone."
+            return answer
+        self._stats.publish(answer.stats)
+        self._keeper.found()
+        figures = {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"}
+        self._health.report(health.OK, "session open", figures)
+        return answer
+
+    def _history(self, request: Decode.Request, image: Image, rgb: np.ndarray) -> History:
+        """The earlier steps to show to the model; also keeps the present picture for later requests."""
+        stamp = image.header.stamp
+        most = self._settings.history_frames
+        if not most:
+            return []
+        self._frames.remember((stamp.sec, stamp.nanosec), rgb)
+        stamps = [(earlier.sec, earlier.nanosec) for earlier in request.history_stamps]
+        return self._frames.history(stamps, request.history_actions, most)
+
+    def _statistics(self, reply: DecodedReply, image: Image) -> DecodeStats:
+        now = self.get_clock().now()
+        stats = DecodeStats(
+            observation_stamp=image.header.stamp,
+            transport=self._settings.transport,
+            gamma=round(reply.draft_length),
+            tokens=len(reply.tokens),
+            accepted=list(reply.accepted),
+            link_seconds=max(0.0, reply.wait_seconds - reply.verify_seconds),
+            miss_rate=float(reply.miss_rate) if self._settings.decode.predrafts else 0.0,
+            worker_error=reply.worker_error[:256],
+            observation_age=float(now.nanoseconds * 1e-9 - seconds(image.header.stamp)),
+        )
+        for name in _COPIED_FROM_REPLY:
+            value = getattr(reply, name)
+            setattr(stats, name, float(value) if isinstance(getattr(stats, name), float) else value)
+        stats.header.stamp = now.to_msg()
+        stats.header.frame_id = image.header.frame_id
+        return stats
+
+
+class ReplyPublisher:
+    """Publishes one reply round by round.
+
+    :param header: that of the reply's picture.
+    :param instruction: what the reply answers.
+    :param text: turns tokens into text; without it, single tokens are not published.
+    """
+
+    def __init__(
+        self, publisher: Publisher, header: Any, instruction: str = "", text: Callable[[list[int]], str] | None = None
+    ) -> None:
+        self._publisher = publisher
+        self._text = text
+        self._pieces: dict[int, str] = {}
+        self._message = ReplyProgress(header=header, instruction=instruction)
+
+    def publish(self, text: str, tokens: int, last: RoundRecord, done: bool = False) -> None:
+        """Publish the verified ``text`` of ``tokens`` after round ``last``; ``done``: once more, at the end."""
+        message = self._message
+        message.text, message.verified_tokens, message.done = text[:_MAX_TEXT], tokens, done
+        if not done:
+            message.rounds += 1
+            message.last_round = self._round(last)
+        self._publisher.publish(message)
+
+    def _round(self, last: RoundRecord) -> RoundStats:
+        stats = RoundStats(**{name: value for name, value in asdict(last).items() if name in _COPIED_FROM_ROUND})
+        stats.exit_layers = list(last.exit_layers[:_MAX_EXITS])
+        stats.exit_seconds = list(last.exit_seconds[:_MAX_EXITS])
+        if self._text is not None:
+            stats.gained = [self._piece(token) for token in last.gained[:_MAX_GAINED]]
+            stats.rejected = [self._piece(token) for token in last.rejected[:_MAX_REJECTED]]
+        return stats
+
+    def _piece(self, token: int) -> str:
+        piece = self._pieces.get(token)
+        if piece is None:
+            assert self._text is not None
+            piece = self._pieces[token] = shortened(self._text([token]))
+        return piece
+
+
+def shortened(text: str, limit: int = _MAX_PIECE) -> str:
+    """The longest beginning of a text that takes at most ``limit`` bytes in UTF-8."""
+    if len(text) * 4 <= limit:
+        return text
+    return text.encode()[:limit].decode(errors="ignore")
+
+
+def _refusal(request: Decode.Request, text: str) -> str:
+    """Why a request is invalid; empty when it is valid."""
+    if not text or len(text) > MAX_INSTRUCTION_CHARS:
+        return f"The instruction has {len(text)} characters; 1 to {MAX_INSTRUCTION_CHARS} are allowed."
+    if not 0.0 <= request.timeout <= 3600.0:
+        return f"The time-out is {request.timeout} s; it must be 0 to 3600."
+    if len(request.history_stamps) != len(request.history_actions):
+        return (
+            f"There are {len(request.history_stamps)} stamps of earlier steps and "
+            f"{len(request.history_actions)} actions; name one action for each."
+        )
+    return ""
+
+
+def _fail(answer: Answer, code: int, sentence: str) -> Answer:
+    answer.success, answer.code, answer.message = False, code, sentence[:1000]
+    return answer
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""The Go2 as a node: obeys ``cmd_vel`` and publishes what the simulated robot's node does.
+"""The Go2 as a node: obeys ``cmd_vel`` and publishes the same topics as the simulated robot's node.
 
-A thin shell round :class:`dsd_ros.robot.go2.driver.Go2Driver`. configure listens to the robot, activate has it stand
-up and obeys, deactivate ends in an acknowledged stop (the robot goes on standing), cleanup lets go of it. Speaks
-plain ROS 2 messages to the robot's own services, so no vendor library is needed. The robot's clock is not trusted:
-stamps are this machine's, taken when the state arrived and, for pictures, when they were asked for.
+A thin shell around :class:`dsd_ros.robot.go2.driver.Go2Driver`. configure connects to the robot, activate makes it
+stand up and obeys commands, deactivate ends in an acknowledged stop (the robot stays standing), cleanup disconnects.
+The node sends plain ROS 2 messages to the robot's own services, so it needs no vendor library. The robot's clock is
+not trusted: stamps are this machine's, taken when a state arrives and when a picture is requested.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CAMERA_SILENT_S = 2.0
 
 
 class Go2Node(ManagedNode):
-    """See the module. Callbacks never wait for the robot, apart from those of the posture services."""
+    """See the module. Only the callbacks of the posture services wait for the robot."""
 
     def __init__(self) -> None:
         super().__init__("go2_node", "Unitree Go2", heartbeat=True)
@@ -106,11 +106,11 @@ class Go2Node(ManagedNode):
             thread.start()
 
     def end(self) -> None:
-        """:raises DriverError: when the robot, which had been heard of, has not acknowledged the stop."""
+        """:raises DriverError: when a robot that had been connected does not acknowledge the stop."""
         self._stop.set()
         self._set_ready(False, "inactive")
         driver = self._driver
-        assert driver is not None, "what is active has been loaded"
+        assert driver is not None, "load comes first"
         try:
             if driver.state() is not None:
                 driver.stop(_STOP_AT_THE_END_S if self.closing else _STOP_S)
@@ -123,7 +123,7 @@ class Go2Node(ManagedNode):
         driver, self._driver = self._driver, None
         link, self._link = self._link, None
         if driver is not None:
-            driver.close(_STOP_AT_THE_END_S)  # an acknowledged stop, where the robot still answers
+            driver.close(_STOP_AT_THE_END_S)  # with an acknowledged stop if the robot still answers
         if isinstance(link, SdkLink):
             link.close(0.3)
         elif link is not None:
@@ -135,7 +135,7 @@ class Go2Node(ManagedNode):
     def _make_link(self, group: CallbackGroup) -> Any:
         settings = self._settings
         if settings.link == "ros":
-            from dsd_ros.nodes.go2_messages import RosLink
+            from dsd_ros.ros.go2_messages import RosLink
 
             return RosLink(self, settings.robot_prefix, group)
         link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
@@ -147,7 +147,7 @@ class Go2Node(ManagedNode):
     # -- getting ready -------------------------------------------------------------------------
 
     def _connect(self, driver: Go2Driver, stop: threading.Event) -> None:
-        """Wait for the robot, then have it do what the settings say, again and again until it does."""
+        """Wait for the robot, then get it ready as the settings say; retry until that works."""
         while not stop.is_set():
             if not until_connected(driver, 1.0, stop.is_set):
                 continue
@@ -162,7 +162,7 @@ class Go2Node(ManagedNode):
                 continue
             self._set_ready(True)
             if stop.is_set():
-                driver.hand_back()  # begun before the end, done behind it
+                driver.hand_back()  # deactivated in the meantime
                 return
             how = "with its obstacle avoidance" if avoiding else "without obstacle avoidance"
             self.get_logger().info(f"the robot is ready, {how}")
@@ -218,7 +218,7 @@ class Go2Node(ManagedNode):
             if fresh:
                 driver.move(command.vx, lateral, command.wz)
             elif driver.moving:
-                driver.move(0.0, 0.0, 0.0)  # which the driver turns into an acknowledged stop
+                driver.move(0.0, 0.0, 0.0)  # the driver makes an acknowledged stop of it
         except DriverError as error:
             self._trouble = str(error)
 
@@ -230,7 +230,7 @@ class Go2Node(ManagedNode):
         driver = self._driver
         state = driver.state() if driver is not None else None
         if state is None or state.age() > 0.1 or self._stop.is_set():
-            return  # what has just come could not be read, or nobody asked for it
+            return  # the newest state is unreadable, or the node is inactive
         with self._lock:
             self._watchdog.odometry(state.received)
         if state.received - self._odometry_time < 0.8 / self._settings.odometry_rate:
@@ -265,7 +265,7 @@ class Go2Node(ManagedNode):
         elif not self._ready:
             self._health.report(health.WARN, self._trouble or "not ready", values)
         elif now - self._picture_time > _CAMERA_SILENT_S:
-            text = f"no picture comes: {self._camera_trouble or 'the first is awaited'}"
+            text = f"no picture comes: {self._camera_trouble or 'waiting for the first'}"
             self._health.report(health.WARN, text, values)
         else:
             self._health.report(health.OK, "ready", values)
@@ -273,7 +273,7 @@ class Go2Node(ManagedNode):
     # -- camera --------------------------------------------------------------------------------
 
     def _watch(self, driver: Go2Driver, stop: threading.Event) -> None:
-        """Ask for pictures at the camera's rate, one at a time."""
+        """Request pictures at the camera's rate, one at a time."""
         period = 1.0 / self._settings.camera_rate
         due = time.monotonic()
         until_connected(driver, math.inf, stop.is_set)
@@ -323,7 +323,7 @@ def decode_picture(data: bytes) -> np.ndarray:
             return np.asarray(picture.convert("RGB"))
     except ImageError:
         raise
-    except (OSError, ValueError, SyntaxError) as error:  # what PIL raises for damaged files
+    except (OSError, ValueError, SyntaxError) as error:  # from PIL, for damaged files
         raise ImageError(f"The robot sent {len(data)} bytes that are no JPEG: {error}") from error
 
 

@@ -1,8 +1,8 @@
-"""A stand-in Go2 on the robot's own topics, in the simulated world; ground truth is on topics of its own.
+"""A stand-in for the Go2: the robot's own topics, in the simulated world; ground truth is on topics of its own.
 
-Set the parameter ``fault`` while it runs to see what a robot's failures do: freeze, slow, die or reject. The topic
-``simulator/fault`` (std_msgs/String) does the same: ``robot freeze`` and so on, ``robot ok``; besides, ``camera
-freeze``, where no picture comes, ``camera ok`` and ``all ok``.
+Set the parameter ``fault`` while the node runs to inject a failure of the robot: freeze, slow, die or reject. The topic
+``simulator/fault`` (std_msgs/String) does the same (``robot freeze`` and so on, ``robot ok``), and also stops the
+pictures: ``camera freeze``, ``camera ok``, ``all ok``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from std_msgs.msg import String
 
-from dsd_ros.nodes.go2_messages import (
+from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
+from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
+from dsd_ros.robot.sim.faults import OK, FaultBoard
+from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
+from dsd_ros.robot.sim.world import World
+from dsd_ros.ros import health, qos
+from dsd_ros.ros.base_messages import GroundTruthPublisher
+from dsd_ros.ros.go2_messages import (
     SERVICES,
     LowState,
     RequestMessage,
@@ -31,13 +38,6 @@ from dsd_ros.nodes.go2_messages import (
     from_message,
     topic,
 )
-from dsd_ros.robot.go2.protocol import VIDEO, Code, Request, Response, VideoApi
-from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
-from dsd_ros.robot.sim.faults import OK, FaultBoard
-from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
-from dsd_ros.robot.sim.world import World
-from dsd_ros.ros import health, qos
-from dsd_ros.ros.base_messages import GroundTruthPublisher
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import STANDIN_FAULTS, StandinNodeSettings
@@ -46,7 +46,7 @@ _JPEG_QUALITY = 95
 
 
 class Go2StandinNode(Node):
-    """See the module. The base moves in the executor's thread, pictures are drawn in their own."""
+    """See the module. The base moves in the executor's thread, pictures are rendered in a thread of their own."""
 
     def __init__(self) -> None:
         super().__init__("go2_standin_node")
@@ -62,7 +62,7 @@ class Go2StandinNode(Node):
             {"camera": ("freeze",), "robot": [f for f in STANDIN_FAULTS if f != StandinFault.NONE.value]}
         )
         self._settings = settings
-        self._wanted: deque[Request] = deque(maxlen=4)  # pictures
+        self._wanted: deque[ServiceRequest] = deque(maxlen=4)  # pictures
         self._wake = threading.Condition()
         self._closing = False
         self._low_time = 0.0
@@ -153,7 +153,7 @@ class Go2StandinNode(Node):
     # -- video ---------------------------------------------------------------------------------
 
     def _draw(self) -> None:
-        """Answers requests for pictures; the GL context never leaves this thread."""
+        """Answer requests for pictures; the OpenGL context stays in this thread."""
         try:
             while True:
                 with self._wake:
@@ -172,17 +172,17 @@ class Go2StandinNode(Node):
         finally:
             self._simulator.close()
 
-    def _picture(self, request: Request) -> Response:
+    def _picture(self, request: ServiceRequest) -> ServiceResponse:
         if self._robot.fault is StandinFault.REJECT:
-            return Response(request.identity, request.api_id, Code.INTERNAL)
+            return ServiceResponse(request.identity, request.api_id, Code.INTERNAL)
         if request.api_id != VideoApi.GET_IMAGE_SAMPLE:
-            return Response(request.identity, request.api_id, Code.NOT_IMPLEMENTED)
+            return ServiceResponse(request.identity, request.api_id, Code.NOT_IMPLEMENTED)
         jpeg = encode_picture(self._simulator.render())
-        return Response(request.identity, request.api_id, Code.OK, "", jpeg)
+        return ServiceResponse(request.identity, request.api_id, Code.OK, "", jpeg)
 
 
 def encode_picture(image: np.ndarray) -> bytes:
-    """uint8 (height, width, 3) RGB as JPEG."""
+    """An RGB picture, uint8 (height, width, 3), as JPEG."""
     target = io.BytesIO()
     Pictures.fromarray(image).save(target, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
     return target.getvalue()

@@ -1,16 +1,18 @@
-"""The robot's half of questions, and its memory: a text model, its own documents, what it has seen.
+"""The robot's half of answering questions, and its memory: a text model, its own documents, what it has seen.
 
 configure loads the text model and opens the documents, activate answers the service ``ask`` together with the cloud
-(``rag.session``), deactivate ends an answer under way, cleanup frees the model. The cloud's half is a verifier that has
-documents: a verifier_node, or behind a bridge_node. The documents never leave this process.
+(``dragon.client``), deactivate ends an answer under way, cleanup frees the model. The cloud's half is a verifier with
+documents: a verifier_node, or a remote one through a bridge_node. The documents never leave this process.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from nav_msgs.msg import Odometry
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -19,13 +21,14 @@ from dsd_msgs.msg import AskStats, NavAction
 from dsd_msgs.srv import Ask
 from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
 from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.places import measured_in, open_documents
 from dsd_ros.dragon.documents.store import Store
 from dsd_ros.dragon.measuring import delay_of
 from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.navigation.controller import Pose
-from dsd_ros.nodes.remembering import Remembering
 from dsd_ros.paths import documents_directory
+from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.ros.log_lines import NodeLog
@@ -41,10 +44,18 @@ from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import LinkError, LinkRefused
 
 Response = Ask.Response
+SOURCE = "what the robot has seen"  # name of the document that memory keeps
+_REPLACED = "A newer question took this one's place."
+# How the shipped target says where a thing is; other wordings are not remembered.
+_SEEN = re.compile(
+    r"\bThe (?P<thing>\w+ \w+) is (?P<side>straight ahead|a little (?:left|right)|on the (?:left|right)|"
+    r"far (?:left|right)), (?P<metres>\d+(?:\.\d+)?) m away\b"
+)
+_DEGREES = {"straight": 0.0, "a": 6.0, "on": 18.0, "far": 32.0}  # approximate bearing, by the side's first word
 
 
 class MemoryNode(ManagedNode):
-    """See the module. ``_asking`` is held by whoever uses or changes the session."""
+    """See the module. ``_turn`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
         super().__init__("memory_node")
@@ -56,10 +67,10 @@ class MemoryNode(ManagedNode):
         self._store: Store | None = None
         self._delay: DecodeDelay | None = None
         self._session: AskSession | None = None
-        self._pose: Pose | None = None  # the newest that odometry told
-        self._remembering: Remembering | None = None
-        self._asking = threading.Lock()
-        self._generation = 0  # of questions: a newer one ends those before it
+        self._pose: Pose | None = None  # the newest from odometry
+        self._memory: SightingMemory | None = None
+        self._turn = threading.Lock()
+        self._generation = 0  # of questions: a newer one cancels earlier ones
         self._ears = Polled(self)
         self._odometry = self._ears.subscribe(Odometry, "odom", qos.NEWEST_STATE)
         if self._settings.remember:
@@ -75,14 +86,14 @@ class MemoryNode(ManagedNode):
     def load(self) -> None:
         folder = documents_directory(self._settings.documents, "robot")
         self._store = open_documents(folder)
-        self._remembering = Remembering(self._store)
+        self._memory = SightingMemory(self._store)
         self._model = load_model(self._settings.model)
         self._delay = delay_of(self._model, self._settings.answer.documents, measured_in(folder))
 
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
-        with self._asking:
+        with self._turn:
             self._session = AskSession(
                 self._channel, model, store, self._settings.answer, relevance=store.relevance,
                 delay=self._delay,
@@ -97,12 +108,12 @@ class MemoryNode(ManagedNode):
         self._generation += 1
         session = self._session
         if session is not None:
-            session.close()  # an answer under way ends with it
-        with self._asking:
+            session.close()  # ends an answer under way
+        with self._turn:
             self._session = None
 
     def unload(self) -> None:
-        self._model = self._remembering = None
+        self._model = self._memory = None
         store, self._store = self._store, None
         if store is not None:
             store.close()
@@ -127,17 +138,17 @@ class MemoryNode(ManagedNode):
         deadline = time.monotonic() + (request.timeout or self._settings.ask_timeout_s)
         self._generation += 1
         mine = self._generation
-        while not self._asking.acquire(timeout=0.05):
+        while not self._turn.acquire(timeout=0.05):
             if self._generation != mine:
                 return _fail(response, Response.CANCELED, _REPLACED)
             if time.monotonic() > deadline:
                 return _fail(response, Response.TIMED_OUT, "An earlier answer did not end in time.")
         try:
-            return self._answered(question, request.max_tokens, deadline, mine, response)
+            return self._answer(question, request.max_tokens, deadline, mine, response)
         finally:
-            self._asking.release()
+            self._turn.release()
 
-    def _answered(self, question: str, max_tokens: int, deadline: float, mine: int, response: Response) -> Response:
+    def _answer(self, question: str, max_tokens: int, deadline: float, mine: int, response: Response) -> Response:
         session = self._session
         if session is None or not self.active:
             return _fail(response, Response.FAILED, self.reason)
@@ -153,9 +164,9 @@ class MemoryNode(ManagedNode):
             return self._lost(response, Response.REFUSED, error)
         except LinkError as error:
             return self._lost(response, Response.LINK_LOST, error)
-        except ValueError as error:  # of settings, prompts, contexts and stores
+        except ValueError as error:  # from settings, prompts, contexts and stores
             return _fail(response, Response.FAILED, str(error))
-        except RuntimeError as error:  # torch's: this answer is lost, the node is not
+        except RuntimeError as error:  # from torch: this answer is lost, the node is not
             self._health.report(health.ERROR, f"the text model failed: {error}")
             return _fail(response, Response.FAILED, f"The text model failed: {error}")
         response.text, response.stats = answer.text, statistics(answer)
@@ -179,16 +190,16 @@ class MemoryNode(ManagedNode):
     # -- memory --------------------------------------------------------------------------------
 
     def _on_action(self, action: NavAction) -> None:
-        remembering = self._remembering
-        if odometry := take(self._odometry):  # none is new where two actions come at once
+        memory = self._memory
+        if odometry := take(self._odometry):  # none is new when two actions come at once
             self._pose = pose_of(odometry[-1])
-        if remembering is None or self._pose is None:
+        if memory is None or self._pose is None:
             return
         if not action.verified or action.retracing:  # only what the target itself has seen
             return
         try:
             stamp = seconds(action.observation_stamp)
-            new = remembering.take(action.reasoning, self._pose, stamp)
+            new = memory.remember(action.reasoning, self._pose, stamp)
         except ValueError as error:
             self.get_logger().warning(f"not remembered: {error}", throttle_duration_sec=10.0)
             return
@@ -196,7 +207,35 @@ class MemoryNode(ManagedNode):
             self.get_logger().info(f"remembered: {sighting.sentence}")
 
 
-_REPLACED = "A newer question took this one's place."
+def sightings(reasoning: str, pose: Pose, time: datetime) -> list[Sighting]:
+    """The thing that a reply says it sees at a distance, located for a robot at ``pose``; empty if there is none.
+
+    Positions are in metres of the odometry frame.
+    """
+    found = _SEEN.search(reasoning)
+    if found is None:
+        return []
+    side = found["side"]
+    angle = math.radians(_DEGREES[side.split()[0]]) * (-1.0 if side.endswith("right") else 1.0)
+    ahead = float(found["metres"]) + ROBOT_RADIUS
+    return seen(found["thing"], pose.x, pose.y, pose.yaw + angle, time, COLOURS, KINDS, ahead=ahead)
+
+
+class SightingMemory:
+    """Keeps sightings in a store, together with those it holds already. For one thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        before = store.read(SOURCE)
+        self.memory = Memory() if before is None else Memory.read(before.text)
+
+    def remember(self, reasoning: str, pose: Pose, stamp: float) -> list[Sighting]:
+        """Store and return what is new in a verified reply about a picture of ``stamp`` (s)."""
+        time = datetime.fromtimestamp(stamp, UTC)
+        new = [sighting for sighting in sightings(reasoning, pose, time) if self.memory.add(sighting)]
+        if new:
+            self._store.add(self.memory.document(SOURCE))
+        return new
 
 
 def statistics(answer: Answer) -> AskStats:

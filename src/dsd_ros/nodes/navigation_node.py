@@ -1,10 +1,9 @@
-"""Serves the Navigate action: asks for a decode, carries the verified action out, until the model
-says stop.
+"""Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
-Publishes ``cmd_vel_nav``: what of it reaches the robot is the safety supervisor's to say. A thin
-shell round :class:`dsd_ros.navigation.run.NavigationRun`, and a lifecycle node: goals are taken while
-it is active, and deactivate stops the robot first. Nothing here waits without a limit, and every run
-ends in a named outcome with the robot at rest. No model and no torch in this process.
+A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
+active, and deactivate stops the robot first. It publishes ``cmd_vel_nav``; the safety supervisor decides what of it
+reaches the robot. Every wait has a limit, and every run ends in a named outcome with the robot at rest. No model and no
+torch in this process.
 """
 
 from __future__ import annotations
@@ -12,39 +11,56 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
-from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
+from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
+from rclpy.node import Node
 from rclpy.task import Future
 from std_msgs.msg import String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
-from dsd_msgs.srv import Decode
+from dsd_msgs.srv import Ask, CheckArrival, Decode
+from dsd_ros.navigation import goals
+from dsd_ros.navigation.actions import format_action
 from dsd_ros.navigation.controller import AT_REST, Velocity
-from dsd_ros.navigation.records import Announcement, Answer, Moment, Phase
+from dsd_ros.navigation.goals import ResolvedGoal
+from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
-from dsd_ros.nodes.goal_memory import STOPPED, GoalMemory, Resolved
-from dsd_ros.nodes.navigation_calls import FAILURES, ArrivalCalls, DecodeCalls, action_message, cancelling
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import NavigationNodeSettings
-from dsd_ros.ros.stamps import pose_of, seconds, to_twist, velocity_of
+from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds, to_stamp, to_twist, velocity_of
 
-_REST_WAIT_S = 2.0  # the result waits this long for the robot to stand
-_END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for a run to be over, at deactivate and when the process ends
-_START_WAIT_S = 1.0  # a goal that comes while the node is starting waits for it
+_REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
+_END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
+_START_WAIT_S = 1.0  # a goal that comes while the node is starting waits this long
+_SERVICE_WAIT_S = 3.0  # a decode service that is absent this long counts as a lost link
+_DECODE_MARGIN_S = 0.5  # the draft node gives up this much earlier, so that its own reason arrives
+_MEMORY_MARGIN_S = 1.0  # the memory node likewise
+_POLL_S = 0.02
 _STILL = 0.03  # m/s and rad/s
+_CAUSES = frozenset(Cause)
+_GOOD_ENDS = (RunOutcome.ARRIVED, RunOutcome.CANCELLED, RunOutcome.SHUTDOWN)
+_FAILURES = {
+    Decode.Response.INVALID_REQUEST: RunOutcome.BAD_GOAL,
+    Decode.Response.NO_IMAGE: RunOutcome.NO_OBSERVATION,
+    Decode.Response.TIMED_OUT: RunOutcome.DECODE_TIMEOUT,
+    Decode.Response.LINK_LOST: RunOutcome.LINK_LOST,
+    Decode.Response.REFUSED: RunOutcome.VERIFIER_REFUSED,
+}
+_MESSAGE_KINDS = {kind: number for number, kind in ACTION_KINDS.items()}
 
 
 class NavigationNode(ManagedNode):
@@ -69,15 +85,16 @@ class NavigationNode(ManagedNode):
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
-        self._told = self.create_publisher(String, "instruction", qos.LATCHED)
+        self._instructions = self.create_publisher(String, "instruction", qos.LATCHED)
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion)
         self.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service)
         self.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
-        self._decodes = DecodeCalls(self, service)
-        self._checks = ArrivalCalls(self, service)
-        self._memory = GoalMemory(self, settings.memory, service)
-        # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive
-        # it.
+        self._decode = LatestCall(self, Decode, "decode", service)
+        self._request = 0  # number of the newest decode request
+        self._check = LatestCall(self, CheckArrival, "check_arrival", service)
+        asks = settings.memory.when != "never"
+        self._ask = self.create_client(Ask, "ask", callback_group=service) if asks else None
+        # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
         self.create_timer(
             1.0 / settings.control_rate, self._tick, motion, clock=Clock(clock_type=ClockType.STEADY_TIME)
         )
@@ -98,7 +115,7 @@ class NavigationNode(ManagedNode):
         self._health.report(health.OK, "idle")
 
     def end(self) -> None:
-        """The robot stops, the run under way ends, and its result gets out."""
+        """Stop the robot, end the run under way, and let its result get out."""
         with self._changed:
             if self._run is not None:
                 self._run.end(RunOutcome.SHUTDOWN, "The navigation node was stopped.")
@@ -106,14 +123,14 @@ class NavigationNode(ManagedNode):
             self._changed.notify_all()
         deadline = time.monotonic() + (_CLOSE_WAIT_S if self.closing else _END_WAIT_S)
         while self._goal is not None and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
         self._command.publish(Twist())
 
     def give_back(self) -> None:
         self._command.publish(Twist())
 
     def destroy_node(self) -> None:
-        self._server.destroy()  # which rclpy's does not
+        self._server.destroy()  # rclpy's own destroy_node does not
         super().destroy_node()
 
     # -- motion --------------------------------------------------------------------------------
@@ -128,7 +145,7 @@ class NavigationNode(ManagedNode):
     def _on_odometry(self, message: Odometry) -> None:
         pose, measured = pose_of(message), velocity_of(message)
         if not all(map(math.isfinite, (pose.x, pose.y, pose.yaw, measured.vx, measured.wz))):
-            return  # counts as no odometry: the watchdog will see its absence
+            return  # counts as no odometry: the watchdog will notice its absence
         with self._changed:
             moment = self._moment()
             self._measured = measured
@@ -165,7 +182,7 @@ class NavigationNode(ManagedNode):
                 self._command.publish(to_twist(self._watchdog.output(moment.steady)))
 
     def _follow(self) -> None:
-        """Carry out what the run asks for after an event; wakes the goal's thread at its end."""
+        """Do what the run asks for after an event; wake the goal's thread at its end."""
         run = self._run
         assert run is not None
         if run.ended:
@@ -178,15 +195,18 @@ class NavigationNode(ManagedNode):
             self._changed.notify_all()
         request = run.take_request()
         if request is not None:
-            self._progress = ""
-            self._decodes.want(request)
-        number = self._decodes.number
-        absent = self._decodes.send(self._instruction, lambda number, done: self._on_decoded(run, number, done))
-        if absent:
-            run.on_failure(number, RunOutcome.LINK_LOST, absent)
+            self._progress, self._request = "", request.number
+            number = request.number
+            message = decode_message(self._instruction, request)
+            self._decode.put(message, lambda done: self._on_decoded(run, number, done))
+        if self._decode.send() > _SERVICE_WAIT_S:
+            self._decode.wait_again()
+            sentence = f"No node offers the service '{self._decode.name}': start the draft node."
+            run.on_failure(self._request, RunOutcome.LINK_LOST, sentence)
         if run.take_check():
-            self._checks.want()
-        self._checks.send(self._instruction, lambda done: self._on_checked(run, done))
+            message = CheckArrival.Request(instruction=self._instruction)
+            self._check.put(message, lambda done: self._on_checked(run, done))
+        self._check.send()
 
     def _announce(self, run: NavigationRun, announcement: Announcement) -> None:
         self._action = action_message(announcement)
@@ -202,7 +222,7 @@ class NavigationNode(ManagedNode):
     def _on_decoded(self, run: NavigationRun, number: int, future: Future) -> None:
         with self._changed:
             if run is not self._run or future.cancelled():
-                return  # the answer to a question of a run that is over
+                return  # the answer belongs to a run that is over
             answer = future.result()
             if answer is None:
                 error = future.exception()
@@ -210,12 +230,11 @@ class NavigationNode(ManagedNode):
             elif answer.code == Decode.Response.CANCELED and not answer.success:
                 run.on_dropped(number)
             elif not answer.success:
-                outcome = FAILURES.get(answer.code, RunOutcome.INTERNAL_ERROR)
+                outcome = _FAILURES.get(answer.code, RunOutcome.INTERNAL_ERROR)
                 run.on_failure(number, outcome, answer.message or "The decode failed.")
             else:
                 observed = seconds(answer.observation_stamp)
-                said = Answer(answer.text, observed, answer.verified, answer)
-                run.on_answer(number, said, self._moment())
+                run.on_answer(number, DecodeAnswer(answer.text, observed, answer.verified, answer), self._moment())
             self._follow()
 
     def _on_checked(self, run: NavigationRun, future: Future) -> None:
@@ -250,9 +269,9 @@ class NavigationNode(ManagedNode):
             goal.abort()
             outcome, sentence = refusal
             return Navigate.Result(outcome=int(outcome), message=sentence)
-        resolved = self._memory.resolve(self._instruction, lambda: self._over(goal))
+        resolved = self._resolve(goal)
         if not resolved.instruction or not self._begin(goal, resolved):
-            return self._not_begun(goal, resolved)
+            return self._not_begun(goal, resolved if not resolved.instruction else goals.STOPPED)
         with self._changed:
             run = self._run
             assert run is not None
@@ -263,25 +282,18 @@ class NavigationNode(ManagedNode):
                 self._publish_feedback(goal, run)
                 self._changed.wait(timeout=0.1)
             self._halt()
-            self._decodes.forget()
-            self._checks.forget()
+            self._decode.forget()
+            self._check.forget()
         self._wait_for_rest()
         with self._changed:
             self._publish_feedback(goal, run)
-        level = health.OK if run.outcome in _GOOD_ENDS else health.WARN
-        self._health.report(level, f"{run.outcome.name}: {run.sentence}")
-        if run.outcome is RunOutcome.ARRIVED:
-            goal.succeed()
-        elif run.outcome is RunOutcome.CANCELLED and cancelling(goal):
-            goal.canceled()
-        else:
-            goal.abort()
+        self._finish(goal, run.outcome, run.sentence)
         with self._changed:
             self._run = self._goal = None
             self._quiet_after = time.monotonic() + 1.0
         return Navigate.Result(
             outcome=int(run.outcome),
-            message=resolved.told(goal.request.instruction, run.sentence)[:1000],
+            message=resolved.explain(goal.request.instruction, run.sentence)[:1000],
             instruction=resolved.instruction,
             answer=resolved.answer[:8000],
             steps=len(run.steps),
@@ -289,7 +301,7 @@ class NavigationNode(ManagedNode):
         )
 
     def _reserve(self, handle: ServerGoalHandle) -> tuple[RunOutcome, str] | None:
-        """Take a goal; returns an outcome and a sentence when it can't be taken."""
+        """Take a goal; returns an outcome and a sentence if it cannot be taken."""
         goal = handle.request
         try:
             text = checked_instruction(goal.instruction)
@@ -298,7 +310,7 @@ class NavigationNode(ManagedNode):
             return RunOutcome.BAD_GOAL, str(error)
         deadline = time.monotonic() + _START_WAIT_S
         while not (self.active or self.closing) and time.monotonic() < deadline:
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
         with self._changed:
             if not self.active:
                 return RunOutcome.SHUTDOWN, "The navigation node is not active."
@@ -307,21 +319,48 @@ class NavigationNode(ManagedNode):
             self._goal, self._instruction = handle, text
         return None
 
-    def _over(self, goal: ServerGoalHandle) -> RunOutcome | None:
-        """Why a goal that has not begun is not to begin."""
-        if goal.is_cancel_requested:
-            return RunOutcome.CANCELLED
-        return None if self.active else RunOutcome.SHUTDOWN
+    def _resolve(self, goal: ServerGoalHandle) -> ResolvedGoal:
+        """The instruction to carry out: the goal's own, or what the service ``ask`` says it means."""
+        settings, client = self._settings.memory, self._ask
+        if client is None or not goals.needs_memory(self._instruction, settings.when):
+            return ResolvedGoal(self._instruction)
+        began = time.monotonic()
+        deadline = began + settings.timeout_s
+        while not client.service_is_ready():
+            if ended := self._ended(goal):
+                return ended
+            if time.monotonic() > began + min(_SERVICE_WAIT_S, settings.timeout_s):
+                return goals.unknown(f"No node offers the service '{client.srv_name}': start the memory node.")
+            time.sleep(_POLL_S)
+        timeout = max(0.5, deadline - time.monotonic() - _MEMORY_MARGIN_S)
+        answered = threading.Event()
+        future = client.call_async(Ask.Request(question=self._instruction, timeout=timeout))
+        future.add_done_callback(lambda _: answered.set())
+        while not answered.wait(_POLL_S):
+            ended = self._ended(goal)
+            if ended is not None or time.monotonic() >= deadline:
+                client.remove_pending_request(future)
+                return ended or goals.unknown(f"Memory did not answer within {settings.timeout_s:g} s.")
+        answer = future.result()
+        if answer is None:
+            return goals.unknown("Memory failed.")
+        return goals.resolve_answer(answer.success, answer.message, answer.text)
 
-    def _begin(self, handle: ServerGoalHandle, resolved: Resolved) -> bool:
-        """Start the run of a goal that was taken; False when the node has been stopped meanwhile."""
+    def _ended(self, goal: ServerGoalHandle) -> ResolvedGoal | None:
+        """Why a goal must not begin any more; None while it may."""
+        if goal.is_cancel_requested:
+            return goals.CANCELLED
+        return None if self.active else goals.STOPPED
+
+    def _begin(self, handle: ServerGoalHandle, resolved: ResolvedGoal) -> bool:
+        """Start the run of a goal that was taken; False if the node has been stopped in the meantime."""
         goal = handle.request
         settings = self._settings.run.within(goal.max_steps, goal.time_limit)
         with self._changed:
             if not self.active:
                 return False
             self._instruction = resolved.instruction
-            self._told.publish(String(data=self._instruction))
+            self._instructions.publish(String(data=self._instruction))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
             self._run = NavigationRun(settings, self._settings.motion, self._moment())
@@ -329,18 +368,23 @@ class NavigationNode(ManagedNode):
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True
 
-    def _not_begun(self, goal: ServerGoalHandle, resolved: Resolved) -> Navigate.Result:
+    def _not_begun(self, goal: ServerGoalHandle, why: ResolvedGoal) -> Navigate.Result:
         """End a goal whose run never began. The robot stands: nothing has been commanded."""
-        result = resolved.result() if not resolved.instruction else STOPPED.result()
-        outcome = RunOutcome(result.outcome)
-        self._health.report(health.OK if outcome in _GOOD_ENDS else health.WARN, f"{outcome.name}: {result.message}")
-        if outcome is RunOutcome.CANCELLED and cancelling(goal):
+        sentence = why.sentence[:1000]
+        self._finish(goal, why.outcome, sentence)
+        with self._changed:
+            self._goal = None
+        return Navigate.Result(outcome=int(why.outcome), message=sentence, answer=why.answer[:8000])
+
+    def _finish(self, goal: ServerGoalHandle, outcome: RunOutcome, sentence: str) -> None:
+        level = health.OK if outcome in _GOOD_ENDS else health.WARN
+        self._health.report(level, f"{outcome.name}: {sentence}")
+        if outcome is RunOutcome.ARRIVED:
+            goal.succeed()
+        elif outcome is RunOutcome.CANCELLED and _cancelling(goal):
             goal.canceled()
         else:
             goal.abort()
-        with self._changed:
-            self._goal = None
-        return result
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
         deciding = run.phase is Phase.DECODING
@@ -360,11 +404,82 @@ class NavigationNode(ManagedNode):
                 alive = self._watchdog.odometry_age(time.monotonic()) < 0.2
                 if alive and _still(self._measured):
                     return
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
 
 
-_CAUSES = frozenset(Cause)
-_GOOD_ENDS = (RunOutcome.ARRIVED, RunOutcome.CANCELLED, RunOutcome.SHUTDOWN)
+class LatestCall:
+    """A service client with at most one request: a newer one replaces it, and the old answer is dropped."""
+
+    def __init__(self, node: Node, kind: type, name: str, group: CallbackGroup) -> None:
+        self._client = node.create_client(kind, name, callback_group=group)
+        self._waiting: tuple[object, Callable[[Future], None]] | None = None
+        self._since = 0.0
+        self._pending: Future | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self._client.srv_name)
+
+    def put(self, request: object, answered: Callable[[Future], None]) -> None:
+        """Replace any request by this one; the executor calls ``answered``."""
+        self.forget()
+        self._waiting = (request, answered)
+        self.wait_again()
+
+    def send(self) -> float:
+        """Send the waiting request if the service is there; else how long it has waited, s."""
+        if self._waiting is None:
+            return 0.0
+        if not self._client.service_is_ready():
+            return time.monotonic() - self._since
+        (request, answered), self._waiting = self._waiting, None
+        self._pending = self._client.call_async(request)
+        self._pending.add_done_callback(answered)
+        return 0.0
+
+    def wait_again(self) -> None:
+        """Count the waiting time from now on."""
+        self._since = time.monotonic()
+
+    def forget(self) -> None:
+        """Drop the request, and its answer."""
+        self._waiting = None
+        if self._pending is not None and not self._pending.done():
+            self._client.remove_pending_request(self._pending)
+        self._pending = None
+
+
+def action_message(announced: Announcement) -> NavAction:
+    """The message that announces an action; the caller adds the stamps."""
+    action = NavAction(kind=_MESSAGE_KINDS[announced.action.kind], amount=announced.action.amount)
+    action.header.frame_id = "base_link"
+    action.reasoning = announced.reasoning[:1000]
+    action.verified = announced.verified
+    action.retracing = announced.retracing
+    action.step = announced.number
+    action.step_seconds = announced.step_seconds
+    action.standing_seconds = announced.standing_seconds
+    return action
+
+
+def decode_message(instruction: str, request: DecodeRequest) -> Decode.Request:
+    """The message of a run's request. A step's details are its answer, so stamps go out exactly as they came in."""
+    return Decode.Request(
+        instruction=instruction,
+        not_before=to_stamp(request.not_before),
+        timeout=max(0.1, request.timeout - _DECODE_MARGIN_S),
+        allow_unverified=request.allow_unverified,
+        history_stamps=[step.details.observation_stamp for step in request.history],
+        history_actions=[format_action(step.reply.action) for step in request.history],
+    )
+
+
+def _cancelling(goal: ServerGoalHandle) -> bool:
+    """Whether the goal's state is cancelling; the run may learn of the request first."""
+    deadline = time.monotonic() + 1.0
+    while not goal.is_cancel_requested and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(goal.is_cancel_requested)
 
 
 def _still(velocity: Velocity) -> bool:

@@ -1,31 +1,36 @@
-"""Records a run into a bag: everything needed to look at it, and to replay it.
+"""Records a run into a bag: everything needed to inspect and to replay it.
 
-Messages are taken as raw CDR and written as they came, with their types' definitions; only the camera's pictures
-are compressed, as PNG, which loses nothing. A thread writes, and saves every half second.
+Messages are received as raw CDR and written unchanged, with their types' definitions. Only the camera's pictures are
+compressed, losslessly, as PNG. A thread of its own writes, and saves every half second.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+from rcl_interfaces.srv import GetParameters, ListParameters
+from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.node import Node
-from rclpy.parameter import Parameter
+from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 
 from dsd_msgs.msg import ReplyProgress
-from dsd_ros.nodes.record_facts import ParameterCollector, versions
-from dsd_ros.nodes.record_types import TypeUnknown, definition, message_class
+from dsd_ros import __version__
 from dsd_ros.observe.bag.writer import BagWriter, RecordError
 from dsd_ros.observe.ros.bag_pictures import Pictures
+from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 from dsd_ros.ros import health
 from dsd_ros.ros.images import ImageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
@@ -44,15 +49,18 @@ from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import RecordNodeSettings
 
 _SAVE_S = 0.5
-_LOOK_S = 1.0  # between two looks at who publishes
+_LOOK_S = 1.0  # between checks for new publishers
 _CLOSE_S = 0.7
+_OVERHEAD = 200  # bytes that a queued message takes beyond its payload
+_ASK_AGAIN = 5  # checks between two questions to a node that did not answer
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-python-headless", "rosbags")
 
 
 class RecordNode(Node):
-    """See the module. Only the writer's thread touches the bag."""
+    """See the module. Only the writer's thread uses the bag."""
 
     def __init__(self, given: dict[str, Any] | None = None) -> None:
-        """``given``: parameters beside those of the command line."""
+        """:param given: parameters in addition to those of the command line."""
         overrides = [Parameter(name, value=value) for name, value in (given or {}).items()]
         super().__init__("record_node", parameter_overrides=overrides)
         self.failure: str | None = None
@@ -69,8 +77,8 @@ class RecordNode(Node):
         self._kinds = dict(TOPICS)
         self._extra = [*WHERE_THERE, *filter(None, map(str.strip, self._settings.topics.split(",")))]
         self._unknown: set[str] = set()
-        # Topics of which every publisher is matched at the last look; and at the last two, so that the publishers
-        # have had time to find out, too.
+        # Topics whose publishers were all matched at the last check; and at the last two checks, so that the publishers
+        # have had time to match as well.
         self._matched: set[str] = set()
         self._heard: list[str] = []
         self._stop = threading.Event()
@@ -89,7 +97,7 @@ class RecordNode(Node):
         self.get_logger().info(f"recording into {self._settings.directory}")
 
     def close(self) -> None:
-        """End the bag with all that has come."""
+        """Write everything that has come, and close the bag."""
         self._stop.set()
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
@@ -97,7 +105,7 @@ class RecordNode(Node):
     # -- subscriptions -------------------------------------------------------------------------
 
     def _subscribe(self, name: str, qos: QoSProfile) -> None:
-        """Listen to a topic, anew if it is listened to in another way."""
+        """Subscribe to a topic, in place of a subscription with another profile."""
         old = self._listening.get(name)
         if old is not None:
             self.destroy_subscription(old[0])
@@ -113,7 +121,7 @@ class RecordNode(Node):
         self._listening[name] = made, qos
 
     def _look(self) -> None:
-        """Find publishers that have come: of topics that may be there, and with another quality of service."""
+        """Look for new publishers: of optional topics, or with another quality of service."""
         matched = set()
         for name in (*TOPICS, *self._extra):
             offers = self.get_publishers_info_by_topic(self.resolve_topic_name(name))
@@ -137,9 +145,9 @@ class RecordNode(Node):
         self._facts.look()
 
     def _put(self, name: str, topic: str, kind: str, qos: list[Any], payload: bytes) -> None:
-        size = len(payload) + 200
+        size = len(payload) + _OVERHEAD
         with self._lock:
-            # Pictures are what fills the room; what is said about them shall have some left.
+            # Pictures fill the queue; leave room for the messages about them.
             if self._waiting + size > (self._room // 2 if name == CAMERA else self._room):
                 self.dropped += 1
                 return
@@ -161,7 +169,7 @@ class RecordNode(Node):
         try:
             self._write_all(bag)
         except Exception as error:  # a full disk; a defect
-            # The robot's run does not end with its recording: the node goes on, and says that it records nothing.
+            # The run does not end with its recording: the node goes on, and reports that it records nothing.
             self._health.report(health.ERROR, str(error))
             bag.close()
             while self._queue.get() is not None:
@@ -192,7 +200,7 @@ class RecordNode(Node):
         self, bag: BagWriter, name: str, topic: str, kind: str, qos: list[Any], at: int, data: bytes
     ) -> None:
         with self._lock:
-            self._waiting -= len(data) + 200
+            self._waiting -= len(data) + _OVERHEAD
         if name == CAMERA:
             self._write_picture(bag, topic, qos, lambda: self._pictures.take(data, at))
             return
@@ -220,6 +228,82 @@ class RecordNode(Node):
             self._health.report(health.WARN, sentence, figures)
         else:
             self._health.report(health.OK, f"recording into {self._settings.directory}", figures)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, Python, ROS, and the packages that affect a decode."""
+    found = {
+        "dsd_ros": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "ros_distro": os.environ.get("ROS_DISTRO", "jazzy (wheels)"),
+        "rmw": os.environ.get("RMW_IMPLEMENTATION", "default"),
+    }
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class ParameterCollector:
+    """Asks every node of the namespace for its parameters, once; calls ``on_news`` with JSON after each answer."""
+
+    def __init__(self, node: Node, group: CallbackGroup, on_news: Callable[[str], None]) -> None:
+        self._node, self._group, self._on_news = node, group, on_news
+        self._found: dict[str, dict[str, Any]] = {}
+        self._asked: dict[str, int] = {}  # checks since
+        self._clients: dict[str, list[Any]] = {}
+
+    def look(self) -> None:
+        """Ask new nodes. Call it periodically, in ``group``."""
+        for name, namespace in self._node.get_node_names_and_namespaces():
+            full = f"{namespace.rstrip('/')}/{name}"
+            if namespace != self._node.get_namespace() or full in self._found:
+                continue
+            self._asked[full] = self._asked.get(full, _ASK_AGAIN) + 1
+            if self._asked[full] > _ASK_AGAIN:
+                self._asked[full] = 0
+                self._ask(full)
+
+    def _ask(self, name: str) -> None:
+        self._forget(name)
+        listing = self._client(name, ListParameters, "list_parameters")
+        getting = self._client(name, GetParameters, "get_parameters")
+        if not (listing.service_is_ready() and getting.service_is_ready()):
+            self._forget(name)  # a node without parameter services, or not ready yet
+            return
+
+        def got(names: list[str], future: Any) -> None:
+            answer = future.result()
+            if answer is not None:
+                values = [parameter_value_to_python(value) for value in answer.values]
+                self._found[name] = dict(sorted(zip(names, map(_plain, values), strict=True)))
+                self._on_news(json.dumps(self._found, sort_keys=True))
+            self._forget(name)
+
+        def listed(future: Any) -> None:
+            answer = future.result()
+            if answer is not None:
+                names = list(answer.result.names)
+                call = getting.call_async(GetParameters.Request(names=names))
+                call.add_done_callback(lambda done: got(names, done))
+
+        listing.call_async(ListParameters.Request()).add_done_callback(listed)
+
+    def _client(self, name: str, kind: type, service: str) -> Any:
+        client = self._node.create_client(kind, f"{name}/{service}", callback_group=self._group)
+        self._clients.setdefault(name, []).append(client)
+        return client
+
+    def _forget(self, name: str) -> None:
+        for client in self._clients.pop(name, []):
+            self._node.destroy_client(client)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if hasattr(value, "tolist") or isinstance(value, (list, tuple)) else value
 
 
 def main() -> None:

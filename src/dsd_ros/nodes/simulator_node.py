@@ -1,24 +1,28 @@
-"""The simulated Go2 as a node: publishes and obeys what a real Go2 stack does.
+"""The simulated Go2 as a node, with the topics of a real Go2 stack.
 
-Simulated time starts at the wall clock's time and runs ``rate`` times as fast; at rate 1 it follows
-the wall clock, so that nodes work with or without ``use_sim_time``. Ground truth (distance to the
-target, collisions) is on topics of its own, which no part of the robot listens to.
+Simulated time starts at the wall clock's time and runs ``rate`` times as fast. At rate 1 it follows the wall clock, so
+nodes work with or without ``use_sim_time``. Ground truth (distance to the target, collisions) is on topics of its own,
+which no part of the robot subscribes to.
 
-The topic ``simulator/fault`` (std_msgs/String) makes things go wrong while it runs:
+The topic ``simulator/fault`` (std_msgs/String) injects faults while the node runs:
 
-* ``camera freeze``: no pictures come; ``camera repeat``: the last one comes again and again, with its
-  old stamp; ``camera garbage``: what comes is no picture;
-* ``depth freeze``: no depth images come; ``depth blind``: they know nothing;
-* ``robot freeze``: no odometry and imu come, and no command is taken any more; ``robot die``: commands
-  are not taken, the state goes on;
-* ``camera ok``, ``depth ok``, ``robot ok``, ``all ok``: that is over.
+* ``camera freeze``: no pictures; ``camera repeat``: the last picture again and again, with its old stamp;
+  ``camera garbage``: invalid pictures;
+* ``depth freeze``: no depth images; ``depth blind``: depth images without any known depth;
+* ``robot freeze``: no odometry and imu, and commands are ignored; ``robot die``: commands are ignored;
+* ``camera ok``, ``depth ok``, ``robot ok``, ``all ok``: ends the fault.
 """
 
 from __future__ import annotations
 
+import array
 import math
+import threading
 import time
+from collections.abc import Callable
 
+import numpy as np
+from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.clock import Clock
@@ -26,29 +30,34 @@ from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMessage
-from sensor_msgs.msg import Range
-from std_msgs.msg import String
+from sensor_msgs.msg import CameraInfo, Image, Range
+from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 
-from dsd_ros.nodes.simulated_camera import CAMERA_FAULTS, DEPTH_FAULTS, SimulatedCamera
 from dsd_ros.robot.driver import DriverError
 from dsd_ros.robot.sim.driver import SimulatedDriver
 from dsd_ros.robot.sim.faults import OK, FaultBoard
-from dsd_ros.robot.sim.rangefinder import FIELD_OF_VIEW, MAX_RANGE, MIN_RANGE
-from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.simulator import MAX_RANGE, MIN_RANGE, RANGE_FIELD_OF_VIEW, Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher
+from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
+from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
 _RANGE_PERIOD_S = 0.05
+_DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
+_FAULTS = {  # see the module
+    "camera": ("freeze", "repeat", "garbage"),
+    "depth": ("freeze", "blind"),
+    "robot": ("freeze", "die"),
+}
 
 
 class SimulatorNode(Node):
-    """See the module. The base moves in the executor's thread, the camera renders in its own."""
+    """See the module. The base moves in the executor's thread, the camera renders in a thread of its own."""
 
     def __init__(self) -> None:
         super().__init__("simulator_node")
@@ -61,7 +70,7 @@ class SimulatorNode(Node):
         self._simulator = Simulator(world)
         self._driver = SimulatedDriver(self._simulator, settings.command_timeout_s, settings.rate)
         self._wall_start = time.time()
-        self._faults = FaultBoard({"camera": CAMERA_FAULTS, "depth": DEPTH_FAULTS, "robot": ("freeze", "die")})
+        self._faults = FaultBoard(_FAULTS)
 
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
         self._base = BasePublisher(self, flat=True)
@@ -101,10 +110,10 @@ class SimulatorNode(Node):
         try:
             self._driver.move(message.linear.x, message.linear.y, message.angular.z)
         except DriverError:
-            return  # no number: it counts as no command at all
+            return  # not finite: ignored
 
     def _on_reset(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
-        """Carry the robot back to its start, standing, with no collision to its name."""
+        """Put the robot back at its start, at rest, with no collision counted."""
         self._driver.stop()
         self._simulator.pose = self._simulator.world.start
         self._simulator.collisions = 0
@@ -114,8 +123,8 @@ class SimulatorNode(Node):
     def _advance(self) -> None:
         self._driver.advance()
         if self._settings.rate == 1.0:
-            # The wall clock may be set while this runs (NTP, a virtual machine that was paused); nodes
-            # that compare stamps with it must not find every picture too old from then on.
+            # The wall clock may be set while this runs (NTP, a paused virtual machine). Nodes that compare stamps with
+            # it must not find every picture too old from then on.
             self._wall_start = time.time() - self._simulator.time
 
     def _tick(self) -> None:
@@ -135,10 +144,10 @@ class SimulatorNode(Node):
     def _measure_range(self) -> None:
         if self._range.get_subscription_count() == 0:
             return
-        message = Range(radiation_type=Range.ULTRASOUND, field_of_view=FIELD_OF_VIEW)
+        message = Range(radiation_type=Range.ULTRASOUND, field_of_view=RANGE_FIELD_OF_VIEW)
         message.header.stamp, message.header.frame_id = to_stamp(self._stamp()), CAMERA_FRAME
         message.min_range, message.max_range = MIN_RANGE, MAX_RANGE
-        # Nearer than the least the sensor would say "too near", which REP 117 writes as minus infinity.
+        # REP 117: minus infinity means that something is nearer than the sensor's minimum.
         distance = self._simulator.range_ahead()
         message.range = -math.inf if distance < MIN_RANGE else distance
         self._range.publish(message)
@@ -151,6 +160,102 @@ class SimulatorNode(Node):
             if change.name == "camera_on":
                 self._camera.on = bool(change.value)
         return SetParametersResult(successful=True)
+
+
+class SimulatedCamera:
+    """The front camera: renders and publishes pictures, and depth images while anyone subscribes to them.
+
+    The OpenGL context stays in this object's thread.
+
+    :param rate: pictures per second.
+    :param stamp: the robot's time.
+    :param on_failure: called with a sentence when the camera cannot go on.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        simulator: Simulator,
+        rate: float,
+        stamp: Callable[[], Time],
+        faults: FaultBoard,
+        on_failure: Callable[[str], None],
+        on: bool = True,
+    ) -> None:
+        self.on = on
+        self.frames = 0
+        self._simulator, self._faults = simulator, faults
+        self._period, self._stamp, self._on_failure = 1.0 / rate, stamp, on_failure
+        self._last: Image | None = None
+        self._image = node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
+        self._info = node.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
+        self._depth = node.create_publisher(Image, "depth/image_raw", qos.CAMERA)
+        self._depth_info = node.create_publisher(CameraInfo, "depth/camera_info", qos.CAMERA)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=0.5)
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                if self.on:
+                    self._publish()
+                # A slow renderer skips pictures instead of queueing them.
+                due = max(due + self._period, time.monotonic())
+                self._stop.wait(due - time.monotonic())
+        except SimulatorError as error:
+            self._on_failure(str(error))
+        except Exception as error:
+            if not self._stop.is_set():
+                self._on_failure(f"The camera's thread ended: {type(error).__name__}: {error}")
+        finally:
+            self._simulator.close()
+
+    def _publish(self) -> None:
+        # Taken before rendering, so that a picture is never older than its stamp.
+        header = Header(stamp=self._stamp(), frame_id=CAMERA_FRAME)
+        wanted = self._depth.get_subscription_count() > 0
+        if wanted:
+            picture, depths = self._simulator.render_with_depth()
+            self._publish_depth(header, depths)
+        else:
+            picture = self._simulator.render()
+        self._publish_picture(header, picture)
+        self.frames += 1
+
+    def _publish_picture(self, header: Header, picture: np.ndarray) -> None:
+        fault = self._faults.of("camera")
+        if fault == "freeze":
+            return
+        if fault != "repeat" or self._last is None:
+            self._last = from_rgb(picture)
+            self._last.header = header
+        image = self._last
+        if fault == "garbage":
+            image = Image(header=header, height=image.height, width=image.width, step=image.step)
+            image.encoding, image.data = "bgr8", array.array("B", bytes(100))
+        focal = self._simulator.focal_length
+        self._image.publish(image)
+        self._info.publish(camera_info(image.header, image.width, image.height, focal))
+
+    def _publish_depth(self, header: Header, depths: np.ndarray) -> None:
+        fault = self._faults.of("depth")
+        if fault == "freeze":
+            return
+        coarse = np.ascontiguousarray(depths[::_DEPTH_STRIDE, ::_DEPTH_STRIDE], dtype="<f4")
+        if fault == "blind":
+            coarse = np.full_like(coarse, np.nan)
+        height, width = coarse.shape
+        image = Image(header=header, height=height, width=width, encoding="32FC1", step=4 * width)
+        image.data = array.array("B", coarse.tobytes())
+        focal = self._simulator.focal_length / _DEPTH_STRIDE
+        self._depth.publish(image)
+        self._depth_info.publish(camera_info(header, width, height, focal))
 
 
 def main() -> None:

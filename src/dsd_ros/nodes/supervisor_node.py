@@ -1,8 +1,8 @@
 """The safety supervisor: the only node that publishes ``cmd_vel``.
 
-A thin shell round :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this
-process, and one thread, so that nothing here waits for anything. When it dies, the robot's driver
-(and the simulator) stop on the silence of ``cmd_vel``.
+A thin shell around :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this process, and one
+thread, so nothing here ever waits. If the process dies, the robot's driver (or the simulator) stops the robot when
+``cmd_vel`` falls silent.
 """
 
 from __future__ import annotations
@@ -23,26 +23,19 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
-from dsd_ros.navigation.supervisor import Decision, Supervisor
+from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.realtime import ask_for_realtime
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.sensor_ahead import listen_ahead
 from dsd_ros.ros.settings import SupervisorNodeSettings
-from dsd_ros.ros.stamps import pose_of, seconds
+from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 
-KINDS = {
-    NavAction.STOP: ActionKind.STOP,
-    NavAction.FORWARD: ActionKind.FORWARD,
-    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
-    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
-}
-_STATE_PERIOD_S = 0.2  # between two safety states that say the same
-_COMMAND_PERIOD_S = 0.04  # between two commands that say the same
-_DEAF_S = 2.0  # without a picture for so long, the camera is subscribed to anew
+_STATE_PERIOD_S = 0.2  # between unchanged safety states
+_COMMAND_PERIOD_S = 0.04  # between unchanged commands
+_DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
 
 class SupervisorNode(Node):
@@ -56,62 +49,60 @@ class SupervisorNode(Node):
         refuse_unknown(self)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
         self._command_time = self._state_time = self._picture_time = -math.inf
-        self._said: Any = None  # the decision that was published last
+        self._published: Any = None  # the last decision, as published
         self._logged: tuple[Cause, ...] = ()
 
         self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
         self._state = self.create_publisher(SafetyState, "safety_state", qos.LATCHED)
         self._health = health.Health(self, heartbeat=True)
-        self._listen()
+        self._subscribe()
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         self.create_timer(1.0 / settings.check_rate, self._decide, clock=steady)
-        self.create_timer(0.5, self._hear_again, clock=steady)
+        self.create_timer(0.5, self._resubscribe, clock=steady)
 
     def claim_processor(self) -> None:
-        """Real-time scheduling of the whole process, where the settings say so and the system allows it."""
+        """Ask for real-time scheduling of this process if the settings say so."""
         if self._settings.realtime and not ask_for_realtime():
             self.get_logger().info("real-time scheduling is not allowed here; going on without it")
 
     def close(self) -> None:
-        self._closing = True  # callbacks still run, and must not have the last word
+        self._closing = True  # callbacks still run, and must not publish after this
         for _ in range(3):
             self._command.publish(Twist())
             time.sleep(0.02)
 
-    def _listen(self) -> None:
-        def hear(kind: type, topic: str, callback: Any, profile: Any) -> None:
-            self.create_subscription(kind, topic, callback, profile)
-
-        hear(Twist, "cmd_vel_nav", self._on_navigation, qos.COMMAND)
-        hear(Twist, "cmd_vel_joy", self._on_operator, qos.SENSOR)
-        hear(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
-        hear(Bool, "emergency_stop", self._on_stop_message, qos.STATE)
-        hear(NavAction, "nav_action", self._on_action, qos.STATE)
-        hear(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE)
-        hear(Imu, "imu", self._on_imu, qos.SENSOR)
-        hear(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
-        hear(String, "heartbeat", self._on_heartbeat, qos.STATE)
-        hear(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
+    def _subscribe(self) -> None:
+        subscribe = self.create_subscription
+        subscribe(Twist, "cmd_vel_nav", self._on_navigation, qos.COMMAND)
+        subscribe(Twist, "cmd_vel_joy", self._on_operator, qos.SENSOR)
+        subscribe(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
+        subscribe(Bool, "emergency_stop", self._on_stop_message, qos.STATE)
+        subscribe(NavAction, "nav_action", self._on_action, qos.STATE)
+        subscribe(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE)
+        subscribe(Imu, "imu", self._on_imu, qos.SENSOR)
+        subscribe(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
+        subscribe(String, "heartbeat", self._on_heartbeat, qos.STATE)
+        subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         settings = self._settings
         listen_ahead(self, settings.require, settings.limit, settings.depth, self._on_distance)
-        self._pictures = self._listen_to_camera()
+        self._pictures = self._subscribe_to_camera()
 
-    def _listen_to_camera(self) -> Any:
-        """Only stamps are wanted, so pictures stay the bytes they came as."""
+    def _subscribe_to_camera(self) -> Any:
+        """Subscribe to raw messages: only the stamps matter."""
         if self._settings.require.camera == "image":
             return self.create_subscription(Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True)
         if self._settings.require.camera == "info":
             return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True)
         return None
 
-    def _hear_again(self) -> None:
-        # A best-effort reader can stay deaf for good when a sender died in mid-picture.
+    def _resubscribe(self) -> None:
+        # A best-effort reader can stay deaf for good when a sender dies in mid-picture.
         now = time.monotonic()
         if self._pictures is not None and now - self._picture_time > _DEAF_S:
-            deaf, self._pictures = self._pictures, self._listen_to_camera()
+            deaf, self._pictures = self._pictures, self._subscribe_to_camera()
             self.destroy_subscription(deaf)
             self._picture_time = now
 
@@ -130,7 +121,7 @@ class SupervisorNode(Node):
         self._decide()
 
     def _on_stop_message(self, message: Bool) -> None:
-        if message.data:  # false lifts nothing: that takes the reset service
+        if message.data:  # false does not lift the stop: that takes the reset service
             self._supervisor.on_emergency_stop("the topic emergency_stop", time.monotonic())
             self._decide()
 
@@ -149,7 +140,7 @@ class SupervisorNode(Node):
     def _on_action(self, message: NavAction) -> None:
         stamp = self.get_clock().now().nanoseconds * 1e-9
         observed = seconds(message.observation_stamp)
-        kind = KINDS.get(message.kind)
+        kind = ACTION_KINDS.get(message.kind)
         now = time.monotonic()
         self._supervisor.on_action(kind, message.amount, message.verified, observed, stamp, now, message.retracing)
         self._decide()
@@ -159,7 +150,7 @@ class SupervisorNode(Node):
         self._supervisor.on_odometry(pose_of(message), seconds(message.header.stamp), now)
 
     def _on_imu(self, message: Imu) -> None:
-        if message.orientation_covariance[0] == -1.0:  # "no orientation", says sensor_msgs
+        if message.orientation_covariance[0] == -1.0:  # sensor_msgs: no orientation
             return
         q = message.orientation
         stamp, now = seconds(message.header.stamp), time.monotonic()
@@ -167,7 +158,7 @@ class SupervisorNode(Node):
         self._decide()
 
     def _on_picture(self, message: bytes) -> None:
-        order = "<" if message[1] & 1 else ">"  # CDR: encapsulation, then the header's stamp
+        order = "<" if message[1] & 1 else ">"  # CDR: 4 bytes of encapsulation, then the header's stamp
         sec, nanosec = struct.unpack_from(f"{order}iI", message, 4)
         self._picture_time = time.monotonic()
         self._supervisor.on_picture(sec + nanosec * 1e-9, self._picture_time)
@@ -195,23 +186,23 @@ class SupervisorNode(Node):
     # -- the decision --------------------------------------------------------------------------
 
     def _decide(self, commanded: bool = False) -> None:
-        """Decide, and publish what is new or due. ``commanded``: a command has just come."""
+        """Decide, and publish what has changed or is due. ``commanded``: a command has just come."""
         if self._closing:
             return
         now = time.monotonic()
         decision = self._supervisor.decide(now)
-        said = (decision.stopped, decision.source, decision.causes, decision.waived)
-        changed = said != self._said
+        state = (decision.stopped, decision.source, decision.causes, decision.waived)
+        changed = state != self._published
         due = now - self._command_time >= _COMMAND_PERIOD_S
         if decision.speaking and (commanded or changed or due):
             self._command_time = now
             self._command.publish(_twist(decision.motion))
         if changed or now - self._state_time >= _STATE_PERIOD_S:
-            self._said, self._state_time = said, now
+            self._published, self._state_time = state, now
             self._state.publish(self._message(decision))
             self._report(decision)
 
-    def _message(self, decision: Decision) -> SafetyState:
+    def _message(self, decision: SafetyDecision) -> SafetyState:
         message = SafetyState(stopped=decision.stopped, source=int(decision.source))
         message.header.stamp = self.get_clock().now().to_msg()
         message.header.frame_id = "base_link"
@@ -220,14 +211,14 @@ class SupervisorNode(Node):
         message.waived = [int(cause) for cause in decision.waived]
         return message
 
-    def _report(self, decision: Decision) -> None:
+    def _report(self, decision: SafetyDecision) -> None:
         causes = tuple(cause for cause, _ in decision.causes)
         sentences = " ".join(sentence for _, sentence in decision.causes)
         level = health.WARN if causes else health.OK
         if Cause.EMERGENCY_STOP in causes:
             level = health.ERROR
         if causes and causes != self._logged and level == self._health.level:
-            # A change of level is logged with the report.
+            # Health.report logs a change of level itself.
             self.get_logger().warning(sentences, throttle_duration_sec=1.0)
         self._logged = causes
         values = {
@@ -252,11 +243,11 @@ def _twist(motion: Motion) -> Twist:
     return message
 
 
-def _with_a_process_of_its_own() -> SupervisorNode:
+def _make() -> SupervisorNode:
     node = SupervisorNode()
     node.claim_processor()
     return node
 
 
 def main() -> None:
-    run_main(_with_a_process_of_its_own, events=True)
+    run_main(_make, events=True)

@@ -1,7 +1,7 @@
-"""The live web view: gathers what the topics say and serves it to browsers. It publishes nothing but its health.
+"""The live web view: collects what is on the topics and serves it to browsers. It publishes only its health.
 
-With ``visual`` it has the visualization node for a guest: one process receives, gathers and draws for both. What fails
-of one of them does not end the other.
+With ``visual`` this process also hosts the visualization node, and receives and draws for both. A failure of one does
+not end the other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dsd_ros.ros.polled import Beat, Paced, Polled, spare_the_machine, take
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import ViewNodeSettings
 
-_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two of a kind
+_BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two updates of each
 _UNSEEN_S = 1.0  # the same while nobody has the page open
 _UNSEEN_RATE = 2.0  # pictures per second meanwhile, at most
-_SERVER_S = 1.0  # between two looks after the server and at who has the page open
-_WIDTH = 336  # of the robot's view, pixels: a phone's, and the simulated camera's
+_SERVER_S = 1.0  # between checks of the server and of its viewers
+_WIDTH = 336  # of the robot's view, pixels: fits a phone, and is the simulated camera's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
@@ -62,7 +62,7 @@ class ViewNode(Node):
         self._seen: dict[str, object] = {}
         self._number = 0  # of the picture shown last
         self._beat, self._seldom = Beat(settings.rate), Beat(min(settings.rate, _UNSEEN_RATE))
-        self._looked = float("-inf")  # at the server
+        self._checked = float("-inf")  # when the server was checked last
         self._watched = True
         rates = [settings.rate] + ([self.visual.rate] if self.visual is not None else [])
         self._period = 1.0 / max(rates)
@@ -87,16 +87,16 @@ class ViewNode(Node):
         self._health.report(health.OK, f"web view at {page}", {"page": page})
         if not is_local(settings.bind):
             name = self._web.server.page(socket.gethostname())
-            self.get_logger().warning(f"anybody on the network can look on, at {name}")
+            self.get_logger().warning(f"anyone on the network can watch at {name}")
         if settings.open_browser and has_desktop():
             webbrowser.open(page)
 
     def _tick(self) -> float:
-        """Show what is new; s until the next time."""
+        """Show what is new; returns the time until the next call, s."""
         now = time.monotonic()
-        if self._web is not None and now - self._looked >= _SERVER_S:
-            self._looked = now
-            self._look_after(self._web)
+        if self._web is not None and now - self._checked >= _SERVER_S:
+            self._checked = now
+            self._check_server(self._web)
         beat = self._beat if self._watched else self._seldom
         due = self._web is not None and beat.due(now)
         if self.visual is not None:
@@ -106,45 +106,45 @@ class ViewNode(Node):
         except ImageError as error:
             self._health.report(health.WARN, str(error))
         if self.visual is not None and self.visual.wanted:
-            self.visual.show(self._sight, now)  # first, since its picture is the larger one
+            self.visual.show(self._sight, now)  # first: its picture is the larger one
         if self._web is not None:
             self._send(self._web, due, now)
         return self._period
 
-    def _look_after(self, web: _Web) -> None:
-        """See that the server lives, and whether somebody has the page open."""
+    def _check_server(self, web: _Web) -> None:
+        """Check that the server is alive, and whether anyone has the page open."""
         if not web.server.alive():
-            self._part_from(web)
+            self._drop_server(web)
             return
         self._watched = web.server.watched()
         for markers in take(self._world):
             web.view.world(things_of(markers))
 
     def _send(self, web: _Web, due: bool, now: float) -> None:
-        """What is new, to the server; a picture only when one is ``due``."""
+        """Send what is new to the server; a picture only when one is ``due``."""
         try:
             if due and self._sight.number != self._number:
                 self._number = self._sight.number
                 web.view.picture(self._sight.frame(_WIDTH, panel=False))
             self._send_changes(web.view, now)
-        except RuntimeError:  # rerun's
+        except RuntimeError:  # from rerun
             if web.server.alive():
                 raise
-            self._part_from(web)
+            self._drop_server(web)
 
-    def _part_from(self, web: _Web) -> None:
-        """The server has ended; a guest goes on without it."""
+    def _drop_server(self, web: _Web) -> None:
+        """Give up the server, which has ended; a hosted visualization node goes on without it."""
         sentence = "The web view's server has ended."
         if self.visual is None:
             self.failure = sentence
         else:
             self._health.report(health.ERROR, sentence)
         self._web = None
-        with contextlib.suppress(RuntimeError):  # there is nobody left to send the rest to
+        with contextlib.suppress(RuntimeError):  # nothing receives the rest any more
             web.close()
 
     def _send_changes(self, view: WebView, now: float) -> None:
-        """What has changed, each at its own pace."""
+        """Send what has changed, each kind at its own rate."""
         live = self._sight.live
         if self._changed("board", live.rounds, now, _BOARD_S):
             view.board(draw_board(live.overlay.reply))
@@ -167,7 +167,7 @@ class ViewNode(Node):
         return math.dist(now[:2], before[:2]) > _MOVED_M or turned > _TURNED_RAD
 
     def _changed(self, what: str, value: object, now: float, pause: float) -> bool:
-        """Whether it is time to send something again, and something new."""
+        """Whether ``value`` is new and due to be sent; if so, the next one is due after ``pause`` (s)."""
         if now < self._due[what] or (what in self._seen and self._seen[what] == value):
             return False
         pause = pause if self._watched else max(pause, _UNSEEN_S)
@@ -176,7 +176,7 @@ class ViewNode(Node):
 
 
 class _Web:
-    """The server, and what is sent to it."""
+    """The server and the connection to it."""
 
     def __init__(self, settings: ViewNodeSettings) -> None:
         self.server = WebServer(settings.bind, settings.web_port, settings.data_port, settings.memory_mb)
@@ -188,18 +188,18 @@ class _Web:
 
     def close(self) -> None:
         try:
-            self.view.close()  # in front of its server
+            self.view.close()  # before its server
         finally:
             self.server.close()
 
 
 def has_desktop() -> bool:
-    """Whether there is a place for a window; a browser for terminals would take over this one."""
+    """Whether a browser can open a window; a text browser would take over this terminal."""
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def things_of(message: MarkerArray) -> list[Thing]:
-    """Boxes and cylinders of a world's markers, as the map shows them."""
+    """The boxes and cylinders of a world's markers, as the map shows them."""
     things = []
     for marker in message.markers:
         place, size, colour = marker.pose.position, marker.scale, marker.color
@@ -216,5 +216,5 @@ def things_of(message: MarkerArray) -> list[Thing]:
 
 
 def main() -> None:
-    spare_the_machine()  # and what the server's process takes of it
+    spare_the_machine()  # this process and the server's
     run_main(ViewNode, events=True, wake_s=0.3)

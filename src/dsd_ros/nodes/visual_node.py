@@ -1,8 +1,8 @@
-"""What RViz shows: the overlaid picture, paths, markers, the robot's description and its fixed transforms.
+"""What RViz shows: the picture with its overlay, paths, markers, the robot's description and its fixed transforms.
 
-While nobody subscribes to its topics the node listens to nothing and draws nothing; it looks every half second
-whether somebody does. What happened before that is not shown: the path walked begins when somebody looks. Beside the
-web view it is a guest in that node's process, which listens and draws for both.
+The node subscribes and draws only while its topics have subscribers, which it checks every half second. Earlier events
+are not shown: the path begins when the first subscriber comes. Next to the web view, the node is a guest in that node's
+process, which receives and draws for both.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
 
-_LOOK_S = 0.5  # between two looks for subscribers
-_PRESENT_S = 0.5  # between two publications of what fades
-_STEPS_EVERY = 8  # publications: who comes later wants to see the steps, too
-_IDLE_S = 3.0  # without subscribers for so long, the node stops listening
+_LOOK_S = 0.5  # between checks for subscribers
+_PRESENT_S = 0.5  # between publications of markers that fade
+_STEPS_EVERY = 8  # publications between repetitions of the steps, for late subscribers
+_IDLE_S = 3.0  # after this long without subscribers the node unsubscribes
 
 
 class VisualNode(Node):
     """See the module.
 
-    :param host: the node whose process this one is a guest of; it calls :meth:`show`, and nothing here looks by itself.
+    :param host: the node whose process hosts this one; it calls :meth:`look_around` and :meth:`show`.
     """
 
     def __init__(self, host: Node | None = None) -> None:
@@ -53,15 +53,15 @@ class VisualNode(Node):
         self._publish_description()
         self.rate = settings.rate
         self._beat = Beat(settings.rate)
-        self._sight: Sight | None = None  # of its own
+        self._sight: Sight | None = None  # None with a host, or without subscribers
         self._looked = self._present = self._wanted = float("-inf")
-        self.wanted = False  # by somebody who looks
+        self.wanted = False  # whether any topic has subscribers
         self.pictures_wanted = False
         self._number = 0  # of the picture shown last
         self._shown = (-1, -1, -1)  # poses, steps and run that paths and markers were published for
         self._rounds = 0  # of publications
         self._health = health.Health(self)
-        self._health.report(health.OK, "nobody looks")
+        self._health.report(health.OK, "no subscribers")
         self._pace: Paced | None = None
         if host is None:
             self._pace = Paced(self, self._work)
@@ -89,7 +89,7 @@ class VisualNode(Node):
         self._transforms = transforms
 
     def _work(self) -> float:
-        """Look whether somebody looks, and draw if so; s until the next time."""
+        """Draw if there are subscribers; returns the time until the next call, s."""
         now = time.monotonic()
         self.look_around(now)
         if not self.wanted:
@@ -107,7 +107,7 @@ class VisualNode(Node):
         return 1.0 / self.rate
 
     def look_around(self, now: float) -> None:
-        """See every half second whether somebody looks."""
+        """Check every half second for subscribers."""
         if now - self._looked < _LOOK_S:
             return
         self._looked = now
@@ -118,16 +118,16 @@ class VisualNode(Node):
             if not self.wanted:
                 self.wanted = True
                 self._shown = (-1, -1, -1)
-                self._health.report(health.OK, "somebody looks")
+                self._health.report(health.OK, "has subscribers")
         elif self.wanted and now - self._wanted > _IDLE_S:
             self.wanted = False
-            self._health.report(health.OK, "nobody looks")
+            self._health.report(health.OK, "no subscribers")
 
     def show(self, sight: Sight, now: float) -> None:
         """Publish what is new."""
         if self.pictures_wanted and sight.number != self._number and self._beat.due(now):
             self._number = sight.number
-            # As `publish` does, which takes nothing but bytes: a copy of the picture.
+            # Like `publish`, which accepts only bytes and would copy the picture.
             with self._image.handle:
                 self._image.handle.publish_raw(sight.message(self._settings.overlay_width))
         if now - self._present >= _PRESENT_S:
@@ -135,7 +135,7 @@ class VisualNode(Node):
             self._publish_motion(sight.live)
 
     def _publish_motion(self, live: Live) -> None:
-        """Paths and markers: what lasts when it changed, what fades each time."""
+        """Publish paths and lasting markers when they have changed, and fading markers each time."""
         header = Header(stamp=self.get_clock().now().to_msg(), frame_id=live.frame)
         step = live.steps[-1] if live.steps else None
         markers = []

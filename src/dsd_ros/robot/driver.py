@@ -17,7 +17,7 @@ from typing import Protocol
 from dsd_ros.options import option
 
 
-class Cause(Enum):
+class FaultCause(Enum):
     """Why a driver cannot do what it was asked."""
 
     NO_STATE = "The robot's state has not come lately, so nothing it does could be seen."
@@ -36,7 +36,7 @@ class Cause(Enum):
 class Fault:
     """A cause, what exactly happened, the robot's own status code if it gave one, and since when (monotonic, s)."""
 
-    cause: Cause
+    cause: FaultCause
     detail: str = ""
     code: int | None = None
     since: float = 0.0
@@ -66,7 +66,7 @@ class Posture(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class MotionLimits:
     """What a base may be asked for, in its own frame, and how fast it may gain it.
 
     The ranges of the settings are what a Go2's sport service takes.
@@ -145,7 +145,7 @@ class RobotState:
 class Driver(Protocol):
     """A robot's base. Thread-safe; every wait ends by itself."""
 
-    limits: Limits
+    limits: MotionLimits
 
     def state(self) -> RobotState | None:
         """The newest state; None before the first."""

@@ -14,8 +14,7 @@ from visualization_msgs.msg import MarkerArray
 
 from dsd_msgs.srv import CheckArrival
 from dsd_ros.robot.driver import RobotState
-from dsd_ros.robot.sim.arrival import check_arrival
-from dsd_ros.robot.sim.simulator import Simulator
+from dsd_ros.robot.sim.simulator import Simulator, check_arrival
 from dsd_ros.ros import qos
 from dsd_ros.ros.world_markers import world_markers
 

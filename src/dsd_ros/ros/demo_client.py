@@ -15,22 +15,16 @@ from std_msgs.msg import Bool, Float64, UInt32
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
-from dsd_ros.navigation.actions import Action, ActionKind, format_action
+from dsd_ros.navigation.actions import Action, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import RECORD
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.lifecycle_watch import LifecycleWatch
-from dsd_ros.ros.stamps import pose_of, seconds
+from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 from dsd_ros.ros.standalone import SpinningNode
 
 _PATH_SPACING_M = 0.03
-_KINDS = {
-    NavAction.STOP: ActionKind.STOP,
-    NavAction.FORWARD: ActionKind.FORWARD,
-    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
-    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
-}
 
 
 _FIGURES = (  # of DecodeStats, as they are
@@ -219,7 +213,7 @@ class DemoClient:
             self._add_step(action, pose, stats if stats is not None else DecodeStats())
 
     def _add_step(self, action: NavAction, pose: list[float], stats: DecodeStats) -> None:
-        phrase = format_action(Action(_KINDS[action.kind], action.amount))
+        phrase = format_action(Action(ACTION_KINDS[action.kind], action.amount))
         seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
         age = seconds(action.header.stamp) - seen
         step = {

@@ -9,7 +9,7 @@ from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image, LaserScan, Range
 
 from dsd_ros.navigation.depth import DepthCorridor, DepthError, DepthView, Intrinsics, read_depth
-from dsd_ros.navigation.safety import Limits, Requirements, nearest_ahead, range_reading
+from dsd_ros.navigation.safety import Requirements, SafetyLimits, nearest_ahead, range_reading
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds
 
@@ -17,7 +17,9 @@ from dsd_ros.ros.stamps import seconds
 OnDistance = Callable[[float | None, float | None], None]
 
 
-def listen_ahead(node: Node, required: Requirements, limits: Limits, view: DepthView, on_distance: OnDistance) -> None:
+def listen_ahead(
+    node: Node, required: Requirements, limits: SafetyLimits, view: DepthView, on_distance: OnDistance
+) -> None:
     """Subscribe to what ``required.obstacle`` names, and report every distance."""
     if required.obstacle == "range":
 
@@ -45,7 +47,7 @@ def listen_ahead(node: Node, required: Requirements, limits: Limits, view: Depth
 class _DepthCamera:
     """Without the camera's info nothing is known of its images: the sensor is silent until it comes."""
 
-    def __init__(self, node: Node, limits: Limits, view: DepthView, on_distance: OnDistance) -> None:
+    def __init__(self, node: Node, limits: SafetyLimits, view: DepthView, on_distance: OnDistance) -> None:
         self._node, self._limits, self._view = node, limits, view
         self._on_distance = on_distance
         self._corridor: DepthCorridor | None = None

@@ -17,12 +17,12 @@ from dsd_ros.edge.client import LinkSettings
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
 from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import Fallback, Limits, Requirements, Timeouts
+from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
 from dsd_ros.options import option
 from dsd_ros.paths import OWN, models_directory
-from dsd_ros.robot.driver import Limits as BaseLimits
-from dsd_ros.robot.go2.settings import Go2Settings
+from dsd_ros.robot.driver import MotionLimits
+from dsd_ros.robot.go2.driver import Go2Settings
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import MAX_HISTORY
 
@@ -161,7 +161,7 @@ class SupervisorNodeSettings(Fallback):
     check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
     timeout: Timeouts = field(default_factory=Timeouts)
-    limit: Limits = field(default_factory=Limits)
+    limit: SafetyLimits = field(default_factory=SafetyLimits)
     require: Requirements = field(default_factory=Requirements)
     depth: DepthView = field(default_factory=DepthView)
 
@@ -191,7 +191,7 @@ class Go2NodeSettings(ManagedSettings):
     sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
     drive: Go2Settings = field(default_factory=Go2Settings)
-    limits: BaseLimits = field(default_factory=BaseLimits)
+    limits: MotionLimits = field(default_factory=MotionLimits)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Times, poses and velocities between ROS messages and plain numbers."""
+"""Conversions of times, poses, velocities and action kinds between ROS messages and plain values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Quaternion, Twist
 from nav_msgs.msg import Odometry
 
+from dsd_msgs.msg import NavAction
+from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose, Velocity
+
+ACTION_KINDS = {
+    NavAction.STOP: ActionKind.STOP,
+    NavAction.FORWARD: ActionKind.FORWARD,
+    NavAction.TURN_LEFT: ActionKind.TURN_LEFT,
+    NavAction.TURN_RIGHT: ActionKind.TURN_RIGHT,
+}
 
 
 def seconds(stamp: Time) -> float:

@@ -12,7 +12,6 @@ import pytest
 from bag_maker import SECOND, Maker, png
 from PIL import Image
 
-from dsd_ros.nodes.record_types import definition
 from dsd_ros.observe.bag.plots import page
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.bag.replay import Wishes, compare, history_of, prepare
@@ -22,6 +21,7 @@ from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
 from dsd_ros.observe.bag.run import picture_sent, read_run
 from dsd_ros.observe.bag.writer import BagWriter
+from dsd_ros.observe.ros.message_types import definition
 from dsd_ros.wire.messages import prefix_digest
 
 

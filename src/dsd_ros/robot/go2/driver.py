@@ -13,26 +13,27 @@ import math
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dsd_ros.robot.driver import Cause, DriverError, Fault, Limits, Posture, RobotState, wait_until
-from dsd_ros.robot.go2.go2_calls import Calls, Link
-from dsd_ros.robot.go2.go2_state import robot_state
+from dsd_ros.options import option
+from dsd_ros.robot.driver import DriverError, Fault, FaultCause, MotionLimits, Posture, RobotState, wait_until
 from dsd_ros.robot.go2.protocol import (
     OBSTACLES_AVOID,
     SPORT,
     AvoidApi,
     Code,
-    Request,
-    Response,
+    Link,
+    ServiceCalls,
+    ServiceRequest,
+    ServiceResponse,
     SportApi,
     StateError,
     avoid_move_parameter,
     code_text,
     decode_state,
     move_parameter,
+    robot_state,
 )
-from dsd_ros.robot.go2.settings import Go2Settings
 
 _READY = (Posture.STANDING, Posture.MOVING)
 # Between StopMoves, at first and after the third.
@@ -41,18 +42,48 @@ _UNMOVED_S = 2.0  # a robot that was sent this many seconds of Moves and stands 
 _NOTABLE, _STILL = 0.1, 0.01  # m/s and rad/s
 _SHOWN_S = 1.0  # a fault of motion is told for this long
 _PAUSE_S = 0.5  # after a rejected or unanswered Move
+AVOIDANCE = ("auto", "off", "required")
+VELOCITY_FRAMES = ("body", "odom")
+
+
+@dataclass(frozen=True)
+class Go2Settings:
+    """How the robot is driven; ValueError for an unknown choice."""
+
+    request_timeout_s: float = option(0.4, "longest wait for an answer, s", 0.05, 5.0)
+    attempts: int = option(3, "times a request is sent before it counts as unanswered", 1, 10)
+    state_timeout_s: float = option(0.3, "without a state for this long there is no motion, s", 0.05, 2.0)
+    command_timeout_s: float = option(
+        0.5, "without a further command for this long the driver stops the robot, s", 0.05, 0.9
+    )
+    move_rate: float = option(20.0, "rate of Move requests while moving, Hz", 4.0, 100.0)
+    posture_timeout_s: float = option(
+        8.0, "a posture must show in the state this soon after it was acknowledged, s", 0.5, 30.0
+    )
+    avoidance: str = option(
+        "auto",
+        "the robot's own obstacle avoidance. auto: on where the robot has it; required: no motion "
+        "without it; off: left as it is",
+        choices=AVOIDANCE,
+    )
+    velocity_frame: str = option("body", "frame of the velocity in the robot's state", choices=VELOCITY_FRAMES)
+
+    def __post_init__(self) -> None:
+        for name, known in (("avoidance", AVOIDANCE), ("velocity_frame", VELOCITY_FRAMES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"'{getattr(self, name)}' is no {name}; choose from {', '.join(known)}.")
 
 
 class Go2Driver:
     """See the module and :class:`dsd_ros.robot.driver.Driver`."""
 
-    def __init__(self, link: Link, settings: Go2Settings | None = None, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, link: Link, settings: Go2Settings | None = None, limits: MotionLimits | None = None) -> None:
+        self.limits = limits or MotionLimits()
         self.settings = settings or Go2Settings()
         self.avoiding = False
         self._link = link
         self._changed = threading.Condition(threading.RLock())
-        self._calls = Calls(link)
+        self._calls = ServiceCalls(link)
         self._state: RobotState | None = None
         self._bad_state: Fault | None = None
         self._battery: float | None = None
@@ -84,7 +115,7 @@ class Go2Driver:
             sport = decode_state(data)
         except StateError as error:
             with self._changed:
-                self._bad_state = Fault(Cause.BAD_STATE, str(error), since=now)
+                self._bad_state = Fault(FaultCause.BAD_STATE, str(error), since=now)
             return
         state = robot_state(sport, now, self.settings.velocity_frame)
         with self._changed:
@@ -100,7 +131,7 @@ class Go2Driver:
         with self._changed:
             self._battery = min(max(charge, 0.0), 1.0)
 
-    def on_response(self, service: str, response: Response) -> None:
+    def on_response(self, service: str, response: ServiceResponse) -> None:
         """An answer of a service has arrived, to a request of ours or of somebody else's."""
         now = time.monotonic()
         with self._changed:
@@ -111,9 +142,9 @@ class Go2Driver:
             self._changed.notify_all()
         self._calls.on_response(service, response)
 
-    def _on_stop_answer(self, response: Response, now: float) -> None:
+    def _on_stop_answer(self, response: ServiceResponse, now: float) -> None:
         if response.code != Code.OK:
-            self._stop_fault = Fault(Cause.STOP_UNCONFIRMED, code_text(response.code), response.code, now)
+            self._stop_fault = Fault(FaultCause.STOP_UNCONFIRMED, code_text(response.code), response.code, now)
             return
         self._stop_ids.clear()
         self._stopping_since = None
@@ -122,14 +153,14 @@ class Go2Driver:
         self._present = (0.0, 0.0, 0.0)
         self._stops_acknowledged += 1
 
-    def _on_move_answer(self, response: Response, now: float) -> None:
+    def _on_move_answer(self, response: ServiceResponse, now: float) -> None:
         sent = self._moves[response.identity]
         self._moves = {key: at for key, at in self._moves.items() if at > sent}
         self._moves_are_answered = True
         if response.code == Code.OK:
             self._move_fault = None
             return
-        self._move_fault = Fault(Cause.REJECTED, code_text(response.code), response.code, now)
+        self._move_fault = Fault(FaultCause.REJECTED, code_text(response.code), response.code, now)
         self._blocked_until = now + _PAUSE_S
 
     # -- what is known -------------------------------------------------------------------------
@@ -148,13 +179,13 @@ class Go2Driver:
         now = time.monotonic()
         with self._changed:
             if self._closed:
-                return Fault(Cause.CLOSED)
+                return Fault(FaultCause.CLOSED)
             heartbeat = self._heartbeat_fault(now)
             if heartbeat is not None:
                 return heartbeat
             since = self._stopping_since
             if since is not None and now - since > self.settings.request_timeout_s:
-                return self._stop_fault or Fault(Cause.STOP_UNCONFIRMED, since=since)
+                return self._stop_fault or Fault(FaultCause.STOP_UNCONFIRMED, since=since)
             move_fault = self._move_fault  # renewed as long as motion is asked for in vain
             return move_fault if move_fault and now - move_fault.since < _SHOWN_S else None
 
@@ -165,8 +196,8 @@ class Go2Driver:
         if self._bad_state is not None:
             return self._bad_state
         if state is None:
-            return Fault(Cause.NO_STATE, "None has come yet.")
-        return Fault(Cause.NO_STATE, f"The last came {state.age(now):.1f} s ago.")
+            return Fault(FaultCause.NO_STATE, "None has come yet.")
+        return Fault(FaultCause.NO_STATE, f"The last came {state.age(now):.1f} s ago.")
 
     # -- posture -------------------------------------------------------------------------------
 
@@ -188,7 +219,7 @@ class Go2Driver:
     def _take_posture(self, api: SportApi, shown: tuple[Posture, ...]) -> None:
         answered = self.request(SPORT, api)
         if answered.code != Code.OK:
-            raise DriverError(Fault(Cause.REJECTED, code_text(answered.code), answered.code))
+            raise DriverError(Fault(FaultCause.REJECTED, code_text(answered.code), answered.code))
 
         def seen() -> bool:
             state = self.state()
@@ -199,7 +230,7 @@ class Go2Driver:
             heartbeat = self._heartbeat_fault(time.monotonic())
             wanted = api.name.lower().replace("_", " ")
             now_in = "" if self._state is None else f"; it is {self._state.posture.value}"
-            raise DriverError(heartbeat or Fault(Cause.UNCONFIRMED, f"Asked for: {wanted}{now_in}."))
+            raise DriverError(heartbeat or Fault(FaultCause.UNCONFIRMED, f"Asked for: {wanted}{now_in}."))
 
     def start_avoidance(self) -> bool:
         """Switch the robot's obstacle avoidance on, as the settings say; whether Moves go through it now.
@@ -215,7 +246,7 @@ class Go2Driver:
             ):
                 answer = self.request(OBSTACLES_AVOID, api, parameter)
                 if answer.code != Code.OK:
-                    raise DriverError(Fault(Cause.REJECTED, code_text(answer.code), answer.code))
+                    raise DriverError(Fault(FaultCause.REJECTED, code_text(answer.code), answer.code))
         except DriverError:
             if self.settings.avoidance == "required":
                 raise
@@ -238,7 +269,7 @@ class Go2Driver:
 
     def request(
         self, service: str, api: int, parameter: str = "{}", timeout: float | None = None, attempts: int | None = None
-    ) -> Response:
+    ) -> ServiceResponse:
         """Ask and wait for the answer, which may have any status code.
 
         :raises DriverError: NO_SERVICE, NO_ANSWER or CLOSED.
@@ -251,10 +282,10 @@ class Go2Driver:
 
     def move(self, vx: float, vy: float, wz: float) -> None:
         if not all(map(math.isfinite, (vx, vy, wz))):
-            raise DriverError(Fault(Cause.BAD_COMMAND, f"It was {vx}, {vy}, {wz}."))
+            raise DriverError(Fault(FaultCause.BAD_COMMAND, f"It was {vx}, {vy}, {wz}."))
         with self._changed:
             if self._closed:
-                raise DriverError(Fault(Cause.CLOSED))
+                raise DriverError(Fault(FaultCause.CLOSED))
             self._target = self.limits.clip(vx, vy, wz)
             self._target_time = time.monotonic()
             if any(self._target) != self._moving:
@@ -263,14 +294,14 @@ class Go2Driver:
     def stop(self, timeout: float = 1.0) -> None:
         with self._changed:
             if self._closed:
-                raise DriverError(Fault(Cause.CLOSED))
+                raise DriverError(Fault(FaultCause.CLOSED))
             self._target_time = -math.inf
             before = self._stops_acknowledged
             if self._stopping_since is None:
                 self._begin_stop(time.monotonic())
             if self._changed.wait_for(lambda: self._stops_acknowledged > before, timeout):
                 return
-            fault = self._stop_fault or Fault(Cause.STOP_UNCONFIRMED, since=time.monotonic())
+            fault = self._stop_fault or Fault(FaultCause.STOP_UNCONFIRMED, since=time.monotonic())
             if not self._moving:
                 self._stopping_since = None  # there was nothing to stop; no need to go on asking
         raise DriverError(fault)
@@ -313,10 +344,10 @@ class Go2Driver:
         self._watch_motion(now)
         self._move_time = self._moves[identity] = now  # first: the answer may be there at once
         if self.avoiding:
-            request = Request(identity, AvoidApi.MOVE, avoid_move_parameter(*self._present))
+            request = ServiceRequest(identity, AvoidApi.MOVE, avoid_move_parameter(*self._present))
             self._link.send(OBSTACLES_AVOID, request)
         else:
-            request = Request(identity, SportApi.MOVE, move_parameter(*self._present))
+            request = ServiceRequest(identity, SportApi.MOVE, move_parameter(*self._present))
             self._link.send(SPORT, request)
 
     def _wanted(self, now: float) -> tuple[float, float, float] | None:
@@ -334,15 +365,15 @@ class Go2Driver:
 
     def _motion_fault(self, now: float, state: RobotState) -> Fault | None:
         if state.posture in (Posture.LYING, Posture.DAMPED):
-            return Fault(Cause.WRONG_POSTURE, f"It is {state.posture.value}.", since=now)
+            return Fault(FaultCause.WRONG_POSTURE, f"It is {state.posture.value}.", since=now)
         if self.settings.avoidance == "required" and not self.avoiding:
-            return Fault(Cause.REJECTED, "Obstacle avoidance is required and not on.", since=now)
+            return Fault(FaultCause.REJECTED, "Obstacle avoidance is required and not on.", since=now)
         if self._unmoved_since is not None and now - self._unmoved_since > _UNMOVED_S:
-            return Fault(Cause.UNCONFIRMED, "It is sent Moves and does not move.", since=now)
+            return Fault(FaultCause.UNCONFIRMED, "It is sent Moves and does not move.", since=now)
         if self._moves and now - min(self._moves.values()) > self.settings.request_timeout_s:
             if self._moves_are_answered:
                 detail = "The Moves sent to it were not acknowledged any more."
-                return Fault(Cause.NO_ANSWER, detail, Code.NO_ANSWER, now)
+                return Fault(FaultCause.NO_ANSWER, detail, Code.NO_ANSWER, now)
             self._moves.clear()  # a robot that never answers Moves is not held to it
         return None
 
@@ -368,8 +399,10 @@ class Go2Driver:
             self._calls.tell(OBSTACLES_AVOID, AvoidApi.MOVE, avoid_move_parameter(0.0, 0.0, 0.0))
         identity = self._calls.new_identity()
         self._stop_ids.add(identity)  # before it is sent: the answer may be there at once
-        if not self._link.send(SPORT, Request(identity, SportApi.STOP_MOVE)):
-            self._stop_fault = Fault(Cause.STOP_UNCONFIRMED, "Nobody listens to its service.", Code.SEND_FAILED, now)
+        if not self._link.send(SPORT, ServiceRequest(identity, SportApi.STOP_MOVE)):
+            self._stop_fault = Fault(
+                FaultCause.STOP_UNCONFIRMED, "Nobody listens to its service.", Code.SEND_FAILED, now
+            )
 
     def close(self, timeout: float = 0.6) -> None:
         with self._changed:

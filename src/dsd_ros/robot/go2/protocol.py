@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import struct
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
+
+from dsd_ros.robot.driver import DriverError, Fault, FaultCause, Posture, RobotState
 
 SPORT, OBSTACLES_AVOID, VIDEO = "sport", "obstacles_avoid", "videohub"
 API_VERSION = 1  # function of every service: the version of its interface, as text
@@ -84,7 +88,7 @@ def code_text(code: int) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class ServiceRequest:
     """A call of a service's function."""
 
     identity: int
@@ -94,7 +98,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Response:
+class ServiceResponse:
     """The answer to a call: the identity and function repeated."""
 
     identity: int
@@ -179,7 +183,17 @@ _LITTLE, _BIG = struct.Struct("<" + _HEAD), struct.Struct(">" + _HEAD)
 STATE_BYTES = struct.calcsize("<" + _HEAD + _FEET)
 STATE_WITH_PATH_BYTES = STATE_BYTES + struct.calcsize("<" + _PATH)
 _HEADER_BYTES = 4
-_PADDING = 3  # some writers fill up to a multiple of 4
+_PADDING = 3  # some writers pad to a multiple of 4
+_LYING_HEIGHT = 0.15  # m; the body of a standing Go2 is at about 0.3
+_POSTURES = {
+    0: Posture.STANDING,
+    1: Posture.STANDING,
+    2: Posture.STANDING,
+    3: Posture.MOVING,
+    5: Posture.LYING,
+    6: Posture.LOCKED,
+    7: Posture.DAMPED,
+}
 
 
 def decode_state(data: bytes) -> SportState:
@@ -230,3 +244,102 @@ def encode_state(state: SportState) -> bytes:
     )  # fmt: skip
     size = STATE_WITH_PATH_BYTES if state.with_path else STATE_BYTES
     return b"\x00\x01\x00\x00" + head + bytes(size - len(head))
+
+
+def robot_state(sport: SportState, now: float, velocity_frame: str = "body") -> RobotState:
+    """The state that arrived at ``now`` (monotonic, s).
+
+    :param velocity_frame: "body" or "odom", the frame of the velocity that the robot sends.
+    """
+    posture = _POSTURES.get(sport.mode, Posture.BUSY)
+    if sport.mode == 0 and 0.0 < sport.body_height < _LYING_HEIGHT:
+        posture = Posture.LYING
+    vx, vy, vz = sport.velocity
+    if velocity_frame == "odom":
+        c, s = math.cos(sport.rpy[2]), math.sin(sport.rpy[2])
+        vx, vy = c * vx + s * vy, c * vy - s * vx
+    return RobotState(
+        received=now,
+        stamp=sport.stamp,
+        position=sport.position,
+        orientation=sport.quaternion,
+        rpy=sport.rpy,
+        velocity=(vx, vy, vz),
+        yaw_rate=sport.yaw_speed,
+        gyroscope=sport.gyroscope,
+        accelerometer=sport.accelerometer,
+        posture=posture,
+        mode=sport.mode,
+        error_code=sport.error_code,
+        body_height=sport.body_height,
+    )
+
+
+class Link(Protocol):
+    """Carries requests to the robot's services; answers and state are handed to the driver's ``on_`` methods."""
+
+    def send(self, service: str, request: ServiceRequest) -> bool:
+        """Send without waiting. False when nobody listens to the service."""
+
+
+class ServiceCalls:
+    """Asks over a link and waits for answers, which another thread hands in. Thread-safe."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._changed = threading.Condition()
+        # Answers reach every client of a service, so identities must not meet those of another one.
+        self._identity = random.SystemRandom().getrandbits(60)
+        self._waiting: dict[tuple[str, int], list[ServiceResponse]] = {}
+        self._closed = False
+
+    def new_identity(self) -> int:
+        with self._changed:
+            self._identity += 1
+            return self._identity
+
+    def tell(self, service: str, api: int, parameter: str) -> None:
+        """Send and care for no answer."""
+        self._link.send(service, ServiceRequest(self.new_identity(), int(api), parameter))
+
+    def ask(self, service: str, api: int, parameter: str, timeout: float, attempts: int) -> ServiceResponse:
+        """Send and wait, up to ``attempts`` times ``timeout`` seconds; the first answer to any of them counts.
+
+        :raises DriverError: NO_SERVICE, NO_ANSWER or CLOSED.
+        """
+        answers: list[ServiceResponse] = []
+        mine: list[tuple[str, int]] = []
+        heard = False
+        try:
+            for _ in range(attempts):
+                identity = self.new_identity()
+                with self._changed:
+                    mine.append((service, identity))
+                    self._waiting[mine[-1]] = answers
+                heard |= self._link.send(service, ServiceRequest(identity, int(api), parameter))
+                with self._changed:
+                    self._changed.wait_for(lambda: answers or self._closed, timeout)
+                    matching = [answer for answer in answers if answer.api_id == api]
+                    if matching:
+                        return matching[0]
+                    if self._closed:
+                        raise DriverError(Fault(FaultCause.CLOSED))
+            cause = FaultCause.NO_ANSWER if heard else FaultCause.NO_SERVICE
+            detail = f"It was asked {attempts} times: {service}, function {int(api)}."
+            raise DriverError(Fault(cause, detail, Code.NO_ANSWER if heard else Code.SEND_FAILED))
+        finally:
+            with self._changed:
+                for key in mine:
+                    self._waiting.pop(key, None)
+
+    def on_response(self, service: str, response: ServiceResponse) -> None:
+        with self._changed:
+            answers = self._waiting.get((service, response.identity))
+            if answers is not None:
+                answers.append(response)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_ros.robot.go2 import sdk_process
-from dsd_ros.robot.go2.protocol import Request, Response
+from dsd_ros.robot.go2.protocol import ServiceRequest, ServiceResponse
 
 _START_S = 30.0
 _END_S = 0.5
@@ -72,7 +72,7 @@ class SdkLink:
         """Begin to hand answers, state and battery to a driver."""
         self._driver = driver
 
-    def send(self, service: str, request: Request) -> bool:
+    def send(self, service: str, request: ServiceRequest) -> bool:
         message = {
             "service": service, "id": request.identity, "api_id": int(request.api_id),
             "parameter": request.parameter, "noreply": request.noreply,
@@ -117,7 +117,7 @@ class SdkLink:
         elif "battery" in message:
             self._driver.on_battery(float(message["battery"]))
         else:
-            response = Response(
+            response = ServiceResponse(
                 int(message["id"]), int(message["api_id"]), int(message["code"]),
                 str(message["data"]), base64.b64decode(message["binary"], validate=True),
             )  # fmt: skip

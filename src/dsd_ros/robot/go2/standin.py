@@ -23,8 +23,8 @@ from dsd_ros.robot.go2.protocol import (
     SPORT,
     AvoidApi,
     Code,
-    Request,
-    Response,
+    ServiceRequest,
+    ServiceResponse,
     SportApi,
     SportState,
     encode_state,
@@ -72,11 +72,11 @@ class Go2Standin:
         self._mode, self._next_mode = (_LYING if lying else _BALANCE), _BALANCE
         self._busy_until = -math.inf
         self.driver.posture = Posture.LYING if lying else Posture.STANDING
-        self._queue: deque[tuple[float, str, Request]] = deque()
+        self._queue: deque[tuple[float, str, ServiceRequest]] = deque()
         self._lock = threading.RLock()
         self._state_time = -math.inf
 
-    def receive(self, service: str, request: Request, now: float | None = None) -> None:
+    def receive(self, service: str, request: ServiceRequest, now: float | None = None) -> None:
         """A request has arrived."""
         now = self._clock() if now is None else now
         with self._lock:
@@ -85,7 +85,7 @@ class Go2Standin:
             due = now + (SLOW_S if self.fault is StandinFault.SLOW else 0.0)
             self._queue.append((due, service, request))
 
-    def answers(self, now: float | None = None) -> list[tuple[str, Response]]:
+    def answers(self, now: float | None = None) -> list[tuple[str, ServiceResponse]]:
         """Carry out what is due; the answers by service, without those that nobody wants."""
         now = self._clock() if now is None else now
         found = []
@@ -96,11 +96,11 @@ class Go2Standin:
                     continue
                 code, data = self._carry_out(service, request, now)
                 if not request.noreply:
-                    answer = Response(request.identity, request.api_id, int(code), data)
+                    answer = ServiceResponse(request.identity, request.api_id, int(code), data)
                     found.append((service, answer))
         return found
 
-    def _carry_out(self, service: str, request: Request, now: float) -> tuple[Code, str]:
+    def _carry_out(self, service: str, request: ServiceRequest, now: float) -> tuple[Code, str]:
         if self.fault is StandinFault.REJECT:
             return Code.INTERNAL, ""
         self._settle(now)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from dsd_ros.robot.driver import Cause, DriverError, Fault, Limits, Posture, RobotState
+from dsd_ros.robot.driver import DriverError, Fault, FaultCause, MotionLimits, Posture, RobotState
 from dsd_ros.robot.sim.simulator import VX_MAX, VX_MIN, VY_MAX, WZ_MAX, Simulator
 
 STANDING_HEIGHT, LYING_HEIGHT = 0.31, 0.08  # m
@@ -26,7 +26,7 @@ class SimulatedDriver:
         self, simulator: Simulator, hold_s: float = 0.5, rate: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         # The simulator itself keeps the acceleration.
-        self.limits = Limits(VX_MIN, VX_MAX, VY_MAX, WZ_MAX)
+        self.limits = MotionLimits(VX_MIN, VX_MAX, VY_MAX, WZ_MAX)
         self.simulator = simulator
         self.posture = Posture.STANDING
         self._hold, self._rate = hold_s, rate
@@ -91,7 +91,7 @@ class SimulatedDriver:
     def _lying(self) -> Fault | None:
         if self.posture is Posture.STANDING:
             return None
-        return Fault(Cause.WRONG_POSTURE, f"It is {self.posture.value}.")
+        return Fault(FaultCause.WRONG_POSTURE, f"It is {self.posture.value}.")
 
     def stand_up(self) -> None:
         self._take(Posture.STANDING)
@@ -114,7 +114,7 @@ class SimulatedDriver:
 
     def move(self, vx: float, vy: float, wz: float) -> None:
         if not all(map(math.isfinite, (vx, vy, wz))):
-            raise DriverError(Fault(Cause.BAD_COMMAND, f"It was {vx}, {vy}, {wz}."))
+            raise DriverError(Fault(FaultCause.BAD_COMMAND, f"It was {vx}, {vy}, {wz}."))
         with self._lock:
             fault = self._lying()
             if fault is not None:

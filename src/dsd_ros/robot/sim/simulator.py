@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dsd_ros.robot.sim.offscreen import Offscreen, SimulatorError, import_mujoco
-from dsd_ros.robot.sim.rangefinder import range_ahead
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_FOVY, IMAGE_HEIGHT, IMAGE_WIDTH, build_mjcf
-from dsd_ros.robot.sim.world import REACH, World
+from dsd_ros.robot.sim.world import COLOURS, KINDS, REACH, World, named_goal
 
 __all__ = ["Simulator", "SimulatorError"]
 
 # Limits of the real robot's sport mode (m/s, m/s, rad/s) and what it can gain per second.
 VX_MIN, VX_MAX, VY_MAX, WZ_MAX = -2.5, 3.8, 1.0, 4.0
 _ACCELERATION = np.array([3.0, 3.0, 12.0])
+RANGE_FIELD_OF_VIEW = math.radians(30.0)
+MIN_RANGE, MAX_RANGE = 0.01, 4.0  # of the range finder, m
+_RAYS = 9
 _SUBSTEP = 0.01  # seconds; short enough that no step jumps over an obstacle's rim
 
 
@@ -218,3 +221,87 @@ def camera_bearing(bearing: float, distance: float) -> float:
     """Bearing (radians) from the front camera of a point at bearing and distance from the base."""
     ahead = distance * math.cos(bearing) - CAMERA_AHEAD
     return math.atan2(distance * math.sin(bearing), ahead)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """``distance`` in metres to the target's surface, -1 when it is not known which thing is meant."""
+
+    arrived: bool
+    distance: float
+    message: str
+
+
+def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
+    """As :meth:`Simulator.reached` has it, for the instruction's thing: it must be the world's target.
+
+    Where the world has two of the target's name, the instruction must say which; where it has one, "the left one"
+    is that one. Nowhere is the arrival at what is not there.
+    """
+    world = simulator.world
+    try:
+        goal = named_goal(instruction)
+    except ValueError:
+        colours, kinds = ", ".join(COLOURS), ", ".join(KINDS)
+        return Arrival(
+            False, -1.0,
+            f"The instruction names no target: name a colour ({colours}) and a kind ({kinds}).",
+        )  # fmt: skip
+    if world.target_index is None:
+        return Arrival(False, -1.0, f"The instruction names the {goal.name}, but no {world.missing} is here to go to.")
+    target = world.target
+    if goal.thing != target.name or (world.which and goal.which != world.which):
+        return Arrival(
+            False, -1.0,
+            f"The instruction names the {goal.name}, but this world's target is the {world.goal}.",
+        )  # fmt: skip
+    distance = simulator.distance_to_target()
+    where = f"The robot is {distance:.2f} m from the {world.goal}"
+    if distance > REACH:
+        return Arrival(False, distance, f"{where}; it must be within {REACH} m.")
+    if simulator.collisions:
+        return Arrival(False, distance, f"{where}, but it has run into something on the way.")
+    if not simulator.reached():
+        return Arrival(False, distance, f"{where}, but it still moves.")
+    return Arrival(True, distance, f"{where} and stands still.")
+
+
+def range_ahead(world: World, pose: tuple[float, float, float]) -> float:
+    """Metres from the robot's front to the nearest thing in the field of view; infinite beyond MAX_RANGE.
+
+    :param pose: x, y (m) and yaw (rad) of the base's centre.
+    """
+    x, y, yaw = pose
+    x, y = x + CAMERA_AHEAD * math.cos(yaw), y + CAMERA_AHEAD * math.sin(yaw)
+    nearest = min(_along(world, x, y, yaw + RANGE_FIELD_OF_VIEW * (i / (_RAYS - 1) - 0.5)) for i in range(_RAYS))
+    return nearest if nearest <= MAX_RANGE else math.inf
+
+
+def _along(world: World, x: float, y: float, heading: float) -> float:
+    """Metres along one ray."""
+    c, s = math.cos(heading), math.sin(heading)
+    found = [_to_wall(x, c, world.half_x), _to_wall(y, s, world.half_y)]
+    for thing in world.things:
+        along = (thing.x - x) * c + (thing.y - y) * s
+        across = (thing.y - y) * c - (thing.x - x) * s
+        inside = thing.radius**2 - across**2
+        if inside >= 0.0 and along + math.sqrt(inside) > 0.0:
+            found.append(max(0.0, along - math.sqrt(inside)))
+    for cabinet in world.furniture:
+        near, far = 0.0, math.inf
+        for at, middle, half, step in ((x, cabinet.x, cabinet.half_x, c), (y, cabinet.y, cabinet.half_y, s)):
+            if abs(step) < 1e-12:
+                if abs(at - middle) > half:
+                    far = -math.inf
+                continue
+            sides = sorted(((middle - half - at) / step, (middle + half - at) / step))
+            near, far = max(near, sides[0]), min(far, sides[1])
+        if near <= far:
+            found.append(near)
+    return min(found)
+
+
+def _to_wall(position: float, step: float, half: float) -> float:
+    if abs(step) < 1e-12:
+        return math.inf
+    return max(0.0, (math.copysign(half, step) - position) / step)

@@ -1,6 +1,6 @@
-"""What a bag says of its message types: their definitions, found beside the installed packages.
+"""Message types by name: their Python classes, and the definitions that a bag stores.
 
-A definition is that of rosbag2: the .msg file's text, then those of the types it is made of.
+A definition is rosbag2's: the text of the .msg file, then those of the types that it contains.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ class TypeUnknown(ValueError):
 
 
 def message_class(name: str) -> type:
-    """The class of a message type such as ``std_msgs/msg/String``; TypeUnknown where it is not installed."""
-    package, _, short = _parts(name)
+    """The class of a message type such as ``std_msgs/msg/String``.
+
+    :raises TypeUnknown: when it is not installed.
+    """
+    package, short = _parts(name)
     try:
         return getattr(importlib.import_module(f"{package}.msg"), short)  # type: ignore[no-any-return]
     except (ImportError, AttributeError):
@@ -38,22 +41,22 @@ def message_class(name: str) -> type:
 
 @cache
 def definition(name: str) -> tuple[str, str]:
-    """A type's definition, and its RIHS01 hash ("" where ROS is too old to have one).
+    """A type's definition and its RIHS01 hash ("" where ROS is too old to have one).
 
-    :raises TypeUnknown: when its .msg file, or one of those it is made of, is not there.
+    :raises TypeUnknown: when its .msg file, or that of a type it contains, is missing.
     """
     texts: dict[str, str] = {}
     _collect(name, texts)
     first, *others = texts
-    parts = [texts[first], *(f"MSG: {_short(other)}\n{texts[other]}" for other in others)]
+    parts = [texts[first], *(f"MSG: {'/'.join(_parts(other))}\n{texts[other]}" for other in others)]
     return f"{_SEPARATOR}\n".join(part.rstrip("\n") + "\n" for part in parts), _hash(name)
 
 
 def _collect(name: str, texts: dict[str, str]) -> None:
-    """The texts of a type and of all it is made of, in the order they are met."""
+    """Add the texts of a type and of all types that it contains, depth first."""
     if name in texts:
         return
-    package, _, short = _parts(name)
+    package, short = _parts(name)
     path = _share(package) / "msg" / f"{short}.msg"
     try:
         texts[name] = path.read_text(encoding="utf-8")
@@ -66,11 +69,12 @@ def _collect(name: str, texts: dict[str, str]) -> None:
         inner = found[1] if "/" in found[1] else f"{package}/{found[1]}"
         if inner == f"{package}/Header":
             inner = "std_msgs/Header"
-        _collect(_long(inner), texts)
+        owner, _, kind = inner.rpartition("/")
+        _collect(f"{owner.removesuffix('/msg')}/msg/{kind}", texts)
 
 
 def _hash(name: str) -> str:
-    package, _, short = _parts(name)
+    package, short = _parts(name)
     try:
         text = (_share(package) / "msg" / f"{short}.json").read_text(encoding="utf-8")
         hashes = json.loads(text)["type_hashes"]
@@ -81,7 +85,7 @@ def _hash(name: str) -> str:
 
 @cache
 def _share(package: str) -> Path:
-    """Where a package's interfaces lie: below a prefix that is sourced, or that its Python module is in."""
+    """Where a package's interfaces are: below a sourced prefix, or a parent folder of its Python module."""
     places = [Path(p) for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
     with contextlib.suppress(ImportError):
         places += Path(importlib.import_module(package).__file__ or "").resolve().parents
@@ -92,18 +96,9 @@ def _share(package: str) -> Path:
     raise TypeUnknown(f"The interfaces of the package {package} are not installed here.")
 
 
-def _parts(name: str) -> tuple[str, str, str]:
+def _parts(name: str) -> tuple[str, str]:
+    """Package and short name of a message type."""
     parts = name.split("/")
     if len(parts) != 3 or parts[1] != "msg" or not all(re.fullmatch(r"\w+", p) for p in parts):
         raise TypeUnknown(f"{name!r} is no message type; one is named as std_msgs/msg/String.")
-    return parts[0], parts[1], parts[2]
-
-
-def _short(name: str) -> str:
-    package, _, short = _parts(name)
-    return f"{package}/{short}"
-
-
-def _long(name: str) -> str:
-    package, _, short = name.rpartition("/")
-    return f"{package.removesuffix('/msg')}/msg/{short}"
+    return parts[0], parts[2]

@@ -8,8 +8,8 @@ import pytest
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.errors import DecodeCancelled
-from dsd_ros.nodes import link_keeper
-from dsd_ros.nodes.link_keeper import FIRST_WAIT_S, LONGEST_WAIT_S, LinkKeeper
+from dsd_ros.ros import link_keeper
+from dsd_ros.ros.link_keeper import FIRST_WAIT_S, LONGEST_WAIT_S, LinkKeeper
 from dsd_ros.ros.settings import BridgeNodeSettings, DraftNodeSettings
 from dsd_ros.wire.channel import Backoff, LinkClosed
 
@@ -17,7 +17,7 @@ WAIT_S = 20.0
 
 
 class Link:
-    """Fails as told, and notes what the keeper does."""
+    """Fails as scripted, and records what the keeper does."""
 
     def __init__(self, monkeypatch, *attempts: Exception | None) -> None:
         monkeypatch.setattr(link_keeper, "FIRST_WAIT_S", 0.001)
@@ -27,9 +27,9 @@ class Link:
         self.tried = threading.Semaphore(0)
         self.go_on = threading.Event()
         self.go_on.set()
-        self.keeper = LinkKeeper(self.mend, self.found.set, lambda error: self.failures.append(str(error)))
+        self.keeper = LinkKeeper(self.reconnect, self.found.set, lambda error: self.failures.append(str(error)))
 
-    def mend(self) -> None:
+    def reconnect(self) -> None:
         self.tried.release()
         assert self.go_on.wait(WAIT_S)
         failure = self.attempts.pop(0) if self.attempts else None
@@ -57,15 +57,15 @@ def test_it_tries_until_it_works_whatever_is_raised(link):
     assert not one.keeper.down
     one.keeper.lost()
     assert one.found.wait(WAIT_S)
-    assert one.failures == ["no network", "the session cannot be mended: RuntimeError('a defect')", "x"]
+    assert one.failures == ["no network", "the session cannot be restored: RuntimeError('a defect')", "x"]
     assert not one.keeper.down
-    # The next loss is mended, too.
+    # The next loss is repaired, too.
     one.found.clear()
     one.keeper.lost()
     assert one.found.wait(WAIT_S)
 
 
-def test_what_is_found_meanwhile_is_not_told_of(link):
+def test_a_link_found_meanwhile_is_not_reported(link):
     one = link(LinkClosed("no network"))
     one.go_on.clear()
     one.keeper.lost()
@@ -76,7 +76,7 @@ def test_what_is_found_meanwhile_is_not_told_of(link):
     assert not one.failures and not one.found.is_set()
 
 
-def test_a_loss_during_an_attempt_is_mended_by_another(link):
+def test_a_loss_during_an_attempt_starts_another(link):
     one = link()
     one.go_on.clear()
     one.keeper.lost()

@@ -1,4 +1,4 @@
-"""The Go2's messages over ROS: unitree_api and unitree_go, wherever they come from, and the topics they are on."""
+"""The Go2's own messages and topics in ROS: unitree_api and unitree_go, and the link that carries a driver's calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
 
-from dsd_ros.robot.go2.protocol import OBSTACLES_AVOID, SPORT, VIDEO, Request, Response
+from dsd_ros.robot.go2.protocol import OBSTACLES_AVOID, SPORT, VIDEO, ServiceRequest, ServiceResponse
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import StartError
 
@@ -27,16 +27,16 @@ except ImportError as error:
 
 
 def topic(prefix: str, name: str) -> str:
-    """A topic of the robot. The robot knows no namespaces, so they are absolute; a prefix tells stand-ins apart."""
+    """A topic of the robot: absolute, because the robot has no namespaces. A prefix tells stand-ins apart."""
     return f"{prefix.rstrip('/')}/{name}"
 
 
 class RosLink:
-    """Carries a driver's requests, and hands it answers, state and battery; one for each robot."""
+    """Sends a driver's requests and gives it answers, state and battery; one for each robot."""
 
     def __init__(self, node: Node, prefix: str, group: CallbackGroup | None = None) -> None:
         self._driver: Any = None
-        self.on_arrival: Callable[[], None] = lambda: None  # called behind every state
+        self.on_arrival: Callable[[], None] = lambda: None  # called after every state
         self._requests = {
             service: node.create_publisher(RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE)
             for service in SERVICES
@@ -45,24 +45,24 @@ class RosLink:
         self._node, self._prefix, self._group = node, prefix, group
 
     def attach(self, driver: Any) -> None:
-        """Begin to listen for a driver."""
+        """Subscribe to the robot's topics for a driver."""
         self._driver = driver
         for service in SERVICES:
-            self._listen(
+            self._subscribe(
                 ResponseMessage,
                 f"api/{service}/response",
                 lambda message, service=service: self._on_response(service, message),
                 qos.ROBOT_SERVICE,
             )
-        # As bytes: of the two layouts that share this type's name, only one could be read as a message. Where this
-        # project's own definition is used, it is the longer one, since Fast DDS drops what exceeds its reader's type.
-        self._listen(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
-        self._listen(
+        # As bytes: two layouts share this type's name, and only one could be read as a message. This project's own
+        # definition is the longer one, because Fast DDS drops samples that are longer than the reader's type.
+        self._subscribe(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
+        self._subscribe(
             LowState, "lf/lowstate", lambda message: driver.on_battery(message.bms_state.soc / 100.0), qos.ROBOT_STATE
         )
 
     def close(self) -> None:
-        """Give the topics back; call it behind the driver's own close."""
+        """Destroy publishers and subscriptions; call it after the driver's own close."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         for publisher in self._requests.values():
@@ -70,7 +70,7 @@ class RosLink:
         self._subscriptions.clear()
         self._requests.clear()
 
-    def _listen(
+    def _subscribe(
         self, kind: type, name: str, take: Callable[[Any], None], profile: QoSProfile, raw: bool = False
     ) -> None:
         self._subscriptions.append(
@@ -79,7 +79,7 @@ class RosLink:
             )
         )
 
-    def send(self, service: str, request: Request) -> bool:
+    def send(self, service: str, request: ServiceRequest) -> bool:
         publisher = self._requests.get(service)
         if publisher is None:  # closed
             return False
@@ -94,23 +94,25 @@ class RosLink:
         identity = message.header.identity
         self._driver.on_response(
             service,
-            Response(identity.id, identity.api_id, message.header.status.code, message.data, message.binary.tobytes()),
+            ServiceResponse(
+                identity.id, identity.api_id, message.header.status.code, message.data, message.binary.tobytes()
+            ),
         )
 
 
-def to_message(request: Request) -> RequestMessage:
+def to_message(request: ServiceRequest) -> RequestMessage:
     message = RequestMessage(parameter=request.parameter)
     message.header.identity.id, message.header.identity.api_id = request.identity, request.api_id
     message.header.policy.noreply = request.noreply
     return message
 
 
-def from_message(message: RequestMessage) -> Request:
+def from_message(message: RequestMessage) -> ServiceRequest:
     header = message.header
-    return Request(header.identity.id, header.identity.api_id, message.parameter, header.policy.noreply)
+    return ServiceRequest(header.identity.id, header.identity.api_id, message.parameter, header.policy.noreply)
 
 
-def answer_message(response: Response) -> ResponseMessage:
+def answer_message(response: ServiceResponse) -> ResponseMessage:
     message = ResponseMessage(data=response.data)
     message.header.identity.id, message.header.identity.api_id = response.identity, response.api_id
     message.header.status.code = response.code

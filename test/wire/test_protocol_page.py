@@ -300,7 +300,7 @@ def test_split_verification_is_that_of_the_example():
     assert (rest / rest.sum()).tolist() == pytest.approx(figures["resampled_by"], abs=1e-6)
     whole = np.array(figures["whole_p"], np.float32)
     assert bytes.fromhex(figures["whole_packed"]) == pack_distribution(whole)
-    told = EXAMPLES["the round behind a rejection"].message
+    told = EXAMPLES["the round after a rejection"].message
     last = EXAMPLES["a reply that ends with a rejection"].message
     assert rest[told.resampled[0]] > 0 and told.resampled == last.resampled
     assert told.confirmed == last.confirmed == draft.confirmed + outcome.accepted + 1
@@ -333,7 +333,7 @@ def test_a_tree_is_split_as_in_the_example():
         EXAMPLES[name].message
         for name in (
             "a tree with probabilities", "a first child rejected",
-            "the round behind a branch of the robot's",
+            "the round after a branch of the robot's",
         )
     )  # fmt: skip
     tree = tree_of(figures, draft)

@@ -1,7 +1,7 @@
 """The cloud's half of questions: answers with many devices at once, from documents that stay here.
 
-One worker thread owns the model and takes turns, a draft a turn. Another takes in what arrives, so that a rejection
-interrupts a forward pass. Whoever submits waits for neither.
+One worker thread owns the model and takes turns, one draft a turn. A second thread receives messages, so that a
+rejection interrupts a forward pass. Callers of ``submit`` wait for neither.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from dsd_ros.dragon.requests import end_of, name_of, refusal_of
 from dsd_ros.dragon.settings import ServiceSettings as ServiceSettings
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, QuestionReply, Reveal, Verdict
+from dsd_ros.wire.turns import TurnQueue
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ class _Answer:
     peer: Hashable
     half: Half | None = None
     stopped: bool = False
-    waiting: int = 0  # messages in the inbox
-    early: list[Message] = field(default_factory=list)  # came before the half was there
     came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # the last word of its asker
 
@@ -88,14 +87,13 @@ class AggregationService:
         self._relevance = relevance
         self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
-        self._wake = threading.Condition()  # guards all below
+        self._lock = threading.RLock()  # guards the three below
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._ended: OrderedDict[tuple[Hashable, int, int], None] = OrderedDict()
-        self._inbox: deque[tuple[_Answer, Message]] = deque()
-        self._waiting_bytes = 0
-        self._turns: deque[_Answer] = deque()
-        self._closing = False
+        # Messages wait, in order, until the answer's half is there. An answer that wants to draft waits for its turn.
+        self._inbox: TurnQueue[tuple[_Answer, Message]] = TurnQueue(_WAITING_PER_ANSWER, _WAITING_BYTES)
+        self._turns: TurnQueue[_Answer] = TurnQueue(per_owner=1)
         self._threads = [
             threading.Thread(target=work, name=f"aggregation-{name}", daemon=True)
             for name, work in (("inbox", self._receive_all), ("worker", self._work_all))
@@ -111,34 +109,33 @@ class AggregationService:
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when closed. ``reply`` is called from any thread and must not block."""
         refusal: Message | None = None
-        with self._wake:
-            if self._closing:
+        with self._lock:
+            if self._turns.closed:
                 return False
             if isinstance(message, Question):
                 refusal = self._take_question(message, reply, peer)
             elif isinstance(message, QUESTION_MESSAGES):
                 refusal = self._take(message, peer)
-            self._wake.notify_all()
         if refusal is not None:
             reply(refusal)
         return True
 
     def disconnect(self, peer: Hashable) -> None:
         """The peer's link is down: its answers end here. It asks again, with what it has, over the next one."""
-        with self._wake:
+        with self._lock:
             for answer in [a for a in self._answers.values() if a.peer == peer]:
                 self._drop(answer)
             self._profiles.pop(peer, None)
 
     def close(self, timeout: float = 1.0) -> bool:
         """End all answers and both threads; False if one is still running after ``timeout`` seconds."""
-        with self._wake:
-            told = [] if self._closing else list(self._answers.values())
-            self._closing = True
-            for answer in told:
+        with self._lock:
+            ended = list(self._answers.values())
+            self._inbox.close()
+            self._turns.close()
+            for answer in ended:
                 self._drop(answer)
-            self._wake.notify_all()
-        for answer in told:
+        for answer in ended:
             answer.reply(end_of(answer.question, EndCode.CLOSING, "the cloud shuts down"))
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -151,7 +148,7 @@ class AggregationService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ------------------------------------------------------------------ under self._wake
+    # ------------------------------------------------------------------ under self._lock
 
     def _take_question(self, question: Question, reply: Answer, peer: Hashable) -> Message | None:
         before = self._answers.get((peer, question.ask))
@@ -172,7 +169,8 @@ class AggregationService:
             return QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0)
         answer = _Answer(question, reply, peer)
         self._answers[answer.key] = answer
-        self._turns.append(answer)
+        self._inbox.hold(answer)
+        self._turns.put(answer, answer)
         return None
 
     def _make_room(self) -> bool:
@@ -196,25 +194,20 @@ class AggregationService:
         answer.heard = time.monotonic()
         if isinstance(message, QuestionEnd):
             self._drop(answer)
-        elif answer.waiting >= _WAITING_PER_ANSWER or self._waiting_bytes + _size(message) > _WAITING_BYTES:
-            self._drop(answer)
-            return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         elif isinstance(message, Proposal) and _size(message) > most_bytes(answer.question, answer.question.vocab_size):
             self._drop(answer)
             return end_of(message, EndCode.BAD_EVIDENCE, "a draft's evidence is too long")
-        else:
-            answer.waiting += 1
-            self._waiting_bytes += _size(message)
-            self._inbox.append((answer, message))
+        elif not self._inbox.put(answer, (answer, message), size=_size(message)):
+            self._drop(answer)
+            return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         return None
 
     def _drop(self, answer: _Answer) -> None:
         answer.stop()
-        self._waiting_bytes -= sum(map(_size, answer.early))
-        answer.early.clear()
+        self._inbox.discard(answer)
+        self._turns.discard(answer)
         if self._answers.get(answer.key) is answer:
             del self._answers[answer.key]
-            self._turns.remove(answer)
         self._remember(answer.peer, answer.question.ask, answer.question.attempt)
 
     def _remember(self, peer: Hashable, ask: int, attempt: int) -> None:
@@ -222,40 +215,34 @@ class AggregationService:
         while len(self._ended) > _ENDED_REMEMBERED:
             self._ended.popitem(last=False)
 
+    def _go_on(self, answer: _Answer) -> None:
+        """What follows a message or a draft: another turn, or the end."""
+        if answer.half is not None and answer.half.ended:
+            self._drop(answer)
+        elif answer.half is not None and answer.half.wants_work:
+            self._turns.put(answer, answer)
+
     # ------------------------------------------------------------------ the inbox's thread
 
     def _receive_all(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._inbox or self._closing)
-                if self._closing:
-                    return
-                answer, message = self._inbox.popleft()
-                if answer.half is None and not answer.stopped:
-                    answer.early.append(message)  # it waits until the half is there
-                    continue
-                answer.waiting -= 1
-                self._waiting_bytes -= _size(message)
-                if answer.half is None:
-                    continue
-            self._hand_over(answer, message)
+        while received := self._inbox.ready():
+            for answer, message in received:
+                self._receive(answer, message)
 
-    def _hand_over(self, answer: _Answer, message: Message) -> None:
-        assert answer.half is not None
+    def _receive(self, answer: _Answer, message: Message) -> None:
+        assert answer.half is not None  # its messages are held until then
         try:
             answer.half.receive(message)
         except Contradiction as error:
             self._give_up(answer, error.code, str(error))
         except Exception:
-            _log.exception("a message could not be taken in")
+            _log.exception("a message could not be received")
             self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
-        with self._wake:
-            if answer.half.ended:
-                self._drop(answer)
-            self._wake.notify_all()
+        with self._lock:
+            self._go_on(answer)
 
     def _give_up(self, answer: _Answer, code: EndCode, sentence: str) -> None:
-        with self._wake:
+        with self._lock:
             if answer.stopped:
                 return
             self._drop(answer)
@@ -264,37 +251,25 @@ class AggregationService:
     # ------------------------------------------------------------------ the worker's thread
 
     def _work_all(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closing or self._next() is not None)
-                if self._closing:
-                    return
-                answer = self._next()
-                assert answer is not None
-                self._turns.remove(answer)
-                self._turns.append(answer)  # the others come first
-            try:
-                if answer.half is None:
-                    self._open(answer)
-                else:
-                    answer.half.work()
-            except ValueError as error:  # of prompts, contexts and distributions
-                code = EndCode.BAD_QUESTION if answer.half is None else EndCode.MODEL_ERROR
-                self._give_up(answer, code, str(error))
-            except Exception:
-                # One device's trouble must not end the service.
-                _log.exception("a draft failed")
-                self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
-            with self._wake:
-                if answer.half is not None and answer.half.ended:
-                    self._drop(answer)
+        while turns := self._turns.ready():
+            for answer in turns:
+                self._work(answer)
 
-    def _next(self) -> _Answer | None:
-        """Whose turn it is; under the lock."""
-        for answer in self._turns:
-            if not answer.stopped and (answer.half is None or answer.half.wants_work):
-                return answer
-        return None
+    def _work(self, answer: _Answer) -> None:
+        try:
+            if answer.half is not None:
+                answer.half.work()
+            elif not answer.stopped:
+                self._open(answer)
+        except ValueError as error:  # of prompts, contexts and distributions
+            code = EndCode.BAD_QUESTION if answer.half is None else EndCode.MODEL_ERROR
+            self._give_up(answer, code, str(error))
+        except Exception:
+            # One device's trouble must not end the service.
+            _log.exception("a draft failed")
+            self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
+        with self._lock:
+            self._go_on(answer)
 
     def _open(self, answer: _Answer) -> None:
         question, model = answer.question, self.model
@@ -306,7 +281,7 @@ class AggregationService:
         )  # fmt: skip
         mixture.reserve(question.max_tokens)
         ends = frozenset(question.eos_token_ids) | frozenset(model.eos_token_ids)
-        with self._wake:
+        with self._lock:
             if answer.stopped:
                 return
             profile = self._profiles.get(answer.peer) or Profile.of("cloud", self._delay)
@@ -315,15 +290,13 @@ class AggregationService:
         answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
         half = Half(
             question, "cloud", Agreed(model.vocab_size, question.vocab_size, ends), mixture,
-            answer.reply, profile, self._wake,
+            answer.reply, profile,
         )  # fmt: skip
-        with self._wake:
+        with self._lock:
             answer.half = half
             if answer.stopped:
                 half.stop()
-            early, answer.early = answer.early, []
-            self._inbox.extendleft((answer, message) for message in reversed(early))
-            self._wake.notify_all()
+            self._inbox.release(answer)
 
 
 class WithDocuments:

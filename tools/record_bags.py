@@ -13,16 +13,17 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
-from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_ros.cli.demo import DemoSettings
+from dsd_ros.cli.demo_run import run_demo
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
 
@@ -103,12 +104,14 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 def record(name: str, bag: Path) -> int:
     """In the copy: run the demo once with its recorder."""
-    settings = DemoSettings(**RUNS[name], headless=True, arguments={"record": str(bag)})
+    settings = DemoSettings(**RUNS[name], headless=True, record=str(bag))
     if name != "faults":
         return run_demo(settings)
-    link = BadLink()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    link = BadLink(port)
     try:
-        return run_demo(replace(settings, relay=link.proxy))
+        return run_demo(settings, {"verifier": link.proxy.url, "verifier_port": str(port)})
     finally:
         link.close()
 
@@ -118,8 +121,8 @@ class BadLink:
     for 1 s at the fifth (the sixth that goes up: the third does so again).
     """
 
-    def __init__(self) -> None:
-        self.proxy = LinkProxy(("127.0.0.1", 9), seed=1)  # the demo will point it at its verifier
+    def __init__(self, verifier_port: int) -> None:
+        self.proxy = LinkProxy(("127.0.0.1", verifier_port), seed=1)
         self.proxy.set(Conditions(LinkProfile(jitter_s=0.08), loss=0.05))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._spoil, name="bad link")

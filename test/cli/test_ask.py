@@ -85,7 +85,7 @@ def test_a_verifier_without_documents_says_so(capsys, reader, folders):
     [
         (("--robot-documents", "/does/not/exist"), "no folder of documents /does/not/exist"),
         (("--head", "0"), "head is 0"),
-        (("--evidence", "smoke"), "use sparse, full or lossy-nucleus"),
+        (("--evidence", "smoke"), "choose from: 'sparse', 'full', 'lossy-nucleus'"),
         (("--model", "/does/not/exist"), "no model directory"),
     ],
 )

@@ -219,4 +219,4 @@ def test_every_command_explains_itself(capsys):
     for command in ("demo", "decode", "verifier", "doctor"):
         code, out, _ = dsd(capsys, *command.split(), "--help")
         assert code == 0
-        assert "usage: dsd" in out
+        assert "Usage: dsd" in out

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
@@ -33,13 +34,26 @@ STEP_KEYS = {
     "predrafts_wasted", "peak_memory", "threads", "verified", "retracing",
 }  # fmt: skip
 RUN = """
-import json, sys
-from dsd_ros.cli.demo_run import DemoSettings, run_demo
+import json, socket, sys
+from pathlib import Path
 from dsd_lab.links.proxy import LinkProxy, Way
+from dsd_ros.cli.demo_run import DemoSettings, run_demo
+from dsd_ros.cli.shared import CommandError
 
-settings = json.loads(sys.argv[1])
-relay = LinkProxy(("127.0.0.1", 9)) if settings.pop("relayed", False) else None
-code = run_demo(DemoSettings(**settings, relay=relay))
+given = json.loads(sys.argv[1])
+more, relay = given.pop("arguments", {}), None
+if given.pop("relayed", False):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    relay = LinkProxy(address)
+    more |= {"verifier": relay.url, "verifier_port": str(address[1])}
+report = Path(given.pop("report")) if "report" in given else None
+limit = given.pop("time_limit", 180.0)
+try:
+    code = run_demo(DemoSettings(**given), more, report, limit)
+except CommandError as error:
+    print(error, file=sys.stderr)
+    code = error.exit_code
 if relay is not None:
     print("relayed", *(relay.carried[way] for way in Way))
     relay.close()
@@ -81,16 +95,19 @@ def alive(pid: int) -> bool:
         ({"seed": -1}, "seed must not be negative"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
-        ({"arguments": {"domain": "7"}}, "is for the demo itself to set"),
-        ({"json_path": "/does/not/exist/report.json"}, "does not exist"),
-        ({"arguments": {"record": "/"}}, "is there already"),
-        ({"relay": object()}, "Over dds nothing goes through a relay"),
+        ({"arguments": {"domain": "7"}}, "is set by the demo itself"),
+        ({"report": "/does/not/exist/report.json"}, "there is no folder"),
+        ({"arguments": {"record": "/"}}, "exists already"),
+        ({"record": "/"}, "exists already"),
+        ({"arguments": {"verifier": "ws://127.0.0.1:1"}}, "over dds none is dialled"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(capsys, settings, sentence):
-    assert run_demo(DemoSettings(**settings)) == 2
-    said = capsys.readouterr()
-    assert sentence in said.err and said.out == ""
+    more = settings.pop("arguments", {})
+    report = Path(settings.pop("report")) if "report" in settings else None
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        run_demo(DemoSettings(**settings), more, report)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_missing_model_ends_it_with_a_sentence(ros_domain, tmp_path):
@@ -112,7 +129,7 @@ def test_a_word_behind_json_is_no_file(capsys):
 def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
     target, draft = map(str, tiny_pair)
     ours, theirs = pty.openpty()
-    settings = {"target_model": target, "draft_model": draft, "time_limit": 0.5}
+    settings = {"target": target, "draft": draft, "time_limit": 0.5}
     run = subprocess.Popen(
         [sys.executable, "-u", "-c", RUN, json.dumps(settings)],
         stdout=theirs,
@@ -141,7 +158,7 @@ def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
 
 def test_an_interruption_ends_everything(ros_domain, tiny_pair):
     target, draft = map(str, tiny_pair)
-    run = start(target_model=target, draft_model=draft, transport="websocket")
+    run = start(target=target, draft=draft, transport="websocket")
     lines = []
     for line in run.stdout:
         lines.append(line)
@@ -171,7 +188,7 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
 def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
     report_path, bag, relayed = tmp_path / "report.json", tmp_path / "bag", transport == "websocket"
     run = start(
-        transport=transport, mode=mode, json_path=str(report_path), relayed=relayed,
+        transport=transport, mode=mode, report=str(report_path), relayed=relayed,
         arguments=arguments | {"record": str(bag)},
     )  # fmt: skip
     output, _ = run.communicate(timeout=300)
@@ -214,7 +231,7 @@ def test_a_recorder_that_fails_does_not_end_the_run(ros_domain, tiny_pair, tmp_p
     target, draft = map(str, tiny_pair)
     (tmp_path / "file").write_text("")
     run = start(
-        target_model=target, draft_model=draft, time_limit=0.5,
+        target=target, draft=draft, time_limit=0.5,
         arguments={"record": str(tmp_path / "file" / "bag")},
     )  # fmt: skip
     output, _ = run.communicate(timeout=120)

@@ -43,7 +43,7 @@ def test_documents_are_added_found_and_removed(capsys, notes):
     code, out, _ = dsd(capsys, "documents", "remove", str(notes / "lift.txt"), "other.md")
     assert code == shared.EXIT_GOAL_MISSED and "not there: other.md" in out
     code, out, _ = dsd(capsys, "documents", "rebuild")
-    assert (code, out) == (0, "1 chunks, indexed anew\n")
+    assert (code, out) == (0, "1 chunks, reindexed\n")
 
 
 def test_the_answers_as_json(capsys, notes, tmp_path):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import argcomplete
 import pytest
+from cyclopts import App
 from in_process import dsd
 
-from dsd_lab.cli import theory
 from dsd_lab.cli.main import LAB
 from dsd_ros import __version__
-from dsd_ros.cli import completion, main, shared, terminal
-from dsd_ros.cli.parsing import every_parser
+from dsd_ros.cli import main, shared, terminal
 from dsd_ros.wire.messages import PROTOCOL_VERSION
 
 DSD_LAB = [sys.executable, "-m", "dsd_lab.cli"]
@@ -39,11 +37,19 @@ def test_the_version_names_protocol_and_commit(capsys):
     assert re.fullmatch(known, out)
 
 
+def every_app(app: App) -> Iterator[App]:
+    """An app and all below it."""
+    yield app
+    for name, below in app.resolved_commands().items():
+        if not name.startswith("-"):
+            yield from every_app(below)
+
+
 def test_neither_help_nor_completion_loads_models_or_ros():
     program = (
-        "import sys; from dsd_lab.cli.main import LAB; from dsd_ros.cli.main import DSD, build_parser\n"
-        "from dsd_ros.cli.parsing import every_parser\n"
-        "[parser.format_help() for p in (DSD, LAB) for parser in every_parser(build_parser(p.commands, p))]\n"
+        "import sys; from dsd_lab.cli.main import LAB; from dsd_ros.cli.main import DSD, main\n"
+        "[program.app.generate_completion(shell='bash') for program in (DSD, LAB)]\n"
+        "main(['--help']); main(['demo', '--help'])\n"
         "heavy = {'torch', 'transformers', 'numpy', 'rclpy', 'mujoco', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(', '.join(heavy) or 0)"
     )
@@ -54,29 +60,30 @@ def test_neither_help_nor_completion_loads_models_or_ros():
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_every_command_and_option_says_what_it_is_for(program):
     silent = []
-    for parser in every_parser(main.build_parser(program.commands, program)):
-        assert parser.description, parser.prog
-        for action in parser._actions:
-            told = (action.help or "").strip()
-            if not isinstance(action, argparse._SubParsersAction) and (not told or told.startswith("(")):
-                silent.append(f"{parser.prog} {action.dest}")
+    for app in every_app(program.app):
+        assert app.help, app.name
+        if app.default_command is not None:
+            options = app.assemble_argument_collection(parse_docstring=True)
+            silent += [f"{app.name} {one.name}" for one in options if one.parse and one.show and not one.parameter.help]
     assert not silent
 
 
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("dsd decod", "did you mean decode?"),
-        ("dsd-lab bench wirre", "did you mean wire?"),
+        ("dsd decod", "did you mean 'decode'?"),
+        ("dsd-lab bench wirre", "did you mean 'wire'?"),
         ("dsd-lab theory fsd-cost --tua 3", "did you mean --tau?"),
         ("dsd-lab theory fsd-cost --tau two", "'two'"),
         ("dsd-lab theory fsd-cost more", "'more'"),
         ("dsd-lab theory fsd-cost --draft-price 1 2", "--target-price"),
         ("dsd-lab theory fsd-cost --json no/such/folder/x.json", "make it first"),
         ("dsd-lab theory fsd-cost --json .", "is a folder"),
+        ("dsd-lab theory fsd-cost --gamma", "--gamma"),
+        ("dsd ask which --method drcg-kv", "dsd-lab ask --method drcg-kv"),
         ("dsd completion tcsh", "tcsh"),
         ("dsd", "COMMAND"),
-        ("dsd-lab train", "WHAT"),
+        ("dsd-lab train", "COMMAND"),
         ("dsd train pair", "dsd-lab train"),
         ("dsd bench", "pip install ./src/dsd_lab"),
     ],
@@ -108,20 +115,20 @@ def test_debug_shows_the_traceback_wherever_it_stands(capsys, line):
     ],
 )  # fmt: skip
 def test_whatever_goes_wrong_is_one_line_without_a_traceback(capsys, monkeypatch, error, code, named):
-    def fail(_: object) -> int:
+    def fail() -> int:
         raise error
 
-    monkeypatch.setattr(theory, "_cost", fail)
+    monkeypatch.setattr(LAB.app["theory"]["fsd-cost"], "default_command", fail)
     found, out, err = dsd(capsys, *COST, program=LAB)
     assert (found, out) == (code, "")
     assert "Traceback" not in err and err.count("\n") == (1 if named else 0) and named in err
 
 
 def test_an_interruption_while_a_command_loads_is_one_too(capsys, monkeypatch):
-    def interrupted(_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(theory, "add_arguments", interrupted)
+    monkeypatch.setattr(App, "parse_args", interrupted)
     assert dsd(capsys, *COST, program=LAB) == (shared.EXIT_INTERRUPTED, "", "")
 
 
@@ -176,10 +183,22 @@ def test_progress_of_hours_is_logged_now_and_then(monkeypatch):
     assert sys.stderr.getvalue() == " 20% joint step [0:01:01]\n100% joint step [1:07:41]\n"
 
 
+@pytest.fixture(scope="session")
+def shell(tmp_path_factory):
+    """A folder with the commands and their completion codes for bash."""
+    folder = tmp_path_factory.mktemp("shell")
+    for name, package in (("dsd", "dsd_ros"), ("dsd-lab", "dsd_lab")):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {package}.cli "$@"\n')
+        (folder / name).chmod(0o755)
+        (folder / f"{name}.bash").write_text(PROGRAMS[name].app.generate_completion(shell="bash"))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
         ("dsd-lab tr", ["train"]),
+        ("dsd-lab eval", ["evaluate"]),
         ("dsd-lab bench wi", ["wire"]),
         ("dsd decode --instr", ["--instruction"]),
         ("dsd decode --mode ds", ["dsd", "dssd"]),
@@ -187,37 +206,32 @@ def test_progress_of_hours_is_logged_now_and_then(monkeypatch):
         ("dsd demo --transport w", ["websocket"]),
         ("dsd-lab train exits --count vic", ["vicuna-13b"]),
         ("dsd completion z", ["zsh"]),
+        ("dsd decode --onl", ["--online"]),
     ],
 )
-def test_tab_completes(monkeypatch, line, wanted):
-    monkeypatch.setenv("_ARGCOMPLETE", "1")
-    monkeypatch.setenv("COMP_LINE", line)
-    parser = main.build_parser(completion.asked(), PROGRAMS[line.split()[0]])
-    finder = argcomplete.CompletionFinder(parser)
-    _, prefix, suffix, words, _ = argcomplete.split_line(line)
-    found = finder._get_completions(words, prefix, suffix, None)
-    assert [word.strip() for word in found] == wanted
-
-
-@pytest.mark.parametrize("shell", completion.SHELLS)
-def test_each_shell_gets_its_code(capsys, shell):
-    code, out, _ = dsd(capsys, "completion", shell)
-    assert code == 0 and "dsd" in out and "_ARGCOMPLETE" in out
-
-
-def test_bash_completes_with_it(tmp_path):
-    for name, package in (("dsd", "dsd_ros"), ("dsd-lab", "dsd_lab")):
-        (tmp_path / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {package}.cli "$@"\n')
-        (tmp_path / name).chmod(0o755)
+def test_tab_completes_in_bash(shell, line, wanted):
+    name, words = line.split()[0], line.split()
     script = (
-        'eval "$(dsd completion bash)"; COMP_LINE="dsd-lab eval"; COMP_POINT=12; COMP_TYPE=9; '
-        'COMP_WORDS=(dsd-lab eval); COMP_CWORD=1; _python_argcomplete dsd-lab eval dsd-lab; echo "[${COMPREPLY[*]}]"'
+        f'source "{shell}/{name}.bash"; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; COMP_LINE="{line}"; '
+        f"COMP_POINT={len(line)}; $(complete -p {name} | sed 's/.*-F \\([^ ]*\\).*/\\1/') {name} {words[-1]} "
+        f'{words[-2]}; printf "%s\\n" "${{COMPREPLY[@]}}"'
     )
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == wanted, done.stderr
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_code(capsys, name):
+    code, out, _ = dsd(capsys, "completion", name)
+    assert code == 0 and "dsd" in out and "--instruction" in out or name == "fish" and "-l instruction" in out
+
+
+def test_the_installed_command_prints_code_that_bash_reads(shell):
+    path = f"{shell}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-c", script],
+        ["bash", "-c", 'eval "$(dsd-lab completion bash)"; complete -p dsd-lab'],
         capture_output=True,
         text=True,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(main.__file__).parents[1])},
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(Path(main.__file__).parents[2])},
     )
-    assert re.search(r"\[evaluate ?\]", done.stdout), done.stderr
+    assert "-F" in done.stdout, done.stderr

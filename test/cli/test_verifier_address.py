@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsd_ros.cli.verifier_address import VerifierAddress, address_in
+from dsd_ros.cli.demo_run import VerifierAddress, address_in
 
 
 @pytest.mark.parametrize(

@@ -2,51 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import typing
 from pathlib import Path
 from typing import Any
 
-from dsd_lab.cli.bench_dragon import add_dragon
-from dsd_lab.cli.bench_faults import add_faults
-from dsd_lab.cli.bench_safety import add_safety
-from dsd_lab.cli.bench_view import add_view
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_json, add_model, model_path, write_json
+from cyclopts import App
+
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
+from dsd_ros.decoding.settings import DecodeSettings
 
-SUMMARY = "measure the system on this machine"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    benches = parser.add_subparsers(required=True, metavar="BENCH")
-    overhead = benches.add_parser(
-        "overhead",
-        help="time per round not spent in models or on the link",
-        description="Decode replies over each transport on loopback, the verifier in a process of its own; "
-        "print the median and 95th percentile of what a round costs beyond both models' time, and of what a "
-        "tree of 64 nodes adds to the verifier's CPU time (mask and positions).",
-    )
-    overhead.add_argument(
-        "--transports",
-        default="local,websocket,dds",
-        help="comma-separated: local, websocket, dds (default: %(default)s)",
-    )
-    overhead.add_argument("--replies", type=int, default=30, help="per transport (default: %(default)s)")
-    add_model(overhead, "--draft", "draft")
-    add_model(overhead, "--target", "target")
-    add_json(overhead)
-    overhead.set_defaults(run=_bench_overhead)
-    _add_modes(benches)
-    _add_wire(benches)
-    _add_soak(benches)
-    add_safety(benches)
-    add_faults(benches)
-    add_view(benches)
-    add_dragon(benches)
+command = App(name="bench", help="Measure the system on this machine.")
+for name in ("safety", "faults", "view"):
+    command.command(f"dsd_lab.cli.bench_{name}:command", name=name)
+command.command("dsd_lab.cli.bench_dragon:dragon", name="dragon")
+command.command("dsd_lab.cli.bench_dragon:lm", name="dragon-lm")
 
 
-def _bench_overhead(args: argparse.Namespace) -> int:
+def decode_flags(*names: str, **defaults: Any) -> type:
+    """Flags for these decode settings, or for every one but the mode; None where not given."""
+    hints = typing.get_type_hints(DecodeSettings)
+    made = []
+    for item in dataclasses.fields(DecodeSettings):
+        if item.name == "mode" or (names and item.name not in names):
+            continue
+        said = {value: text for text, value in item.metadata.get("words", {}).items()}
+        usual = defaults.get(item.name, said.get(item.default, item.default))
+        text = item.metadata["help"] + (f" (default: {usual})" if usual != "" else "")
+        setting = dataclasses.field(default=None, metadata={**item.metadata, "help": text})
+        made.append((item.name, hints[item.name] | None, setting))
+    return dataclasses.make_dataclass("GivenDecodeSettings", made, frozen=True, namespace={"__module__": __name__})
+
+
+AnyDecoding = decode_flags()
+ModesDecoding = decode_flags(draft_length="the profile's")
+WireDecoding = decode_flags("draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens", temperature=1.0)
+
+
+def _given(settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(settings).items() if value is not None}
+
+
+@arguments
+class Overhead:
+    transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
+    replies: int = flag(30, "replies per transport")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    json: Path | None = json_option()
+
+
+@command.command
+def overhead(args: Overhead = Overhead()) -> int:
+    """Time per round not spent in models or on the link.
+
+    Decodes replies over each transport on loopback, the verifier in a process of its own; prints the median and 95th
+    percentile of what a round costs beyond both models' time, and of what a tree of 64 nodes adds to the verifier's
+    CPU time (mask and positions).
+    """
     from dsd_lab.bench.overhead import measure_overhead, render
 
     with Progress() as bar:
@@ -62,80 +77,38 @@ def _bench_overhead(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _add_modes(benches: Any) -> None:
-    modes = benches.add_parser(
-        "modes",
-        help="decoding modes side by side over an emulated link",
-        description="Decode the same held-out pictures with every mode in turn over a link of the profile's delay, "
-        "jitter and bandwidth; print seconds per reply, the speed-up over mode ar, and what the paper's formulas "
-        "say. Exit 1 when a mode's tokens are not the target's.",
+@arguments
+class Modes:
+    profile: str = flag("go2-a100", "one of config/profiles.yaml")
+    modes: str = flag(
+        "ar,dsd,fsd",
+        "separated by commas or spaces; a mode may have settings of its own: "
+        "fsd:predraft_source=exits+predraft_workers=10",
     )
-    modes.add_argument("--profile", default="go2-a100", help="one of config/profiles.yaml (default: %(default)s)")
-    modes.add_argument(
-        "--modes",
-        default="ar,dsd,fsd",
-        help="separated by commas or spaces; a mode may have settings of its own: "
-        "fsd:predraft_source=exits+predraft_workers=10 (default: %(default)s)",
-    )
-    modes.add_argument(
-        "--sweep",
-        action="append",
-        default=[],
+    sweep: list[str] = flag(
+        [], "gamma=1..10 or predraft_workers=1,3,6; if given several times, the sweeps are crossed",
         metavar="SETTING=VALUES",
-        help="gamma=1..10 or predraft_workers=1,3,6; given several times, the sweeps are crossed",
+    )  # fmt: skip
+    images: int = flag(8, "pictures")
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
     )
-    modes.add_argument("--images", type=int, default=8, help="pictures (default: %(default)s)")
-    modes.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="multiply every held time and delay by S while measuring, and divide what is reported by it "
-        "(default: %(default)s)",
-    )
-    modes.add_argument(
-        "--transport",
-        default="local",
-        metavar="local|websocket",
-        help="what the emulated link is put round (default: %(default)s)",
-    )
-    _add_decode_settings(modes)
-    add_model(modes, "--draft", "draft")
-    add_model(modes, "--target", "target")
-    add_json(modes)
-    modes.add_argument("--plot", type=Path, metavar="FILE", help="draw speed-up and miss rate (.png, .svg, .pdf)")
-    modes.set_defaults(run=_bench_modes)
+    transport: str = flag("local", "what carries the emulated link", choices=("local", "websocket"))
+    decoding: ModesDecoding = part(ModesDecoding)
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    plot: Path | None = flag(None, "draw speed-up and miss rate (.png, .svg, .pdf)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _add_decode_settings(parser: argparse.ArgumentParser, *names: str) -> None:
-    """A flag for each of these decode settings, or for every one but the mode; None where it is not given."""
-    from dsd_ros.cli.flags import reader, said
-    from dsd_ros.decoding.settings import DecodeSettings
+@command.command
+def modes(args: Modes = Modes()) -> int:
+    """Decoding modes side by side over an emulated link.
 
-    hints = typing.get_type_hints(DecodeSettings)
-    for field in dataclasses.fields(DecodeSettings):
-        if field.name == "mode" or (names and field.name not in names):
-            continue
-        of_profile = field.name == "draft_length" and parser.get_default("profile")
-        preset = parser.get_default(field.name)
-        default = "the profile's" if of_profile else said(field) if preset is None else preset
-        choices = field.metadata.get("choices")
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=reader(field, hints[field.name]),
-            metavar="|".join(choices) if choices else field.name.upper(),
-            help=field.metadata["help"] + (f" (default: {default})" if default != "" else ""),
-        )
-
-
-def _given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    from dsd_ros.decoding.settings import DecodeSettings
-
-    given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(DecodeSettings) if f.name != "mode"}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _bench_modes(args: argparse.Namespace) -> int:
+    Decodes the same held-out pictures with every mode in turn over a link of the profile's delay, jitter and
+    bandwidth; prints seconds per reply, the speed-up over mode ar, and what the paper's formulas predict. Exits with 1
+    if a mode's tokens are not the target's.
+    """
     from dsd_lab.bench.modes import measure_modes
     from dsd_lab.bench.modes_plots import draw
     from dsd_lab.bench.modes_report import render
@@ -146,7 +119,7 @@ def _bench_modes(args: argparse.Namespace) -> int:
     profile = load_profile(args.profile)
     if args.plot is not None:
         check_plot(args.plot)
-    common = _given_settings(args)
+    common = _given(args.decoding)
     sweeps = [parse_sweep(text) for text in args.sweep]
     variants = crossed(parse_modes(args.modes, common, profile.gamma), sweeps)
     with Progress() as bar:
@@ -173,87 +146,52 @@ def _said(label: str, reply: Any) -> str:
     return f"{label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s"
 
 
-def _add_wire(benches: Any) -> None:
-    wire = benches.add_parser(
-        "wire",
-        help="bytes, acceptance and seconds of each proof and shape of a draft",
-        description="Sample replies about the same held-out pictures, or to a text model's instructions, with every "
-        "proof and shape; print bytes per generated token, acceptance, tokens per round, and seconds per reply at each "
-        "uplink rate of an emulated link, with what the papers' formulas say. Exit 1 when a reply is not what it must "
-        "be.",
+@arguments
+class Wire:
+    model: str = flag(
+        "pair",
+        "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
+        "text models named",
+        choices=("pair", "text"),
     )
-    wire.add_argument(
-        "--model",
-        default="pair",
-        metavar="pair|text",
-        help="pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, "
-        "or text models named (default: %(default)s)",
-    )
-    wire.add_argument("--proofs", default="full,split,truncated,coupled", help="comma-separated (default: %(default)s)")
-    wire.add_argument(
-        "--shapes",
-        default="sequence",
+    proofs: str = flag("full,split,truncated,coupled", "comma-separated")
+    shapes: str = flag(
+        "sequence",
+        "shapes of drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or budget16:8 "
+        "(nodes, and depth; for proof coupled only)",
         metavar="SHAPE,...",
-        help="shapes of drafts: sequence, sequence:3 (of 3 tokens), 2x2x2 (children level by level), budget16 or "
-        "budget16:8 (nodes, and depth; for proof coupled only) (default: %(default)s)",
     )
-    wire.add_argument(
-        "--kept",
-        default="2,1%,10%",
-        metavar="K,...",
-        help="ids that proof truncated keeps: numbers, or shares of the vocabulary (default: 2,1%%,10%%)",
+    kept: str = flag(
+        "2,1%,10%", "ids that proof truncated keeps: numbers, or shares of the vocabulary", metavar="K,..."
     )
-    wire.add_argument(
-        "--uplinks",
-        default="0.1,1,10,100",
-        metavar="MBIT,...",
-        help="rates to measure at, Mbit/s (default: %(default)s)",
+    uplinks: str = flag("0.1,1,10,100", "rates to measure at, Mbit/s", metavar="MBIT,...")
+    downlink: float = flag(0.0, "rate of the other direction, Mbit/s; 0: that of the uplink")
+    delay_ms: float = flag(20.0, "the link's delay, one way")
+    images: int = flag(6, "pictures, or instructions")
+    draws: int = flag(4, "replies per picture to count bytes and acceptance of")
+    timed: int | None = flag(
+        None,
+        "pictures of which one reply is timed at each rate; 0: compute all seconds from bytes and rounds (none: all)",
     )
-    wire.add_argument(
-        "--downlink",
-        type=float,
-        default=0.0,
-        metavar="MBIT",
-        help="rate of the other direction, Mbit/s; 0: that of the uplink (default: %(default)s)",
+    longest: float = flag(120.0, "compute a reply's seconds, too, where it would take longer than this", metavar="S")
+    profile: str = flag(
+        "", "hold the models to the times of this one of config/profiles.yaml (default: this machine's speed)"
     )
-    wire.add_argument(
-        "--delay-ms", type=float, default=20.0, metavar="MS", help="the link's delay, one way (default: %(default)s)"
-    )
-    wire.add_argument("--images", type=int, default=6, help="pictures, or instructions (default: %(default)s)")
-    wire.add_argument(
-        "--draws", type=int, default=4, help="replies a picture to count bytes and acceptance of (default: %(default)s)"
-    )
-    wire.add_argument(
-        "--timed",
-        type=int,
-        metavar="N",
-        help="pictures of which one reply is timed at each rate; 0: compute all seconds from bytes and rounds "
-        "(default: all)",
-    )
-    wire.add_argument(
-        "--longest",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="compute a reply's seconds, too, where it would take longer than this (default: %(default)s)",
-    )
-    wire.add_argument(
-        "--profile",
-        metavar="PROFILE",
-        help="hold the models to the times of this one of config/profiles.yaml (default: this machine's speed)",
-    )
-    wire.set_defaults(temperature=1.0)  # greedy drafts need no proof
-    _add_decode_settings(wire, "draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens")
-    add_model(wire, "--draft", "draft")
-    add_model(wire, "--target", "target")
-    add_json(wire)
-    wire.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw kept mass, acceptance and seconds (.png, .svg, .pdf)"
-    )
-    wire.set_defaults(run=_bench_wire)
+    decoding: WireDecoding = part(WireDecoding)
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    plot: Path | None = flag(None, "draw kept mass, acceptance and seconds (.png, .svg, .pdf)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _bench_wire(args: argparse.Namespace) -> int:
+@command.command
+def wire(args: Wire = Wire()) -> int:
+    """Bytes, acceptance and seconds of each proof and shape of a draft.
+
+    Samples replies about the same held-out pictures, or to a text model's instructions, with every proof and shape;
+    prints bytes per generated token, acceptance, tokens per round, and seconds per reply at each uplink rate of an
+    emulated link, with what the papers' formulas predict. Exits with 1 if a reply is not what it must be.
+    """
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.scenes import TEXT_TOKENS, text_models
     from dsd_lab.bench.wire import measure_wire
@@ -266,7 +204,7 @@ def _bench_wire(args: argparse.Namespace) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    common = _given_settings(args)
+    common = {"temperature": 1.0, **_given(args.decoding)}  # greedy drafts need no proof
     if args.model == "text":
         common = {"max_tokens": TEXT_TOKENS, **common}
     setting = WireSetting(
@@ -300,39 +238,33 @@ def _bench_wire(args: argparse.Namespace) -> int:
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
-def _add_soak(benches: Any) -> None:
-    soak = benches.add_parser(
-        "soak",
-        help="memory, threads, open files and queues over many replies",
-        description="Decode many replies to small noise pictures over an emulated link, with short pauses and a new "
-        "session now and then, and watch what the process holds. Exit 1 when it grows beyond the bounds.",
-    )
-    soak.add_argument("--replies", type=int, default=2000, help="how many to decode (default: %(default)s)")
-    soak.add_argument(
-        "--mode", default="fsd", help="with settings if need be, as in bench modes (default: %(default)s)"
-    )
-    soak.add_argument(
-        "--max-growth-mb",
-        type=float,
-        default=48.0,
-        help="how much memory may grow after the warm-up (default: %(default)s)",
-    )
-    _add_decode_settings(soak)
-    add_model(soak, "--draft", "draft")
-    add_model(soak, "--target", "target")
-    add_json(soak)
-    soak.set_defaults(run=_bench_soak)
+@arguments
+class Soak:
+    replies: int = flag(2000, "how many to decode")
+    mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
+    max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
+    decoding: AnyDecoding = part(AnyDecoding)
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    json: Path | None = json_option()
 
 
-def _bench_soak(args: argparse.Namespace) -> int:
-    from dsd_lab.bench.soak import render, soak
+@command.command
+def soak(args: Soak = Soak()) -> int:
+    """Memory, threads, open files and queues over many replies.
+
+    Decodes many replies to small noise pictures over an emulated link, with short pauses and a new session now and
+    then, and watches what the process holds. Exits with 1 if it grows beyond the bounds.
+    """
+    from dsd_lab.bench.soak import render
+    from dsd_lab.bench.soak import soak as measure
     from dsd_lab.bench.sweeps import parse_modes
 
-    variants = parse_modes(args.mode, _given_settings(args))
+    variants = parse_modes(args.mode, _given(args.decoding))
     if len(variants) != 1:
         raise ValueError(f"--mode {args.mode} names several modes; soak one at a time")
     with Progress() as bar:
-        report = soak(
+        report = measure(
             variants[0].decode,
             args.replies,
             draft=model_path(args.draft, "draft"),

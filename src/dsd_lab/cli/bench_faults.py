@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import signal
@@ -10,46 +9,33 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.shared import (
-    EXIT_DONE,
-    EXIT_GOAL_MISSED,
-    EXIT_INTERRUPTED,
-    EXIT_LINK,
-    CommandError,
-    add_json,
-    add_model,
-    model_path,
-    write_json,
-)
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_INTERRUPTED, EXIT_LINK, CommandError, write_json
 from dsd_ros.cli.terminal import Progress, is_terminal
 
 
-def add_faults(benches: Any) -> None:
-    faults = benches.add_parser(
-        "faults",
-        help="random faults over long demo runs, and whether the robot stayed safe and exact",
-        description="Run the demo, goal after goal, while processes are killed and frozen, the link is cut, lossy or "
-        "late, the camera freezes and garbage is sent. An observer judges: every action is the target's own word "
-        "about its picture, no motion later than half a second after what must stop the robot, every run ends in "
-        "success or a named stop. Exit 1 when anything of that did not hold.",
+@arguments
+class Faults:
+    count: int = flag(100, "how many faults")
+    seed: int = flag(0, "which plan of faults to follow")
+    transport: str = flag(
+        "both", "how robot and verifier talk; both: half of the faults each", choices=("both", "websocket", "dds")
     )
-    faults.add_argument("--count", type=int, default=100, help="how many faults (default: %(default)s)")
-    faults.add_argument("--seed", type=int, default=0, help="which plan of faults to follow (default: %(default)s)")
-    faults.add_argument(
-        "--transport",
-        choices=("both", "websocket", "dds"),
-        default="both",
-        help="how robot and verifier talk; both: one half each (default: %(default)s)",
-    )
-    faults.add_argument("--mode", default="dsd", metavar="MODE", help="decoding mode (default: %(default)s)")
-    add_model(faults, "--draft", "draft")
-    add_model(faults, "--target", "target")
-    add_json(faults, "everything")
-    faults.add_argument("--log", type=Path, metavar="FILE", help="write there what the processes print")
-    faults.set_defaults(run=_bench_faults)
+    mode: str = flag("dsd", "decoding mode")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    log: Path | None = flag(None, "write what the processes print to FILE", metavar="FILE")
+    json: Path | None = json_option("everything")
 
 
-def _bench_faults(args: argparse.Namespace) -> int:
+def command(args: Faults = Faults()) -> int:
+    """Random faults over long demo runs, and whether the robot stayed safe and exact.
+
+    Runs the demo, goal after goal, while processes are killed and frozen, the link is cut, lossy or late, the camera
+    freezes and garbage is sent. An observer judges: every action is the target's own word about its picture, no motion
+    later than half a second after what must stop the robot, every run ends in success or a named stop. Exits with 1
+    if any of that did not hold.
+    """
     from dsd_lab.faults.plan import FaultSettings, render
     from dsd_lab.faults.run import measure_faults
     from dsd_lab.faults.system import FaultBenchError

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from pathlib import Path
 
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, CommandError, add_json, write_json
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, CommandError, write_json
 from dsd_ros.cli.terminal import Progress
 
 
-def add_safety(benches: Any) -> None:
-    safety = benches.add_parser(
-        "safety",
-        help="time from each cause of a stop to zero velocity",
-        description="Start the safety supervisor, drive it over DDS as robot, navigation and operator do, provoke "
-        "every cause and time how long cmd_vel goes on commanding motion. Exit 1 when that is ever more than half a "
-        "second.",
-    )
-    safety.add_argument("--trials", type=int, default=10, help="how often to provoke each cause (default: %(default)s)")
-    safety.add_argument(
-        "--causes",
-        default="all",
-        metavar="CAUSE,...",
-        help="causes of SafetyState.msg, e.g. CAMERA_STALE,TILT (default: %(default)s)",
-    )
-    safety.add_argument(
-        "--load", type=int, default=0, metavar="N",
-        help="busy loops beside it, at ordinary priority (default: %(default)s)",
-    )  # fmt: skip
-    safety.add_argument("--no-realtime", action="store_true", help="the supervisor does without real-time scheduling")
-    add_json(safety)
-    safety.set_defaults(run=_bench_safety)
+@arguments
+class Safety:
+    trials: int = flag(10, "how often to provoke each cause")
+    causes: str = flag("all", "causes of SafetyState.msg, e.g. CAMERA_STALE,TILT", metavar="CAUSE,...")
+    load: int = flag(0, "busy loops beside it, at ordinary priority")
+    no_realtime: bool = flag(False, "run the supervisor without real-time scheduling")
+    json: Path | None = json_option()
 
 
-def _bench_safety(args: argparse.Namespace) -> int:
+def command(args: Safety = Safety()) -> int:
+    """Time from each cause of a stop to zero velocity.
+
+    Starts the safety supervisor, drives it over DDS as robot, navigation and operator do, provokes every cause and
+    times how long cmd_vel goes on commanding motion. Exits with 1 if that is ever more than half a second.
+    """
     from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety, render
     from dsd_lab.faults.safety_standin import SafetyBenchError
 

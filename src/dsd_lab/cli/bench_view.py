@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from pathlib import Path
 
-from dsd_ros.cli.shared import EXIT_BAD_INPUT, EXIT_DONE, EXIT_GOAL_MISSED, CommandError, add_json, write_json
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_BAD_INPUT, EXIT_DONE, EXIT_GOAL_MISSED, CommandError, write_json
 from dsd_ros.cli.terminal import Progress
 
 
-def add_view(benches: Any) -> None:
-    view = benches.add_parser(
-        "view",
-        help="what overlay and web view cost",
-        description="Run the simulated robot, the decoder, the visualization node with somebody looking, and the web "
-        "view; print the share of a CPU core the views take at 15 pictures a second, and how much longer replies take "
-        "with them than with the views held. Exit 1 when that is more than 5 % of a core or more than 3 % of a reply "
-        "beyond twice its standard error.",
-    )
-    view.add_argument(
-        "--pairs", type=int, default=120,
-        help="of replies, one with views and one without (default: %(default)s)",
-    )  # fmt: skip
-    view.add_argument("--mode", default="fsd", help="decoding mode (default: %(default)s)")
-    add_json(view)
-    view.set_defaults(run=_bench_view)
+@arguments
+class View:
+    pairs: int = flag(120, "pairs of replies, one with views and one without")
+    mode: str = flag("fsd", "decoding mode")
+    json: Path | None = json_option()
 
 
-def _bench_view(args: argparse.Namespace) -> int:
+def command(args: View = View()) -> int:
+    """What overlay and web view cost.
+
+    Runs the simulated robot, the decoder, the visualization node with somebody looking, and the web view; prints the
+    share of a CPU core the views take at 15 pictures a second, and how much longer replies take with them than with
+    the views held. Exits with 1 if that is more than 5 % of a core, or more than 3 % of a reply beyond twice its
+    standard error.
+    """
     from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
     from dsd_ros.observe.view.web import MISSING, available
 

@@ -2,84 +2,75 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from dataclasses import fields
 from pathlib import Path
 
+from cyclopts import App
+
 from dsd_lab.pair.settings import PairSettings
-from dsd_ros.cli.flags import add_settings
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_json, add_model, model_path, write_json
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
 
-SUMMARY = "measure models on held-out scenes and in simulated runs"
+command = App(name="evaluate", help="Measure models on held-out scenes and in simulated runs.")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    evaluations = parser.add_subparsers(required=True, metavar="WHAT")
-    _add_pair(
-        evaluations.add_parser(
-            "pair",
-            help="actions, truth of what is said, closed-loop success, acceptance, milliseconds",
-            description="Measure a target and a draft, or a target alone, on held-out scenes and in simulated runs, "
-            "situation by situation, against what they are to reach. Any Qwen2-VL will do.",
-        )
+@arguments
+class Pair:
+    settings: PairSettings = part(PairSettings)
+    no_draft: bool = flag(False, "measure the target alone")
+    page: Path | None = flag(
+        None, "write pair.md with plots and a gallery of failures there (images in DIR/images)", metavar="DIR"
     )
-    reader = evaluations.add_parser(
-        "reader",
-        help="accuracy of the reader, from one document and from two sides",
-        description="Measure a reader on synthetic questions that its training never drew.",
-    )
-    reader.add_argument("--questions", type=int, default=100, help="of each kind (default: %(default)s)")
-    reader.add_argument("--errands", type=int, default=500, help="with facts on two sides (default: %(default)s)")
-    add_model(reader, "--model", "reader")
-    add_json(reader)
-    reader.set_defaults(run=_evaluate_reader)
+    strict: bool = flag(False, "exit with 1 if a bar is missed")
+    json: Path | None = json_option()
 
 
-def _add_pair(pair: argparse.ArgumentParser) -> None:
-    add_settings(pair, PairSettings)
-    pair.add_argument("--no-draft", action="store_true", help="measure the target alone")
-    pair.add_argument(
-        "--page",
-        type=Path,
-        metavar="DIR",
-        help="write pair.md with plots and a gallery of failures there (images in DIR/images)",
-    )
-    pair.add_argument("--strict", action="store_true", help="exit with 1 where what is to be reached is missed")
-    add_json(pair)
-    pair.set_defaults(run=_evaluate_pair)
+@arguments
+class Reader:
+    questions: int = flag(100, "questions of each kind")
+    errands: int = flag(500, "questions with facts on two sides")
+    model: str = model_option("reader")
+    json: Path | None = json_option()
 
 
-def _evaluate_pair(args: argparse.Namespace) -> int:
+@command.command
+def pair(args: Pair = Pair()) -> int:
+    """Actions, truth of what is said, closed-loop success, acceptance, milliseconds.
+
+    Measures a target and a draft, or a target alone, on held-out scenes and in simulated runs, situation by situation,
+    against the bars they should reach. Any Qwen2-VL will do.
+    """
     from dsd_lab.pair.figures import training_of
     from dsd_lab.pair.pair import SITUATIONS, measure
     from dsd_lab.pair.text import render
     from dsd_ros.vlm.loading import ModelSettings
 
-    if args.no_draft and args.draft:
+    settings = args.settings
+    if args.no_draft and settings.draft:
         raise ValueError("--draft names a model and --no-draft wants none; give one of them")
     if args.page is not None:
         from dsd_lab.pair.page import check_page, write_page
 
         check_page(args.page)
     models = [
-        ModelSettings(model_path(given, role), device=args.device, dtype=args.dtype)
-        for given, role in ((args.target, "target"), (args.draft, "draft"))
+        ModelSettings(model_path(given, role), device=settings.device, dtype=settings.dtype)
+        for given, role in ((settings.target, "target"), (settings.draft, "draft"))
     ]
     training = training_of(Path(models[0].path))
     with Progress() as bar:
         evidence = measure(
             models[0],
             None if args.no_draft else models[1],
-            scenes=args.scenes,
-            seeds=args.seeds,
-            situations=tuple(filter(None, args.situations.split(","))) or SITUATIONS,
-            one_by_one=args.one_by_one,
-            max_steps=args.max_steps,
-            split=args.split,
-            history=args.history,
-            words=args.words,
+            scenes=settings.scenes,
+            seeds=settings.seeds,
+            situations=tuple(filter(None, settings.situations.split(","))) or SITUATIONS,
+            one_by_one=settings.one_by_one,
+            max_steps=settings.max_steps,
+            split=settings.split,
+            history=settings.history,
+            words=settings.words,
             training=training,
             report=bar.report,
         )
@@ -92,18 +83,23 @@ def _evaluate_pair(args: argparse.Namespace) -> int:
     return EXIT_GOAL_MISSED if args.strict and missed else EXIT_DONE
 
 
-def _as_written(args: argparse.Namespace) -> str:
+def _as_written(args: Pair) -> str:
     """The command that made a page, so that it can be made again."""
-    words = ["dsd", "evaluate", "pair"]
+    words = ["dsd-lab", "evaluate", "pair"]
     for field in fields(PairSettings):
-        value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
+        value, flag = getattr(args.settings, field.name), f"--{field.name.replace('_', '-')}"
         if value != field.default:
             words += [flag] if value is True else [flag, str(value)]
     words += ["--no-draft"] if args.no_draft else []
     return shlex.join([*words, "--page", str(args.page)])
 
 
-def _evaluate_reader(args: argparse.Namespace) -> int:
+@command.command
+def reader(args: Reader = Reader()) -> int:
+    """Accuracy of a reader, from one document and from two sides.
+
+    Measured on synthetic questions that its training never drew.
+    """
     from dsd_lab.pair.reader import evaluate_reader
 
     folder = Path(model_path(args.model, "reader"))

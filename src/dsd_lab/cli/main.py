@@ -1,5 +1,4 @@
-# PYTHON_ARGCOMPLETE_OK
-"""The `dsd-lab` command: the laboratory's commands, read and answered as `dsd` does its own."""
+"""The `dsd-lab` command: the laboratory's commands, run by the same main as `dsd`."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ LAB = product.Program(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",
-    ("bench", "theory", "train", "evaluate"),
+    ("ask", "bench", "theory", "train", "evaluate"),
 )
 
 

@@ -2,74 +2,58 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from dsd_lab.cli import theory_dragon, theory_proofs
-from dsd_ros.cli.shared import EXIT_DONE, add_json, write_json
+from cyclopts import App
 
-SUMMARY = "what the papers' formulas predict"
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_DONE, write_json
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(required=True, metavar="FORMULA")
-    _add_cost(kinds.add_parser("fsd-cost", help="API bill with and without a draft (Table 1)"))
-    _add_latency(kinds.add_parser("fsd-latency", help="seconds a reply and speed-ups (Table 4, equation 9)"))
-    theory_proofs.add_kinds(kinds)
-    theory_dragon.add_kinds(kinds)
+command = App(name="theory", help="What the papers' formulas predict.")
+for name in ("dssd-table1", "dssd", "tslt", "acceptance", "proofs"):
+    command.command(f"dsd_lab.cli.theory_proofs:{name.replace('-', '_')}", name=name)
+for name in ("dragon-speedup", "dragon-scheduling", "dragon-pipeline"):
+    command.command(f"dsd_lab.cli.theory_dragon:{name.removeprefix('dragon-')}", name=name)
 
 
-def _add_cost(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "What cloud decoding alone, speculative decoding in the cloud, and the draft at the edge cost in dollars. "
-        "Without prices: the paper's Table 1."
+@arguments
+class Cost:
+    draft_price: tuple[float, float] | None = flag(
+        None, "dollars for a million tokens the draft reads, and for a million it writes"
     )
-    for model in ("draft", "target"):
-        parser.add_argument(
-            f"--{model}-price",
-            nargs=2,
-            type=float,
-            metavar=("IN", "OUT"),
-            help=f"dollars for a million tokens the {model} reads and writes",
-        )
-    _add_round(parser, tau=2.5)
-    parser.add_argument("--requests", type=float, default=1e6, help="requests billed (default: 1e6)")
-    parser.add_argument("--input-tokens", type=float, default=100, help="tokens a request has (default: %(default)s)")
-    parser.add_argument("--output-tokens", type=float, default=500, help="tokens a reply has (default: %(default)s)")
-    add_json(parser)
-    parser.set_defaults(run=_cost)
-
-
-def _add_latency(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Seconds a reply by the paper's Table 4, and the speed-ups that follow. The defaults are its robot "
-        "(Table 8); the systems it measured are listed below, formula beside report."
+    target_price: tuple[float, float] | None = flag(
+        None, "dollars for a million tokens the target reads, and for a million it writes"
     )
-    parser.add_argument("--draft-ms", type=float, default=72.0, help="T_p, one draft forward (default: %(default)s)")
-    parser.add_argument("--target-ms", type=float, default=620.0, help="T_q, one target forward (default: %(default)s)")
-    parser.add_argument("--link-ms", type=float, default=120.0, help="T_c, one way (default: %(default)s)")
-    parser.add_argument("--sync-ms", type=float, default=0.0, help="T_r, picking up a pre-draft (default: %(default)s)")
-    _add_round(parser, tau=2.92)
-    parser.add_argument(
-        "--miss-rate",
-        type=float,
-        default=0.5563,
-        metavar="SHARE",
-        help="r, rounds without a pre-draft (default: %(default)s)",
-    )
-    parser.add_argument("--tokens", type=float, default=200, help="n, of a reply (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw equation 9 over r and c (Figure 6)")
-    add_json(parser)
-    parser.set_defaults(run=_latency)
+    gamma: int = flag(4, "tokens drafted per round")
+    tau: float = flag(2.5, "tokens gained per round")
+    requests: float = flag(1e6, "requests billed")
+    input_tokens: float = flag(100.0, "tokens of a request")
+    output_tokens: float = flag(500.0, "tokens of a reply")
+    json: Path | None = json_option()
 
 
-def _add_round(parser: argparse.ArgumentParser, tau: float) -> None:
-    parser.add_argument("--gamma", type=int, default=4, help="tokens drafted a round (default: %(default)s)")
-    parser.add_argument("--tau", type=float, default=tau, help="tokens gained a round (default: %(default)s)")
+@arguments
+class Latency:
+    draft_ms: float = flag(72.0, "T_p, one draft forward pass")
+    target_ms: float = flag(620.0, "T_q, one target forward pass")
+    link_ms: float = flag(120.0, "T_c, one way")
+    sync_ms: float = flag(0.0, "T_r, picking up a pre-draft")
+    gamma: int = flag(4, "tokens drafted per round")
+    tau: float = flag(2.92, "tokens gained per round")
+    miss_rate: float = flag(0.5563, "r, share of rounds without a pre-draft")
+    tokens: float = flag(200.0, "n, tokens of a reply")
+    plot: Path | None = flag(None, "draw equation 9 over r and c (Figure 6)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _cost(args: argparse.Namespace) -> int:
+@command.command(name="fsd-cost")
+def cost(args: Cost = Cost()) -> int:
+    """API bill with and without a draft (Table 1).
+
+    What cloud decoding alone, speculative decoding in the cloud, and the draft at the edge cost in dollars. Without
+    prices: the paper's Table 1.
+    """
     from dsd_lab.papers.theory import PRICES, Prices, TheoryError, api_cost
 
     if (args.draft_price is None) != (args.target_price is None):
@@ -107,7 +91,13 @@ def _cost(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _latency(args: argparse.Namespace) -> int:
+@command.command(name="fsd-latency")
+def latency(args: Latency = Latency()) -> int:
+    """Seconds per reply and speed-ups (Table 4, equation 9).
+
+    The seconds per reply of the paper's Table 4, and the speed-ups that follow. The defaults are its robot (Table 8);
+    the systems it measured are listed below, formula beside report.
+    """
     from dsd_lab.papers.theory import SETUPS, predict
 
     given = {
@@ -120,22 +110,22 @@ def _latency(args: argparse.Namespace) -> int:
         "t_r": args.sync_ms / 1e3,
         "r": args.miss_rate,
     }
-    latency = predict(**given)
+    predicted = predict(**given)
     print(
-        f"{args.tokens:g} tokens, T_p {args.draft_ms:g} ms, T_q {args.target_ms:g} ms, c {latency.cost_ratio:.3g}, "
+        f"{args.tokens:g} tokens, T_p {args.draft_ms:g} ms, T_q {args.target_ms:g} ms, c {predicted.cost_ratio:.3g}, "
         f"T_c {args.link_ms:g} ms, T_r {args.sync_ms:g} ms, gamma {args.gamma}, tau {args.tau:g}, "
         f"r {args.miss_rate:.2%}\n"
     )
     form = "{:<47}{:>10}{:>10}"
     print(form.format("", "seconds", "over AR"))
     for name, seconds in (
-        ("cloud AR    2Tc + nTq", latency.ar_seconds),
-        ("SD          n/tau (2Tc + gTp + Tq)", latency.sd_seconds),
-        ("FSD         n/tau (2Tc + rgTp + (1-r)Tr + Tq)", latency.fsd_seconds),
-        ("limit       n/tau Tq + 2Tc", latency.limit_seconds),
+        ("cloud AR    2Tc + nTq", predicted.ar_seconds),
+        ("SD          n/tau (2Tc + gTp + Tq)", predicted.sd_seconds),
+        ("FSD         n/tau (2Tc + rgTp + (1-r)Tr + Tq)", predicted.fsd_seconds),
+        ("limit       n/tau Tq + 2Tc", predicted.limit_seconds),
     ):
-        print(form.format(name, f"{seconds:.3f}", f"{latency.ar_seconds / seconds:.2f}x"))
-    print(f"\nFSD over SD {latency.fsd_over_sd:.3f}x; link and hits free (equation 9) {latency.equation_9:.3f}x")
+        print(form.format(name, f"{seconds:.3f}", f"{predicted.ar_seconds / seconds:.2f}x"))
+    print(f"\nFSD over SD {predicted.fsd_over_sd:.3f}x; link and hits free (equation 9) {predicted.equation_9:.3f}x")
     print("\nThe paper's systems, 200 tokens at gamma 4: formula | reported")
     form = "{:<30}{:>18}{:>18}{:>18}"
     print(form.format("", "SD over AR", "FSD over SD", "FSD over AR"))
@@ -153,11 +143,11 @@ def _latency(args: argparse.Namespace) -> int:
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_speedups
 
-        draw_speedups(args.plot, latency.cost_ratio, args.miss_rate)
+        draw_speedups(args.plot, predicted.cost_ratio, args.miss_rate)
         print(f"\n{args.plot} shows equation 9; the star is the setting above")
     report = {
         **given,
-        **asdict(latency),
+        **asdict(predicted),
         "paper": [asdict(setup) | {"predicted": asdict(setup.predicted())} for setup in SETUPS],
     }
     write_json(args.json, report)

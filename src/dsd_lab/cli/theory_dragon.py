@@ -2,100 +2,67 @@
 
 from __future__ import annotations
 
-import argparse
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.shared import EXIT_DONE, add_json, write_json
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_DONE, write_json
+from dsd_ros.dragon.settings import SCHEDULES
 
 
-def add_kinds(kinds: Any) -> None:
-    """Add the formulas to the sub-parsers of `dsd-lab theory`."""
-    _add_speedup(kinds.add_parser("dragon-speedup", help="DRAGON over token-wise (equation 9)"))
-    _add_scheduling(kinds.add_parser("dragon-scheduling", help="simulated answers by who aggregates (Figure 8)"))
-    _add_pipeline(kinds.add_parser("dragon-pipeline", help="one answer, event by event (Figure 9)"))
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Both sides' speed."""
+
+    device_ms: float = flag(100.0, "one decoding step of the device")
+    cloud_ms: float = flag(50.0, "one decoding step of the cloud")
 
 
-def _number(parser: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
-    parser.add_argument(flag, type=float, default=default, help=f"{text} (default: %(default)s)")
+@dataclass(frozen=True, kw_only=True)
+class Answers(Sides):
+    """What the simulated answers are like."""
+
+    acceptance: tuple[float, float] = flag((0.8, 0.8), "how often drafts are accepted: the device's, the cloud's")
+    base_ms: float = flag(20.0, "round trip without the extra latency")
+    seed: int = flag(0, "of the acceptances")
 
 
-def _end(parser: argparse.ArgumentParser, run: Any, drawn: str) -> None:
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw {drawn}")
-    add_json(parser)
-    parser.set_defaults(run=run)
+@arguments
+class Speedup(Sides):
+    rtt_ms: float = flag(300.0, "round trip")
+    acceptance: float = flag(0.8, "how often the cloud's drafts are accepted")
+    plot: Path | None = flag(None, "draw the speed-up over delays and round trips (Figure 4)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _add_sides(parser: argparse.ArgumentParser) -> None:
-    _number(parser, "--device-ms", 100.0, "the device's decoding step")
-    _number(parser, "--cloud-ms", 50.0, "the cloud's decoding step")
-
-
-def _add_answers(parser: argparse.ArgumentParser, tokens: int) -> None:
-    _add_sides(parser)
-    parser.add_argument(
-        "--acceptance",
-        nargs=2,
-        type=float,
-        default=[0.8, 0.8],
-        metavar=("DEVICE", "CLOUD"),
-        help="how often drafts are accepted (default: 0.8 0.8)",
+@arguments
+class Scheduling(Answers):
+    tokens: int = flag(100, "tokens of an answer")
+    extra_ms: list[float] = flag(
+        [0.0, 100.0, 200.0, 300.0, 500.0, 700.0, 1000.0], "latencies added to the round trip", many=True
     )
-    _number(parser, "--base-ms", 20.0, "round trip without the extra latency")
-    parser.add_argument("--tokens", type=int, default=tokens, help="of an answer (default: %(default)s)")
+    sequences: int = flag(50, "answers simulated")
+    plot: Path | None = flag(None, "draw the seconds by extra latency (Figure 8)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _add_speedup(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Seconds a token where the device aggregates (equation 7), and the speed-up over token-wise "
-        "synchronisation (equation 9), by how often the cloud's drafts are accepted."
-    )
-    _add_sides(parser)
-    _number(parser, "--rtt-ms", 300.0, "round trip")
-    _number(parser, "--acceptance", 0.8, "how often the cloud's drafts are accepted")
-    _end(parser, _speedup, "the speed-up over delays and round trips (Figure 4)")
+@arguments
+class Pipeline(Answers):
+    tokens: int = flag(15, "tokens of the answer")
+    extra_ms: float = flag(500.0, "latency added to the round trip")
+    schedule: str = flag("auto", "which side aggregates", choices=SCHEDULES)
+    plot: Path | None = flag(None, "draw both sides' pipelines (Figure 9)", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _add_scheduling(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Mean seconds of simulated answers, until the device has the last token, by which side aggregates: auto, "
-        "the paper's rule (delta-z), the device, the cloud, either by chance; beside them token-wise and "
-        "sequence-wise synchronisation. The extra latency has a jitter of a fifth, with a period of 20 pi seconds."
-    )
-    _add_answers(parser, tokens=100)
-    parser.add_argument(
-        "--extra-ms",
-        nargs="+",
-        type=float,
-        default=[0.0, 100.0, 200.0, 300.0, 500.0, 700.0, 1000.0],
-        metavar="MS",
-        help="latencies added to the round trip (default: 0 to 1000)",
-    )
-    parser.add_argument("--sequences", type=int, default=50, help="answers simulated (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first answer's acceptances (default: 0)")
-    _end(parser, _scheduling, "the seconds by extra latency (Figure 8)")
+def speedup(args: Speedup = Speedup()) -> int:
+    """DRAGON over token-wise synchronisation (equation 9).
 
-
-def _add_pipeline(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "A simulated answer: when each token was decided and where, the round trip, delta Z (equation 8) and the "
-        "acceptances estimated then."
-    )
-    _add_answers(parser, tokens=15)
-    _number(parser, "--extra-ms", 500.0, "latency added to the round trip")
-    parser.add_argument(
-        "--schedule",
-        choices=("auto", "delta-z", "device", "cloud", "random"),
-        default="auto",
-        help="which side aggregates (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the acceptances (default: 0)")
-    _end(parser, _pipeline, "both sides' pipelines (Figure 9)")
-
-
-def _speedup(args: argparse.Namespace) -> int:
-    from dsd_lab.papers.dragon import speedup
+    Seconds per token where the device aggregates (equation 7), and the speed-up over token-wise synchronisation, by
+    how often the cloud's drafts are accepted.
+    """
+    from dsd_lab.papers.dragon import speedup as predicted
     from dsd_ros.dragon.scheduler import latency
 
     device, cloud, rtt = args.device_ms / 1e3, args.cloud_ms / 1e3, args.rtt_ms / 1e3
@@ -107,7 +74,7 @@ def _speedup(args: argparse.Namespace) -> int:
     print(form.format("the cloud's acceptance", "ms a token", "speed-up"))
     rows = []
     for acceptance in sorted({0.0, 0.25, 0.5, 0.75, 0.9, 1.0, args.acceptance}):
-        gain = speedup(device, cloud, rtt, acceptance)
+        gain = predicted(device, cloud, rtt, acceptance)
         seconds = latency(device, cloud, rtt, acceptance)
         rows.append({"acceptance": acceptance, "seconds_a_token": seconds, "speedup": gain})
         name = f"{acceptance:.0%}" + (" (token-wise)" if acceptance == 0.0 else "")
@@ -121,20 +88,26 @@ def _speedup(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _setting(args: argparse.Namespace) -> Any:
+def _setting(args: Scheduling | Pipeline) -> Any:
     from dsd_lab.papers.dragon import Setting
 
     return Setting(args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens)
 
 
-def _described(args: argparse.Namespace) -> str:
+def _described(args: Answers) -> str:
     return (
         f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, acceptances {args.acceptance[0]:.0%} and "
         f"{args.acceptance[1]:.0%}, round trip {args.base_ms:g} ms and the extra latency"
     )
 
 
-def _scheduling(args: argparse.Namespace) -> int:
+def scheduling(args: Scheduling = Scheduling()) -> int:
+    """Simulated answers by who aggregates (Figure 8).
+
+    Mean seconds of simulated answers, until the device has the last token, by which side aggregates: auto, the paper's
+    rule (delta-z), the device, the cloud, either by chance; beside them token-wise and sequence-wise synchronisation.
+    The extra latency has a jitter of a fifth, with a period of 20 pi seconds.
+    """
     from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare
 
     extras = [ms / 1e3 for ms in args.extra_ms]
@@ -158,7 +131,11 @@ def _scheduling(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _pipeline(args: argparse.Namespace) -> int:
+def pipeline(args: Pipeline = Pipeline()) -> int:
+    """One simulated answer, event by event (Figure 9).
+
+    When each token was decided and where, the round trip, delta Z (equation 8) and the acceptances estimated then.
+    """
     from dsd_lab.papers.dragon_simulator import sample_acceptances, simulate, steady_link
     from dsd_lab.papers.theory import check_shares
 

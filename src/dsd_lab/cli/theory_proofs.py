@@ -2,143 +2,95 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.shared import EXIT_DONE, add_json, write_json
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_DONE, write_json
+
+_NTT = "T_NTT, there and back without sending"
 
 
-def add_kinds(kinds: Any) -> None:
-    """Add the formulas to the sub-parsers of `dsd-lab theory`."""
-    _add_table(kinds.add_parser("dssd-table1", help="communication of DSSD (its Table 1)"))
-    _add_dssd(kinds.add_parser("dssd", help="DSD beside DSSD (DSSD, equations 5 to 15)"))
-    _add_tslt(kinds.add_parser("tslt", help="full beside truncated, and trees (TSLT, 1 to 28)"))
-    _add_acceptance(kinds.add_parser("acceptance", help="what TV, truncation and candidates leave of it"))
-    _add_proofs(kinds.add_parser("proofs", help="bytes a token and speed-up of all four proofs"))
+@arguments
+class Table:
+    send_ms: float = flag(8.0, "V b / R, sending one distribution")
+    ntt_ms: float = flag(20.0, _NTT)
+    json: Path | None = json_option()
 
 
-def _add_table(parser: argparse.ArgumentParser) -> None:
-    parser.description = "1 - alpha^gamma and the communication time of equation 9. The defaults are the paper's."
-    _number(parser, "--send-ms", 8.0, "V b / R, sending one distribution")
-    _number(parser, "--ntt-ms", 20.0, "T_NTT, there and back without sending")
-    _end(parser, _table)
+@arguments
+class Dssd:
+    alpha: float = flag(0.61, "acceptance")
+    gamma: int = flag(8, "tokens drafted per round")
+    draft_ms: float = flag(2.0, "one draft forward pass")
+    target_ms: float = flag(20.0, "one target forward pass")
+    ntt_ms: float = flag(20.0, _NTT)
+    vocabulary: int = flag(50272, "V")
+    bits: int = flag(32, "bits of one probability")
+    up_mbit: float = flag(100.0, "uplink, Mbit/s")
+    down_mbit: float = flag(100.0, "downlink, Mbit/s")
+    json: Path | None = json_option()
 
 
-def _add_dssd(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Distributions up (DSD) beside one down where a draft is rejected (DSSD). The defaults are OPT-125M to "
-        "6.7B of the paper; its Table 2 is listed below, formula beside report."
+@arguments
+class Tslt:
+    alpha: list[float] = flag(
+        [0.6],
+        "acceptance of the first, second, ... candidate once those before it are rejected; a layer of k candidates "
+        "takes the first k",
+        many=True,
     )
-    _number(parser, "--alpha", 0.61, "acceptance")
-    _add_round(parser, gamma=8, draft_ms=2.0, target_ms=20.0)
-    _number(parser, "--ntt-ms", 20.0, "T_NTT, there and back without sending")
-    _add_distribution(parser, vocabulary=50272, bits=32)
-    _number(parser, "--up-mbit", 100.0, "uplink, Mbit/s")
-    _number(parser, "--down-mbit", 100.0, "downlink, Mbit/s")
-    _end(parser, _dssd)
-
-
-def _add_tslt(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "The uplink of full and of truncated distributions, for a sequence or for a tree <k1 k2 ...>, and the "
-        "speed-up over the target alone; truncated, at the least and the most acceptance that the bounds "
-        "leave. The paper takes the downlink as free, and counts no ids of full distributions in its experiments, "
-        "though equation 3 has them; so it is here."
+    tree: list[int] = flag(
+        [1, 1, 1, 1], "children of every node, layer by layer; 1 1 1 1 is a sequence of four", many=True
     )
-    parser.add_argument(
-        "--alpha",
-        nargs="+",
-        type=float,
-        default=[0.6],
-        metavar="A",
-        help="acceptance of the first, second, ... candidate once those before it are rejected; a layer "
-        "of k candidates takes the first k (default: 0.6)",
-    )
-    parser.add_argument(
-        "--tree",
-        nargs="+",
-        type=int,
-        default=[1, 1, 1, 1],
-        metavar="K",
-        help="children of every node, layer by layer; 1 1 1 1 is a sequence of four (default)",
-    )
-    parser.add_argument("--top-k", type=int, default=320, help="ids kept, TSLT's K (default: %(default)s)")
-    _number(parser, "--sigma", 0.15, "mass that truncation drops")
-    _number(parser, "--draft-ms", 2.0, "T_SLM, one draft forward")
-    _number(parser, "--target-ms", 30.0, "T_LLM, one target forward")
-    _number(parser, "--ntt-ms", 0.0, "there and back without sending; free in the paper")
-    _add_distribution(parser, vocabulary=32000, bits=16)
-    _number(parser, "--up-mbit", 10.0, "uplink, Mbit/s")
-    _end(parser, _tslt)
+    top_k: int = flag(320, "ids kept, TSLT's K")
+    sigma: float = flag(0.15, "mass that truncation drops")
+    draft_ms: float = flag(2.0, "T_SLM, one draft forward pass")
+    target_ms: float = flag(30.0, "T_LLM, one target forward pass")
+    ntt_ms: float = flag(0.0, "there and back without sending; free in the paper")
+    vocabulary: int = flag(32000, "V")
+    bits: int = flag(16, "bits of one probability")
+    up_mbit: float = flag(10.0, "uplink, Mbit/s")
+    json: Path | None = json_option()
 
 
-def _add_acceptance(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Acceptance and its bounds from the distance of the two models' distributions."
-    _number(parser, "--tv", 0.3, "total variation distance of draft and target")
-    _number(parser, "--sigma", 0.0, "mass that truncation drops")
-    parser.add_argument(
-        "--candidates",
-        nargs="+",
-        type=float,
-        default=[],
-        metavar="A",
-        help="acceptance of each candidate once those before it are rejected",
-    )
-    _end(parser, _acceptance)
+@arguments
+class Acceptance:
+    tv: float = flag(0.3, "total variation distance of draft and target")
+    sigma: float = flag(0.0, "mass that truncation drops")
+    candidates: list[float] = flag([], "acceptance of each candidate once those before it are rejected", many=True)
+    json: Path | None = json_option()
 
 
-def _add_proofs(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Bytes a token and speed-up of full, split, truncated and coupled proofs on one link, ids included, "
-        "message headers not. Truncated and coupled are shown at the least acceptance that their bounds leave. "
-        "Times and link are the FSD paper's robot by default, the vocabulary is Qwen2-VL-7B's."
-    )
-    _number(parser, "--tv", 0.3, "total variation distance of draft and target")
-    _number(parser, "--sigma", 0.05, "mass that truncation drops")
-    parser.add_argument("--top-k", type=int, default=1024, help="ids kept by truncation (default: %(default)s)")
-    parser.add_argument(
-        "--target-top-k", type=int, default=0, help="ids the target's own sampling settings keep; 0: all (default)"
-    )
-    _add_round(parser, gamma=4, draft_ms=72.0, target_ms=620.0)
-    _number(parser, "--ntt-ms", 240.0, "there and back without sending")
-    _add_distribution(parser, vocabulary=152064, bits=16)
-    _number(parser, "--up-mbit", 10.0, "uplink, Mbit/s")
-    _number(parser, "--down-mbit", 50.0, "downlink, Mbit/s")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw speed-up by uplink, and acceptance by TV")
-    _end(parser, _proofs)
+@arguments
+class Proofs:
+    tv: float = flag(0.3, "total variation distance of draft and target")
+    sigma: float = flag(0.05, "mass that truncation drops")
+    top_k: int = flag(1024, "ids kept by truncation")
+    target_top_k: int = flag(0, "ids the target's own sampling settings keep; 0: all")
+    gamma: int = flag(4, "tokens drafted per round")
+    draft_ms: float = flag(72.0, "one draft forward pass")
+    target_ms: float = flag(620.0, "one target forward pass")
+    ntt_ms: float = flag(240.0, "there and back without sending")
+    vocabulary: int = flag(152064, "V")
+    bits: int = flag(16, "bits of one probability")
+    up_mbit: float = flag(10.0, "uplink, Mbit/s")
+    down_mbit: float = flag(50.0, "downlink, Mbit/s")
+    plot: Path | None = flag(None, "draw speed-up by uplink, and acceptance by TV", metavar="FILE")
+    json: Path | None = json_option()
 
 
-def _number(parser: argparse.ArgumentParser, flag: str, default: float, says: str) -> None:
-    parser.add_argument(flag, type=float, default=default, help=f"{says} (default: %(default)s)")
-
-
-def _add_round(parser: argparse.ArgumentParser, *, gamma: int, draft_ms: float, target_ms: float) -> None:
-    parser.add_argument("--gamma", type=int, default=gamma, help="tokens drafted a round (default: %(default)s)")
-    _number(parser, "--draft-ms", draft_ms, "one draft forward")
-    _number(parser, "--target-ms", target_ms, "one target forward")
-
-
-def _add_distribution(parser: argparse.ArgumentParser, *, vocabulary: int, bits: int) -> None:
-    parser.add_argument("--vocabulary", type=int, default=vocabulary, help="V (default: %(default)s)")
-    parser.add_argument("--bits", type=int, default=bits, help="bits of one probability (default: %(default)s)")
-
-
-def _end(parser: argparse.ArgumentParser, run: Any) -> None:
-    add_json(parser)
-    parser.set_defaults(run=run)
-
-
-def _given(args: argparse.Namespace) -> dict[str, Any]:
+def _given(args: object) -> dict[str, Any]:
     """The numbers a formula was called with."""
-    other = ("run", "json", "plot", "command", "debug", "online")
-    return {
-        name: value for name, value in vars(args).items() if name not in other and isinstance(value, int | float | list)
-    }
+    return {name: value for name, value in vars(args).items() if isinstance(value, int | float | list)}
 
 
-def _table(args: argparse.Namespace) -> int:
+def dssd_table1(args: Table = Table()) -> int:
+    """Communication of DSSD (its Table 1).
+
+    1 - alpha^gamma and the communication time of equation 9. The defaults are the paper's.
+    """
     from dsd_lab.papers.proofs import TABLE_1_ALPHAS, TABLE_1_GAMMAS, dssd_table_1
 
     rows = dssd_table_1(args.send_ms / 1e3, args.ntt_ms / 1e3)
@@ -155,7 +107,12 @@ def _table(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _dssd(args: argparse.Namespace) -> int:
+def dssd(args: Dssd = Dssd()) -> int:
+    """DSD beside DSSD (DSSD, equations 5 to 15).
+
+    Distributions up (DSD) beside one down where a draft is rejected (DSSD). The defaults are OPT-125M to 6.7B of the
+    paper; its Table 2 is listed below, formula beside report.
+    """
     from dsd_lab.papers import proofs as theory
 
     tokens = theory.expected_tokens(alpha=args.alpha, gamma=args.gamma)
@@ -200,7 +157,13 @@ def _dssd(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _tslt(args: argparse.Namespace) -> int:
+def tslt(args: Tslt = Tslt()) -> int:
+    """Full beside truncated distributions, and trees (TSLT, 1 to 28).
+
+    The uplink of full and of truncated distributions, for a sequence or for a tree <k1 k2 ...>, and the speed-up over
+    the target alone; truncated, at the least and the most acceptance that the bounds leave. As in the paper, the
+    downlink is free, and the ids of full distributions are not counted, though equation 3 has them.
+    """
     import numpy as np
 
     from dsd_lab.papers import proofs as theory
@@ -261,7 +224,8 @@ def _tslt(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _acceptance(args: argparse.Namespace) -> int:
+def acceptance(args: Acceptance = Acceptance()) -> int:
+    """Acceptance and its bounds from the distance of the two models' distributions."""
     from dsd_lab.papers.acceptance import coupled_bound, total_acceptance, truncation_bounds
     from dsd_lab.papers.theory import check_shares
 
@@ -284,7 +248,13 @@ def _acceptance(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _proofs(args: argparse.Namespace) -> int:
+def proofs(args: Proofs = Proofs()) -> int:
+    """Bytes per token and speed-up of all four proofs.
+
+    Full, split, truncated and coupled proofs on one link, ids included, message headers not. Truncated and coupled are
+    shown at the least acceptance that their bounds leave. Times and link are the FSD paper's robot by default, the
+    vocabulary is Qwen2-VL-7B's.
+    """
     from dsd_lab.papers.acceptance import coupled_bound, truncation_bounds
     from dsd_lab.papers.proofs import PROOFS, check_gamma, predict_proof
     from dsd_lab.papers.theory import check_shares

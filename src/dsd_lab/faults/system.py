@@ -15,7 +15,7 @@ from dsd_lab.faults.plan import Fault, Kind
 from dsd_lab.faults.watch import Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
-from dsd_ros.cli.verifier_address import address_in
+from dsd_ros.cli.demo_run import address_in
 from dsd_ros.ros.bringup import DEMO, plan, program_command, values_of
 from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.ros.respawn import Restarts

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.flags import add_settings, settings_from
-from dsd_ros.cli.shared import EXIT_DONE, add_model, add_target_tokenizer, model_path
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, tokenizer_option
+from dsd_ros.cli.shared import EXIT_DONE, Link, write_json
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 
-SUMMARY = "one reply to one picture or text, without ROS"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.decoding.settings import DecodeSettings
-
-    parser.epilog = "Decodes in this process when no verifier is named."
-    parser.add_argument(
-        "--image", type=Path, metavar="FILE", help="picture to look at; none with models that read text alone"
+@arguments
+class Decode:
+    instruction: str = flag(text="what to tell the robot")
+    image: Path | None = flag(None, "picture to look at; none with models that read text alone", metavar="FILE")
+    history_image: list[Path] = flag([], "picture of an earlier step, oldest first; up to 8 times", metavar="FILE")
+    history_action: list[str] = flag(
+        [], "what the robot did after it, e.g. 'forward 50 cm'; once for each --history-image", metavar="ACTION"
     )
-    parser.add_argument(
-        "--history-image", type=Path, action="append", default=[], metavar="FILE",
-        help="picture of an earlier step, oldest first; once for each of up to 8",
-    )  # fmt: skip
-    parser.add_argument(
-        "--history-action", action="append", default=[], metavar="ACTION",
-        help="what was done behind it, e.g. 'forward 50 cm'; once for each --history-image",
-    )  # fmt: skip
-    parser.add_argument("--instruction", required=True, help="what the robot is told")
-    add_settings(parser, DecodeSettings)
-    add_model(parser, "--draft", "draft")
-    add_model(parser, "--target", "target")
-    add_target_tokenizer(parser)
-    parser.add_argument("--verifier", metavar="URL", default="", help="ws://host:port or wss://host:port")
-    parser.add_argument("--token-file", metavar="FILE", default="", help="bearer token for the verifier")
-    parser.add_argument("--ca-file", metavar="FILE", default="", help="certificate to trust for wss://")
-    add_settings(parser, LogSettings)
-    parser.add_argument("--json", action="store_true", help="print the reply as JSON")
-    parser.set_defaults(run=_decode)
+    decoding: DecodeSettings = part(DecodeSettings)
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    target_tokenizer: str = tokenizer_option()
+    link: Link = part(Link)
+    log: LogSettings = part(LogSettings)
+    json: Path | None = json_option("the reply")
 
 
-def _decode(args: argparse.Namespace) -> int:
-    from dsd_ros.decoding.settings import DecodeSettings
+def command(args: Decode) -> int:
+    """One reply to one picture or text, without ROS.
+
+    Decodes in this process when no verifier is named.
+    """
+    from dsd_ros.cloud.engine import in_process_channel
     from dsd_ros.edge.client import PATIENT_LINK
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.vocabulary import Vocabulary
@@ -52,13 +42,12 @@ def _decode(args: argparse.Namespace) -> int:
     from dsd_ros.vlm.loading import ModelSettings, load_model
     from dsd_ros.vlm.prompts import check_instruction
 
-    settings = settings_from(args, DecodeSettings)
     instruction = check_instruction(args.instruction)
     image = None if args.image is None else read_image(args.image)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
-            f"{len(args.history_image)} pictures of earlier steps are named and {len(args.history_action)} "
-            "actions; give one --history-action for each --history-image"
+            f"{len(args.history_image)} pictures and {len(args.history_action)} actions of earlier steps are named; "
+            "give one --history-action for each --history-image"
         )
     earlier = [read_image(path) for path in args.history_image]
     history = list(zip(earlier, args.history_action, strict=True))
@@ -67,33 +56,19 @@ def _decode(args: argparse.Namespace) -> int:
         raise ValueError("no picture is named; give --image, or models that read text alone")
     vocabulary = Vocabulary.load(args.target_tokenizer) if args.target_tokenizer else None
     with (
-        logging_to_stderr(settings_from(args, LogSettings)),
-        _verifier_channel(args) as channel,
-        EdgeSession(channel, draft, settings, PATIENT_LINK, vocabulary) as session,
+        logging_to_stderr(args.log),
+        args.link.channel() if args.link.verifier else in_process_channel(model_path(args.target, "target")) as channel,
+        EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary) as session,
     ):
         reply = session.decode(image, instruction, history=history)
-    if args.json:
-        print(json.dumps(_reply_as_json(reply)))
-        return EXIT_DONE
     print(reply.text)
-    print(reply.summary(), file=sys.stderr)
+    if args.json is None:
+        print(reply.summary(), file=sys.stderr)
+    write_json(args.json, _as_json(reply))
     return EXIT_DONE
 
 
-def _verifier_channel(args: argparse.Namespace) -> Any:
-    """The channel to the verifier named, or to one in this process."""
-    if not args.verifier:
-        from dsd_ros.cloud.engine import in_process_channel
-
-        return in_process_channel(model_path(args.target, "target"))
-    from dsd_ros.wire.channel import read_token
-    from dsd_ros.wire.websocket import WebsocketChannel
-
-    token = read_token(args.token_file) if args.token_file else None
-    return WebsocketChannel(args.verifier, token=token, ca_file=args.ca_file or None)
-
-
-def _reply_as_json(reply: Any) -> dict[str, Any]:
+def _as_json(reply: Any) -> dict[str, Any]:
     from dsd_ros.navigation.actions import UnparsableReply, format_action, parse_reply
 
     try:

@@ -2,98 +2,104 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from dsd_ros.cli.flags import offer
-from dsd_ros.cli.shared import add_json, add_model, add_target_tokenizer
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part, tokenizer_option, word
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.ros.bringup import DEMO_SEED, ROBOTS, TRANSPORTS
 
-SUMMARY = "the simulated Go2 finds the object named in an instruction, every node a process"
+DEMO_INSTRUCTION = "find the silver bottle"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.cli.demo_scenarios import SCENARIOS
-    from dsd_ros.decoding.modes import PRESETS
-    from dsd_ros.ros.bringup import DEMO_SEED, ROBOTS, TRANSPORTS
+@dataclass(frozen=True)
+class Scenario:
+    """An instruction that only robot and cloud together understand.
 
-    parser.epilog = "Exit 0 only when the robot came within 0.6 m of the target and stopped, without a collision."
-    parser.add_argument(
-        "--instruction",
-        default=None,
-        help="what the robot is to find, in plain English (default: find the silver bottle, or the scenario's)",
+    The robot is told ``instruction``; ``target`` names what it should find, and no node is told that.
+    """
+
+    help: str
+    instruction: str
+    target: str
+    seed: int
+    arguments: Mapping[str, str]  # of the demo system
+
+
+SCENARIOS = {
+    "my-chair": Scenario(
+        "the robot's documents say which chair its owner likes, and the cloud's what colour that chair is",
+        "bring me to the chair I like",
+        "find the red chair",
+        7,  # among a blue, a white and a silver chair
+        {"memory": "auto", "memory_documents": "my-chair", "cloud_documents": "my-chair"},
     )
-    parser.add_argument(
-        "--scenario",
-        choices=tuple(SCENARIOS),
-        default="",
-        help="; ".join(f"{name}: {scenario.help}" for name, scenario in SCENARIOS.items()),
+}
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """One demo run."""
+
+    instruction: str | None = flag(
+        None, f"what the robot is to find, in plain English (default: {DEMO_INSTRUCTION}, or the scenario's)"
     )
-    mode = parser.add_argument(
-        "--mode", default="dsd", metavar="MODE", help=f"decoding mode: {', '.join(PRESETS)} (default: %(default)s)"
+    scenario: str = flag(
+        "", "; ".join(f"{name}: {each.help}" for name, each in SCENARIOS.items()), choices=tuple(SCENARIOS)
     )
-    offer(mode, tuple(PRESETS))
-    parser.add_argument(
-        "--transport",
-        choices=TRANSPORTS,
-        default="dds",
-        help="how robot and verifier talk: ROS topics, or a websocket as over the Internet (default: %(default)s)",
+    mode: str = flag("dsd", "decoding mode", choices=tuple(PRESETS))
+    transport: str = flag(
+        "dds", "how robot and verifier talk: ROS topics, or a websocket as over the Internet", choices=TRANSPORTS
     )
-    parser.add_argument(
-        "--robot",
-        choices=ROBOTS,
-        default="simulated",
-        help="go2-standin: drive a stand-in Go2 through the real robot's driver (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=None, help=f"which simulated room (default: {DEMO_SEED}, or the scenario's)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        help="how freely replies are drawn; 0: always the likeliest (default: 0)",
-    )
-    parser.add_argument("--headless", action="store_true", help="open no window; plain output")
-    add_json(parser, "the run")
-    parser.add_argument("--record", metavar="DIR", default="", help="record the run into a bag, as record:=DIR does")
-    parser.add_argument(
-        "arguments",
-        nargs="*",
+    robot: str = flag("simulated", "go2-standin: drive a stand-in Go2 through the real robot's driver", choices=ROBOTS)
+    seed: int | None = flag(None, f"number of the simulated room (default: {DEMO_SEED}, or the scenario's)")
+    temperature: float = flag(0.0, "sampling temperature; 0: always the likeliest token")
+    headless: bool = flag(False, "open no window; plain output")
+    record: str = flag("", "record the run into a bag, as record:=DIR does", metavar="DIR")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    target_tokenizer: str = tokenizer_option()
+
+    def with_scenario(self) -> DemoSettings:
+        """These, with the scenario's instruction and seed where none is given; ValueError if it is unknown."""
+        if self.scenario and self.scenario not in SCENARIOS:
+            raise ValueError(f"'{self.scenario}' is no scenario; choose from {', '.join(SCENARIOS)}.")
+        chosen = SCENARIOS.get(self.scenario)
+        instruction, seed = (chosen.instruction, chosen.seed) if chosen else (DEMO_INSTRUCTION, DEMO_SEED)
+        return replace(
+            self,
+            instruction=instruction if self.instruction is None else self.instruction,
+            seed=seed if self.seed is None else self.seed,
+        )
+
+    @property
+    def goal(self) -> str:
+        """What names the world's target."""
+        return SCENARIOS[self.scenario].target if self.scenario else self.instruction or DEMO_INSTRUCTION
+
+
+@arguments
+class Demo:
+    arguments: list[str] = word(
+        [],
+        "more arguments of demo.launch.py, e.g. fallback:=return look_ahead:=0.5 history:=2",
         metavar="ARGUMENT:=VALUE",
-        help="more arguments of demo.launch.py, e.g. fallback:=return look_ahead:=0.5 history:=2",
     )
-    add_model(parser, "--draft", "draft")
-    add_model(parser, "--target", "target")
-    add_target_tokenizer(parser)
-    parser.set_defaults(run=_demo)
+    settings: DemoSettings = part(DemoSettings)
+    json: Path | None = json_option("the run")
 
 
-def _demo(args: argparse.Namespace) -> int:
-    from dsd_ros.cli.demo_run import EXIT_BAD_INPUT, DemoSettings, run_demo
+def command(args: Demo = Demo()) -> int:
+    """The simulated Go2 finds the object named in an instruction, every node a process.
+
+    Exits with 0 only when the robot came within 0.6 m of the target and stopped, without a collision.
+    """
+    from dsd_ros.cli.demo_run import run_demo
 
     wrong = [text for text in args.arguments if ":=" not in text]
     if wrong:
-        print(f"dsd demo: '{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        raise ValueError(f"'{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return")
     if args.json is not None and ":=" in args.json.name:
-        raise ValueError(f"'{args.json}' is no FILE for --json; put --json last, or - behind it")
-    if args.instruction is not None and not args.instruction.strip():
-        raise ValueError("the instruction is empty: say what the robot should find")
-    recorded = {"record": args.record} if args.record else {}
-    return run_demo(
-        DemoSettings(
-            instruction=args.instruction or "",
-            scenario=args.scenario,
-            mode=args.mode,
-            transport=args.transport,
-            robot=args.robot,
-            seed=args.seed,
-            temperature=args.temperature,
-            draft_model=args.draft,
-            target_model=args.target,
-            target_tokenizer=args.target_tokenizer,
-            headless=args.headless,
-            json_path=None if args.json is None else str(args.json),
-            arguments=dict(text.split(":=", 1) for text in args.arguments) | recorded,
-        )
-    )
+        raise ValueError(f"'{args.json}' is no FILE for --json; put --json last, or - after it")
+    return run_demo(args.settings, dict(text.split(":=", 1) for text in args.arguments), args.json)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+from pathlib import Path
 
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED
+from dsd_ros.cli import doctor_checks
+from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
 
-SUMMARY = "what is installed here, what is missing, and the remedy"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.cli.doctor_checks import Role
-
-    parser.epilog = "Exit 0 when nothing that the role needs is missing, else 1."
-    parser.add_argument(
-        "--role",
-        choices=[role.value for role in Role],
-        default=Role.LAPTOP.value,
-        help="laptop: the whole demo; robot: draft and nodes; cloud: the verifier (default: %(default)s)",
+@arguments
+class Doctor:
+    role: doctor_checks.Role = flag(
+        doctor_checks.Role.LAPTOP, "laptop: the whole demo; robot: draft and nodes; cloud: the verifier"
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.set_defaults(run=_doctor)
+    json: Path | None = json_option("the findings")
 
 
-def _doctor(args: argparse.Namespace) -> int:
-    from dsd_ros.cli import doctor_checks
+def command(args: Doctor = Doctor()) -> int:
+    """What is installed here, what is missing, and the remedy.
 
-    findings = doctor_checks.examine(doctor_checks.Role(args.role))
-    print(json.dumps(doctor_checks.as_json(findings)) if args.json else _coloured(doctor_checks.render(findings)))
+    Exits with 0 when nothing that the role needs is missing, else with 1.
+    """
+    findings = doctor_checks.examine(args.role)
+    print(_coloured(doctor_checks.render(findings)))
+    write_json(args.json, doctor_checks.as_json(findings))
     return EXIT_DONE if doctor_checks.healthy(findings) else EXIT_GOAL_MISSED
 
 

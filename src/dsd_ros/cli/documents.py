@@ -2,61 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, add_json, write_json
+from cyclopts import App
+
+from dsd_ros.cli.arguments import arguments, flag, json_option, word
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.paths import data_directory
 
 if TYPE_CHECKING:
     from dsd_ros.cli.terminal import Progress
     from dsd_ros.dragon.documents.store import Store
 
-SUMMARY = "the documents that questions are answered from: add, list, search, remove"
+command = App(name="documents", help="The documents that questions are answered from: add, list, search, remove.")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(required=True, metavar="WHAT")
-    add = _action(actions, "add", "add text files, or take their changes over")
-    add.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="file, .md or .txt, or folder of such")
-    add.add_argument("--place", default="", help="where they are about (default: as they say)")
-    add.add_argument("--time", default="", help="when they are from, e.g. 2026-11-22 (default: as they say)")
-    add.set_defaults(run=_add)
-    listed = _action(actions, "list", "list the documents")
-    listed.set_defaults(run=_list)
-    search = _action(actions, "search", "show what is found for a question")
-    search.add_argument("query", metavar="QUERY", help="a question, or some words")
-    search.add_argument("--count", type=int, default=5, metavar="N", help="chunks to show (default: %(default)s)")
-    search.set_defaults(run=_search)
-    remove = _action(actions, "remove", "forget documents; exit 1 where one is not there")
-    remove.add_argument("sources", nargs="+", metavar="SOURCE", help="its name as 'list' says it, or its file")
-    remove.set_defaults(run=_remove)
-    rebuild = _action(actions, "rebuild", "make the index anew from the kept texts")
-    rebuild.set_defaults(run=_rebuild)
+def _store() -> Any:
+    text = "folder of the store (default: $XDG_DATA_HOME/dsd_ros/documents, or below ~/.local/share)"
+    return flag(None, text, metavar="DIR")
 
 
-def _action(actions: argparse._SubParsersAction, name: str, what: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=what, description=f"{what[:1].upper()}{what[1:]}.")
-    parser.add_argument(
-        "--store",
-        type=Path,
-        metavar="DIR",
-        help="folder of the store (default: $XDG_DATA_HOME/dsd_ros/documents, or below ~/.local/share)",
-    )
-    add_json(parser, "the answer", alone=name in ("list", "rebuild"))
-    return parser
+@arguments
+class Stored:
+    store: Path | None = _store()
+    json: Path | None = json_option("the answer")
+
+
+@arguments
+class Add:
+    paths: list[Path] = word(text="file, .md or .txt, or folder of such files", metavar="PATH")
+    place: str = flag("", "the place they are about (default: as they say)")
+    time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
+    store: Path | None = _store()
+    json: Path | None = json_option("the answer")
+
+
+@arguments
+class Search:
+    query: str = word(text="a question, or some words")
+    count: int = flag(5, "how many chunks to show")
+    store: Path | None = _store()
+    json: Path | None = json_option("the answer")
+
+
+@arguments
+class Remove:
+    sources: list[str] = word(text="its name as 'list' shows it, or its file", metavar="SOURCE")
+    store: Path | None = _store()
+    json: Path | None = json_option("the answer")
 
 
 @contextmanager
-def _open(args: argparse.Namespace) -> Iterator[tuple[Store, Progress]]:
+def _open(args: Stored | Add | Search | Remove) -> Iterator[tuple[Store, Progress]]:
     from dsd_ros.cli.terminal import Progress
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
     from dsd_ros.dragon.documents.store import Store
 
-    folder = data_directory() / "documents" if args.store is None else args.store
+    folder = args.store or data_directory() / "documents"
     with Progress() as progress:
         progress.to(0.0, "loading the embedding model")
         encoder = SentenceEncoder()
@@ -64,7 +69,9 @@ def _open(args: argparse.Namespace) -> Iterator[tuple[Store, Progress]]:
             yield store, progress
 
 
-def _add(args: argparse.Namespace) -> int:
+@command.command
+def add(args: Add) -> int:
+    """Add text files, or update those that changed."""
     from dsd_ros.dragon.documents.chunking import files_in, read_document
 
     documents = [read_document(path, args.place, args.time) for path in files_in(args.paths)]
@@ -84,7 +91,9 @@ def _add(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _list(args: argparse.Namespace) -> int:
+@command.command(name="list")
+def list_(args: Stored = Stored()) -> int:
+    """List the documents."""
     with _open(args) as (store, _):
         listed, chunks = store.documents(), len(store)
     for each in listed:
@@ -97,7 +106,9 @@ def _list(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _search(args: argparse.Namespace) -> int:
+@command.command
+def search(args: Search) -> int:
+    """Show what is found for a question."""
     with _open(args) as (store, _):
         found = store.search(args.query, args.count)
     for each in found:
@@ -121,7 +132,9 @@ def _search(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _remove(args: argparse.Namespace) -> int:
+@command.command
+def remove(args: Remove) -> int:
+    """Remove documents; exit with 1 if one is not in the store."""
     missing = []
     with _open(args) as (store, _):
         for source in args.sources:
@@ -134,10 +147,12 @@ def _remove(args: argparse.Namespace) -> int:
     return EXIT_GOAL_MISSED if missing else EXIT_DONE
 
 
-def _rebuild(args: argparse.Namespace) -> int:
+@command.command
+def rebuild(args: Stored = Stored()) -> int:
+    """Rebuild the index from the kept texts."""
     with _open(args) as (store, progress):
         store.rebuild(progress.to)
         chunks = len(store)
-    print(f"{chunks} chunks, indexed anew")
+    print(f"{chunks} chunks, reindexed")
     write_json(args.json, {"chunks": chunks})
     return EXIT_DONE

@@ -1,26 +1,47 @@
-# PYTHON_ARGCOMPLETE_OK
-"""The `dsd` command: parses, dispatches to the modules beside this one, and turns errors into exit codes.
+"""The `dsd` command: finds the command's module, reads its arguments, and turns errors into exit codes.
 
-A command's arguments are built only when it is called, so that `dsd doctor` runs where nothing else does.
+A module is imported only when its command is called, so that `dsd doctor` runs where nothing else does.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
+import re
+import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NoReturn
 
-from dsd_ros.cli import completion, shared
-from dsd_ros.cli.parsing import Parser, Version, add_common
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+
+from dsd_ros.cli import shared
+from dsd_ros.cli.arguments import arguments, with_json_value, word
+from dsd_ros.cli.terminal import paint
+
+_EXIT_CODES = (
+    "Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, "
+    "141 the output's reader has gone."
+)
+_COMPLETION = """Print the code that makes Tab complete {name} in a shell.
+
+Install it once: echo 'eval "$({name} completion bash)"' >> ~/.bashrc; for zsh the same in ~/.zshrc, after compinit;
+{name} completion fish > ~/.config/fish/completions/{name}.fish."""
+_BEFORE = ("--debug", "--online")  # of every command, and allowed before its name
+
+
+@arguments
+class Completion:
+    shell: str = word(text="the shell to print it for", choices=("bash", "zsh", "fish"))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A command line of several commands, each a module of ``package`` (SUMMARY, add_arguments)."""
+    """A command line of several commands, each a module of ``package`` with a function or App ``command``."""
 
     name: str
     description: str
@@ -28,12 +49,33 @@ class Program:
     commands: tuple[str, ...]
     moved: tuple[str, ...] = ()  # commands that the laboratory has now
 
+    @cached_property
+    def app(self) -> App:
+        """The commands, each imported when it is called, or listed by --help."""
+        app = App(
+            name=self.name,
+            help=self.description,
+            help_epilogue=_EXIT_CODES,
+            help_format="markdown",
+            version=version,
+            default_parameter=Parameter(negative_iterable=(), negative_none=(), allow_repeating=True),
+        )
+        for place, name in enumerate(self.commands):
+            app.command(f"{self.package}.{name}:command", name=name, sort_key=place)
+
+        def completion(args: Completion) -> int:
+            print(app.generate_completion(shell=args.shell))
+            return shared.EXIT_DONE
+
+        app.command(completion, help=_COMPLETION.format(name=self.name), sort_key=len(self.commands))
+        return app
+
 
 DSD = Program(
     "dsd",
     "Distributed speculative decoding for on-robot VLM control.",
     "dsd_ros.cli",
-    ("demo", "decode", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor", "completion"),
+    ("demo", "decode", "ask", "verifier", "record", "replay", "inspect", "documents", "doctor"),
     moved=("bench", "theory", "train", "evaluate"),
 )  # fmt: skip
 
@@ -43,16 +85,10 @@ def main(argv: Sequence[str] | None = None, program: Program = DSD) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     try:
-        command = next((word for word in argv if not word.startswith("-")), "")
-        if command in program.moved:
-            raise ValueError(
-                f"'dsd {command}' is 'dsd-lab {command}' now; the laboratory is installed by 'make setup' "
-                "or 'pip install ./src/dsd_lab'"
-            )
-        args = build_parser(argv, program).parse_args(argv)
-        os.environ.setdefault("HF_HUB_OFFLINE", "0" if args.online else "1")
-        with shared.text_or_json(args):
-            code: int = args.run(args)
+        os.environ.setdefault("HF_HUB_OFFLINE", "0" if "--online" in argv else "1")
+        command, bound = parse(argv, program)
+        with shared.text_or_json(next(iter(bound.arguments.values()), None)):
+            code = command(*bound.args, **bound.kwargs) or shared.EXIT_DONE
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -63,11 +99,29 @@ def main(argv: Sequence[str] | None = None, program: Program = DSD) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        code, sentence = _exit_code_and_sentence(error)
-        from dsd_ros.cli.terminal import paint
-
+        code, sentence = _exit_code_and_sentence(error, program)
         print(f"{paint(f'{program.name}:', 'red', sys.stderr)} {sentence}", file=sys.stderr)
         return code
+
+
+def parse(argv: Sequence[str], program: Program = DSD) -> tuple[Callable[..., int | None], Any]:
+    """The command that ``argv`` names and its arguments; ValueError or CycloptsError for what it cannot be."""
+    first = list(takewhile(_BEFORE.__contains__, argv))
+    words = with_json_value([*argv[len(first) :], *first])
+    name = words[0] if words else ""
+    if name in program.moved:
+        raise ValueError(
+            f"'dsd {name}' is 'dsd-lab {name}' now; the laboratory is installed by 'make setup' "
+            "or 'pip install ./src/dsd_lab'"
+        )
+    chain, apps, _ = program.app.parse_commands(list(takewhile(lambda one: not one.startswith("-"), words)))
+    if apps[-1].default_command is None:
+        apps[-1].resolved_commands()  # --help shows what each command says of itself
+        if len(words) == len(chain) + len(first):
+            known = ", ".join(name for name in apps[-1] if not name.startswith("-"))
+            raise ValueError(f"name a COMMAND after '{' '.join((program.name, *chain))}': {known}")
+    command, bound, _ = program.app.parse_args(words, print_error=False, exit_on_error=False)
+    return command, bound
 
 
 def run(program: Program = DSD) -> NoReturn:
@@ -76,13 +130,10 @@ def run(program: Program = DSD) -> NoReturn:
     Leaving the interpreter would unload torch for a second, which a Ctrl-C should not wait for.
     """
     try:
-        words = completion.asked()
-        if words is not None:
-            completion.answer(build_parser(words, program))
         code = main(program=program)
         sys.stdout.flush()
         sys.stderr.flush()
-    except SystemExit as end:  # argparse
+    except SystemExit as end:
         code = int(end.code or 0)
     except KeyboardInterrupt:
         code = shared.EXIT_INTERRUPTED
@@ -91,8 +142,12 @@ def run(program: Program = DSD) -> NoReturn:
     os._exit(code)
 
 
-def _exit_code_and_sentence(error: Exception) -> tuple[int, str]:
+def _exit_code_and_sentence(error: Exception, program: Program) -> tuple[int, str]:
     """An error's exit code and its sentence, on one line."""
+    if type(error) is ImportError and isinstance(error.__cause__, ImportError):
+        error = error.__cause__  # cyclopts could not import a command's module
+    if isinstance(error, CycloptsError):
+        return shared.EXIT_BAD_INPUT, _usage_sentence(error, program)
     sentence = " ".join(str(error).split())
     if isinstance(error, shared.CommandError):
         return error.exit_code, sentence
@@ -104,7 +159,7 @@ def _exit_code_and_sentence(error: Exception) -> tuple[int, str]:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("dsd_"):
         return (
             shared.EXIT_BAD_INPUT,
-            f"this takes the Python package {error.name}, which is not installed; 'dsd doctor' says how to get it",
+            f"this needs the Python package {error.name}, which is not installed; 'dsd doctor' says how to get it",
         )
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return shared.EXIT_BAD_INPUT, f"{error.filename}: {error.strerror.lower()}"
@@ -112,28 +167,39 @@ def _exit_code_and_sentence(error: Exception) -> tuple[int, str]:
         return shared.EXIT_BAD_INPUT, sentence
     return (
         shared.EXIT_DEFECT,
-        f"a defect of dsd's own: {type(error).__name__}: {sentence}; --debug shows where, please report it",
+        f"this is a defect of dsd itself: {type(error).__name__}: {sentence}; --debug shows where, please report it",
     )
 
 
-def build_parser(argv: Sequence[str], program: Program = DSD) -> Parser:
-    """The parser for ``argv``: every command with its help, and the arguments of those named in it."""
-    parser = Parser(
-        prog=program.name,
-        description=program.description,
-        epilog=f"'{program.name} COMMAND --help' tells of a command. Exit codes: 0 done, 1 goal not reached, "
-        "2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, 141 nobody reads the output.",
-    )
-    parser.add_argument("--version", action=Version)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in program.commands:
-        module = importlib.import_module(f"{program.package}.{name}")
-        command = commands.add_parser(name, help=module.SUMMARY, description=_sentence(module.SUMMARY))
-        if name in argv:
-            module.add_arguments(command)
-    add_common(parser)
-    return parser
+def _usage_sentence(error: CycloptsError, program: Program) -> str:
+    """What cyclopts has against the command line, as one sentence with where to look."""
+    error.verbose = False
+    if isinstance(error, UnusedCliTokensError):
+        text = f"'{(error.unused_tokens or [''])[0]}' is one word too many"
+    else:
+        text = " ".join(str(error).split()).partition(" Available commands")[0].rstrip(".")
+    text = text.replace('"', "'")
+    text = re.sub(r"(^|[.?] )([A-Z])", lambda found: found[1] + found[2].lower(), text).replace(". ", "; ")
+    where = " ".join((program.name, *(error.command_chain or ()), "--help"))
+    return f"{text}{'' if text.endswith('?') else ';'} '{where}' lists what there is"
 
 
-def _sentence(summary: str) -> str:
-    return summary[:1].upper() + summary[1:] + "."
+def version() -> str:
+    """Version, protocol version, and the commit where this is a checkout."""
+    from dsd_ros import __version__
+    from dsd_ros.wire.messages import PROTOCOL_VERSION
+
+    commit = _commit(Path(__file__).resolve().parents[3])
+    return f"dsd_ros {__version__}, protocol {PROTOCOL_VERSION}" + (f", commit {commit}" if commit else "")
+
+
+def _commit(root: Path) -> str:
+    """The commit of a checkout at ``root``, with -dirty after it where files differ; else ""."""
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
+import os
+import signal
+import threading
 
-SUMMARY = "record a running system into a bag that can be inspected and replayed"
+from dsd_ros.cli.arguments import arguments, flag, word
+from dsd_ros.observe.bag.writer import STORAGES
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.observe.bag.writer import STORAGES
-
-    parser.epilog = "Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay takes."
-    parser.add_argument("directory", metavar="DIR", help="folder to make; it must not be there yet")
-    parser.add_argument(
-        "--storage", choices=tuple(STORAGES), default="mcap", help="file format of the bag (default: %(default)s)"
+@arguments
+class Record:
+    directory: str = word(text="folder to make; it must not exist yet")
+    storage: str = flag("mcap", "file format of the bag", choices=tuple(STORAGES))
+    camera_hz: float = flag(
+        0.0, "pictures to keep per second, besides those that replies are about; 0: all of them", metavar="HZ"
     )
-    parser.add_argument(
-        "--camera-hz",
-        type=float,
-        default=0.0,
-        metavar="HZ",
-        help="pictures kept per second, beside those that replies are about; 0: all of them (default: 0)",
-    )
-    parser.add_argument(
-        "--topic", action="append", default=[], metavar="NAME", help="record this topic, too; may be repeated"
-    )
-    parser.add_argument(
-        "--namespace", default="", metavar="NAME", help="ROS namespace of the robot, e.g. go2_1 (default: none)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=0.0, metavar="S", help="end after so long (default: with Ctrl-C)"
-    )
-    parser.set_defaults(run=_record)
+    topic: list[str] = flag([], "record this topic as well; may be repeated", metavar="NAME")
+    namespace: str = flag("", "ROS namespace of the robot, e.g. go2_1 (default: none)", metavar="NAME")
+    seconds: float = flag(0.0, "how long to record; 0: until Ctrl-C", metavar="S")
 
 
-def _record(args: argparse.Namespace) -> int:
-    import os
-    import signal
-    import threading
+def command(args: Record) -> int:
+    """Record a running system into a bag that can be inspected and replayed.
 
+    Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay needs.
+    """
     from dsd_ros.nodes.record_node import RecordNode
     from dsd_ros.ros.bringup import PER_ROBOT
     from dsd_ros.ros.running import run_node

@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.shared import (
-    EXIT_DONE,
-    EXIT_GOAL_MISSED,
-    EXIT_INTERRUPTED,
-    EXIT_LINK,
-    CommandError,
-    add_json,
-    add_model,
-    write_json,
-)
+from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, word
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_INTERRUPTED, EXIT_LINK, CommandError, write_json
 from dsd_ros.cli.terminal import Progress, paint
-
-SUMMARY = "run a bag's pictures and instructions through the real nodes, and compare every reply"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.decoding.modes import PRESETS
-    from dsd_ros.ros.bringup import TRANSPORTS
-
-    parser.epilog = "Exit 0 when every reply, action and token is as recorded, 1 with a difference by step when not."
-    parser.add_argument("bags", metavar="BAG", nargs="+", help="folder of a bag, or one of its files")
-    parser.add_argument(
-        "--mode",
-        default="",
-        choices=tuple(PRESETS),
-        metavar="MODE",
-        help=f"another decoding mode, which must give the same: {', '.join(PRESETS)} (default: as recorded)",
-    )
-    parser.add_argument(
-        "--transport", default="", choices=TRANSPORTS, help="how the nodes talk to the verifier (default: as recorded)"
-    )
-    add_model(parser, "--draft-model", "draft")
-    add_model(parser, "--target-model", "target")
-    parser.add_argument(
-        "--rate", type=float, default=0.0, help="times as fast as it was recorded; 0: as fast as possible (default: 0)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds one reply may take (default: 60)"
-    )
-    parser.add_argument("--verbose", action="store_true", help="pass on what the nodes print")
-    add_json(parser, "the comparison", alone=False)
-    parser.set_defaults(run=_replay)
+from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.ros.bringup import TRANSPORTS
 
 
-def _replay(args: argparse.Namespace) -> int:
-    import signal
+@arguments
+class Replay:
+    bags: list[str] = word(text="folder of a bag, or one of its files", metavar="BAG")
+    mode: str = flag("", "another decoding mode, which must give the same (default: as recorded)", choices=PRESETS)
+    transport: str = flag("", "how the nodes talk to the verifier (default: as recorded)", choices=TRANSPORTS)
+    draft_model: str = model_option("draft")
+    target_model: str = model_option("target")
+    rate: float = flag(0.0, "speed as a multiple of the recorded one; 0: as fast as possible")
+    timeout: float = flag(60.0, "seconds one reply may take", metavar="S")
+    verbose: bool = flag(False, "pass on what the nodes print")
+    json: Path | None = json_option("the comparison")
 
+
+def command(args: Replay) -> int:
+    """Run a bag's pictures and instructions through the real nodes, and compare every reply.
+
+    Exits with 0 when every reply, action and token is as recorded; with 1 and a difference by step when not.
+    """
     from dsd_ros.observe.bag.reader import open_bag
     from dsd_ros.observe.bag.replay import Wishes, prepare
     from dsd_ros.observe.bag.replay_system import ReplayFailed
@@ -76,7 +55,6 @@ def _replay(args: argparse.Namespace) -> int:
     }
     began = time.monotonic()
     try:
-        args.replies = sum(len(task.asked) for task in tasks)
         with Progress() as bar:
             results = _run(tasks, args, lambda: bool(interrupted), bar)
     except ReplayFailed as error:
@@ -105,8 +83,8 @@ def _replay(args: argparse.Namespace) -> int:
     return EXIT_GOAL_MISSED if different else EXIT_DONE
 
 
-def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any, bar: Progress) -> list[Any]:
-    """The verdicts, bag by bag. Nodes that suit several bags are started once, so bags go by their time."""
+def _run(tasks: list[Any], args: Replay, interrupted: Any, bar: Progress) -> list[Any]:
+    """The verdicts, bag by bag. Bags go in order of time, so that one set of nodes can serve several of them."""
     from dsd_ros.observe.bag.replay_system import ReplaySystem
 
     def printer(name: str, line: str) -> None:
@@ -114,6 +92,7 @@ def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any, bar: Prog
             bar.say(f"[{name}] {line}")
 
     results = []
+    replies = sum(len(task.asked) for task in tasks)
     left = sorted(tasks, key=lambda task: task.first)
     while left:
         together = [left.pop(0)]
@@ -125,19 +104,19 @@ def _run(tasks: list[Any], args: argparse.Namespace, interrupted: Any, bar: Prog
                 left.remove(task)
         with ReplaySystem(together[0].plan, printer, interrupted) as system:
             for task in together:
-                verdicts = _one(task, system, args, bar)
+                verdicts = _one(task, system, args, bar, replies)
                 results.append((task, verdicts, system.client.target_fingerprint))
     order = {id(task): number for number, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[id(result[0])])
 
 
-def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> list[Any]:
+def _one(task: Any, system: Any, args: Replay, bar: Progress, replies: int) -> list[Any]:
     from dsd_ros.observe.bag.replay import compare
 
     plan, client = task.plan, system.client
     bar.say(f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}")
     recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
-    told = not recorded
+    compared = not recorded
     verdicts = []
     began = time.monotonic()
     client.run_clock(task.first, args.rate)
@@ -150,9 +129,9 @@ def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> lis
         client.run_clock(question.stamp, args.rate)
         verdict = compare(step, client.ask(question, args.timeout, system.check))
         verdicts.append(verdict)
-        # Known once a session is open, so not always before the first reply.
-        if client.target_fingerprint and not told:
-            told = True
+        # Known once a session is open, which may be after the first reply.
+        if client.target_fingerprint and not compared:
+            compared = True
             if client.target_fingerprint not in recorded:
                 bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
         if verdict.same:
@@ -161,5 +140,5 @@ def _one(task: Any, system: Any, args: argparse.Namespace, bar: Progress) -> lis
             bar.say(f"step {step.number:2}: {what}: as recorded")
         else:
             bar.say(paint("\n".join(verdict.lines()), "red"))
-        bar.step(args.replies, f"{task.bag.path}, step {step.number}")
+        bar.step(replies, f"{task.bag.path}, step {step.number}")
     return verdicts

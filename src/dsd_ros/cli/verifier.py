@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 
-from dsd_ros.cli.flags import add_settings, settings_from
-from dsd_ros.cli.shared import EXIT_DONE, add_model, model_path
+from dsd_ros.cli.arguments import arguments, flag, model_option, model_path, part
+from dsd_ros.cli.shared import EXIT_DONE
+from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
+from dsd_ros.dragon.settings import ServiceSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import documents_directory
 
-SUMMARY = "serve the target model to robots over a websocket"
+
+@arguments
+class Verifier:
+    serving: VerifierSettings = part(VerifierSettings)
+    documents: DocumentSettings = part(DocumentSettings)
+    answers: ServiceSettings = part(ServiceSettings)
+    log: LogSettings = part(LogSettings)
+    model: str = model_option("target")
+    device: str = flag("cpu", "cpu, cuda or cuda:N")
+    dtype: str = flag("float32", "float32, bfloat16 or float16")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
-    from dsd_ros.dragon.settings import ServiceSettings
+def command(args: Verifier = Verifier()) -> int:
+    """Serve the target model to robots over a websocket.
 
-    parser.epilog = (
-        "Prints one line with the address it listens on, and one with that of its metrics where there are any; "
-        "then serves until SIGINT or SIGTERM."
-    )
-    add_settings(parser, VerifierSettings)
-    add_settings(parser, DocumentSettings)
-    add_settings(parser, ServiceSettings)
-    add_settings(parser, LogSettings)
-    add_model(parser, "--model", "target")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16 (default: %(default)s)")
-    parser.set_defaults(run=_verifier)
-
-
-def _verifier(args: argparse.Namespace) -> int:
+    Prints one line with the address it listens on, and one with the address of its metrics if it has any; then serves
+    until SIGINT or SIGTERM.
+    """
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
-    from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
-    settings = settings_from(args, VerifierSettings)
-    asked = settings_from(args, DocumentSettings)
     model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
-    with logging_to_stderr(settings_from(args, LogSettings)):
-        folder = documents_directory(asked.documents, "cloud")
+    with logging_to_stderr(args.log):
+        folder = documents_directory(args.documents.documents, "cloud")
         if folder is None:
-            run_verifier(VerifierEngine(load_model(model), settings), settings)
+            run_verifier(VerifierEngine(load_model(model), args.serving), args.serving)
             return EXIT_DONE
         from dsd_ros.dragon.opening import Documents
-        from dsd_ros.dragon.settings import ServiceSettings
 
-        reader = replace(model, path=model_path(asked.text_model, "reader"))
+        reader = replace(model, path=model_path(args.documents.text_model, "reader"))
         documents = Documents.load(folder, reader)
         target = load_model(model)
-        service = settings_from(args, ServiceSettings)
-        run_verifier(documents.serve(lambda: VerifierEngine(target, settings), service), settings)
+        engine = documents.serve(lambda: VerifierEngine(target, args.serving), args.answers)
+        run_verifier(engine, args.serving)
     return EXIT_DONE

@@ -1,11 +1,11 @@
-"""`dsd ask --method`, whose comparisons ask no ordinary cloud; what `dsd-lab bench dragon` and `dragon-lm` refuse."""
+"""`dsd-lab ask --method`, whose comparisons use no ordinary cloud; what the benches of DRAGON refuse."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from in_process import dsd, dsd_lab
+from in_process import dsd_lab
 from tiny_text import make_tiny_text
 
 
@@ -25,7 +25,7 @@ def options(tmp_path_factory):
 @pytest.mark.slow  # two stores and their embedding model are loaded
 def test_a_method_is_asked_as_any_other(capsys, options):
     # What each of them answers: test/rag/test_baselines.py.
-    code, out, err = dsd(capsys, "ask", *options, "--method", "drcg-kv")
+    code, out, err = dsd_lab(capsys, "ask", *options, "--method", "drcg-kv")
     assert code == 0, err
     told = json.loads(out)
     assert len(told["tokens"]) == 4 and told["cloud_documents"] == told["device_documents"] == 1
@@ -34,7 +34,7 @@ def test_a_method_is_asked_as_any_other(capsys, options):
 
 def test_comparisons_want_no_verifier(capsys, options):
     more = ("--method", "drcg-text", "--verifier", "ws://127.0.0.1:1")
-    code, _, err = dsd(capsys, "ask", *options, *more)
+    code, _, err = dsd_lab(capsys, "ask", *options, *more)
     assert code == 2 and "leave out --verifier" in err
 
 

@@ -1,0 +1,40 @@
+"""`dsd-lab ask`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dsd_lab.dragon.methods import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
+from dsd_ros.cli.arguments import arguments, flag
+from dsd_ros.cli.ask import Ask, answer_by
+
+
+@arguments
+class AskBy(Ask):
+    method: str = flag(
+        DRAGON,
+        "by both sides together, by one side's documents alone, or by a method that the DRAGON paper compares itself "
+        "with; drcg-text and drcg-kv let the cloud's documents travel",
+        choices=METHODS,
+    )
+
+
+def command(args: AskBy) -> int:
+    """One question, answered by DRAGON or by a method it is compared with.
+
+    As 'dsd ask'; most methods need the cloud in this process, so no verifier.
+    """
+    from dsd_lab.dragon.baseline_service import BaselineService
+    from dsd_lab.dragon.baselines import open_session
+    from dsd_ros.dragon.server import AggregationService
+
+    ordinary = args.method in OF_AN_ORDINARY_CLOUD
+    if args.link.verifier and not ordinary:
+        raise ValueError(
+            f"--method {args.method} is for comparisons, with the cloud in this process; leave out --verifier"
+        )
+
+    def baseline(model: object, store: object, **_: object) -> BaselineService:
+        return BaselineService(model, store)  # type: ignore[arg-type]
+
+    return answer_by(args, partial(open_session, args.method), AggregationService if ordinary else baseline)

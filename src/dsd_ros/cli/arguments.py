@@ -1,0 +1,145 @@
+"""How commands declare their arguments: a dataclass each, which cyclopts reads.
+
+A field's name is its flag; its metadata (``help``, ``choices``, ``words``) is that of the settings dataclasses, which
+may be fields themselves: their own fields are then flags of the command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+from cyclopts import Parameter
+
+from dsd_ros.paths import models_directory
+
+T = TypeVar("T")
+STDOUT = Path("-")
+
+
+def _field(default: Any, kw_only: bool, metadata: Mapping[str, Any]) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=default.copy, kw_only=kw_only, metadata=metadata)
+    return field(default=default, kw_only=kw_only, metadata=metadata)
+
+
+def flag(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) -> Any:
+    """A flag. ``choices``: the values it takes; ``many``: one flag takes several values."""
+    return _field(default, True, {"help": text, **metadata})
+
+
+def word(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) -> Any:
+    """An argument without a flag; a list takes all that remain."""
+    return _field(default, False, {"help": text, **metadata})
+
+
+def part(settings: type[T]) -> T:
+    """Settings whose fields are flags of the command. They validate themselves."""
+    made: T = field(default_factory=settings)
+    return made
+
+
+def json_option(what: str = "the figures") -> Any:
+    """``--json [FILE]``; see `print_or_write`."""
+    return flag(None, f"write {what} as JSON to FILE, or print it in place of the text", convert=output_file)
+
+
+def model_option(role: str) -> Any:
+    return flag("", f"directory or hub id of the {role} model (default: the shipped one)")
+
+
+def tokenizer_option() -> Any:
+    text = "the target's model directory or tokenizer.json, if the draft has another tokenizer"
+    return flag("", text, metavar="DIR_OR_FILE")
+
+
+def model_path(given: str, role: str) -> str:
+    return given or str(models_directory() / role)
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written, checked before hours of work rather than after."""
+    path = Path(text)
+    if path.is_dir():
+        raise ValueError(f"'{text}' is a folder; name a file, or put --json last")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}; make it first")
+    return path
+
+
+@dataclass(frozen=True)
+class Common:
+    """The flags of every command, before its name or after it."""
+
+    debug: bool = flag(False, "show the traceback of an error")
+    online: bool = flag(False, "allow downloading a model named by its hub id")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag, word))
+def arguments(cls: type[T]) -> type[T]:
+    """Make ``cls`` a dataclass that cyclopts reads a command's arguments into. Words come before options."""
+    cls.__annotations__["common"], cls.common = Common, part(Common)  # type: ignore[attr-defined]
+    made = dataclass(frozen=True, kw_only=True)(cls)
+    _annotate(made)
+    return Parameter(name="*")(made)
+
+
+def _annotate(schema: Any) -> None:
+    """Say in the annotations of a dataclass what its fields' metadata means to cyclopts."""
+    hints = typing.get_type_hints(schema)
+    for item in dataclasses.fields(schema):
+        hint = hints[item.name]
+        if dataclasses.is_dataclass(hint):
+            _annotate(hint)
+            parameter = Parameter(name="*")
+        else:
+            parameter = _parameter(item, hint)
+        # Of the constructor as well: its text would be looked up in the module of a subclass.
+        schema.__annotations__[item.name] = schema.__init__.__annotations__[item.name] = Annotated[hint, parameter]
+
+
+def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
+    """What cyclopts has to know about a field beyond its type, default and help."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
+    known = item.metadata
+    given: dict[str, Any] = {"choices": known.get("choices"), "metavar": known.get("metavar")}
+    words: Mapping[str, Any] = known.get("words", {})
+    convert = known.get("convert")
+    if words:
+
+        def convert(text: str) -> Any:
+            return words[text] if text in words else kinds[0](text)
+
+        given["show_default"] = {value: said for said, value in words.items()}.get
+    if convert is not None:
+        given["converter"] = lambda _, tokens: convert(tokens[0].value)
+    if known.get("many"):
+        given["consume_multiple"] = True
+        given["show_default"] = lambda values: " ".join(map(str, values))
+    if item.default is None or item.default is False or item.default == "" or isinstance(_default(item), list):
+        given["negative"] = ""  # what is off needs no flag that turns it off
+        if not known.get("many"):
+            given["show_default"] = False
+    return Parameter(**given)
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def with_json_value(argv: Sequence[str]) -> list[str]:
+    """``argv``, where ``--json`` without a file says that it means stdout."""
+    left, found = list(argv), []
+    while left:
+        one = left.pop(0)
+        if one == "--json" and (not left or left[0].startswith("-")):
+            one = f"--json={STDOUT}"
+            if left[:1] == [str(STDOUT)]:
+                del left[0]
+        found.append(one)
+    return found

@@ -25,16 +25,7 @@ from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
 from dsd_ros.dragon.requests import end_of, name_of, refusal_of
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
-from dsd_ros.wire.messages import (
-    MAX_EVIDENCE_BYTES,
-    EndCode,
-    Message,
-    Proposal,
-    Question,
-    QuestionEnd,
-    QuestionReply,
-    prefix_digest,
-)
+from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
 
 _log = logging.getLogger(__name__)
 
@@ -154,9 +145,7 @@ class BaselineService:
 
     def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when closed. ``reply`` must not block."""
-        if isinstance(message, QuestionEnd):
-            self._stop(lambda asked: asked.peer == peer and asked.question.ask == message.ask)
-        elif isinstance(message, Question):
+        if isinstance(message, Question):
             asked = _Asked(message, reply, peer)
             with self._lock:
                 try:

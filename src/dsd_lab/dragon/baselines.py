@@ -18,11 +18,10 @@ No document of the device's ever travels. The cloud's half: ``baseline_service``
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -47,17 +46,17 @@ from dsd_lab.dragon.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused, AnswerStatistics
+from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.asker import Asker
 from dsd_ros.dragon.client import AskSession, OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import unpack_evidence
-from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Preempted, Relevance
+from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Relevance
 from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.prompts import check_instruction
-from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
+from dsd_ros.wire.channel import Channel
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
@@ -70,7 +69,6 @@ from dsd_ros.wire.messages import (
     prefix_digest,
 )
 
-_POLL_S = 0.05  # how soon a cancellation is noticed
 _WANTED = {  # method -> what it asks the cloud for
     "device": None,
     "cloud": MIXED,
@@ -136,52 +134,33 @@ class BaselineSession(Asker):
     def close(self) -> None:
         self.closing = True
 
-    def answer(
-        self,
-        question: str,
-        on_token: OnToken | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        deadline: float | None = None,
-    ) -> Answer:
-        """As ``AskSession.answer``, with no steps in its statistics."""
+    def answer(self, question: str, on_token: OnToken | None = None) -> Answer:
+        """As ``AskSession.answer``, with no steps in its statistics. It cannot be cancelled and has no deadline."""
         self.replies += 1
-        run = _Run(self, check_instruction(question), on_token, cancelled, deadline)
+        run = _Run(self, check_instruction(question), on_token)
         wanted = _WANTED[self.method]
-        try:
-            if wanted is not None:
-                run.ask(wanted)
-            if wanted == SEQUENCE:
-                run.join_sequences()
-            elif wanted in (MIXED, TOGETHER):
-                while not run.ended:
-                    run.take(run.proposal(len(run.tokens)).token)
-            else:
-                documents = run.own_documents() + (run.cloud_documents() if wanted else [])
-                if self.method in ("crcg", "drcg-text"):
-                    documents = together(documents)
-                for token, _, _ in run.decode_alone(documents):
-                    run.take(token)
-        except BaseException as error:
-            run.leave()
-            if isinstance(error, Preempted):
-                run.check()  # raises the reason
-            raise
+        if wanted is not None:
+            run.ask(wanted)
+        if wanted == SEQUENCE:
+            run.join_sequences()
+        elif wanted in (MIXED, TOGETHER):
+            while not run.ended:
+                run.take(run.proposal(len(run.tokens)).token)
+        else:
+            documents = run.own_documents() + (run.cloud_documents() if wanted else [])
+            if self.method in ("crcg", "drcg-text"):
+                documents = together(documents)
+            for token, _, _ in run.decode_alone(documents):
+                run.take(token)
         return run.answer()
 
 
 class _Run:
     """One question: what was asked, what has come, and what it cost."""
 
-    def __init__(
-        self,
-        session: BaselineSession,
-        text: str,
-        on_token: OnToken | None,
-        cancelled: Callable[[], bool] | None,
-        deadline: float | None,
-    ) -> None:
+    def __init__(self, session: BaselineSession, text: str, on_token: OnToken | None) -> None:
         self._session, self._settings, self._model = session, session.settings, session.model
-        self._on_token, self._cancelled, self._deadline = on_token, cancelled, deadline
+        self._on_token = on_token
         self.tokens: list[int] = []
         self._times: list[float] = []
         self._mixture: LocalMixture | None = None
@@ -196,7 +175,6 @@ class _Run:
             sorted(model.eos_token_ids)[:16], [], scale_of(session.retriever),
         )  # fmt: skip
         self._eos = frozenset(model.eos_token_ids)
-        self._asked = False
         self._reply: QuestionReply | None = None
         self._proposals: dict[int, Proposal] = {}
         self._own = 0
@@ -220,7 +198,7 @@ class _Run:
             self._model, session.asking, self._question.text, documents, settings.temperature, session.kept
         )
         mixture.reserve(settings.max_tokens)
-        return alone(mixture, chooser(self._question), settings.max_tokens, self._eos, self._stopped)
+        return alone(mixture, chooser(self._question), settings.max_tokens, self._eos, lambda: session.closing)
 
     def join_sequences(self) -> None:
         """Make the device's sequence, collect the cloud's, and aggregate them afterwards (DRAGON, section 7.3)."""
@@ -260,7 +238,6 @@ class _Run:
     def ask(self, wanted: str) -> None:
         """Put the question to the cloud; its schedule says what is wanted."""
         self._question = msgspec.structs.replace(self._question, schedule=wanted)
-        self._asked = True
         self._session.channel.send(self._question)
 
     def cloud_documents(self) -> list[Retrieved]:
@@ -298,15 +275,8 @@ class _Run:
 
     def _receive(self) -> None:
         """Take in one message of the cloud's; LinkTimeout where none comes."""
-        until = time.monotonic() + self._settings.patience_s
         while True:
-            self.check()
-            try:
-                message = self._session.channel.receive(min(_POLL_S, max(0.0, until - time.monotonic())))
-            except LinkTimeout:
-                if time.monotonic() >= until:
-                    raise
-                continue
+            message = self._session.channel.receive(self._settings.patience_s)
             if isinstance(message, Refusal):
                 raise AnswerRefused(message.sentence, message.code)
             if not isinstance(message, (QuestionReply, Proposal, QuestionEnd)) or message.ask != self._question.ask:
@@ -330,29 +300,6 @@ class _Run:
         self._times.append(time.monotonic() - self._began)
         if self._on_token is not None:
             self._on_token(self._model.decode_text(self.tokens), list(self.tokens))
-
-    def check(self) -> None:
-        """Raise what ends the answer early."""
-        if self._session.closing:
-            raise LinkClosed("the session was closed")
-        if self._cancelled is not None and self._cancelled():
-            raise AnswerCancelled("the answer was cancelled")
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise AnswerLate("the answer was not complete at its deadline")
-
-    def _stopped(self) -> bool:
-        try:
-            self.check()
-        except (LinkClosed, AnswerCancelled, AnswerLate):
-            return True
-        return False
-
-    def leave(self) -> None:
-        """Tell the cloud that the answer is not wanted any more, where it was asked."""
-        if self._asked:
-            with contextlib.suppress(Exception):
-                sentence = "the answer is not wanted any more"
-                self._session.channel.send(QuestionEnd(self._question.ask, 0, EndCode.CANCELLED.value, sentence))
 
     def answer(self) -> Answer:
         channel = self._session.channel

@@ -145,11 +145,11 @@ class BadLink:
                 self._ended.wait(0.35)  # the reply is under way
                 self.proxy.cut()
                 self._ended.wait(4.0)
-                self.proxy.mend()
+                self.proxy.restore()
             elif pictures == 6:  # one came again behind the cut
                 self.proxy.silence()
                 self._ended.wait(1.0)
-                self.proxy.mend()
+                self.proxy.restore()
 
 
 def missing(name: str, bag: Path) -> str:

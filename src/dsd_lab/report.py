@@ -22,6 +22,12 @@ class BenchError(ValueError):
     """A bench cannot measure what its settings ask for; one sentence."""
 
 
+def check_range(name: str, value: float, low: float, high: float, unit: str = "") -> None:
+    """BenchError for a value outside ``low`` to ``high``, NaN included."""
+    if not low <= value <= high:
+        raise BenchError(f"{name} is {value:g}{unit}; use {low} to {high}{unit}")
+
+
 def header(bench: str, **models: Any) -> dict[str, Any]:
     """What a report's figures were measured with; the first keys of every report.
 

@@ -126,9 +126,9 @@ def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
                 lost.append(len(tokens))
                 getattr(proxy, happens)()
                 if happens == "cut":
-                    proxy.mend()
+                    proxy.restore()
                 else:
-                    threading.Timer(1.0, proxy.mend).start()
+                    threading.Timer(1.0, proxy.restore).start()
 
         answer = asking.answer(QUESTION, on_token=lose)
     assert answer.tokens == reference(DEVICE, CLOUD, settings, letters)

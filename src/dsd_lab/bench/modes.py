@@ -7,7 +7,6 @@ the times of other machines each forward pass is held to them; the whole clock c
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import BATCH_GROWTH, MAX_SCENES, WARM_UP_TOKENS, decode, held_out_scenes
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.links.emulation import EmulatedChannel
-from dsd_lab.report import BenchError
+from dsd_lab.report import BenchError, check_range
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
@@ -81,10 +80,8 @@ def measure_modes(
 
 
 def _check(profile: Profile, variants: Sequence[Variant], images: int, transport: str, time_scale: float) -> None:
-    if not 1 <= images <= MAX_SCENES:
-        raise BenchError(f"images is {images}; use 1 to {MAX_SCENES}")
-    if not (math.isfinite(time_scale) and 0.01 <= time_scale <= 100.0):
-        raise BenchError(f"time-scale is {time_scale}; use 0.01 to 100")
+    check_range("images", images, 1, MAX_SCENES)
+    check_range("time-scale", time_scale, 0.01, 100)
     if time_scale != 1.0 and not profile.paced:
         raise BenchError(
             f"profile {profile.name} runs the models at this machine's speed, which no time-scale changes; leave "

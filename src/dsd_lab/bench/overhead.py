@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.report import BenchError, header, table, use_own_ros_domain
+from dsd_lab.report import BenchError, check_range, header, table, use_own_ros_domain
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
@@ -47,8 +47,7 @@ def measure_overhead(
     for name in transports:
         if name not in _CHANNELS:
             raise BenchError(f"unknown transport {name!r}; choose from {', '.join(_CHANNELS)}")
-    if replies < 1:
-        raise BenchError(f"replies is {replies}; use 1 or more")
+    check_range("replies", replies, 1, 100_000)
     # One thread each: the models share this machine, and their threads would wait for each other.
     model = load_model(ModelSettings(draft, threads=1))
     settings = DecodeSettings(mode="dsd", seed=seed)

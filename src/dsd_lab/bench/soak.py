@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
-from dsd_lab.report import BenchError, header, table
+from dsd_lab.report import check_range, header, table
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
@@ -49,10 +49,8 @@ def soak(
     than they were then, and live key/value caches grew by at most one round's pre-drafts. Raises ValueErrors for
     what cannot be run, ModelError, LinkError. progress(sample) some forty times on the way.
     """
-    if replies < _SAMPLES:
-        raise BenchError(f"replies is {replies}; use {_SAMPLES} or more")
-    if not max_growth_mb > 0:
-        raise BenchError(f"max-growth-mb is {max_growth_mb}; use a number above 0")
+    check_range("replies", replies, _SAMPLES, 1_000_000)
+    check_range("max-growth-mb", max_growth_mb, 0.1, 100_000)
     robot, cloud = (load_model(ModelSettings(path, threads=1)) for path in (draft, target))
     rng = np.random.default_rng(0)
     began, done, tokens = time.monotonic(), 0, 0

@@ -13,7 +13,7 @@ from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.scenes import MAX_SCENES
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.papers.proofs import PROOFS
-from dsd_lab.report import BenchError
+from dsd_lab.report import BenchError, check_range
 from dsd_ros.decoding.settings import AUTO_LENGTH, DecodeSettings
 from dsd_ros.edge.results import DecodedReply
 
@@ -45,7 +45,7 @@ def parse_kept(text: str) -> list[Kept]:
         if is_share:
             amount /= 100.0
         if not (0.0 < amount <= 1.0 if is_share else amount >= 1.0 and amount == int(amount)):
-            raise BenchError(f"{part!r} tells no K to keep; give whole numbers or shares as 8 or 1%")
+            raise BenchError(f"{part!r} is no K to keep; give whole numbers or shares as 8 or 1%")
         found.append(Kept(part, amount, is_share))
     if not found:
         raise BenchError("no K is given for proof truncated; use for example 1%,10%")
@@ -152,23 +152,19 @@ class WireSetting:
         if self.decode.sampling.greedy:
             raise BenchError("greedy drafts need no proof, ids alone are sent; use a temperature above 0")
         if self.decode.draft_length == AUTO_LENGTH:
-            raise BenchError("lengths that are chosen as it goes cannot be held against formulas; give a draft_length")
+            raise BenchError("automatic lengths cannot be compared with formulas; give a draft_length")
         if self.model not in MODELS:
             raise BenchError(f"unknown model {self.model!r}; choose from {', '.join(MODELS)}")
-        if not 1 <= self.images <= MAX_SCENES:
-            raise BenchError(f"images is {self.images}; use 1 to {MAX_SCENES}")
-        if not 1 <= self.draws <= 1000:
-            raise BenchError(f"draws is {self.draws}; use 1 to 1000")
+        check_range("images", self.images, 1, MAX_SCENES)
+        check_range("draws", self.draws, 1, 1000)
         if self.timed is not None and not 0 <= self.timed <= self.images:
             raise BenchError(f"timed is {self.timed}; use 0 to the number of images, {self.images}")
-        if not 0.0 <= self.longest_s <= 1e6:
-            raise BenchError(f"longest is {self.longest_s:g} s; use 0 to 1000000")
+        check_range("longest", self.longest_s, 0, 1_000_000, " s")
         for shape in self.shapes:  # SettingsError for one that cannot be
             dataclasses.replace(self.decode, mode="coupled", **dict(shape.settings))
         if "coupled" not in self.proofs and not any(shape.draws for shape in self.shapes):
             raise BenchError("a budget draws no nodes, which only proof coupled can do with; name it, or another shape")
-        if not 0.0 <= self.delay_s <= 60.0:
-            raise BenchError(f"delay-ms is {1e3 * self.delay_s:g}; use 0 to 60000")
+        check_range("delay-ms", 1e3 * self.delay_s, 0, 60_000)
         if self.downlink:
             _check_rate("downlink", self.downlink)
         if self.profile is not None and not self.profile.paced:

@@ -22,7 +22,7 @@ from dsd_lab.dragon.methods import OF_AN_ORDINARY_CLOUD
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.dragon.report import make_report
 from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
-from dsd_lab.report import BenchError, Row, header, table
+from dsd_lab.report import BenchError, Row, check_range, header, table
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.answers import Answer
 from dsd_ros.dragon.client import AskSession
@@ -85,22 +85,18 @@ class DragonBench:
     time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.questions <= len(QUESTIONS):
-            raise BenchError(f"questions is {self.questions}; use 1 to {len(QUESTIONS)}")
+        check_range("questions", self.questions, 1, len(QUESTIONS))
+        check_range("time-scale", self.time_scale, 0.1, 100)
+        check_range("max-tokens", self.max_tokens, 2, 64)
+        check_range("documents", self.documents, 1, 16)
+        for name in ("device_ms", "cloud_ms", "device_read_ms", "cloud_read_ms"):
+            check_range(name, getattr(self, name), 0, 10_000, " ms")
         if not self.trips_ms or not all(0.0 <= trip <= 10_000.0 for trip in self.trips_ms):
             raise BenchError("round trips must be 0 to 10000 ms, for example 0,100,200,300")
-        for name in ("device_ms", "cloud_ms", "device_read_ms", "cloud_read_ms"):
-            value = getattr(self, name)
-            if not 0.0 <= value <= 10_000.0:  # false for a NaN too
-                raise BenchError(f"{name} is {value}; use 0 to 10000 ms")
         if not (self.mbps == 0.0 or 0.01 <= self.mbps <= 1e6):
             raise BenchError(f"mbps is {self.mbps}; use 0.01 to 1000000 Mbit/s, or 0: unlimited")
         if self.window_bytes != 0 and not 1460 <= self.window_bytes <= 1 << 30:
             raise BenchError(f"window-bytes is {self.window_bytes}; use 1460 or more, or 0: none")
-        if not 0.1 <= self.time_scale <= 100.0:
-            raise BenchError(f"time-scale is {self.time_scale}; use 0.1 to 100")
-        if not 2 <= self.max_tokens <= 64 or not 1 <= self.documents <= 16:
-            raise BenchError("an answer has 2 to 64 tokens here, from 1 to 16 documents a side")
 
 
 def link_profile(trip_ms: float, mbps: float) -> LinkProfile:

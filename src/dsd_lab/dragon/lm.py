@@ -17,7 +17,7 @@ import torch
 
 from dsd_lab.dragon.corpus import SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.plotting import BLUE, GREEN, GREY, YELLOW, new_figure, tidy
-from dsd_lab.report import BenchError, header, table
+from dsd_lab.report import BenchError, check_range, header, table
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
@@ -38,13 +38,9 @@ class LmSetting:
     documents: tuple[int, ...] = (0, 1, 2, 4, 8)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.windows <= 10_000:
-            raise BenchError(f"windows is {self.windows}; use 2 to 10000")
-        if not 16 <= self.window <= 4096 or not 8 <= self.passage <= 1024:
-            raise BenchError(
-                f"a window of {self.window} and passages of {self.passage} tokens cannot be measured; use 16 to 4096, "
-                "and 8 to 1024"
-            )
+        check_range("windows", self.windows, 2, 10_000)
+        check_range("window", self.window, 16, 4096, " tokens")
+        check_range("passage", self.passage, 8, 1024, " tokens")
         if self.context < self.window + self.passage + 8:
             raise BenchError(
                 f"a context of {self.context} tokens has no room for a window of {self.window} and a passage"

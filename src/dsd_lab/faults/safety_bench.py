@@ -15,7 +15,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticStatus
 
 from dsd_lab.faults.safety_standin import Provocation, StandIn
-from dsd_lab.report import BenchError, header, table, use_own_ros_domain
+from dsd_lab.report import BenchError, check_range, header, table, use_own_ros_domain
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.safety import Cause, Fallback
 from dsd_ros.ros.bringup import SUPERVISOR, NodeStart
@@ -124,10 +124,8 @@ def measure_safety(
     ``realtime``: whether the supervisor asks for real-time scheduling. Call it from the main thread. Raises
     SafetyBenchError when a cause does not stop the robot at all, ValueErrors.
     """
-    if trials < 1:
-        raise BenchError(f"trials is {trials}; use 1 or more")
-    if not 0 <= load <= 64:
-        raise BenchError(f"load is {load}; use 0 to 64")
+    check_range("trials", trials, 1, 10_000)
+    check_range("load", load, 0, 64)
     known = {provocation.cause.name for provocation in PROVOCATIONS}
     for name in causes or ():
         if name not in known:

@@ -75,7 +75,7 @@ class Provocation:
     name: str
     cause: Cause
     provoke: Callable[[StandIn], Any]
-    mend: Callable[[StandIn], Any]
+    undo: Callable[[StandIn], Any]
     setting: str = ""  # which of the bench's settings of the supervisor it needs
 
 
@@ -231,7 +231,7 @@ class StandIn:
         heard = [command for command in self.commands if command[0] >= began]
         last_motion = max((at for at, moves in heard if moves), default=began)
         zero = min(at for at, moves in heard if not moves and at >= last_motion)
-        provocation.mend(self)
+        provocation.undo(self)
         return zero - began
 
 

@@ -123,10 +123,10 @@ class SystemUnderTest:
         match kind:
             case Kind.CUT:
                 proxy.cut()
-                return proxy.mend
+                return proxy.restore
             case Kind.SILENCE:
                 proxy.silence()
-                return proxy.mend
+                return proxy.restore
             case Kind.LOSS | Kind.JITTER:
                 lossy = kind is Kind.LOSS
                 proxy.set(Conditions(loss=LOSS) if lossy else Conditions(LinkProfile(jitter_s=JITTER_S)))

@@ -234,22 +234,18 @@ class _Client:
             if self.frames and self._draft_node.active():
                 return
             time.sleep(0.1)
-        raise ViewBenchError(f"The nodes did not get ready within {limit:.0f} s; `dsd demo` shows what they say.")
+        raise ViewBenchError(f"The nodes did not get ready within {limit:.0f} s; `dsd demo` shows what they print.")
 
     def decode(self) -> float:
         """Seconds of one reply."""
-        request = Decode.Request(instruction="find the silver bottle", timeout=30.0)
-        answer = self._call(self._decode, request, 40.0)
+        done = threading.Event()
+        future = self._decode.call_async(Decode.Request(instruction="find the silver bottle", timeout=30.0))
+        future.add_done_callback(lambda _: done.set())
+        answer = future.result() if done.wait(40.0) else None
         if answer is None or not answer.success:
             reason = "no answer" if answer is None else answer.message
             raise ViewBenchError(f"A reply failed: {reason}")
         return float(answer.stats.seconds)
-
-    def _call(self, client: Any, request: Any, timeout: float) -> Any:
-        done = threading.Event()
-        future = client.call_async(request)
-        future.add_done_callback(lambda _: done.set())
-        return future.result() if done.wait(timeout) else None
 
     def _on_frame(self, _: bytes) -> None:
         self.frames += 1

@@ -104,15 +104,15 @@ class LinkProxy:
         self.conditions = conditions
 
     def cut(self) -> None:
-        """Reset every connection, and every further one, until ``mend``."""
+        """Reset every connection, and every further one, until ``restore``."""
         self.state = State.CUT
         self._do(self._reset_all)
 
     def silence(self) -> None:
-        """Carry nothing, either way, until ``mend``; connections stay, and seem healthy."""
+        """Carry nothing, either way, until ``restore``; connections stay, and seem healthy."""
         self.state = State.SILENT
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Carry again, under the conditions set; data that waited goes out now."""
         self.state = State.UP
         self._do(self._wake_all)

@@ -100,7 +100,7 @@ def test_a_cut_resets_what_is_open_and_what_is_dialled(proxy):
             raw.settimeout(10)
             if raw.recv(1) == b"":
                 raise ConnectionResetError
-    proxy.mend()
+    proxy.restore()
     with dial(proxy) as client:
         client.send(b"again")
         assert client.recv(timeout=10) == b"again"
@@ -113,7 +113,7 @@ def test_a_silent_link_tells_nobody_and_delivers_later(proxy, echo):
         with pytest.raises(TimeoutError):
             client.recv(timeout=0.2)
         assert proxy.connections == 1 and echo.heard == []
-        proxy.mend()
+        proxy.restore()
         assert client.recv(timeout=10) == b"later"
 
 

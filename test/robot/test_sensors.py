@@ -105,12 +105,12 @@ def test_the_depth_camera_agrees_with_the_plan_in_seeded_worlds(offscreen):
 
 def test_faults_by_name():
     board = FaultBoard({"camera": ("freeze",), "robot": ("freeze", "die")})
-    assert board.say("camera freeze") == "" and board.say(" robot  die ") == ""
+    assert board.set("camera freeze") == "" and board.set(" robot  die ") == ""
     assert (board.of("camera"), board.of("robot")) == ("freeze", "die")
     assert str(board) == "camera freeze, robot die"
-    assert "say camera freeze|ok, robot freeze|die|ok or all ok" in board.say("camera die")
+    assert "say camera freeze|ok, robot freeze|die|ok or all ok" in board.set("camera die")
     for text in ("", "camera", "freeze", "all freeze", "x" * 500):
-        complaint = board.say(text)
+        complaint = board.set(text)
         assert "is no fault" in complaint and len(complaint) < 200
-    assert board.say("camera ok") == "" and str(board) == "robot die"
-    assert board.say("all ok") == "" and str(board) == ""
+    assert board.set("camera ok") == "" and str(board) == "robot die"
+    assert board.set("all ok") == "" and str(board) == ""

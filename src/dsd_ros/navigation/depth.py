@@ -85,7 +85,7 @@ class DepthCorridor:
 
     def __init__(self, view: DepthView, camera: Intrinsics, reach: float) -> None:
         if not camera.known:
-            raise DepthError("The depth camera's info does not tell its focal length.")
+            raise DepthError("The depth camera's info has no focal length.")
         self._view, self.camera = view, camera
         self._stride = max(1, camera.width // _COLUMNS)
         columns = np.arange(0, camera.width, self._stride, dtype=np.float32)

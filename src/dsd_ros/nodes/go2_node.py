@@ -180,11 +180,11 @@ class Go2Node(ManagedNode):
         self._set_ready(True)
 
     def _stand_down(self, driver: Go2Driver) -> None:
-        self._set_ready(False, "told to lie down")
+        self._set_ready(False, "lying down on request")
         driver.stand_down()
 
     def _damp(self, driver: Go2Driver) -> None:
-        self._set_ready(False, "told to go limp")
+        self._set_ready(False, "limp on request")
         driver.damp()
 
     def _serve(self, act: Any, answer: Trigger.Response) -> Trigger.Response:

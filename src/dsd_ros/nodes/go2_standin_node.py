@@ -110,7 +110,7 @@ class Go2StandinNode(Node):
         return SetParametersResult(successful=True)
 
     def _on_fault(self, message: String) -> None:
-        complaint = self._faults.say(message.data)
+        complaint = self._faults.set(message.data)
         self.get_logger().warning(complaint or f"faults: {str(self._faults) or 'none'}")
         if not complaint and message.data.split()[0] in ("robot", "all"):
             fault = self._faults.of("robot")

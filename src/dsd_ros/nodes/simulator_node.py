@@ -99,7 +99,7 @@ class SimulatorNode(Node):
         self.failure = sentence
 
     def _on_fault(self, message: String) -> None:
-        complaint = self._faults.say(message.data)
+        complaint = self._faults.set(message.data)
         self.get_logger().warning(complaint or f"faults: {str(self._faults) or 'none'}")
 
     # -- base ----------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""One interface to a robot's base, whatever robot it is: posture, motion, state, limits.
+"""The driver interface to a robot's base: posture, motion, state, limits.
 
 A call that changes the posture returns when the robot has confirmed it, and raises :class:`DriverError` otherwise.
-``move`` returns at once: it names the velocity to keep, the driver sends it as often as the robot needs it, stops the
-robot when no further ``move`` comes, and shows in :meth:`Driver.fault` what keeps it from being obeyed.
+``move`` returns at once: it sets the velocity to keep. The driver sends it as often as the robot needs it, stops the
+robot when no further ``move`` comes, and reports in :meth:`Driver.fault` what prevents the motion.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dsd_ros.options import option
 
 
 class FaultCause(Enum):
-    """Why a driver cannot do what it was asked."""
+    """Why a driver cannot do what was asked."""
 
-    NO_STATE = "The robot's state has not come lately, so nothing it does could be seen."
-    NO_SERVICE = "Nobody listens to the robot's service: is the robot on, and in this network and DDS domain?"
+    NO_STATE = "The robot's state has not come recently, so its motion cannot be observed."
+    NO_SERVICE = "The robot's service is not there: is the robot on, and in this network and DDS domain?"
     NO_ANSWER = "The robot's service has not answered in time."
     REJECTED = "The robot has rejected the request."
-    UNCONFIRMED = "The robot has said yes, but its state does not show it."
-    STOP_UNCONFIRMED = "The robot has not acknowledged the stop; it gets no further motion until it does."
+    UNCONFIRMED = "The robot has accepted the request, but its state does not show it."
+    STOP_UNCONFIRMED = "The robot has not acknowledged the stop; it will not be moved until it does."
     WRONG_POSTURE = "The robot is not standing, so it cannot move."
     BAD_COMMAND = "The velocity is not a finite number."
     BAD_STATE = "The robot's state cannot be read."
@@ -34,7 +34,7 @@ class FaultCause(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A cause, what exactly happened, the robot's own status code if it gave one, and since when (monotonic, s)."""
+    """A cause with its details, the robot's own status code if there is one, and since when it holds (monotonic, s)."""
 
     cause: FaultCause
     detail: str = ""
@@ -46,7 +46,7 @@ class Fault:
 
 
 class DriverError(RuntimeError):
-    """A request that the robot did not carry out, or not provably."""
+    """A request that the robot did not carry out, or did not confirm."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
@@ -54,7 +54,7 @@ class DriverError(RuntimeError):
 
 
 class Posture(Enum):
-    """How the robot holds itself."""
+    """The robot's posture."""
 
     UNKNOWN = "unknown"
     STANDING = "standing"  # ready to move
@@ -62,14 +62,14 @@ class Posture(Enum):
     LOCKED = "locked"  # standing with stiff joints
     LYING = "lying"
     DAMPED = "damped"  # limp
-    BUSY = "busy"  # on the way from one to another, or in a trick
+    BUSY = "busy"  # between two postures, or in a trick
 
 
 @dataclass(frozen=True)
 class MotionLimits:
-    """What a base may be asked for, in its own frame, and how fast it may gain it.
+    """Limits of velocity and acceleration in the base's own frame.
 
-    The ranges of the settings are what a Go2's sport service takes.
+    The settings' ranges are those of a Go2's sport service.
     """
 
     vx_min: float = option(-0.5, "top speed backwards, m/s", -2.5, 0.0)
@@ -96,7 +96,7 @@ class MotionLimits:
     def approach(
         self, present: tuple[float, float, float], wanted: tuple[float, float, float], span: float
     ) -> tuple[float, float, float]:
-        """The next velocity on the way to the wanted one, ``span`` seconds on; slowing down is never delayed."""
+        """The velocity ``span`` seconds later on the way to the wanted one; slowing down is not limited."""
         gains = (self.ax, self.ay, self.awz)
         x, y, z = (_approach(a, b, gain * span) for a, b, gain in zip(present, self.clip(*wanted), gains, strict=True))
         return x, y, z
@@ -104,7 +104,7 @@ class MotionLimits:
 
 def _approach(present: float, wanted: float, gain: float) -> float:
     if present * wanted < 0.0:
-        present = 0.0  # turning round begins from rest
+        present = 0.0  # a reversal starts from rest
     if abs(wanted) <= abs(present):
         return wanted
     return math.copysign(min(abs(wanted), abs(present) + gain), wanted)
@@ -112,10 +112,11 @@ def _approach(present: float, wanted: float, gain: float) -> float:
 
 @dataclass(frozen=True)
 class RobotState:
-    """What is known of the robot. m, m/s, rad, rad/s; ``received`` is monotonic time, ``stamp`` the robot's own.
+    """The robot's state, in m, m/s, rad, rad/s.
 
-    ``velocity`` is in the robot's frame (x ahead, y left). ``orientation`` is (w, x, y, z). ``battery`` is a
-    fraction of 1, None where the robot does not say. ``error_code`` is the robot's own, whatever it means by it.
+    ``received``: monotonic time of arrival, s. ``stamp``: the robot's own time, s. ``velocity``: in the robot's frame
+    (x ahead, y left). ``orientation``: (w, x, y, z). ``battery``: charge from 0 to 1, None if unknown. ``error_code``:
+    the robot's own.
     """
 
     received: float
@@ -138,12 +139,12 @@ class RobotState:
         return (time.monotonic() if now is None else now) - self.received
 
     def still(self, limit: float) -> bool:
-        """Whether it neither goes nor turns faster than ``limit`` (m/s, rad/s)."""
+        """Whether it moves and turns slower than ``limit`` (m/s, rad/s)."""
         return max(*map(abs, self.velocity[:2]), abs(self.yaw_rate)) < limit
 
 
 class Driver(Protocol):
-    """A robot's base. Thread-safe; every wait ends by itself."""
+    """A robot's base. Thread-safe; every wait has a limit."""
 
     limits: MotionLimits
 
@@ -151,7 +152,7 @@ class Driver(Protocol):
         """The newest state; None before the first."""
 
     def fault(self) -> Fault | None:
-        """What keeps the robot from moving as asked, while it does."""
+        """What prevents the robot from moving as asked; None when nothing does."""
 
     def stand_up(self) -> None:
         """Get up, from lying or damped. :raises DriverError: when it is not confirmed."""
@@ -163,23 +164,23 @@ class Driver(Protocol):
         """Stop, then lie down. :raises DriverError: when it is not confirmed."""
 
     def damp(self) -> None:
-        """Go limp at once, whatever the robot does. :raises DriverError: when it is not confirmed."""
+        """Go limp at once, even in motion. :raises DriverError: when it is not confirmed."""
 
     def move(self, vx: float, vy: float, wz: float) -> None:
         """Keep this velocity (m/s, m/s, rad/s) until the next call or the command's time-out; zero stops.
 
-        :raises DriverError: for a velocity that is no number, or from a closed driver.
+        :raises DriverError: for a velocity that is not finite, or when the driver is closed.
         """
 
     def stop(self, timeout: float = 1.0) -> None:
         """Stop, and return when the robot has acknowledged it. :raises DriverError: when it has not."""
 
     def close(self) -> None:
-        """Stop the robot as far as it lets itself be stopped, and give threads and topics back."""
+        """Stop the robot if it still answers, and free threads and topics."""
 
 
 def wait_until(done: Callable[[], bool], timeout: float, step: float = 0.01) -> bool:
-    """Poll until ``done()``; False after ``timeout`` seconds."""
+    """Poll until ``done()`` is true; False after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if time.monotonic() >= deadline:

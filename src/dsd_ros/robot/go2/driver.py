@@ -1,10 +1,9 @@
-"""Drives a Unitree Go2 through its own services, over whatever link carries their messages.
+"""Drives a Unitree Go2 through its own services, over any link that carries their messages.
 
-What is confirmed, and how: a posture by the service's answer and by the state that follows it; a stop by the answer to
-StopMove; being in touch at all by the age of the state, which comes 50 times a second. A Move is sent again while it
-is wanted, well within the second that the firmware holds it; where the robot answers Moves, a missing or a bad answer
-ends the motion. Every motion ends in a StopMove that is sent until it is acknowledged, and until then there is no
-further motion.
+Everything is confirmed: a posture by the service's answer and by the state that follows; a stop by the answer to
+StopMove; the connection by the age of the state, which comes 50 times a second. A Move is repeated while it is wanted,
+well within the second for which the firmware holds it. If the robot answers Moves, a missing or a negative answer ends
+the motion. Every motion ends in a StopMove, which is repeated until it is acknowledged; no motion begins before that.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from dsd_ros.robot.go2.protocol import (
 )
 
 _READY = (Posture.STANDING, Posture.MOVING)
-# Between StopMoves, at first and after the third.
+# Between StopMoves: in the first _STOP_EAGER_S seconds, and later.
 _STOP_AGAIN_S, _STOP_SLOWLY_S, _STOP_EAGER_S = 0.1, 0.5, 3.0
-_UNMOVED_S = 2.0  # a robot that was sent this many seconds of Moves and stands does not obey them
+_UNMOVED_S = 2.0  # a robot that still stands after Moves for this long does not obey them
 _NOTABLE, _STILL = 0.1, 0.01  # m/s and rad/s
-_SHOWN_S = 1.0  # a fault of motion is told for this long
+_SHOWN_S = 1.0  # how long a fault of motion is reported
 _PAUSE_S = 0.5  # after a rejected or unanswered Move
 AVOIDANCE = ("auto", "off", "required")
 VELOCITY_FRAMES = ("body", "odom")
@@ -89,10 +88,10 @@ class Go2Driver:
         self._battery: float | None = None
         self._target = (0.0, 0.0, 0.0)
         self._target_time = -math.inf
-        self._present = (0.0, 0.0, 0.0)  # the last velocity sent
+        self._present = (0.0, 0.0, 0.0)  # the velocity sent last
         self._moving = False  # Moves have been sent since the last acknowledged stop
         self._move_time = -math.inf
-        self._moves: dict[int, float] = {}  # unanswered, by identity: when sent
+        self._moves: dict[int, float] = {}  # unanswered Moves: identity -> when sent
         self._moves_are_answered = False
         self._move_fault: Fault | None = None
         self._blocked_until = -math.inf
@@ -106,7 +105,7 @@ class Go2Driver:
         self._thread = threading.Thread(target=self._pace, name="go2 driver", daemon=True)
         self._thread.start()
 
-    # -- what the link hands in ----------------------------------------------------------------
+    # -- called by the link --------------------------------------------------------------------
 
     def on_state(self, data: bytes) -> None:
         """A serialized SportModeState has arrived."""
@@ -122,17 +121,17 @@ class Go2Driver:
             back = self._state is not None and state.received - self._state.received > 1.0
             self._state = replace(state, battery=self._battery)
             self._bad_state = None
-            if back and self.avoiding:  # it may have been restarted and forgotten it
+            if back and self.avoiding:  # the robot may have restarted
                 self._take_over(True)
             self._changed.notify_all()
 
     def on_battery(self, charge: float) -> None:
-        """The battery's charge, as a fraction of 1."""
+        """The battery's charge, 0 to 1, has arrived."""
         with self._changed:
             self._battery = min(max(charge, 0.0), 1.0)
 
     def on_response(self, service: str, response: ServiceResponse) -> None:
-        """An answer of a service has arrived, to a request of ours or of somebody else's."""
+        """An answer of a service has arrived, to this driver's request or to another client's."""
         now = time.monotonic()
         with self._changed:
             if response.identity in self._stop_ids and response.api_id == SportApi.STOP_MOVE:
@@ -163,7 +162,7 @@ class Go2Driver:
         self._move_fault = Fault(FaultCause.REJECTED, code_text(response.code), response.code, now)
         self._blocked_until = now + _PAUSE_S
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def state(self) -> RobotState | None:
         with self._changed:
@@ -171,7 +170,7 @@ class Go2Driver:
 
     @property
     def moving(self) -> bool:
-        """Whether a Move has been sent that no acknowledged stop has ended."""
+        """Whether Moves have been sent since the last acknowledged stop."""
         with self._changed:
             return self._moving
 
@@ -186,7 +185,7 @@ class Go2Driver:
             since = self._stopping_since
             if since is not None and now - since > self.settings.request_timeout_s:
                 return self._stop_fault or Fault(FaultCause.STOP_UNCONFIRMED, since=since)
-            move_fault = self._move_fault  # renewed as long as motion is asked for in vain
+            move_fault = self._move_fault  # renewed while motion is requested in vain
             return move_fault if move_fault and now - move_fault.since < _SHOWN_S else None
 
     def _heartbeat_fault(self, now: float) -> Fault | None:
@@ -233,7 +232,7 @@ class Go2Driver:
             raise DriverError(heartbeat or Fault(FaultCause.UNCONFIRMED, f"Asked for: {wanted}{now_in}."))
 
     def start_avoidance(self) -> bool:
-        """Switch the robot's obstacle avoidance on, as the settings say; whether Moves go through it now.
+        """Switch the robot's obstacle avoidance on as the settings say; returns whether Moves now go through it.
 
         :raises DriverError: when it is required and the robot does not confirm it.
         """
@@ -255,7 +254,7 @@ class Go2Driver:
         return True
 
     def hand_back(self) -> None:
-        """Leave the robot to its own remote control, until the next :meth:`start_avoidance`."""
+        """Return the robot to its own remote control, until the next :meth:`start_avoidance`."""
         with self._changed:
             if self.avoiding:
                 self._take_over(False)
@@ -263,20 +262,20 @@ class Go2Driver:
 
     def _take_over(self, on: bool) -> None:  # without waiting for answers
         if on:
-            self._calls.tell(OBSTACLES_AVOID, AvoidApi.SWITCH_SET, '{"enable": true}')
+            self._calls.send(OBSTACLES_AVOID, AvoidApi.SWITCH_SET, '{"enable": true}')
         parameter = f'{{"is_remote_commands_from_api": {str(on).lower()}}}'
-        self._calls.tell(OBSTACLES_AVOID, AvoidApi.USE_REMOTE_COMMAND, parameter)
+        self._calls.send(OBSTACLES_AVOID, AvoidApi.USE_REMOTE_COMMAND, parameter)
 
     def request(
         self, service: str, api: int, parameter: str = "{}", timeout: float | None = None, attempts: int | None = None
     ) -> ServiceResponse:
-        """Ask and wait for the answer, which may have any status code.
+        """Send a request and wait for the answer, which may have any status code.
 
         :raises DriverError: NO_SERVICE, NO_ANSWER or CLOSED.
         """
         span = self.settings.request_timeout_s if timeout is None else timeout
         tries = self.settings.attempts if attempts is None else attempts
-        return self._calls.ask(service, api, parameter, span, tries)
+        return self._calls.call(service, api, parameter, span, tries)
 
     # -- motion --------------------------------------------------------------------------------
 
@@ -289,7 +288,7 @@ class Go2Driver:
             self._target = self.limits.clip(vx, vy, wz)
             self._target_time = time.monotonic()
             if any(self._target) != self._moving:
-                self._changed.notify_all()  # begin, or end, at once
+                self._changed.notify_all()  # begin or end at once
 
     def stop(self, timeout: float = 1.0) -> None:
         with self._changed:
@@ -303,7 +302,7 @@ class Go2Driver:
                 return
             fault = self._stop_fault or Fault(FaultCause.STOP_UNCONFIRMED, since=time.monotonic())
             if not self._moving:
-                self._stopping_since = None  # there was nothing to stop; no need to go on asking
+                self._stopping_since = None  # there was nothing to stop
         raise DriverError(fault)
 
     def _pace(self) -> None:
@@ -317,7 +316,7 @@ class Go2Driver:
         return period if self._moving or self._stopping_since is not None else 0.1
 
     def _is_due(self) -> bool:
-        """Whether motion has to begin, or to end, before the next Move is due."""
+        """Whether motion must begin or end before the next Move is due."""
         if self._closed:
             return True
         wanted = self._wanted(time.monotonic()) is not None
@@ -342,7 +341,7 @@ class Go2Driver:
         identity = self._calls.new_identity()
         self._moving = True
         self._watch_motion(now)
-        self._move_time = self._moves[identity] = now  # first: the answer may be there at once
+        self._move_time = self._moves[identity] = now  # before sending: the answer may come at once
         if self.avoiding:
             request = ServiceRequest(identity, AvoidApi.MOVE, avoid_move_parameter(*self._present))
             self._link.send(OBSTACLES_AVOID, request)
@@ -351,7 +350,7 @@ class Go2Driver:
             self._link.send(SPORT, request)
 
     def _wanted(self, now: float) -> tuple[float, float, float] | None:
-        """The velocity to send now; None: the robot is to stand, and why is in ``_move_fault`` if it is a fault."""
+        """The velocity to send now; None if the robot should stand, with any fault in ``_move_fault``."""
         fresh = now - self._target_time < self.settings.command_timeout_s
         if not fresh or not any(self._target) or now < self._blocked_until:
             return None
@@ -369,16 +368,16 @@ class Go2Driver:
         if self.settings.avoidance == "required" and not self.avoiding:
             return Fault(FaultCause.REJECTED, "Obstacle avoidance is required and not on.", since=now)
         if self._unmoved_since is not None and now - self._unmoved_since > _UNMOVED_S:
-            return Fault(FaultCause.UNCONFIRMED, "It is sent Moves and does not move.", since=now)
+            return Fault(FaultCause.UNCONFIRMED, "It receives Moves and does not move.", since=now)
         if self._moves and now - min(self._moves.values()) > self.settings.request_timeout_s:
             if self._moves_are_answered:
-                detail = "The Moves sent to it were not acknowledged any more."
+                detail = "It stopped acknowledging Moves."
                 return Fault(FaultCause.NO_ANSWER, detail, Code.NO_ANSWER, now)
-            self._moves.clear()  # a robot that never answers Moves is not held to it
+            self._moves.clear()  # this robot never answers Moves
         return None
 
     def _watch_motion(self, now: float) -> None:
-        """Note since when the robot has not moved although a velocity worth the name was sent."""
+        """Record since when the robot stands although it was sent a notable velocity."""
         still = self._state is not None and self._state.still(_STILL)
         if not still or max(map(abs, self._present)) < _NOTABLE:
             self._unmoved_since = None
@@ -396,13 +395,11 @@ class Go2Driver:
     def _send_stop(self, now: float) -> None:
         self._stop_time = now
         if self.avoiding:
-            self._calls.tell(OBSTACLES_AVOID, AvoidApi.MOVE, avoid_move_parameter(0.0, 0.0, 0.0))
+            self._calls.send(OBSTACLES_AVOID, AvoidApi.MOVE, avoid_move_parameter(0.0, 0.0, 0.0))
         identity = self._calls.new_identity()
-        self._stop_ids.add(identity)  # before it is sent: the answer may be there at once
+        self._stop_ids.add(identity)  # before sending: the answer may come at once
         if not self._link.send(SPORT, ServiceRequest(identity, SportApi.STOP_MOVE)):
-            self._stop_fault = Fault(
-                FaultCause.STOP_UNCONFIRMED, "Nobody listens to its service.", Code.SEND_FAILED, now
-            )
+            self._stop_fault = Fault(FaultCause.STOP_UNCONFIRMED, "Its service is not there.", Code.SEND_FAILED, now)
 
     def close(self, timeout: float = 0.6) -> None:
         with self._changed:
@@ -410,7 +407,7 @@ class Go2Driver:
                 return
             in_touch = self._state is not None
         if in_touch:
-            with suppress(DriverError):  # told all the same; the firmware ends the last Move
+            with suppress(DriverError):  # StopMove was sent all the same, and the firmware ends the last Move
                 self.stop(timeout)
         with self._changed:
             self.hand_back()

@@ -1,11 +1,11 @@
-"""What a Unitree Go2 says and understands: its services' functions, their parameters and answers, its state.
+"""The protocol of a Unitree Go2: its services' functions, their parameters and answers, its state, and service calls.
 
-Nothing here talks; the driver and the stand-in are the two sides of it. The numbers are those of the vendor's
-public SDK (unitree_sdk2, unitree_sdk2_python) and of unitree_ros2.
+The driver and the stand-in are the two sides of it. The numbers are those of the vendor's public SDK (unitree_sdk2,
+unitree_sdk2_python) and of unitree_ros2.
 
-There are two layouts of SportModeState under one type name: unitree_ros2's ends with ``foot_speed_body``, the SDK's
-has ten path points behind it. A reader that takes messages of one drops those of the other, so the state is taken as
-the bytes that arrived (CDR) and read here: :func:`decode_state` tells the layouts apart by their length.
+Two layouts of SportModeState share one type name: unitree_ros2's ends with ``foot_speed_body``, and the SDK's has ten
+path points after that. A reader of one layout drops messages of the other, so the state is received as raw CDR and
+parsed here: :func:`decode_state` tells the layouts apart by their length.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Protocol
 from dsd_ros.robot.driver import DriverError, Fault, FaultCause, Posture, RobotState
 
 SPORT, OBSTACLES_AVOID, VIDEO = "sport", "obstacles_avoid", "videohub"
-API_VERSION = 1  # function of every service: the version of its interface, as text
-HOLD_S = 1.0  # the firmware goes on with the last Move for this long
+API_VERSION = 1  # a function of every service: its interface's version, as text
+HOLD_S = 1.0  # how long the firmware holds the last Move
 JPEG_LIMIT_BYTES = 8 << 20
 
 
@@ -55,7 +55,7 @@ class VideoApi(IntEnum):
 
 
 class Code(IntEnum):
-    """Status codes of answers that are known here."""
+    """Known status codes of answers."""
 
     OK = 0
     SEND_FAILED = 3102
@@ -89,7 +89,7 @@ def code_text(code: int) -> str:
 
 @dataclass(frozen=True)
 class ServiceRequest:
-    """A call of a service's function."""
+    """A call of a service's function, with a JSON parameter."""
 
     identity: int
     api_id: int
@@ -99,7 +99,7 @@ class ServiceRequest:
 
 @dataclass(frozen=True)
 class ServiceResponse:
-    """The answer to a call: the identity and function repeated."""
+    """The answer to a call, with the call's identity and function."""
 
     identity: int
     api_id: int
@@ -109,17 +109,17 @@ class ServiceResponse:
 
 
 def move_parameter(vx: float, vy: float, wz: float) -> str:
-    """Of the sport service's Move: m/s, m/s, rad/s."""
+    """The parameter of the sport service's Move: m/s, m/s, rad/s."""
     return json.dumps({"x": vx, "y": vy, "z": wz})
 
 
 def avoid_move_parameter(vx: float, vy: float, wz: float) -> str:
-    """Of the obstacle avoidance's Move: m/s, m/s, rad/s; mode 0 means velocities."""
+    """The parameter of the obstacle avoidance's Move: m/s, m/s, rad/s; mode 0 means velocities."""
     return json.dumps({"x": vx, "y": vy, "yaw": wz, "mode": 0})
 
 
 def read_parameter(text: str) -> dict[str, Any]:
-    """A request's parameter; ValueError for what is no JSON object."""
+    """Parse a request's parameter; ValueError unless it is a JSON object."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
@@ -130,7 +130,7 @@ def read_parameter(text: str) -> dict[str, Any]:
 
 
 def finite(values: dict[str, Any], *names: str) -> tuple[float, ...]:
-    """Named numbers of a parameter; ValueError when one is missing or no finite number."""
+    """The named numbers of a parameter; ValueError when one is missing or not finite."""
     found = []
     for name in names:
         value = values.get(name)
@@ -147,15 +147,15 @@ def finite(values: dict[str, Any], *names: str) -> tuple[float, ...]:
 
 
 class StateError(ValueError):
-    """Bytes that hold no state of the robot; one sentence."""
+    """Bytes that are not a state of the robot; one sentence."""
 
 
 @dataclass(frozen=True)
 class SportState:
-    """SportModeState without what nobody here needs (feet, gait).
+    """SportModeState without feet and gait.
 
-    Lengths in m, velocities in m/s, angles in rad; ``stamp`` is by the robot's own clock, s; the quaternion is
-    (w, x, y, z). ``with_path``: whether it came in the layout with path points.
+    Lengths in m, velocities in m/s, angles in rad. ``stamp``: by the robot's own clock, s. ``quaternion``: w, x, y, z.
+    ``with_path``: the layout with path points.
     """
 
     stamp: float = 0.0
@@ -197,7 +197,7 @@ _POSTURES = {
 
 
 def decode_state(data: bytes) -> SportState:
-    """Read a serialized SportModeState (CDR with its 4 header bytes) of either layout.
+    """Parse a serialized SportModeState (CDR, including its 4 header bytes) of either layout.
 
     :raises StateError: for another length or encoding, or numbers that are not finite.
     """
@@ -213,7 +213,7 @@ def decode_state(data: bytes) -> SportState:
         raise StateError(f"The robot's state has the unknown encoding {encoding:#06x}.")
     layout = _LITTLE if encoding & 1 else _BIG
     v = layout.unpack_from(data, _HEADER_BYTES)
-    floats = (*v[3:16], v[18], *v[20:29])  # ranges may be infinite: nothing in sight
+    floats = (*v[3:16], v[18], *v[20:29])  # without the ranges, which may be infinite
     if not all(map(math.isfinite, floats)):
         raise StateError("The robot's state holds numbers that are not finite.")
     return SportState(
@@ -235,7 +235,7 @@ def decode_state(data: bytes) -> SportState:
 
 
 def encode_state(state: SportState) -> bytes:
-    """The state as the robot would write it, little endian, in the layout that ``with_path`` says."""
+    """The state as the robot serializes it, little endian, in the layout given by ``with_path``."""
     whole = math.floor(state.stamp)
     head = _LITTLE.pack(
         whole, round((state.stamp - whole) * 1e9) % 1_000_000_000, state.error_code, *state.quaternion,
@@ -247,7 +247,7 @@ def encode_state(state: SportState) -> bytes:
 
 
 def robot_state(sport: SportState, now: float, velocity_frame: str = "body") -> RobotState:
-    """The state that arrived at ``now`` (monotonic, s).
+    """The driver interface's form of a state that arrived at ``now`` (monotonic, s).
 
     :param velocity_frame: "body" or "odom", the frame of the velocity that the robot sends.
     """
@@ -276,19 +276,19 @@ def robot_state(sport: SportState, now: float, velocity_frame: str = "body") -> 
 
 
 class Link(Protocol):
-    """Carries requests to the robot's services; answers and state are handed to the driver's ``on_`` methods."""
+    """Carries requests to the robot's services, and calls the driver's ``on_`` methods with answers and state."""
 
     def send(self, service: str, request: ServiceRequest) -> bool:
-        """Send without waiting. False when nobody listens to the service."""
+        """Send without waiting. False when the service is not there."""
 
 
 class ServiceCalls:
-    """Asks over a link and waits for answers, which another thread hands in. Thread-safe."""
+    """Sends requests over a link and waits for the answers, which another thread passes in. Thread-safe."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._changed = threading.Condition()
-        # Answers reach every client of a service, so identities must not meet those of another one.
+        # Answers reach every client of a service, so identities must differ from those of other clients.
         self._identity = random.SystemRandom().getrandbits(60)
         self._waiting: dict[tuple[str, int], list[ServiceResponse]] = {}
         self._closed = False
@@ -298,12 +298,12 @@ class ServiceCalls:
             self._identity += 1
             return self._identity
 
-    def tell(self, service: str, api: int, parameter: str) -> None:
-        """Send and care for no answer."""
+    def send(self, service: str, api: int, parameter: str) -> None:
+        """Send a request without waiting for its answer."""
         self._link.send(service, ServiceRequest(self.new_identity(), int(api), parameter))
 
-    def ask(self, service: str, api: int, parameter: str, timeout: float, attempts: int) -> ServiceResponse:
-        """Send and wait, up to ``attempts`` times ``timeout`` seconds; the first answer to any of them counts.
+    def call(self, service: str, api: int, parameter: str, timeout: float, attempts: int) -> ServiceResponse:
+        """Send a request up to ``attempts`` times, waiting ``timeout`` seconds each; the first answer counts.
 
         :raises DriverError: NO_SERVICE, NO_ANSWER or CLOSED.
         """

@@ -1,6 +1,6 @@
-"""The vendor's SDK as a link: a process that speaks to the robot, and lines of JSON to us.
+"""The vendor's SDK as a link: a process that talks to the robot, connected by lines of JSON.
 
-What is confirmed and resent stays with :class:`dsd_ros.robot.go2.driver.Go2Driver`; only the carrying differs.
+Confirmation and retransmission stay in :class:`dsd_ros.robot.go2.driver.Go2Driver`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _END_S = 0.5
 
 
 class SdkError(RuntimeError):
-    """The SDK's process cannot work, or is gone; one sentence."""
+    """The SDK's process cannot work, or has ended; one sentence."""
 
 
 class SdkLink:
-    """Starts the process and waits until it is ready. Give it back with :meth:`close`.
+    """Starts the process and waits until it is ready. End it with :meth:`close`.
 
     :param python: of the environment with ``unitree_sdk2py``; empty: this one.
     :param interface: network interface to the robot; empty: the SDK chooses.
-    :param program: the process' program; another one only for tests.
-    :raises SdkError: when it cannot work, with its own reason.
+    :param program: the program to run; for tests.
+    :raises SdkError: when the process cannot work, with its own reason.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SdkLink:
         program: Path | None = None,
         start_timeout: float = _START_S,
     ) -> None:
-        self.on_arrival: Callable[[], None] = lambda: None  # called behind every state
+        self.on_arrival: Callable[[], None] = lambda: None  # called after every state
         self.on_end: Callable[[str], None] = lambda _: None  # called once, with a sentence
         self.versions: dict[str, str] = {}
         self._driver: Any = None
@@ -59,7 +59,7 @@ class SdkLink:
             raise SdkError(f"The SDK's process cannot be started with {command[0]}: {error}") from error
         assert self._process.stdin is not None
         self._input = self._process.stdin.fileno()
-        os.set_blocking(self._input, False)  # a process that hangs must not hang us
+        os.set_blocking(self._input, False)  # a hanging process must not block this one
         self._reader = threading.Thread(target=self._read, name="sdk link", daemon=True)
         self._reader.start()
         if not self._ready.wait(start_timeout):
@@ -69,7 +69,7 @@ class SdkLink:
             raise SdkError(self._error)
 
     def attach(self, driver: Any) -> None:
-        """Begin to hand answers, state and battery to a driver."""
+        """Pass answers, state and battery to a driver from now on."""
         self._driver = driver
 
     def send(self, service: str, request: ServiceRequest) -> bool:
@@ -78,12 +78,12 @@ class SdkLink:
             "parameter": request.parameter, "noreply": request.noreply,
         }  # fmt: skip
         line = json.dumps(message).encode() + b"\n"
-        # Below the pipe's atomic size a line is written whole or not at all.
+        # Below the pipe's atomic size, a line is written completely or not at all.
         if self._closing or self._process.poll() is not None or len(line) > 4000:
             return False
         try:
             os.write(self._input, line)
-        except OSError:  # the pipe is full, or its other end is gone
+        except OSError:  # the pipe is full or closed
             return False
         return True
 
@@ -94,7 +94,7 @@ class SdkLink:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-                    continue  # not one of our lines
+                    continue  # not a line of the protocol
         code = self._process.wait()
         if not self._ready.is_set():
             self._error = self._error or f"The SDK's process ended at once, with exit code {code}."

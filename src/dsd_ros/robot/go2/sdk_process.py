@@ -1,11 +1,11 @@
-"""Carries a Go2's messages between the vendor's SDK and two pipes; a program of its own, run by sdk_link.py.
+"""Carries a Go2's messages between the vendor's SDK and two pipes; a program of its own, started by sdk_link.py.
 
-A process apart, because the DDS library inside the SDK must be the robot's (Cyclone DDS 0.10) and may not share a
-process with another one. It may run under another Python, so it needs nothing but the standard library and the SDK.
+It is a separate process because the SDK's DDS library must be the robot's (Cyclone DDS 0.10) and must not share a
+process with another one. It may run under another Python, so it needs only the standard library and the SDK.
 
 Lines of JSON, bytes in base64. In: ``{service, id, api_id, parameter, noreply}``. Out, once: ``{ready}`` with versions,
 or ``{error}`` when it cannot work; then ``{service, id, api_id, code, data, binary}``, ``{state}``, ``{battery}``. When
-its input ends, it stops the robot and ends: a node that is killed in mid-motion leaves a standing robot.
+its input ends, it stops the robot and exits: the robot stands even if the node is killed in mid-motion.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LOOPBACK_CONFIG = """<CycloneDDS><Domain Id="any">
 <General><Interfaces><NetworkInterface name="lo"/></Interfaces><AllowMulticast>false</AllowMulticast></General>
 <Discovery><ParticipantIndex>auto</ParticipantIndex><Peers><Peer address="127.0.0.1"/></Peers></Discovery>
 </Domain></CycloneDDS>"""
-STATE_PAUSE_S = 0.005  # the robot may tell its state 500 times a second, which nobody needs
+STATE_PAUSE_S = 0.005  # the robot may send its state 500 times a second, more than needed
 BATTERY_PAUSE_S = 0.5
 
 
 def check_versions(interface: str) -> dict[str, str]:
-    """The versions in use; RuntimeError where they would endanger a robot."""
+    """The installed versions; RuntimeError if they would endanger a robot."""
     if importlib.util.find_spec("unitree_sdk2py") is None:
         raise RuntimeError(f"unitree_sdk2py is not installed for {sys.executable}.")
     versions = {}
@@ -54,7 +54,7 @@ def check_versions(interface: str) -> dict[str, str]:
 
 
 class Carrier:
-    """The SDK's side. ``tell`` writes one line of output; it may be called by any thread."""
+    """The SDK's side. ``write`` writes one line of output, from any thread."""
 
     def __init__(self, output: int) -> None:
         self._output = output
@@ -63,10 +63,10 @@ class Carrier:
         self._publishers: dict[str, Any] = {}
         self._subscribers: list[Any] = []  # kept, so that they go on
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def write(self, message: dict[str, Any]) -> None:
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         view = memoryview(data)
-        with self._lock, contextlib.suppress(OSError):  # nobody reads any more: the input ends, too
+        with self._lock, contextlib.suppress(OSError):  # the reader is gone, so the input ends too
             while view:
                 view = view[os.write(self._output, view) :]
 
@@ -108,7 +108,7 @@ class Carrier:
 
     def _on_response(self, service: str, response: Any) -> None:
         identity = response.header.identity
-        self.tell(
+        self.write(
             {
                 "service": service,
                 "id": identity.id,
@@ -123,13 +123,13 @@ class Carrier:
         now = time.monotonic()
         if now - self._state_time >= STATE_PAUSE_S:
             self._state_time = now
-            self.tell({"state": base64.b64encode(state.serialize()).decode()})
+            self.write({"state": base64.b64encode(state.serialize()).decode()})
 
     def _on_battery(self, low: Any) -> None:
         now = time.monotonic()
         if now - self._battery_time >= BATTERY_PAUSE_S:
             self._battery_time = now
-            self.tell({"battery": low.bms_state.soc / 100.0})
+            self.write({"battery": low.bms_state.soc / 100.0})
 
     def stop_robot(self) -> None:
         for _ in range(3):
@@ -138,7 +138,7 @@ class Carrier:
 
 
 def main(domain: int, interface: str) -> int:
-    # Ctrl-C reaches the whole process group; the robot is to be stopped first, by whoever drives it.
+    # Ctrl-C reaches the whole process group, but the driver must stop the robot first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     output = os.dup(1)
@@ -148,9 +148,9 @@ def main(domain: int, interface: str) -> int:
         versions = check_versions(interface)
         carrier.open(domain, interface)
     except Exception as error:
-        carrier.tell({"error": str(error) or type(error).__name__})
+        carrier.write({"error": str(error) or type(error).__name__})
         return 2
-    carrier.tell({"ready": versions})
+    carrier.write({"ready": versions})
     for line in sys.stdin:
         request = json.loads(line)
         carrier.send(

@@ -1,8 +1,7 @@
-"""A stand-in for a Unitree Go2: answers its services and tells its state as the robot does, in a simulated world.
+"""A stand-in for a Unitree Go2: answers its services and reports its state as the robot does, in a simulated world.
 
-Which posture refuses what, and with which code, is this stand-in's own choice where the robot's behaviour is not
-public: nothing but standing up leaves the ground, and a Move is refused (4202) unless the robot is in balance stand
-or walking.
+Where the robot's behaviour is not public, the stand-in chooses which posture refuses what, and with which code: only
+standing up leaves the ground, and a Move is refused (4202) unless the robot is in balance stand or walking.
 """
 
 from __future__ import annotations
@@ -34,28 +33,28 @@ from dsd_ros.robot.go2.protocol import (
 from dsd_ros.robot.sim.driver import SimulatedDriver
 from dsd_ros.robot.sim.simulator import Simulator
 
-RISE_S = 1.0  # what standing up and lying down take
-SLOW_S = 0.8  # what every request waits for when the robot is slow
+RISE_S = 1.0  # duration of standing up and of lying down
+SLOW_S = 0.8  # delay of every request when the robot is slow
 SLOW_STATE_S = 0.2
 _VERSION = "1.0.0.1"  # of its services
-_CLOCK = 1000.0  # s; the robot's clock is not the reader's
-_AHEAD = 0.15  # m; how far its obstacle avoidance looks
+_CLOCK = 1000.0  # s; the robot's clock differs from the reader's
+_AHEAD = 0.15  # m; range of its obstacle avoidance
 _IDLE, _BALANCE, _WALKING, _LYING, _LOCKED, _DAMPED, _RISING = 0, 1, 3, 5, 6, 7, 8
 _STANDING = (_IDLE, _BALANCE, _WALKING)
 
 
 class StandinFault(Enum):
-    """What can go wrong with a robot, on demand."""
+    """Failures of the robot, on demand."""
 
     NONE = "none"
-    FREEZE = "freeze"  # no state and no answers; the last Move is held as long as the firmware does
-    SLOW = "slow"  # requests are carried out late and the state comes seldom
-    DIE = "die"  # the services are gone, the state goes on
+    FREEZE = "freeze"  # no state and no answers; the firmware holds the last Move as usual
+    SLOW = "slow"  # requests are carried out late, and states are rare
+    DIE = "die"  # no services, but states
     REJECT = "reject"  # every request is answered with an error
 
 
 class Go2Standin:
-    """Thread-safe. ``receive`` takes requests in, ``answers`` carries out those that are due."""
+    """Thread-safe. ``receive`` queues requests, ``answers`` carries out those that are due."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class Go2Standin:
             self._queue.append((due, service, request))
 
     def answers(self, now: float | None = None) -> list[tuple[str, ServiceResponse]]:
-        """Carry out what is due; the answers by service, without those that nobody wants."""
+        """Carry out what is due; returns (service, answer) for each request that wants one."""
         now = self._clock() if now is None else now
         found = []
         with self._lock:
@@ -170,14 +169,14 @@ class Go2Standin:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Finish a change of posture whose time is over."""
+        """Finish a change of posture that is due."""
         if self._mode == _RISING and now >= self._busy_until:
             self._mode = self._next_mode
             if self._mode in (*_STANDING, _LOCKED):
                 self.driver.stand_up()
 
     def advance(self, now: float | None = None) -> None:
-        """Move the base up to ``now``."""
+        """Move the base until ``now``."""
         now = self._clock() if now is None else now
         with self._lock:
             self._settle(now)
@@ -187,7 +186,7 @@ class Go2Standin:
             self.driver.advance(now)
 
     def _blocked(self) -> bool:
-        """Whether going on ahead would run into something."""
+        """Whether driving on would hit something."""
         if self._mode not in _STANDING or self.driver.command[0] <= 0.0:
             return False
         x, y, yaw = self.driver.simulator.pose
@@ -195,13 +194,13 @@ class Go2Standin:
         return world.clearance(x + _AHEAD * math.cos(yaw), y + _AHEAD * math.sin(yaw)) < 0.0
 
     def mode(self) -> int:
-        """The number that the state gives the posture."""
+        """The posture's number in the state."""
         with self._lock:
             moving = self.driver.state().posture is Posture.MOVING
             return _WALKING if self._mode in _STANDING and moving else self._mode
 
     def state(self, now: float | None = None) -> bytes | None:
-        """The state as it is published now; None while the robot says nothing."""
+        """The state as published now; None while the robot is silent."""
         now = self._clock() if now is None else now
         with self._lock:
             seldom = self.fault is StandinFault.SLOW and now - self._state_time < SLOW_STATE_S

@@ -1,4 +1,4 @@
-"""The simulated Go2 behind the drivers' interface: what is asked happens at once, as far as the simulator lets it."""
+"""The simulated Go2 behind the driver interface: requests take effect at once, within the simulator's limits."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _AT_REST = (0.0, 0.0, 0.0)
 
 
 class SimulatedDriver:
-    """Moves a simulator along a clock, in seconds: :meth:`advance` brings it up to a moment.
+    """Drives a simulator by a clock; :meth:`advance` moves it up to a given time (s).
 
-    :param hold_s: the last command is kept for this long, s.
+    :param hold_s: how long the last command is kept, s.
     :param rate: simulated seconds per second.
     """
 
     def __init__(
         self, simulator: Simulator, hold_s: float = 0.5, rate: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # The simulator itself keeps the acceleration.
+        # The simulator itself limits the acceleration.
         self.limits = MotionLimits(VX_MIN, VX_MAX, VY_MAX, WZ_MAX)
         self.simulator = simulator
         self.posture = Posture.STANDING
@@ -38,7 +38,7 @@ class SimulatedDriver:
         self._accelerometer = (0.0, 0.0, _GRAVITY)
 
     def advance(self, now: float | None = None) -> None:
-        """Move up to ``now``; a command whose time is over before counts only until then."""
+        """Move until ``now``; a command that expires earlier counts only until then."""
         with self._lock:
             now = self._clock() if now is None else now
             runs_out = self._command_time + self._hold
@@ -58,7 +58,7 @@ class SimulatedDriver:
 
     @property
     def command(self) -> tuple[float, float, float]:
-        """The velocity asked for last, while it is kept; else zero."""
+        """The last commanded velocity while it is kept; otherwise zero."""
         with self._lock:
             kept = self._clock() - self._command_time < self._hold
             return self._command if kept else _AT_REST
@@ -119,7 +119,7 @@ class SimulatedDriver:
             fault = self._lying()
             if fault is not None:
                 raise DriverError(fault)
-            self.advance()  # the old command holds until this very moment
+            self.advance()  # the old command holds until now
             self._command = self.limits.clip(vx, vy, wz)
             self._command_time = self._time
 

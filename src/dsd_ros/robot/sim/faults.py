@@ -1,4 +1,4 @@
-"""Faults that a simulated robot can be told to have: "camera freeze", "robot die", "all ok"."""
+"""Faults that can be injected into a simulated robot: "camera freeze", "robot die", "all ok"."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ OK = "ok"
 
 
 class FaultBoard:
-    """Which part has which fault now. Thread-safe.
+    """The present fault of each part. Thread-safe.
 
-    :param faults: part -> the faults that it can have.
+    :param faults: part -> its possible faults.
     """
 
     def __init__(self, faults: Mapping[str, Sequence[str]]) -> None:
@@ -19,8 +19,8 @@ class FaultBoard:
         self._now = dict.fromkeys(self._faults, OK)
         self._lock = threading.Lock()
 
-    def say(self, text: str) -> str:
-        """Take "PART FAULT" in; "ok" ends a part's fault, and "all ok" every one. Why not, in a sentence, or ""."""
+    def set(self, text: str) -> str:
+        """Set "PART FAULT"; "PART ok" ends a part's fault, "all ok" every fault. Returns a complaint, or ""."""
         part, _, fault = text.strip().partition(" ")
         fault = fault.strip()
         if (part, fault) == ("all", OK):
@@ -34,7 +34,7 @@ class FaultBoard:
         return ""
 
     def of(self, part: str) -> str:
-        """The fault of a part, "ok" when it has none."""
+        """The fault of a part; "ok" when it has none."""
         with self._lock:
             return self._now[part]
 
@@ -44,6 +44,6 @@ class FaultBoard:
         return f"{', '.join(each)} or all {OK}"
 
     def __str__(self) -> str:
-        """What is wrong, for people; empty when nothing is."""
+        """The present faults; empty when there are none."""
         with self._lock:
             return ", ".join(f"{part} {fault}" for part, fault in self._now.items() if fault != OK)

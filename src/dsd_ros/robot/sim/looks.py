@@ -1,8 +1,8 @@
-"""How rooms look, apart from what stands in them: textures, lights, where the camera sits. Pure numpy.
+"""The appearance of rooms: textures, lights and the camera's mounting. Pure numpy.
 
-Training, validation and test draw from palettes, patterns and bands of their own. Bands interleave, so that
-validation and test ask for what lies between things trained on, not beyond them; the camera and the colours of
-worlds without a look are among training's.
+Training, validation and test draw from their own palettes, patterns and bands. The bands interleave, so validation and
+test interpolate between training's values instead of extrapolating. The camera and the colours of worlds without a look
+are among training's.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 Colour = tuple[float, float, float]  # red, green, blue, 0 to 1
 Band = tuple[float, float]
 
-CAMERA_HEIGHT = 0.36  # metres above the floor, and radians downwards, of a world without a look
+CAMERA_HEIGHT = 0.36  # m above the floor; this and the pitch (rad, downwards) are for worlds without a look
 CAMERA_PITCH = math.radians(17.0)
-JITTER = 0.02  # of a palette's colour, each channel
+JITTER = 0.02  # on each channel of a palette's colour
 
 
 class Split(StrEnum):
-    """What a world is for."""
+    """The purpose of a world."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -30,13 +30,13 @@ class Split(StrEnum):
 
     @property
     def number(self) -> int:
-        """0, 1 or 2: part of every random stream, so that no two splits share one."""
+        """0, 1 or 2: part of every random seed, so that no two splits share a stream."""
         return list(Split).index(self)
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A texture as MuJoCo builds it: pattern, mark on each tile, two colours, tiles along a side."""
+    """A MuJoCo texture: pattern, mark on each tile, two colours, tiles along a side."""
 
     pattern: str
     mark: str
@@ -47,7 +47,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class Light:
-    """A lamp: place in metres, brightness of each channel."""
+    """A lamp: position in metres, brightness of each channel."""
 
     x: float
     y: float
@@ -57,7 +57,7 @@ class Light:
 
 @dataclass(frozen=True)
 class Look:
-    """One room's look. ``camera_height`` in metres, ``camera_pitch`` in radians downwards."""
+    """The look of a room. ``camera_height`` in metres, ``camera_pitch`` in radians downwards."""
 
     split: Split
     floor: Surface
@@ -71,7 +71,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Palette:
-    """What a split's looks are drawn from; bands are in the fields' own units."""
+    """What a split's looks are drawn from; bands in the units of the look's fields."""
 
     floors: tuple[Colour, ...]
     walls: tuple[Colour, ...]
@@ -135,7 +135,7 @@ PALETTES: dict[Split, Palette] = {
 
 
 def look_of(rng: np.random.Generator, split: Split, half_x: float, half_y: float) -> Look:
-    """A look of a split for a room of these half sizes in metres."""
+    """Draw a look of a split for a room of these half sizes (m)."""
     palette = PALETTES[split]
     lights = []
     for _ in range(int(rng.integers(1, 4))):
@@ -178,7 +178,7 @@ def _jittered(rng: np.random.Generator, colour: Colour, amount: float) -> Colour
 
 
 def _from_bands(rng: np.random.Generator, bands: tuple[Band, ...]) -> float:
-    """A number from one of the bands, each as likely as it is wide."""
+    """A number drawn uniformly from the union of the bands."""
     widths = np.array([high - low for low, high in bands])
     low, high = bands[int(rng.choice(len(bands), p=widths / widths.sum()))]
     return float(rng.uniform(low, high))

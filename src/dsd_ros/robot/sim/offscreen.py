@@ -1,4 +1,4 @@
-"""Offscreen rendering of MuJoCo worlds, one OpenGL context for any number of worlds in turn."""
+"""Offscreen rendering of MuJoCo worlds: one OpenGL context for any number of worlds in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SimulatorError(RuntimeError):
 
 
 def import_mujoco() -> Any:
-    """MuJoCo with an offscreen renderer chosen: MUJOCO_GL, else OSMesa (faster), else EGL."""
+    """Import MuJoCo with an offscreen renderer: that of MUJOCO_GL, else OSMesa (faster), else EGL."""
     if "MUJOCO_GL" not in os.environ:
         if ctypes.util.find_library("OSMesa"):
             os.environ["MUJOCO_GL"] = "osmesa"
@@ -38,8 +38,8 @@ def import_mujoco() -> Any:
 class Offscreen:
     """An OpenGL context that renders models whose textures have the same sizes.
 
-    Making a context takes far longer than drawing a picture, so whoever draws many worlds shares
-    one. It belongs to the thread that made it: draw and close there.
+    Creating a context takes far longer than drawing a picture, so share one to draw many worlds. It belongs to the
+    thread that created it: draw and close there.
     """
 
     def __init__(self, model: Any, width: int = 1024, height: int = 768) -> None:
@@ -48,7 +48,7 @@ class Offscreen:
             self._gl = self._mujoco.GLContext(width, height)
             self._gl.make_current()
             self._context = self._mujoco.MjrContext(model, self._mujoco.mjtFontScale.mjFONTSCALE_50.value)
-        except Exception as error:  # MuJoCo raises whatever its OpenGL library raised
+        except Exception as error:  # whatever the OpenGL library raised
             raise SimulatorError(
                 "The simulator's camera could not open an offscreen renderer with "
                 f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install OSMesa (apt "
@@ -58,13 +58,13 @@ class Offscreen:
         self._model = model
 
     def use(self, model: Any) -> None:
-        """Take over another model's textures and how often they repeat; its floor may be no larger than the first's."""
+        """Switch to another model's textures; its floor must not be larger than the first model's."""
         self._gl.make_current()
         if model is self._model:
             return
         for texture in range(model.ntex):
             self._mujoco.mjr_uploadTexture(model, self._context, texture)
-        # Copied from the model when the context is made, and used at every drawing.
+        # MuJoCo copies these only when the context is created.
         self._context.mat_texrepeat[: 2 * model.nmat] = model.mat_texrepeat.ravel()
         self._model = model
 
@@ -77,15 +77,15 @@ class Offscreen:
         return pixels[::-1].copy()
 
     def draw_with_depth(self, scene: Any, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
-        """The scene as :meth:`draw` has it, and the depth of each pixel along the optical axis in metres.
+        """The picture of :meth:`draw`, and each pixel's depth along the optical axis.
 
-        Depths are float32 (height, width); NaN where nothing is to be seen.
+        Depths are float32 (height, width) in metres; NaN where nothing is visible.
         """
         viewport = self._mujoco.MjrRect(0, 0, width, height)
         self._mujoco.mjr_render(viewport, scene, self._context)
         pixels = np.empty((height, width, 3), dtype=np.uint8)
         buffer = np.empty((height, width), dtype=np.float32)
-        # Reversed depth: 1 at the near plane, 0 at the far one, and precise in between.
+        # Reversed depth: 1 at the near plane, 0 at the far plane, precise in between.
         self._context.readDepthMap = self._mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
         self._mujoco.mjr_readPixels(pixels, buffer, viewport, self._context)
         extent = self._model.stat.extent
@@ -95,7 +95,7 @@ class Offscreen:
         return pixels[::-1].copy(), np.where(values > 0.0, depths, np.nan).astype(np.float32)
 
     def draw_geoms(self, scene: Any, width: int, height: int) -> np.ndarray:
-        """The index of the geom that each pixel shows, -1 for none: int64 (height, width)."""
+        """The index of the geom in each pixel, -1 for none: int64 (height, width)."""
         flags = self._mujoco.mjtRndFlag
         scene.flags[flags.mjRND_SEGMENT] = 1
         scene.flags[flags.mjRND_IDCOLOR] = 1
@@ -112,7 +112,7 @@ class Offscreen:
         return owners[codes]
 
     def close(self) -> None:
-        """Give the context back. May be called twice."""
+        """Free the context. May be called twice."""
         if self._gl is not None:
             self._gl.make_current()
             self._context.free()

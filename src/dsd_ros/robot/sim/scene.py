@@ -13,7 +13,7 @@ from dsd_ros.robot.sim.looks import CAMERA_PITCH as CAMERA_PITCH
 from dsd_ros.robot.sim.looks import Look, Surface
 from dsd_ros.robot.sim.world import HEIGHT, RADIUS, Thing, World
 
-CAMERA_AHEAD = 0.28  # metres from the base's centre to the front camera
+CAMERA_AHEAD = 0.28  # m from the base's centre to the front camera
 CAMERA_FOVY = math.radians(60.0)
 IMAGE_WIDTH, IMAGE_HEIGHT = 336, 224
 
@@ -34,7 +34,7 @@ _WALL_HEIGHT = 1.6
 
 
 def build_mjcf(world: World) -> str:
-    """MJCF of the world with the robot as a mocap body called `base`; looks vary by the seed or are the world's."""
+    """MJCF of the world, with the robot as the mocap body ``base``; the look is the world's, or drawn from its seed."""
     if world.look is not None:
         return _with_look(world, world.look)
     rng = np.random.default_rng([world.seed, 21])
@@ -57,7 +57,7 @@ def build_mjcf(world: World) -> str:
 
 
 def _with_look(world: World, look: Look) -> str:
-    """MJCF of a world that has a look of its own."""
+    """MJCF of a world with a look of its own."""
     rng = np.random.default_rng([world.seed, 25, look.split.number])
     bodies = [_thing(rng, i, thing) for i, thing in enumerate(world.things)]
     lights = "\n".join(
@@ -66,7 +66,7 @@ def _with_look(world: World, look: Look) -> str:
         for i, light in enumerate(look.lights)
     )
     repeat = look.floor.repeat
-    # The sizes are those of worlds without a look, so that one renderer draws all of them.
+    # Sizes as in worlds without a look, so that one renderer draws all of them.
     assets = f"""<texture name="floor" type="2d" {_texture(look.floor)} width="128" height="128"/>
   <material name="floor" texture="floor" texrepeat="{repeat:.2f} {repeat:.2f}" specular="0.1"/>
   <texture name="wall" type="cube" {_texture(look.wall)} width="64" height="64"/>
@@ -153,7 +153,7 @@ def _geom(
 
 @dataclass(frozen=True)
 class Part:
-    """A primitive of a thing in its own frame: MuJoCo's shape and sizes, middle; metres."""
+    """A primitive of a thing in the thing's frame: MuJoCo's shape, sizes and centre, in metres."""
 
     shape: str
     size: tuple[float, ...]
@@ -162,7 +162,7 @@ class Part:
 
 @cache
 def parts_of(kind: str) -> tuple[Part, ...]:
-    """What a thing of a kind is put together from."""
+    """The primitives that make up a thing of a kind."""
     r, h = RADIUS[kind], HEIGHT[kind]
     if kind == "bottle":
         return (
@@ -191,7 +191,7 @@ def _thing(rng: np.random.Generator, index: int, thing: Thing) -> str:
 
 
 def _robot(camera_height: float, camera_pitch: float) -> str:
-    """A Go2 of primitives: trunk, head and four two-part legs, 0.70 m x 0.31 m x 0.40 m."""
+    """A Go2 made of primitives: trunk, head and four two-part legs, 0.70 m x 0.31 m x 0.40 m."""
     pale, dark = "0.80 0.81 0.83 1", "0.12 0.12 0.13 1"
     parts = [
         _geom("box", (0.19, 0.09, 0.057), (0, 0, 0.32), rgba=pale),

@@ -1,4 +1,4 @@
-"""A simulated Go2: a kinematic base in a seeded world, with collisions and a front camera."""
+"""A simulated Go2: a kinematic base in a seeded world, with collisions, a front camera and a range finder."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dsd_ros.robot.sim.world import COLOURS, KINDS, REACH, World, named_goal
 
 __all__ = ["Simulator", "SimulatorError"]
 
-# Limits of the real robot's sport mode (m/s, m/s, rad/s) and what it can gain per second.
+# Limits of the real robot's sport mode (m/s, m/s, rad/s), and its accelerations.
 VX_MIN, VX_MAX, VY_MAX, WZ_MAX = -2.5, 3.8, 1.0, 4.0
 _ACCELERATION = np.array([3.0, 3.0, 12.0])
 RANGE_FIELD_OF_VIEW = math.radians(30.0)
 MIN_RANGE, MAX_RANGE = 0.01, 4.0  # of the range finder, m
 _RAYS = 9
-_SUBSTEP = 0.01  # seconds; short enough that no step jumps over an obstacle's rim
+_SUBSTEP = 0.01  # s; short enough not to jump over an obstacle's edge
 
 
 class Simulator:
     """One robot in one world. Deterministic: the same world and commands give the same run.
 
-    The OpenGL context is made by the first `render*` call and belongs to that call's thread: render
-    from one thread only, and call `close` from that same thread.
+    The first ``render*`` call creates the OpenGL context, which belongs to that call's thread: render and close in one
+    thread only.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Simulator:
 
     @property
     def pose(self) -> tuple[float, float, float]:
-        """x, y in metres and yaw in radians, of the base's centre in the room."""
+        """x, y (m) and yaw (rad) of the base's centre in the room."""
         x, y, yaw = self._pose
         return float(x), float(y), float(yaw)
 
@@ -63,16 +63,17 @@ class Simulator:
 
     @property
     def velocity(self) -> tuple[float, float, float]:
-        """vx, vy in m/s in the robot's frame and wz in rad/s, as they are, not as commanded."""
+        """The actual vx, vy (m/s, robot's frame) and wz (rad/s)."""
         vx, vy, wz = self._velocity
         return float(vx), float(vy), float(wz)
 
     def step(self, dt: float, vx: float, vy: float, wz: float) -> None:
         """Move for dt seconds under a commanded velocity (m/s, m/s, rad/s, robot's frame).
 
-        The command is clipped to the robot's limits and approached within its acceleration. Motion
-        into an obstacle is blocked and counted once per contact. Raises ValueError on a command
-        that is not finite.
+        The command is clipped to the robot's limits and approached with its acceleration. Motion into an obstacle is
+        blocked and counted once per contact.
+
+        :raises ValueError: for a command that is not finite.
         """
         command = np.array([vx, vy, wz], dtype=np.float64)
         if not np.isfinite(command).all() or not math.isfinite(dt) or dt < 0:
@@ -105,14 +106,14 @@ class Simulator:
         self._touching = True
 
     def distance_to_target(self) -> float:
-        """Metres between the robot's circle (radius 0.3 m) and the target's surface; 0: contact; infinite: absent."""
+        """Distance between the robot's circle (radius 0.3 m) and the target's surface, m; infinite without a target."""
         if self.world.target_index is None:
             return math.inf
         x, y, _ = self._pose
         return max(0.0, self.world.gap(x, y))
 
     def reached(self) -> bool:
-        """True within 0.6 m of the target's surface, standing still, without a collision; never where it is absent."""
+        """Whether the robot stands within 0.6 m of the target's surface and has had no collision."""
         still = bool(np.abs(self._velocity).max() < 0.05)
         return self.distance_to_target() <= REACH and still and self.collisions == 0
 
@@ -124,12 +125,12 @@ class Simulator:
         return self.height / 2 / math.tan(CAMERA_FOVY / 2)
 
     def render(self) -> np.ndarray:
-        """What the front camera sees now: uint8 (height, width, 3), RGB."""
+        """The front camera's picture: uint8 (height, width, 3), RGB."""
         scene = self._front()
         return self._offscreen.draw(scene, self.width, self.height)
 
     def render_with_depth(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same, and the depth of each pixel along the optical axis: float32 (height, width), metres, NaN: none."""
+        """The picture, and each pixel's depth along the optical axis: float32 (height, width), m, NaN: unknown."""
         scene = self._front()
         return self._offscreen.draw_with_depth(scene, self.width, self.height)
 
@@ -140,14 +141,11 @@ class Simulator:
         return scene
 
     def range_ahead(self) -> float:
-        """Metres from the robot's front to what is ahead, infinite when that is far."""
+        """The range finder's reading, see :func:`range_ahead`."""
         return range_ahead(self.world, self.pose)
 
     def visible_pixels(self) -> dict[int, int]:
-        """Pixels of the front camera's image that show each thing: {index in world.things: count}.
-
-        Things behind others or outside the picture are left out.
-        """
+        """How many pixels of the front camera's picture show each visible thing: {index in world.things: count}."""
         scene = self._front()
         geoms = self._offscreen.draw_geoms(scene, self.width // 2, self.height // 2)
         owners = self._owner[geoms[geoms >= 0]]
@@ -157,7 +155,7 @@ class Simulator:
     def render_overview(
         self, path: list[tuple[float, float]] | None = None, width: int = 768, height: int = 640
     ) -> np.ndarray:
-        """The room from above, uint8 (height, width, 3), with a path (metres) drawn in red."""
+        """The room from above, uint8 (height, width, 3), with a path (points in m) drawn in red."""
         scene = self._update("overview")
         scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 1
         mujoco = self._mujoco
@@ -178,7 +176,7 @@ class Simulator:
         return self._offscreen.draw(scene, width, height)
 
     def _update(self, camera: str) -> Any:
-        """The scene as a camera sees it from the present pose, ready to draw."""
+        """The scene for a camera at the present pose, ready to draw."""
         if self._model is None:
             self._mujoco = import_mujoco()
             self._model = self._mujoco.MjModel.from_xml_string(build_mjcf(self.world))
@@ -205,7 +203,7 @@ class Simulator:
         return self._scene
 
     def close(self) -> None:
-        """Give the renderer back; call it from the thread that rendered. May be called twice."""
+        """Free the renderer; call it in the thread that rendered. May be called twice."""
         if self._own_offscreen and self._offscreen is not None:
             self._offscreen.close()
             self._offscreen = None
@@ -218,14 +216,14 @@ class Simulator:
 
 
 def camera_bearing(bearing: float, distance: float) -> float:
-    """Bearing (radians) from the front camera of a point at bearing and distance from the base."""
+    """Bearing (rad) from the front camera of a point at a bearing (rad) and distance (m) from the base."""
     ahead = distance * math.cos(bearing) - CAMERA_AHEAD
     return math.atan2(distance * math.sin(bearing), ahead)
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """``distance`` in metres to the target's surface, -1 when it is not known which thing is meant."""
+    """The result of :func:`check_arrival`. ``distance``: to the target's surface, m; -1 for an unknown target."""
 
     arrived: bool
     distance: float
@@ -233,10 +231,10 @@ class Arrival:
 
 
 def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
-    """As :meth:`Simulator.reached` has it, for the instruction's thing: it must be the world's target.
+    """Check by ground truth whether the robot has reached the thing that an instruction names.
 
-    Where the world has two of the target's name, the instruction must say which; where it has one, "the left one"
-    is that one. Nowhere is the arrival at what is not there.
+    The instruction must name the world's target, and say which one if the world has two of that name. If it has only
+    one, "the left one" is that one. See :meth:`Simulator.reached`.
     """
     world = simulator.world
     try:
@@ -267,7 +265,9 @@ def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
 
 
 def range_ahead(world: World, pose: tuple[float, float, float]) -> float:
-    """Metres from the robot's front to the nearest thing in the field of view; infinite beyond MAX_RANGE.
+    """Distance from the robot's front to the nearest obstacle in the field of view, m; infinite beyond MAX_RANGE.
+
+    From the world's plan, without rendering and noise.
 
     :param pose: x, y (m) and yaw (rad) of the base's centre.
     """
@@ -278,7 +278,7 @@ def range_ahead(world: World, pose: tuple[float, float, float]) -> float:
 
 
 def _along(world: World, x: float, y: float, heading: float) -> float:
-    """Metres along one ray."""
+    """Distance to the nearest obstacle along one ray, m."""
     c, s = math.cos(heading), math.sin(heading)
     found = [_to_wall(x, c, world.half_x), _to_wall(y, s, world.half_y)]
     for thing in world.things:

@@ -13,13 +13,12 @@ from dsd_ros.robot.sim.looks import CAMERA_HEIGHT, CAMERA_PITCH, Look
 KINDS = ("bottle", "chair", "box", "ball", "can")
 COLOURS = ("red", "green", "blue", "yellow", "silver", "white", "black", "orange")
 
-# Radius of the circle on the floor that stands for the thing in collisions and distances, and its
-# height, in metres.
+# Radius of the circle that represents a thing in collisions and distances, and its height, in metres.
 RADIUS = {"bottle": 0.07, "chair": 0.26, "box": 0.19, "ball": 0.15, "can": 0.09}
 HEIGHT = {"bottle": 0.42, "chair": 0.80, "box": 0.27, "ball": 0.30, "can": 0.22}
 
-ROBOT_RADIUS = 0.3  # the circle that stands for the Go2 (0.70 m x 0.31 m), in metres
-REACH = 0.6  # at most this gap between robot and target counts as reached, in metres
+ROBOT_RADIUS = 0.3  # m, of the circle that represents the Go2 (0.70 m x 0.31 m)
+REACH = 0.6  # m; the target is reached within this gap
 _CORRIDOR = ROBOT_RADIUS + 0.2  # kept free on both sides of the line from start to target
 
 # Which of several things of one name is meant, and the words for it.
@@ -32,7 +31,7 @@ WHICH = {
 
 
 class NoLayoutError(ValueError):
-    """No world that is as asked for comes of a seed, its one argument."""
+    """A seed, the one argument, that yields no suitable world."""
 
     def __str__(self) -> str:
         return f"No layout was found for the world's seed {self.args[0]}; take another seed."
@@ -132,12 +131,12 @@ class World:
         raise NoLayoutError(seed)
 
     def gap(self, x: float, y: float, index: int | None = None) -> float:
-        """Metres between the robot's circle at (x, y) and a thing's surface (the target's)."""
+        """Distance between the robot's circle at (x, y) and a thing's surface (default: the target's), m."""
         thing = self.target if index is None else self.things[index]
         return math.hypot(thing.x - x, thing.y - y) - thing.radius - ROBOT_RADIUS
 
     def clearance(self, x: float, y: float, ignore: int | None = None) -> float:
-        """Metres between the robot's circle at (x, y) and whatever is nearest; negative inside."""
+        """Distance between the robot's circle at (x, y) and the nearest obstacle, m; negative inside."""
         nearest = min(self.half_x - abs(x), self.half_y - abs(y))
         for index, thing in enumerate(self.things):
             if index != ignore:
@@ -173,16 +172,16 @@ def _words(*which: str) -> str:
 
 _WORD = rf"(?P<which>{_words(*WHICH)})"
 _BETWEEN = r"(?:one|of|the|these|those|two|both|hand)"
-_BEHIND = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|standing)"
+_AFTER_NAME = r"(?:that|which|is|stands|it|one|the|to|on|at|your|more|being|lying|standing)"
 _NO_SIDE = (  # what makes a "right" or "left" no side
     r"(?<=right)(?:\s+(?:now|away|there|here|where|by|beside|next|behind|in\s+front|this\s+(?:minute|second|instant|moment))\b|\?)"
 )
-_SO_FAR = rf"(?:\s+(?!(?:and|or|{'|'.join(KINDS)})\b)\w+)"  # a word that still speaks of the thing
+_SO_FAR = rf"(?:\s+(?!(?:and|or|{'|'.join(KINDS)})\b)\w+)"  # a word that still refers to the thing
 _GOALS = (
     # "the left red chair", "the nearest one of the two red chairs", not "he left the red chair"
     re.compile(rf"\b{_WORD}(?!\s+the\b)[\s-]+(?:{_BETWEEN}\s+)*{_NAME}(?:e?s)?\b"),
     # "the red chair on the left", "the red chair that is nearer", not "left of the box", "right away"
-    re.compile(rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_BEHIND}\s+)*{_WORD}\b(?!\s+of\s+(?!the\s+two|both))(?!{_NO_SIDE})"),
+    re.compile(rf"\b{_NAME}(?:e?s)?[\s,:]+(?:{_AFTER_NAME}\s+)*{_WORD}\b(?!\s+of\s+(?!the\s+two|both))(?!{_NO_SIDE})"),
     # "the red chair that I see over there on my left", "the red chair over there that looks nearer"
     re.compile(
         rf"\b{_NAME}{_SO_FAR}{{,6}}\s+(?:the|your|my|our)\s+(?P<which>{_words('left', 'right')})\b"
@@ -193,14 +192,14 @@ _GOALS = (
 )
 _ONE = (  # said apart from the name: "two red chairs: go to the left one", "... to the one on the left"
     re.compile(rf"\b{_WORD}(?:-hand)?\s+one\b"),
-    re.compile(rf"\bthe\s+one\s+(?:{_BEHIND}\s+)+{_WORD}\b"),
+    re.compile(rf"\bthe\s+one\s+(?:{_AFTER_NAME}\s+)+{_WORD}\b"),
     re.compile(rf"\b(?:on|at|to)\s+(?:the|your|my)\s+{_WORD}(?:\s+side)?(?:\s+there)?(?:\s+is|'s)\s+(?:the|an?)\b"),
     re.compile(rf"\bthe\s+(?P<which>{_words('nearer', 'farther')})\s+of\b"),
 )
 
 
 def named_goal(instruction: str) -> Goal:
-    """The first goal that an instruction names, with which one of several is meant.
+    """The first goal that an instruction names, and which of several is meant.
 
     "find the red chair", "the left red chair", "the red chair on the left", "the nearest of the two red chairs",
     "the red chair that is farther away". Raises ValueError where it names no colour and kind.
@@ -280,7 +279,7 @@ def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str, whi
 
 
 def _beside(thing: Thing, start: tuple[float, float], direction: float, distance: float) -> float:
-    """Metres from a thing's middle to the straight way from start to target."""
+    """Distance from a thing's centre to the straight line from start to target, m."""
     along = (thing.x - start[0]) * math.cos(direction) + (thing.y - start[1]) * math.sin(direction)
     along = min(max(along, 0.0), distance)
     return math.hypot(
@@ -315,7 +314,7 @@ def _hides(other: Thing, thing: Thing, start: tuple[float, float, float]) -> boo
 def _cabinets(
     rng: np.random.Generator, half_x: float, half_y: float, things: list[Thing], way: list[tuple[float, float]]
 ) -> tuple[Furniture, ...]:
-    """One to three cabinets against the walls, without those that stand in the way."""
+    """One to three cabinets against the walls, without those that block the way."""
     kept = []
     steps = list(zip(*(np.linspace(a, b, 12) for a, b in zip(*way, strict=True)), strict=True))
     for _ in range(int(rng.integers(1, 4))):

@@ -21,9 +21,9 @@ from tiny_models import make_tiny_model
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-import dsd_ros.cloud.listener as listener_module
+import dsd_ros.cloud.metrics_server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.listener import MAX_SCRAPES, MetricsServer, ServerError
+from dsd_ros.cloud.metrics_server import MAX_SCRAPES, MetricsServer, ServerError
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import EngineSettings, MetricsSettings, VerifierSettings
 from dsd_ros.decoding.modes import PRESETS
@@ -307,7 +307,7 @@ def test_it_answers_what_is_asked_and_nothing_else(server):
 
 @pytest.mark.parametrize("begin", [b"", b"GET /met"])
 def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(monkeypatch, begin):
-    monkeypatch.setattr(listener_module, "SCRAPE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server_module, "SCRAPE_TIMEOUT_S", 0.3)
     with VerifierEngine(TableModel(1)) as engine, MetricsServer(engine.metrics.registry, ANY) as server:
         slow = socket.create_connection(place(server.url), timeout=30)
         slow.sendall(begin)

@@ -17,8 +17,8 @@ from websockets.sync.client import connect
 
 import dsd_ros.cloud.server as server_module
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.listener import ServerError
 from dsd_ros.cloud.metrics import Metrics
+from dsd_ros.cloud.metrics_server import ServerError
 from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.cloud.target import LocalTarget

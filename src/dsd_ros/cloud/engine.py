@@ -17,10 +17,10 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.sessions import Answer, Reply, Session, SessionsFull, SessionTable, check_request
+from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionsFull, SessionTable, check_request
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
-from dsd_ros.cloud.verification import Refused, Round, check_in_step, end_reply, open_reply
+from dsd_ros.cloud.verification import PendingRound, RoundRefused, check_in_step, end_reply, open_reply
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.channel import LocalChannel
@@ -56,7 +56,7 @@ NO_DOCUMENTS = (
 class _Turn(NamedTuple):
     """``schedule`` does what needs no verification, and returns the round that does, if any."""
 
-    schedule: Callable[[], Round | None]
+    schedule: Callable[[], PendingRound | None]
     since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
 
 
@@ -188,7 +188,7 @@ class VerifierEngine:
         for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
             self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
 
-    def _rounds(self, turns: list[_Turn]) -> list[Round]:
+    def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
         """What the target has to verify; everything else about the turns is done here."""
         now = self._clock()
         if now >= self._next_expiry:
@@ -203,9 +203,9 @@ class VerifierEngine:
                 rounds.append(round)
         return rounds
 
-    def _finish(self, round: Round, result: Outcome | Refused, seconds: float) -> None:
+    def _finish(self, round: PendingRound, result: Outcome | RoundRefused, seconds: float) -> None:
         session, reply, draft = round.session, round.reply, round.draft
-        if isinstance(result, Refused):
+        if isinstance(result, RoundRefused):
             session.send(result.message(draft))
             return
         if reply.outcomes and reply.outcomes[-1].distribution:
@@ -249,7 +249,7 @@ class VerifierEngine:
             session.ticket if session is not None else b"",
         )  # fmt: skip
 
-    def _receive(self, message: Observation | Draft, peer: Hashable) -> Round | None:
+    def _receive(self, message: Observation | Draft, peer: Hashable) -> PendingRound | None:
         session = self._sessions.find(message.session, peer)
         if session is None:
             return None  # closed, or its link went down, while this waited
@@ -275,12 +275,12 @@ class VerifierEngine:
         else:
             self.metrics.read(session, session.reply)
 
-    def _receive_draft(self, session: Session, draft: Draft) -> Round | None:
+    def _receive_draft(self, session: Session, draft: Draft) -> PendingRound | None:
         reply = session.reply
         if reply is None or draft.reply > reply.number:
             if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
                 sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
-                session.send(Refused(RefusalCode.NO_OBSERVATION, sentence).message(draft))
+                session.send(RoundRefused(RefusalCode.NO_OBSERVATION, sentence).message(draft))
         elif draft.reply < reply.number:
             pass  # of a reply that is over
         elif reply.refusal is not None:
@@ -290,18 +290,18 @@ class VerifierEngine:
         elif 1 <= draft.round <= reply.rounds:
             self._resend(session, reply, draft)
         else:
-            return self._in_step(Round(session, reply, draft))
+            return self._in_step(PendingRound(session, reply, draft))
         return None
 
-    def _in_step(self, round: Round) -> Round | None:
+    def _in_step(self, round: PendingRound) -> PendingRound | None:
         try:
             check_in_step(round.reply, round.draft)
-        except Refused as error:
+        except RoundRefused as error:
             round.session.send(error.message(round.draft))
             return None
         return round
 
-    def _resend(self, session: Session, reply: Reply, draft: Draft) -> None:
+    def _resend(self, session: Session, reply: ReplyState, draft: Draft) -> None:
         """Answer a duplicate: the outcome got lost, or is about to arrive."""
         since = reply.since(draft.round)
         if not draft.autonomous_rounds:
@@ -312,17 +312,17 @@ class VerifierEngine:
         if since or draft.autonomous_rounds:
             self._queue_alone(session, reply)
 
-    def _complete(self, session: Session, reply: Reply, draft: Draft) -> None:
+    def _complete(self, session: Session, reply: ReplyState, draft: Draft) -> None:
         """End a reply with tokens that the robot determined itself; nobody waits for an answer."""
         try:
             end_reply(reply, draft, self.model.vocab_size)
-        except Refused as error:
+        except RoundRefused as error:
             session.send(error.message(draft))
             return
         reply.received = draft.round
         self.metrics.completed(session, draft)
 
-    def _queue_alone(self, session: Session, reply: Reply) -> None:
+    def _queue_alone(self, session: Session, reply: ReplyState) -> None:
         """Let the target go on alone, if rounds were asked for and the reply has not ended."""
         if reply.turn_queued or reply.rounds >= reply.last_autonomous_round:
             return
@@ -332,7 +332,7 @@ class VerifierEngine:
         turn = _Turn(partial(self._go_on_alone, session, reply), time.perf_counter())
         self._queue.put(session.id, turn, bounded=False)  # there is one at most
 
-    def _go_on_alone(self, session: Session, reply: Reply) -> Round | None:
+    def _go_on_alone(self, session: Session, reply: ReplyState) -> PendingRound | None:
         """One more round without a draft, unless the robot has gone on to something else."""
         reply.turn_queued = False
         if session.reply is not reply or session.peer is None:
@@ -341,7 +341,7 @@ class VerifierEngine:
             return None
         session.last_used = self._clock()
         draft = Draft(session.id, reply.number, reply.rounds + 1, len(reply.tokens), [])
-        return self._in_step(Round(session, reply, draft, alone=True))
+        return self._in_step(PendingRound(session, reply, draft, alone=True))
 
 
 def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:
@@ -355,7 +355,7 @@ def in_process_channel(model: ModelSettings | str, settings: EngineSettings | No
     return LocalChannel(engine, on_close=engine.close)
 
 
-def _send_early(round: Round, outcome: Outcome) -> None:
+def _send_early(round: PendingRound, outcome: Outcome) -> None:
     round.session.send(outcome)
 
 

@@ -20,8 +20,8 @@ from dsd_ros.wire.messages import PROTOCOL_VERSION, Draft, Message, Outcome, Ref
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.engine import VerifierEngine
-    from dsd_ros.cloud.sessions import Answer, Reply, Session
-    from dsd_ros.cloud.verification import Round
+    from dsd_ros.cloud.sessions import Answer, ReplyState, Session
+    from dsd_ros.cloud.verification import PendingRound
 
 _log = logging.getLogger(__name__)
 disable_created_metrics()  # they would be a second series for each
@@ -39,88 +39,68 @@ class Metrics:
     def __init__(self, engine: VerifierEngine) -> None:
         self.registry = CollectorRegistry()
         self._engine = weakref.ref(engine)  # a registry must not keep a model in memory
-        registry = self.registry
-        ProcessCollector(registry=registry)
-        info = Gauge(
-            "dsd_verifier_info", "1, with what this verifier is as labels.", ("version", "protocol", "model"),
-            registry=registry,
-        )  # fmt: skip
-        info.labels(__version__, str(PROTOCOL_VERSION), engine.model.name).set(1)
-        self._gauges()
+        ProcessCollector(registry=self.registry)
+        info = "1, with what this verifier is as labels."
+        labels = {"version": __version__, "protocol": str(PROTOCOL_VERSION), "model": engine.model.name}
+        self._gauge("info", info, *labels).labels(**labels).set(1)
+        self._read_at_scrapes()
+        self._count_sessions_and_links()
+        self._count_rounds(map(str, engine.target.exit_layers))
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"dsd_verifier_{name}", text, registry=registry)
-
-        def counters(name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
-            family = Counter(f"dsd_verifier_{name}", text, (label,), registry=registry)
-            return {value: family.labels(value) for value in (*values, OTHER)}
-
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(f"dsd_verifier_{name}", text, registry=registry, buckets=tuple(buckets))
-
-        self._opened = counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
-        self._resumed = counter("sessions_resumed_total", "Sessions resumed over a new link.")
-        self._not_opened = counter("sessions_refused_total", "Requests for a session refused.")
-        self._ended = counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
-        self._rounds = counters("rounds_total", "Rounds verified.", "mode", PRESETS)
-        self._drafted = counters(
-            "drafted_tokens_total", "Drafted tokens verified, all nodes of a tree.", "mode", PRESETS
-        )
-        self._accepted = counters(
-            "accepted_tokens_total",
-            "Drafted tokens accepted. Each round gives one more, so tau is 1 + accepted / rounds.",
-            "mode",
-            PRESETS,
-        )
-        self._round_accepted = histogram(
-            "round_accepted_tokens", "Drafted tokens accepted, per round with a draft.", TOKENS
-        )
-        seconds = Histogram(
-            "dsd_verifier_round_seconds", "One round in the target, exits included.", ("mode",),
-            registry=registry, buckets=SECONDS,
-        )  # fmt: skip
-        self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
-        self._read_seconds = histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
-        self._queue_seconds = histogram(
-            "queue_wait_seconds", "How long an observation or a round waited for its turn.", SECONDS
-        )
-        self._refusals = counters(
-            "refusals_total", "Rounds, observations and frames refused.", "code",
-            (code.value for code in RefusalCode),
-        )  # fmt: skip
-        layers = map(str, engine.target.exit_layers)
-        self._early = counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
-        self._resent = counter("outcomes_resent_total", "Outcomes sent again because they got lost.")
-        self._failures = counter("failures_total", "Turns that ended in a defect.")
-        self._received = counter("received_bytes_total", "Frames received.")
-        self._sent = counter("sent_bytes_total", "Frames sent.")
-        self._refused_connections = counters(
-            "connections_refused_total", "Connections refused: wrong token, or too many.", "reason",
-            REFUSED_CONNECTIONS,
-        )  # fmt: skip
-        self._connections = Gauge("dsd_verifier_connections", "Robots' connections.", registry=registry)
-
-    def _gauges(self) -> None:
+    def _read_at_scrapes(self) -> None:
         """The metrics that are read from the engine at each scrape."""
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"dsd_verifier_{name}", text, registry=self.registry)
-
-        sessions = Gauge(
-            "dsd_verifier_sessions", "Sessions held, by whether the robot's link is up.", ("link",),
-            registry=self.registry,
-        )  # fmt: skip
+        sessions = self._gauge("sessions", "Sessions held, by whether the robot's link is up.", "link")
         sessions.labels("up").set_function(lambda: self._read(lambda e: e.held_sessions()[0]))
         sessions.labels("down").set_function(lambda: self._read(lambda e: e.held_sessions()[1]))
-        gauge("sessions_limit", "Sessions that may be held at once.").set_function(
-            lambda: self._read(lambda e: e.settings.max_sessions)
-        )
-        gauge("queue_turns", "Observations and rounds that wait for their turn.").set_function(
-            lambda: self._read(lambda e: e.queue()[0])
-        )
-        gauge("queue_bytes", "Bytes of pictures and distributions that wait.").set_function(
-            lambda: self._read(lambda e: e.queue()[1])
-        )
+        limit = self._gauge("sessions_limit", "Sessions that may be held at once.")
+        limit.set_function(lambda: self._read(lambda e: e.settings.max_sessions))
+        turns = self._gauge("queue_turns", "Observations and rounds that wait for their turn.")
+        turns.set_function(lambda: self._read(lambda e: e.queue()[0]))
+        size = self._gauge("queue_bytes", "Bytes of pictures and distributions that wait.")
+        size.set_function(lambda: self._read(lambda e: e.queue()[1]))
+
+    def _count_sessions_and_links(self) -> None:
+        self._opened = self._counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
+        self._resumed = self._counter("sessions_resumed_total", "Sessions resumed over a new link.")
+        self._not_opened = self._counter("sessions_refused_total", "Requests for a session refused.")
+        self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
+        self._connections = self._gauge("connections", "Robots' connections.")
+        refused = "Connections refused: wrong token, or too many."
+        self._refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
+        self._received = self._counter("received_bytes_total", "Frames received.")
+        self._sent = self._counter("sent_bytes_total", "Frames sent.")
+
+    def _count_rounds(self, layers: Iterable[str]) -> None:
+        self._rounds = self._counters("rounds_total", "Rounds verified.", "mode", PRESETS)
+        drafted = "Drafted tokens verified, all nodes of a tree."
+        self._drafted = self._counters("drafted_tokens_total", drafted, "mode", PRESETS)
+        accepted = "Drafted tokens accepted. Each round gives one more, so tau is 1 + accepted / rounds."
+        self._accepted = self._counters("accepted_tokens_total", accepted, "mode", PRESETS)
+        accepted = "Drafted tokens accepted, per round with a draft."
+        self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS)
+        seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode")
+        self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
+        self._read_seconds = self._histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
+        waited = "How long an observation or a round waited for its turn."
+        self._queue_seconds = self._histogram("queue_wait_seconds", waited, SECONDS)
+        refused = "Rounds, observations and frames refused."
+        self._refusals = self._counters("refusals_total", refused, "code", (code.value for code in RefusalCode))
+        self._early = self._counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
+        self._resent = self._counter("outcomes_resent_total", "Outcomes sent again because they got lost.")
+        self._failures = self._counter("failures_total", "Turns that ended in a defect.")
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"dsd_verifier_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"dsd_verifier_{name}", text, labels, registry=self.registry)
+
+    def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+        family = self._counter(name, text, label)
+        return {value: family.labels(value) for value in (*values, OTHER)}
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"dsd_verifier_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def _read(self, figure: Callable[[VerifierEngine], int]) -> float:
         engine = self._engine()
@@ -167,7 +147,7 @@ class Metrics:
         self._ended.get(reason, self._ended[OTHER]).inc()
         _log.info("session %s", reason, extra={"session": session})
 
-    def read(self, session: Session, reply: Reply) -> None:
+    def read(self, session: Session, reply: ReplyState) -> None:
         """An observation was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
         self._read_seconds.observe(seconds)
@@ -175,7 +155,7 @@ class Metrics:
             "observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds}
         )  # fmt: skip
 
-    def verified(self, round: Round, outcome: Outcome, seconds: float) -> None:
+    def verified(self, round: PendingRound, outcome: Outcome, seconds: float) -> None:
         """A round was verified; the reply's tokens include its own."""
         session, reply, draft = round.session, round.reply, round.draft
         mode = session.request.mode if session.request.mode in self._rounds else OTHER

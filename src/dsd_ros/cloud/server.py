@@ -22,8 +22,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
-from dsd_ros.cloud.listener import CLOSE_TIMEOUT_S, Listener, MetricsServer, ServerError, respond
 from dsd_ros.cloud.metrics import Metrics
+from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
 from dsd_ros.cloud.sessions import Answer
 from dsd_ros.cloud.settings import LOOPBACK, VerifierSettings
 from dsd_ros.wire.channel import read_token, shows_token
@@ -57,7 +57,7 @@ class Served(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class VerifierServer(Listener):
+class VerifierServer(ServerThread):
     """Serves an engine to robots. The engine stays the caller's.
 
     with VerifierEngine(model) as engine, VerifierServer(engine, settings) as server:
@@ -74,7 +74,7 @@ class VerifierServer(Listener):
         self._connections = 0
 
     def start(self) -> str:
-        """See ``Listener``."""
+        """See ``ServerThread``."""
         url = super().start()
         if self._token is None and self.host not in LOOPBACK:
             _log.warning("no token file is set: whoever reaches %s can use this verifier", url)

@@ -41,7 +41,7 @@ class Prefix(Protocol):
 
 
 @dataclass
-class Reply:
+class ReplyState:
     """The reply that a session is at. ``outcomes`` answered its last rounds and are kept for retransmission.
 
     ``begun_at`` rounds were verified before by a verifier that has forgotten them: the robot stated them.
@@ -87,7 +87,7 @@ class Session:
     answer: Answer | None
     last_used: float
     exits: ExitRules | None = None  # None: no early outcomes
-    reply: Reply | None = None
+    reply: ReplyState | None = None
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 

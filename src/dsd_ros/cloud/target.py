@@ -15,7 +15,7 @@ import torch
 from dsd_ros.cloud.exits import ExitListener, confidence_of
 from dsd_ros.cloud.judges import judge_of, most_owed
 from dsd_ros.cloud.sessions import Prefix
-from dsd_ros.cloud.verification import Refused, Round, microseconds_since, take_recovered
+from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
 from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -23,7 +23,7 @@ from dsd_ros.vlm.sequence import LayerHook
 from dsd_ros.vlm.sequence import Sequence as TokenSequence
 from dsd_ros.wire.messages import Outcome
 
-OnEarly = Callable[[Round, Outcome], object]
+OnEarly = Callable[[PendingRound, Outcome], object]
 
 
 class TargetModel(Protocol):
@@ -58,7 +58,9 @@ class Target(Protocol):
         VlmError for what the model cannot read.
         """
 
-    def verify(self, rounds: Sequence[Round], on_early: OnEarly) -> Iterator[tuple[Round, Outcome | Refused]]:
+    def verify(
+        self, rounds: Sequence[PendingRound], on_early: OnEarly
+    ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
         """Verify at most one round of each reply, and leave each reply's prefix at its verified tokens.
 
         ``on_early`` gets the outcomes of early exits in the meantime. Each round is yielded once, in any order,
@@ -82,11 +84,13 @@ class LocalTarget:
     ) -> TokenSequence:
         return self.model.prefill(image, instruction, history)
 
-    def verify(self, rounds: Sequence[Round], on_early: OnEarly) -> Iterator[tuple[Round, Outcome | Refused]]:
+    def verify(
+        self, rounds: Sequence[PendingRound], on_early: OnEarly
+    ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
         for round in rounds:
             yield round, self._verify(round, on_early)
 
-    def _verify(self, round: Round, on_early: OnEarly) -> Outcome | Refused:
+    def _verify(self, round: PendingRound, on_early: OnEarly) -> Outcome | RoundRefused:
         sequence, reply = _sequence(round), round.reply
         before, owed = len(sequence.tokens), reply.owed
         try:
@@ -94,9 +98,9 @@ class LocalTarget:
         except Exception as error:
             sequence.rollback(before)
             reply.owed = owed
-            return Refused.of(error)
+            return RoundRefused.of(error)
 
-    def _run(self, round: Round, sequence: TokenSequence, on_early: OnEarly) -> Outcome:
+    def _run(self, round: PendingRound, sequence: TokenSequence, on_early: OnEarly) -> Outcome:
         model, draft = self.model, round.draft
         # What exceeds the context cannot be verified. A shorter draft is as exact.
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
@@ -136,7 +140,7 @@ class LocalTarget:
         return sequence.verify(tokens, on_layer)
 
 
-def _sequence(round: Round) -> TokenSequence:
+def _sequence(round: PendingRound) -> TokenSequence:
     sequence = round.reply.sequence
     assert isinstance(sequence, TokenSequence), "this target has not read the reply's observation"
     return sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dsd_ros.cloud.exits import ExitRules
-from dsd_ros.cloud.sessions import Reply, Session
+from dsd_ros.cloud.sessions import ReplyState, Session
 from dsd_ros.decoding.rejection import Verdict
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.tree import TreeError
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _FAILED = "the verifier's model failed on this; the verifier's log says how"
 
 
-class Refused(Exception):
+class RoundRefused(Exception):
     """A round cannot be served; one sentence and the code that goes with it."""
 
     def __init__(self, code: RefusalCode, sentence: str) -> None:
@@ -35,7 +35,7 @@ class Refused(Exception):
         self.code = code
 
     @classmethod
-    def of(cls, error: Exception) -> Refused:
+    def of(cls, error: Exception) -> RoundRefused:
         """The refusal for an error of a pass. What nobody foresaw is logged, and the robot learns no details."""
         if isinstance(error, (SamplingError, TreeError, WireError)):
             return cls(RefusalCode.BAD_DISTRIBUTION, str(error))
@@ -50,14 +50,14 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Round:
+class PendingRound:
     """A draft that is in step with its reply, for a target to verify.
 
     ``alone``: the target goes on without the robot, so that nobody waits for early outcomes.
     """
 
     session: Session
-    reply: Reply
+    reply: ReplyState
     draft: Draft
     alone: bool = False
 
@@ -82,7 +82,7 @@ class Round:
         )
 
 
-def open_reply(target: Target, observation: Observation, kept: LastPictures[np.ndarray]) -> Reply:
+def open_reply(target: Target, observation: Observation, kept: LastPictures[np.ndarray]) -> ReplyState:
     """Read the observation with the target. A failure is kept in the reply, to answer all its rounds.
 
     ``kept``: the session's last pictures by digest. UnknownPicture when one of the history is not there.
@@ -94,7 +94,7 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
         image, history = read_pictures(observation, kept)
         sequence = target.prefill(image, observation.instruction, history)
         sequence.append(observation.verified)  # they ride along with the next draft
-        return Reply(observation.reply, sequence, microseconds_since(began), begun_at=observation.rounds)
+        return ReplyState(observation.reply, sequence, microseconds_since(began), begun_at=observation.rounds)
     except UnknownPicture:
         raise
     except (VlmError, WireError) as error:
@@ -103,7 +103,7 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
         _log.exception("the target failed on an observation")
         code, sentence = RefusalCode.MODEL_ERROR, _FAILED
     refusal = Refusal(observation.session, observation.reply, 0, code, sentence[:1024])
-    return Reply(observation.reply, None, refusal=refusal)
+    return ReplyState(observation.reply, None, refusal=refusal)
 
 
 def _check_progress(observation: Observation, vocab_size: int) -> None:
@@ -115,37 +115,37 @@ def _check_progress(observation: Observation, vocab_size: int) -> None:
         raise WireError(f"token {max(verified)} is none of the target's, which has {vocab_size}")
 
 
-def check_in_step(reply: Reply, draft: Draft) -> None:
-    """Refused when a draft is not the reply's next round, or was sent ahead after tokens that did not come true."""
+def check_in_step(reply: ReplyState, draft: Draft) -> None:
+    """RoundRefused when a draft is not the next round, or was sent ahead after tokens that did not come true."""
     number = reply.rounds + 1
     in_step = draft.round == number and _follows(reply, draft)
     if draft.assumed and not (in_step and draft.assumed == prefix_digest(reply.tokens)):
-        raise Refused(
+        raise RoundRefused(
             RefusalCode.ASSUMPTION_FAILED,
             f"round {draft.round} was sent ahead after tokens that did not come true; draft it again",
         )
     if not in_step:
-        raise Refused(
+        raise RoundRefused(
             RefusalCode.OUT_OF_STEP,
             f"round {draft.round} after {draft.confirmed} tokens is out of step: the verifier is at "
             f"round {number} after {_known(reply)}",
         )
 
 
-def end_reply(reply: Reply, draft: Draft, vocab_size: int) -> None:
-    """Append a reply's last tokens, which the robot determined itself; Refused when they cannot be those."""
+def end_reply(reply: ReplyState, draft: Draft, vocab_size: int) -> None:
+    """Append a reply's last tokens, which the robot determined itself; RoundRefused when they cannot be those."""
     if not _follows(reply, draft):
-        raise Refused(
+        raise RoundRefused(
             RefusalCode.OUT_OF_STEP,
             f"{len(draft.resampled)} tokens that make {draft.confirmed} are no end of a reply of {_known(reply)}",
         )
     try:
         take_recovered(reply, draft.resampled, vocab_size)
     except SamplingError as error:
-        raise Refused.of(error) from error
+        raise RoundRefused.of(error) from error
 
 
-def take_recovered(reply: Reply, recovered: list[int], vocab_size: int) -> None:
+def take_recovered(reply: ReplyState, recovered: list[int], vocab_size: int) -> None:
     """Append the tokens that the robot determined after the last round's rejection; none: no change.
 
     SamplingError when one of them is no token of the target.
@@ -159,14 +159,14 @@ def take_recovered(reply: Reply, recovered: list[int], vocab_size: int) -> None:
     reply.owed = 0
 
 
-def _follows(reply: Reply, draft: Draft) -> bool:
+def _follows(reply: ReplyState, draft: Draft) -> bool:
     """Whether a draft brings the recovered tokens that the robot owes, if any, and its token count is right."""
     recovered = len(draft.resampled)
     fits = 1 <= recovered <= reply.owed if reply.owed else not recovered
     return fits and draft.confirmed == len(reply.tokens) + recovered
 
 
-def _known(reply: Reply) -> str:
+def _known(reply: ReplyState) -> str:
     """How many tokens a reply is known to have, in words."""
     known = len(reply.tokens)
     return f"{known}, and 1 to {reply.owed} that the robot determines" if reply.owed else f"{known}"

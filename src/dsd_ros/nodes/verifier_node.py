@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.listener import MetricsServer
+from dsd_ros.cloud.metrics_server import MetricsServer
 from dsd_ros.cloud.settings import MetricsSettings
 from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health

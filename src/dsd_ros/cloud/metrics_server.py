@@ -1,4 +1,4 @@
-"""Websocket servers on threads of their own, and what they answer to plain HTTP: /metrics and /healthz."""
+"""A websocket server on a thread of its own, its answers to plain HTTP (/metrics, /healthz), and the metrics server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServerError(OSError):
     """A server cannot listen; one sentence with the remedy."""
 
 
-class Listener(ABC):
+class ServerThread(ABC):
     """A websocket server that runs on a thread and an event loop of its own until it is closed."""
 
     what = "port"  # in errors, as is what port 0 means
@@ -133,7 +133,7 @@ class _Scrape(ServerConnection):
             self.transport.abort()
 
 
-class MetricsServer(Listener):
+class MetricsServer(ServerThread):
     """Serves a registry to Prometheus over plain HTTP, on a port of its own.
 
     It asks for no token: the metrics are counts. It answers a few requests at a time and cuts off slow clients.
@@ -151,7 +151,7 @@ class MetricsServer(Listener):
         self._registry = registry
 
     def start(self) -> str:
-        """See ``Listener``."""
+        """See ``ServerThread``."""
         url = super().start()
         if self.host not in LOOPBACK:
             _log.warning("whoever reaches %s can read this verifier's metrics", url)

@@ -382,8 +382,8 @@ def test_what_contradicts_a_head_is_refused_and_changes_nothing():
         ([2], [-0.1], "contradicts"),
         ([2, 2], [0.1, 0.15], "twice"),
         ([2, 3, 4], [0.14, 0.14, 0.14], "more than 1"),
-        ([5], [0.1], "none of 0"),
-        ([-1], [0.1], "none of 0"),
+        ([5], [0.1], "out of range"),
+        ([-1], [0.1], "out of range"),
         ([2, 3], [0.1], "one value for each"),
     ):
         with pytest.raises(SamplingError, match=reason):
@@ -398,7 +398,7 @@ def test_what_contradicts_a_head_is_refused_and_changes_nothing():
 
 @pytest.mark.parametrize("row", [[0.5, 0.4], [1.5, -0.5], [np.nan, 1.0], [[1.0]], []])
 def test_a_row_that_is_no_distribution_is_refused(row):
-    with pytest.raises(SamplingError, match="distribution is none"):
+    with pytest.raises(SamplingError, match="distribution is invalid"):
         Known.whole(torch.tensor(row))
 
 
@@ -406,8 +406,8 @@ def test_offers_that_no_side_can_make_are_refused():
     rows = [torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5])]
     for tokens, weights, reason in (
         ([0, 0], WEIGHTS, "no probability"),
-        ([1, 2], WEIGHTS, "none of its vocabulary"),
-        ([-1, 0], WEIGHTS, "none of its vocabulary"),
+        ([1, 2], WEIGHTS, "outside its vocabulary"),
+        ([-1, 0], WEIGHTS, "outside its vocabulary"),
         ([1, 0], (np.nan, 0.0), "log weights"),
         ([1, 0], (np.inf, 0.0), "log weights"),
         ([1, 0], (-np.inf, -np.inf), "log weights"),
@@ -418,5 +418,5 @@ def test_offers_that_no_side_can_make_are_refused():
         decide(*whole_offers(rows, [1, 0]), None, Draws(0.1, 0.1))
     with pytest.raises(SamplingError, match="noise is for 1 "):
         decide(*whole_offers(rows, [1, 0]), np.zeros(1))
-    with pytest.raises(SamplingError, match="none of the 2"):
+    with pytest.raises(SamplingError, match="outside its distribution over 2"):
         head_of(rows[0], None, 1, 2)

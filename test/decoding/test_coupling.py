@@ -57,7 +57,7 @@ def test_the_choice_is_a_sample_and_ties_go_to_the_lowest_id():
     assert choose(torch.ones(4) / 4, np.zeros(4)) == 0
     assert scores(p, np.zeros(4))[1] == -np.inf
     for broken in (torch.zeros(3), torch.full((3,), torch.nan)):
-        with pytest.raises(SamplingError, match="no probabilities"):
+        with pytest.raises(SamplingError, match="not probabilities"):
             choose(broken, np.zeros(3))
 
 

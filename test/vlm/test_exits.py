@@ -89,7 +89,7 @@ def test_exits_beside_a_model_are_loaded_with_it(model, directory):
     said = again.exits.logits(again, 3, hidden)
     torch.testing.assert_close(said, exits.logits(model, 3, hidden), atol=2e-2, rtol=2e-2)
     assert load_model(ModelSettings(str(directory)), exits=False).exits is None
-    with pytest.raises(ModelError, match="no exit behind layer 2"):
+    with pytest.raises(ModelError, match="no exit after layer 2"):
         again.exits.adapter(2)
 
 

@@ -1,13 +1,13 @@
-"""The next token of two sides, each with its own documents: p = eta^d p^d + eta^c p^c, device and cloud.
+"""The next token of two sides with documents of their own: p = eta^d p^d + eta^c p^c, device and cloud.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON):
-equations 2 and 3 (eta), Algorithm 1 (speculative aggregation), equation 5 (acceptance). Beside its algorithm there
-are greedy decoding and shared randomness (``coupling``), where the token is argmax p and argmax(log p + G).
+equations 2 and 3 (eta), Algorithm 1 (speculative aggregation), equation 5 (acceptance). Greedy decoding and shared
+randomness (``coupling``), where the token is argmax p and argmax(log p + G), are additions.
 
-What is decided is distributed as p, whatever was drafted and however little of the other side's distribution is
-known: its entries are intervals, and a decision is given only where no value in them could change it. Otherwise
-it is said whose exact entries are missing. Interval and exact values go through the same float64 operations,
-device term first, and IEEE 754's rounding is monotone, so that an answer from intervals is the exact one.
+The decided token is distributed as p, whatever was drafted and however little of the other side's distribution is
+known. Unknown entries are intervals, and a decision is made only if no value in them could change it; otherwise the
+result names the entries that are needed exactly. Intervals and exact values go through the same float64 operations,
+device term first. IEEE 754 rounding is monotone, so an answer from intervals is the exact one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dsd_ros.decoding.coupling import _log
 from dsd_ros.decoding.sampling import SamplingError
 
 DEVICE, CLOUD = "device", "cloud"
-MAX_ASKED = 1024  # entries that one question names; those that may be the token most likely come first
-_MASS = 1e-3  # by which the sum of a distribution in single precision may be off
-_OUTWARD = 1.0 + 1e-12  # exp is off by less than this
-_SLACK = 1e-9  # of a score: far more than np.log is off
+MAX_ASKED = 1024  # entries in one question, the most promising ones first
+_MASS = 1e-3  # tolerance for the sum of a distribution in single precision
+_OUTWARD = 1.0 + 1e-12  # more than the error of exp
+_SLACK = 1e-9  # of a score; far more than the error of np.log
 
 
 class Head(NamedTuple):
-    """The part of a distribution p that decides: its likeliest tokens, and a bound on all the others."""
+    """The part of a distribution p that usually decides: its likeliest tokens, and a bound on all others."""
 
     ids: np.ndarray  # (k,) int64 ascending
-    values: np.ndarray  # (k,) float32, p of these
+    values: np.ndarray  # (k,) float32, their p
     bound: float  # p(x) e^G(x) <= bound for every other token; without noise p(x) <= bound
 
 
@@ -46,7 +46,7 @@ class Undecided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The token that is said, and which side had drafted it."""
+    """The emitted token, and which sides had drafted it."""
 
     token: int
     device_accepted: bool
@@ -54,30 +54,30 @@ class Decision(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Algorithm 1's uniforms of one position, 0 to below 1; deciding again after a question needs the same."""
+    """Algorithm 1's uniforms for one position, in [0, 1); deciding again after a question needs the same ones."""
 
-    side: float  # sigma: below 1/2 the device's draft is tried, else the cloud's
+    side: float  # sigma: below 1/2 the device's draft is tested, else the cloud's
     keep: float  # sigma^s
 
 
 class Known:
-    """What is known of a distribution p (V,): ``lo`` <= p <= ``hi``, both (V,) float64 and equal where exact."""
+    """What is known of a distribution p (V,): ``lo`` <= p <= ``hi``, both (V,) float64, equal where p is exact."""
 
     def __init__(self, lo: np.ndarray, hi: np.ndarray) -> None:
         self.lo, self.hi = lo, hi
 
     @classmethod
     def whole(cls, p: torch.Tensor | np.ndarray) -> Known:
-        """All of p (V,). SamplingError where it is no distribution."""
+        """All of p (V,); SamplingError if it is not a distribution."""
         row = _row(p)
         # NaN fails every comparison.
         if not (row.ndim == 1 and bool((row >= 0.0).all()) and abs(float(row.sum()) - 1.0) <= _MASS):
-            raise SamplingError("a side's distribution is none: its entries must be 0 or more and sum to 1")
+            raise SamplingError("a side's distribution is invalid: its entries must be 0 or more and sum to 1")
         return cls(row, row)
 
     @classmethod
     def of_head(cls, head: Head, vocab_size: int, noise: np.ndarray | None) -> Known:
-        """What a head says; ``noise`` (V or more,) as in ``head_of``.
+        """What a head tells; ``noise`` (V or more,) as in ``head_of``.
 
         SamplingError for a head that no distribution over ``vocab_size`` tokens can have.
         """
@@ -106,17 +106,14 @@ class Known:
         return cls(lo, hi)
 
     def reveal(self, ids: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> None:
-        """Take in the exact entries of ``ids``.
-
-        SamplingError, and nothing is taken in, for entries that contradict what was known.
-        """
+        """Add the exact entries of ``ids``; SamplingError, and no change, if they contradict what is known."""
         where, exact = np.asarray(ids, np.int64), np.asarray(values, np.float64)
         if where.ndim != 1 or where.shape != exact.shape:
             raise SamplingError("revealed entries must be one value for each id")
         if not len(where):
             return
         if int(where.min()) < 0 or int(where.max()) >= len(self.lo):
-            raise SamplingError(f"a revealed id is none of 0 to below {len(self.lo)}")
+            raise SamplingError(f"a revealed id is out of range; use 0 to {len(self.lo) - 1}")
         if not bool(((exact >= self.lo[where]) & (exact <= self.hi[where])).all()):
             raise SamplingError("a revealed probability contradicts the head that was sent before")
         lo, hi = self.lo.copy(), self.hi.copy()
@@ -130,7 +127,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Offer:
-    """What one side brings to a position: its draft, the log of its documents' weight h, its distribution."""
+    """One side's part of a position: its draft, the log of its documents' weight h, its distribution."""
 
     token: int
     log_weight: float
@@ -138,14 +135,13 @@ class Offer:
 
 
 def head_of(p: torch.Tensor, noise: np.ndarray | None, size: int, token: int) -> Head:
-    """The ``size`` tokens (0: all) of p (V,) with the largest log p + G (without noise: p), and ``token``.
+    """The head of p (V,): the ``size`` tokens (0: all) with the largest log p + G (without noise: p), and ``token``.
 
-    ``noise``: G (V or more,). Tokens of probability 0 are left out. The bound is a number of single
-    precision, rounded up.
+    noise: G (V or more,). Tokens of probability 0 are left out. The bound is rounded up to single precision.
     """
     row = _row(p)
     if not 0 <= token < len(row):
-        raise SamplingError(f"token {token} is none of the {len(row)} of its distribution")
+        raise SamplingError(f"token {token} is outside its distribution over {len(row)} tokens")
     weights = row if noise is None else row * np.exp(_of_size(noise, len(row)))
     chosen = np.arange(len(row))
     if 0 < size < len(row):
@@ -161,11 +157,11 @@ def head_of(p: torch.Tensor, noise: np.ndarray | None, size: int, token: int) ->
 
 
 def eta(log_weight_device: float, log_weight_cloud: float) -> tuple[float, float]:
-    """Device's and cloud's share h / (h^d + h^c) of the logs of h (equation 3); minus infinity is no documents."""
+    """Device's and cloud's share h / (h^d + h^c) from log h (equation 3); minus infinity means no documents."""
     highest = max(log_weight_device, log_weight_cloud)
     if not math.isfinite(highest) or math.isnan(log_weight_device + log_weight_cloud):
         raise SamplingError(
-            f"the sides' log weights are {log_weight_device} and {log_weight_cloud}; one must be a number"
+            f"the sides' log weights are {log_weight_device} and {log_weight_cloud}; at least one must be finite"
         )
     device, cloud = math.exp(log_weight_device - highest), math.exp(log_weight_cloud - highest)
     return device / (device + cloud), cloud / (device + cloud)
@@ -180,7 +176,7 @@ def mixture(
 
 
 def acceptance(p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float) -> tuple[float, float]:
-    """How often Algorithm 1 takes the device's and the cloud's draft (equation 5).
+    """The probabilities that Algorithm 1 accepts the device's and the cloud's draft (equation 5).
 
     alpha^s = (1 - eta^o d) / 2 + sum_x p^s(x) p(x) / 2 with d = 1 - sum_x min(p^d, p^c), o the other side.
     """
@@ -197,16 +193,15 @@ def acceptance(p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float)
 def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None) -> Decision | Undecided:
     """The token of one position, or what must be known first; either vocabulary may be the larger.
 
-    Without ``draws``: argmax(log p + G) of the noise G (V or more,), or argmax p where ``noise`` is None; the
-    lowest id among equals. With ``draws``: Algorithm 1, whose residual is drawn as argmax(log residual + G);
-    the drafts must then be drawn independently of ``noise``. Asked again with the same arguments and what it
-    asked for revealed, it comes to the decision that whole distributions give; each question brings it nearer.
-    SamplingError for offers that no side can make.
+    Without ``draws``: argmax(log p + G) with noise G (V or more,), or argmax p if ``noise`` is None; the lowest id if
+    several are equal. With ``draws``: Algorithm 1, whose residual is drawn as argmax(log residual + G), so the
+    drafts must be drawn independently of ``noise``. Called again after each answer is revealed, it reaches the
+    decision that whole distributions give. SamplingError for offers that no side can make.
     """
     shares = eta(device.log_weight, cloud.log_weight)
     for side, offer in ((DEVICE, device), (CLOUD, cloud)):
         if not 0 <= offer.token < len(offer.known.hi):
-            raise SamplingError(f"the {side}'s draft {offer.token} is none of its vocabulary")
+            raise SamplingError(f"the {side}'s draft {offer.token} is outside its vocabulary")
         if not offer.known.hi[offer.token] > 0.0:
             raise SamplingError(f"the {side}'s draft {offer.token} has no probability in its own distribution")
     if draws is None:
@@ -217,7 +212,7 @@ def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws |
             raise SamplingError("no token has a probability")
     else:
         if noise is None:
-            raise SamplingError("Algorithm 1 draws from a residual by noise; give it")
+            raise SamplingError("Algorithm 1 needs noise to draw from a residual; give it")
         found = _algorithm_1(device, cloud, shares, noise, draws)
     if isinstance(found, Undecided):
         return found
@@ -227,7 +222,7 @@ def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws |
 def _algorithm_1(
     device: Offer, cloud: Offer, shares: tuple[float, float], noise: np.ndarray, draws: Draws
 ) -> int | Undecided:
-    """Lines 6 to 15 for the side that the first draw chooses: the other's x~ is not needed."""
+    """Lines 6 to 15, only for the side that the first draw chooses: the other side's x~ is not needed."""
     by_device = draws.side < 0.5
     own, other = (device.known, cloud.known) if by_device else (cloud.known, device.known)
     own_side, other_side = (DEVICE, CLOUD) if by_device else (CLOUD, DEVICE)
@@ -256,9 +251,9 @@ def _algorithm_1(
 def _settled(
     lowest: np.ndarray, highest: np.ndarray, noise: np.ndarray | None, device: Known, cloud: Known
 ) -> int | Undecided | None:
-    """The argmax of weights in ``lowest`` .. ``highest`` (V,), both of log weight + G where there is noise.
+    """The argmax of weights between ``lowest`` and ``highest`` (V,), of log weight + G if there is noise.
 
-    None where all weights are 0. Weights are exact where the entries of both sides are.
+    None if all weights are 0. A weight is exact if the entries of both sides are.
     """
     if noise is None:
         upper, best = highest, float(lowest.max(initial=0.0))
@@ -279,7 +274,7 @@ def _settled(
             missing = missing[np.argpartition(-upper[missing], MAX_ASKED)[:MAX_ASKED]]
         if len(missing):
             return Undecided(side, np.sort(missing).tolist())
-    # The logarithm of ``coupling`` gives the same bits on every machine.
+    # coupling's logarithm, because it gives the same bits on every machine.
     weights = highest[candidates]
     exact = weights if noise is None else _log(weights) + noise[candidates]
     return int(candidates[exact.argmax()])
@@ -297,7 +292,7 @@ def _row(p: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def _padded(row: np.ndarray, size: int) -> np.ndarray:
-    """The ids that a smaller vocabulary lacks have no probability."""
+    """Pad a smaller vocabulary's row with zeros."""
     return row if len(row) == size else np.concatenate([row, np.zeros(size - len(row))])
 
 

@@ -1,8 +1,8 @@
-"""Sampling by shared randomness: both sides derive the same noise, so that no distribution travels.
+"""Sampling with shared randomness: both sides derive the same noise, so no distribution travels.
 
-Gumbel coupling (Daliri, Musco and Suresh 2024, arXiv 2408.07978): argmax(log p + G) with standard Gumbel
-noise G is a sample of p. The draft's argmax(log q + G) under the same G mostly equals it, with a
-probability of at least (1 - TV) / (1 + TV), and the target's choice never depends on what was drafted.
+Gumbel coupling (Daliri, Musco and Suresh 2024, arXiv 2408.07978): argmax(log p + G) with standard Gumbel noise G is
+a sample of p. The draft's argmax(log q + G) with the same G equals it with a probability of at least
+(1 - TV) / (1 + TV), and the target's choice never depends on the draft.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the counter's stride in Split
 _HALVES = 2.0**-52
 _LN_2 = 0.6931471805599453
 _SQRT_HALF = 0.7071067811865476
-_TERMS = 12  # of the logarithm's series: beyond, they are below one part in 2^53
+_TERMS = 12  # of the logarithm's series; further ones are below one part in 2^53
 
 
-@lru_cache(maxsize=32)  # the exits of a pass and the workers that draft ahead ask for the same rows
+@lru_cache(maxsize=32)  # a pass' exits and the pre-drafting workers ask for the same rows
 def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
     """Standard Gumbel noise (size,) float64 for the token at ``position`` (from 0) of a reply; read-only.
 
-    The same bits on every machine: a counter hash in integers gives a uniform of 53 bits, and its
-    logarithms take only operations that IEEE 754 rounds exactly. The noise of an id does not depend on
-    ``size``, so models may pad their vocabularies as they like.
+    The bits are the same on every machine: an integer counter hash gives a 53-bit uniform, and its logarithms use
+    only operations that IEEE 754 rounds exactly. The noise of an id does not depend on ``size``, so the models may
+    pad their vocabularies differently.
     """
     key = 0
     for part in (seed, reply, position):
@@ -44,7 +44,7 @@ def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
 def scores(probabilities: torch.Tensor, noise: np.ndarray) -> np.ndarray:
     """log p + G, (..., V) float64, of probabilities (..., V) after the sampling transform; -inf where p is 0.
 
-    What is likeliest in them is a sample of p, and the k likeliest are k samples without replacement.
+    The highest score is a sample of p, and the k highest are k samples without replacement.
     """
     weights = probabilities.detach().cpu().double().numpy()
     with np.errstate(divide="ignore"):
@@ -52,14 +52,14 @@ def scores(probabilities: torch.Tensor, noise: np.ndarray) -> np.ndarray:
 
 
 def choose(probabilities: torch.Tensor, noise: np.ndarray) -> int:
-    """argmax(log p + G): the sample of p (V,) that the noise gives; the lowest id among equals.
+    """argmax(log p + G), the sample of p (V,) that the noise selects; the lowest id if several are equal.
 
-    SamplingError for weights that are no probabilities.
+    SamplingError for weights that are not probabilities.
     """
     found = scores(probabilities, noise)
     best = int(found.argmax())
     if not np.isfinite(found[best]):
-        raise SamplingError("cannot draw from weights that are no probabilities")
+        raise SamplingError("cannot draw from weights that are not probabilities")
     return best
 
 
@@ -72,14 +72,14 @@ def _mixed(value: int) -> int:
 
 
 def _scrambled(values: np.ndarray) -> np.ndarray:
-    """``_mixed`` of uint64 numbers, which wrap round as it needs."""
+    """``_mixed`` of uint64 numbers, which overflow as it requires."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def _log(values: np.ndarray) -> np.ndarray:
-    """Natural logarithm of positive float64, the same on every machine; libraries differ in the last bit.
+    """Natural logarithm of positive float64, the same bits on every machine (libraries differ in the last one).
 
     log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)) with m between sqrt(1/2) and sqrt(2).
     """

@@ -1,8 +1,8 @@
-"""Growing trees of drafted tokens level by level, whatever model gives the rows.
+"""Growing token trees level by level, for any draft model.
 
-A grower says which nodes are to be fed next (``level``), takes what the draft gives behind them
-(``take``), and is done when ``complete``. A tree of depth L so costs L passes of the draft model, the
-one behind the root among them: what is behind the leaves is never asked for.
+A grower names the nodes to feed next (``level``), takes the draft's rows after them (``take``), and is done when
+``complete``. A tree of depth L costs L passes of the draft model, including the one after the root; rows after the
+leaves are never needed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ Level = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class GrownTree:
-    """A tree, and of each node its number among the nodes that were fed, in that order, or -1."""
+    """A tree, and for each node its index among the fed nodes, or -1 if it was not fed."""
 
     tree: TokenTree
     fed: tuple[int, ...]
 
     def split(self, path: Sequence[int]) -> tuple[list[int], list[int]]:
-        """A path as what the draft's cache holds of it and what it lacks.
-
-        The numbers, among the fed, of the first nodes, and the tokens of those behind them.
-        """
+        """A path as the part in the draft's cache (indices among the fed nodes) and the rest (its tokens)."""
         held = 0
         while held < len(path) and self.fed[path[held]] >= 0:
             held += 1
@@ -42,14 +39,14 @@ class GrownTree:
 
 
 def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -> list[list[int]]:
-    """TSLT's MCSample: for each row of q (n, V) ``count`` draws, independent, with replacement.
+    """TSLT's MCSample: ``count`` independent draws with replacement from each row of q (n, V).
 
-    Rows need not sum to one; weight 0 is never drawn. SamplingError for rows that are no weights.
+    Rows need not sum to one; an id of weight 0 is never drawn. SamplingError for rows that are not weights.
     """
     cumulative = q.double().cumsum(dim=-1)
     totals = cumulative[:, -1].tolist()
     if not all(math.isfinite(total) and total > 0.0 for total in totals):
-        raise SamplingError("cannot draw from weights that are no probabilities")
+        raise SamplingError("cannot draw from weights that are not probabilities")
     draws = torch.from_numpy(generator.random((len(q), count)) * np.array(totals)[:, None])
     families: list[list[int]] = torch.searchsorted(cumulative, draws.to(q.device), right=True).tolist()
     for row, family in zip(q, families, strict=True):
@@ -60,8 +57,8 @@ def draw_children(q: torch.Tensor, count: int, generator: np.random.Generator) -
 
 
 def likeliest_children(scores: torch.Tensor, count: int) -> list[list[int]]:
-    """For each row of scores (n, V), not all -inf, the ``count`` highest ids, best first; none of -inf."""
-    if count == 1:  # a sequence's, where every microsecond counts
+    """The ids of the ``count`` highest scores in each row (n, V), best first, without those of -inf."""
+    if count == 1:  # a sequence: every microsecond counts
         return [[token] for token in scores.argmax(dim=-1).tolist()]
     best, ids = scores.topk(min(count, scores.shape[-1]), dim=-1)
     possible = (~torch.isneginf(best)).sum(dim=-1).tolist()
@@ -69,7 +66,7 @@ def likeliest_children(scores: torch.Tensor, count: int) -> list[list[int]]:
 
 
 class Grower(ABC):
-    """What growers have in common: nodes so far, and those whose rows are wanted next."""
+    """The nodes so far, and those whose rows are needed next."""
 
     def __init__(self, ends: frozenset[int], wanted: bool) -> None:
         self._ends = ends
@@ -82,14 +79,14 @@ class Grower(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether no further rows are wanted."""
+        """Whether no further rows are needed."""
         return not self._open
 
     @property
     def level(self) -> Level:
-        """The nodes whose rows ``take`` wants next: tokens, and parents by their number among the fed.
+        """The nodes whose rows ``take`` needs next: tokens, and parents by index among the fed nodes.
 
-        Empty before the first ``take``, which wants the one row behind the root.
+        Empty before the first ``take``, which needs the one row after the root.
         """
         nodes = [node for node in self._open if node != ROOT]
         parents = (self._parents[node] for node in nodes)
@@ -100,19 +97,19 @@ class Grower(ABC):
 
     @property
     def q(self) -> torch.Tensor | None:
-        """One row for each of the tree's inner nodes, (inner, V); None where nothing was drawn."""
+        """One row per inner node of the tree, (inner, V); None if nothing was drawn."""
         return None
 
     @abstractmethod
     def take(self, rows: torch.Tensor) -> None:
-        """Add what rows (nodes of ``level``, V) give; TreeError for another number of them."""
+        """Add the children that rows (nodes of ``level``, V) give; TreeError for a wrong number of rows."""
 
     @abstractmethod
     def grown(self) -> GrownTree:
-        """The tree of what was taken."""
+        """The tree grown so far."""
 
     def _feed(self, rows: torch.Tensor) -> list[int]:
-        """Number the nodes that were fed, one for each row; a level deeper now."""
+        """Number the fed nodes, one per row, and go down a level."""
         nodes = self._open
         if not nodes:
             raise TreeError("the tree is complete and takes no further rows")
@@ -136,9 +133,9 @@ class Grower(ABC):
 class ExpansionTree(Grower):
     """A tree by expansion <k_1..k_L>: every node of level l - 1 gets k_l children.
 
-    With a generator they are drawn from the rows, which are then the draft's distributions q (MCSample).
-    Without one they are the k_l highest of the rows, distinct: logits when greedy, log q + G with
-    shared randomness. Nothing is drafted behind a token of ``ends``.
+    With a generator they are drawn from the rows, the draft's distributions q (MCSample). Without one they are the
+    k_l highest of each row, all distinct: of logits when greedy, of log q + G with shared randomness. Nothing is
+    drafted after a token of ``ends``.
     """
 
     def __init__(
@@ -152,7 +149,7 @@ class ExpansionTree(Grower):
         self._q: list[torch.Tensor] = []
 
     def take(self, rows: torch.Tensor) -> None:
-        """Add the children that rows (nodes of ``level``, V) give; TreeError for another number."""
+        """See ``Grower``."""
         nodes = self._feed(rows)
         count = self._expansion[self._depth - 1]
         if self._generator is None:
@@ -166,38 +163,36 @@ class ExpansionTree(Grower):
 
     @property
     def q(self) -> torch.Tensor | None:
-        """As of ``Grower``."""
+        """See ``Grower``."""
         return torch.cat(self._q) if self._q else None
 
     def grown(self) -> GrownTree:
-        """The tree as it now is."""
+        """See ``Grower``."""
         return GrownTree(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._fed))
 
 
 class BudgetTree(Grower):
-    """The tree of ``budget`` nodes whose expected number of accepted ones is highest (OPT-Tree).
+    """The tree of ``budget`` nodes with the highest expected number of accepted nodes (OPT-Tree).
 
-    After Wang et al. 2024 (arXiv 2406.17276). A node's chance to be accepted is the product of the
-    likelihoods along its path, which never grows on the way down: the best nodes of all hang
-    together, and one that is not among the best so far has no descendant among them. So each level
-    feeds only its nodes that are, and the result is the best tree of at most ``depth`` levels. For
-    targets that emit one token whatever was drafted (greedy, shared randomness). Nothing is drafted
-    behind a token of ``ends``.
+    Source: Wang et al. 2024 (arXiv 2406.17276). A node's chance of acceptance is the product of the likelihoods
+    along its path, which never grows on the way down. So the best nodes form a tree, and a node that is not among
+    the best so far has no descendant among them: each level feeds only nodes that are, and the result is the best
+    tree of at most ``depth`` levels. For targets whose token does not depend on the draft (greedy, shared
+    randomness). Nothing is drafted after a token of ``ends``.
     """
 
     def __init__(self, budget: int, depth: int, ends: frozenset[int] = frozenset()) -> None:
         if not 0 <= budget <= MAX_NODES or depth < 0:
-            raise TreeError(f"a tree of {budget} nodes and {depth} levels is none; use 0 to {MAX_NODES} nodes")
+            raise TreeError(f"a tree cannot have {budget} nodes and {depth} levels; use 0 to {MAX_NODES} nodes")
         super().__init__(ends, budget > 0 and depth > 0)
         self._budget, self._levels = budget, depth
         self._chances: list[float] = []
 
     def take(self, rows: torch.Tensor) -> None:
-        """Consider the children of ``level``'s nodes.
+        """Consider the children of ``level``'s nodes; TreeError for a wrong number of rows.
 
-        rows: (nodes of level, V), each token's likelihood, 0 to 1, to be what the target emits
-        there: the draft's probabilities when greedy, softmax(log q + G) with shared randomness.
-        TreeError for another number of rows.
+        rows: (nodes of level, V), each token's likelihood, 0 to 1, of being what the target emits there: the
+        draft's probabilities when greedy, softmax(log q + G) with shared randomness.
         """
         first = len(self._tokens)
         nodes = self._feed(rows)
@@ -215,12 +210,12 @@ class BudgetTree(Grower):
 
     @property
     def expected(self) -> float:
-        """How many of the tree's nodes are accepted if the likelihoods are right."""
+        """The expected number of accepted nodes if the likelihoods are right."""
         return math.fsum(self._chances[node] for node in self._chosen())
 
     def grown(self) -> GrownTree:
-        """The best tree of what was taken."""
-        # Candidates lie level by level and by parent, so their order is a tree's.
+        """See ``Grower``; the best tree."""
+        # Candidates are ordered level by level and by parent, as a tree's nodes are.
         chosen = sorted(self._chosen())
         place = {node: index for index, node in enumerate(chosen)} | {ROOT: ROOT}
         tree = TokenTree(
@@ -229,6 +224,6 @@ class BudgetTree(Grower):
         return GrownTree(tree, tuple(self._fed[node] for node in chosen))
 
     def _chosen(self) -> list[int]:
-        # The sort is stable: among equals an ancestor, which is older, comes first.
+        # The sort is stable: of two equals an ancestor, being older, comes first.
         order = sorted(range(len(self._chances)), key=lambda node: -self._chances[node])
         return order[: self._budget]

@@ -1,4 +1,4 @@
-"""The keys and values of sequences; a sequence's own are cropped by moving a length."""
+"""KV caches: one per sequence, cropped by moving a length, and several side by side for a batched pass."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _FIRST_CAPACITY = 64
 class KeyValueCache:
     """Keys and values of all layers, valid up to ``length``.
 
-    One tensor (layers, 2, 1, heads, capacity, head size). It stands in for transformers' ``Cache``
-    where a decoder layer calls ``update``. A forward pass writes its rows behind ``length`` in
-    every layer; the caller advances ``length`` once, after the last layer. Cropping is setting
-    ``length`` back: rows behind it are garbage to be overwritten.
+    One tensor (layers, 2, 1, heads, capacity, head size). It replaces transformers' ``Cache`` where a decoder
+    layer calls ``update``. A forward pass writes its rows after ``length`` in every layer; the caller advances
+    ``length`` once, after the last layer. To crop, set ``length`` back: rows after it are overwritten later.
     """
 
     def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -26,17 +25,14 @@ class KeyValueCache:
         self._layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def reserve(self, length: int) -> None:
-        """Make room for ``length`` positions; what is there stays."""
+        """Make room for ``length`` positions, keeping what is there."""
         if length > self._capacity:
             self._allocate(max(length, 2 * self._capacity, _FIRST_CAPACITY))
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (1, heads, n, head size) behind ``length``; return all keys and values so far.
-
-        The result is (1, heads, length + n, head size), views into the cache.
-        """
+        """Write (1, heads, n, head size) after ``length``; return all, (1, heads, length + n, head size), as views."""
         start, end = self.length, self.length + keys.shape[2]
         all_keys, all_values = self._layers[layer_idx]
         all_keys[:, :, start:end] = keys
@@ -45,7 +41,7 @@ class KeyValueCache:
 
     @torch.inference_mode()
     def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Of what is behind ``start`` keep the rows start + row, moved together, and end there.
+        """Of the rows after ``start`` keep start + row for each of ``rows``, moved together; the cache ends there.
 
         ``rows`` ascend and lie within ``length``.
         """
@@ -66,13 +62,13 @@ class KeyValueCache:
         return twin
 
     def to_bytes(self) -> bytes:
-        """All that is held, layer by layer, in the cache's own precision: (layers, 2, heads, length, head size)."""
+        """The whole content in the cache's own precision, as (layers, 2, heads, length, head size)."""
         held = self._data[..., : self.length, :].contiguous().cpu()
         return held.view(torch.uint8).numpy().tobytes()
 
     @torch.inference_mode()
     def fill(self, tokens: Sequence[int], data: bytes) -> None:
-        """Hold what ``to_bytes`` gave of these tokens, instead of all before; ValueError for another size."""
+        """Replace the content by what ``to_bytes`` gave for these tokens; ValueError for another size."""
         count = len(tokens)
         shape = (*self._data.shape[:4], count, self._data.shape[5])
         size = math.prod(shape) * self._data.element_size()
@@ -95,11 +91,11 @@ class KeyValueCache:
 class BatchCache:
     """The caches of several sequences side by side, for one forward pass over all of them.
 
-    What they hold is copied with its end at column ``past``, so that new rows go into the same
-    columns for all of them; a shorter sequence has padding (zeros) in front. ``commit`` hands the
-    new rows to each sequence's own cache. Until then none of those is touched.
+    Contents are copied so that each ends at column ``past``; shorter ones are padded with zeros at the start. New
+    rows then have the same columns in all of them. ``commit`` appends the new rows to each sequence's own cache;
+    until then those are untouched.
 
-    caches: at least one, all of one model. counts: how many tokens each is fed, 1 or more.
+    caches: at least one, all of one model. counts: the number of tokens each is fed, at least 1.
     """
 
     def __init__(self, caches: list[KeyValueCache], counts: list[int]) -> None:
@@ -117,10 +113,7 @@ class BatchCache:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (batch, heads, n, head size) behind ``past``; return all keys and values so far.
-
-        The result is (batch, heads, past + n, head size).
-        """
+        """Write (batch, heads, n, head size) after ``past``; return all, (batch, heads, past + n, head size)."""
         all_keys, all_values = self._layers[layer_idx]
         all_keys[:, :, self.past :] = keys
         all_values[:, :, self.past :] = values

@@ -1,27 +1,27 @@
-"""What can go wrong in this room; each message is one sentence naming the input and the remedy."""
+"""The errors of models and sequences; each message is one sentence that names the input and the remedy."""
 
 from __future__ import annotations
 
 
 class VlmError(ValueError):
-    """The root of this room's errors."""
+    """The base class."""
 
 
 class ModelError(VlmError):
-    """A model directory or its settings cannot be used."""
+    """A model directory, or its settings, cannot be used."""
 
 
 class PromptError(VlmError):
-    """An instruction cannot be put to a model."""
+    """An instruction cannot be used in a prompt."""
 
 
 class ImageError(VlmError):
-    """A picture cannot be shown to a model."""
+    """A picture cannot be used in a prompt."""
 
 
 class SequenceError(VlmError):
-    """A sequence is asked for what it cannot do: a token or a length out of range."""
+    """A token, length or tree path is out of range for a sequence."""
 
 
 class ContextError(VlmError):
-    """Prompt and reply together are longer than the model's context."""
+    """Prompt and reply together exceed the model's context."""

@@ -1,8 +1,8 @@
-"""Early exits: an adapter behind a decoder layer that feeds the model's own frozen LM head.
+"""Early exits: an adapter after a decoder layer that feeds the model's own frozen LM head.
 
-After "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD, figure 3).
-Layers are counted from 1: exit i reads the hidden states behind i decoder layers. Adapters live in
-``exits.safetensors`` beside the model and are bound to it by its fingerprint.
+Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), figure 3. Layers are
+counted from 1: exit i reads the hidden states after i decoder layers. Adapters are stored in
+``exits.safetensors`` beside the model, with the fingerprint of the model they were trained for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MINIMUM_RANK = 32
 
 
 class ExitBackbone(Protocol):
-    """What an exit needs of its model."""
+    """What an exit needs from its model."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -41,12 +41,12 @@ class ExitBackbone(Protocol):
 
 
 def default_rank(hidden_size: int) -> int:
-    """Width of an adapter's bottleneck: an eighth of the model's, and 32 in very small models."""
+    """Width of an adapter's bottleneck: an eighth of the model's, at least 32."""
     return min(max(hidden_size // 8, _MINIMUM_RANK), hidden_size)
 
 
 class ExitAdapter(nn.Module):
-    """A residual bottleneck, hidden + up(gelu(down(norm(hidden)))); untrained it changes nothing."""
+    """A residual bottleneck, hidden + up(gelu(down(norm(hidden)))); untrained, it is the identity."""
 
     def __init__(self, hidden_size: int, rank: int) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class ExitAdapter(nn.Module):
 
 
 class ExitAdapters(nn.Module):
-    """The exits of one model; ``layers`` are 1-based, ascending, all below the final layer.
+    """The exits of one model, after ``layers``: 1-based, ascending, all below the final layer.
 
-    ModelError for layers or a rank that the model cannot have.
+    ModelError for layers or a rank that do not fit the model.
     """
 
     def __init__(self, layers: Iterable[int], hidden_size: int, num_layers: int, rank: int | None = None) -> None:
@@ -73,7 +73,7 @@ class ExitAdapters(nn.Module):
         self.rank = default_rank(hidden_size) if rank is None else rank
         if not self.layers or not 1 <= self.layers[0] <= self.layers[-1] < num_layers:
             raise ModelError(
-                f"exits behind layers {list(self.layers)} do not fit a model of {num_layers} layers; "
+                f"exits after layers {list(self.layers)} do not fit a model of {num_layers} layers; "
                 f"name layers from 1 to {num_layers - 1}"
             )
         if not 1 <= self.rank <= hidden_size:
@@ -84,7 +84,7 @@ class ExitAdapters(nn.Module):
     def untrained(
         cls, model: ExitBackbone, layers: Iterable[int] | None = None, rank: int | None = None, seed: int = 0
     ) -> ExitAdapters:
-        """Fresh float32 adapters on the CPU, behind every layer but the last unless ``layers`` says."""
+        """New float32 adapters on the CPU, after ``layers``; by default after every layer but the last."""
         chosen = range(1, model.num_layers) if layers is None else layers
         exits = cls(chosen, model.hidden_size, model.num_layers, rank)
         generator = torch.Generator().manual_seed(seed)
@@ -101,21 +101,21 @@ class ExitAdapters(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def adapter(self, layer: int) -> ExitAdapter:
-        """The adapter behind a 1-based layer; ModelError where there is no exit."""
+        """The adapter after a 1-based layer; ModelError if there is no exit."""
         try:
             found = self.adapters[str(layer)]
         except KeyError:
-            raise ModelError(f"there is no exit behind layer {layer}; there are {list(self.layers)}") from None
+            raise ModelError(f"there is no exit after layer {layer}; use one of {list(self.layers)}") from None
         assert isinstance(found, ExitAdapter)
         return found
 
     @torch.inference_mode()
     def logits(self, model: ExitBackbone, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What exit ``layer`` says: hidden (n, hidden size) to logits (n, vocabulary) float32."""
+        """The logits of exit ``layer``: hidden (n, hidden size) to (n, vocabulary) float32."""
         return model.head(self.adapter(layer)(hidden))
 
     def save(self, directory: Path, model_fingerprint: str) -> Path:
-        """Write ``exits.safetensors`` (float16) into a directory, replacing an old one whole."""
+        """Write ``exits.safetensors`` (float16) into a directory, atomically."""
         path = directory / EXITS_FILE
         part = path.with_suffix(".part")
         tensors = {k: v.detach().cpu().half().contiguous() for k, v in self.state_dict().items()}
@@ -135,11 +135,11 @@ class ExitAdapters(nn.Module):
 def load_exits(
     directory: Path, model_fingerprint: str, hidden_size: int, num_layers: int, dtype: torch.dtype, device: torch.device
 ) -> ExitAdapters | None:
-    """The exits beside a model, frozen; None when there are none, ModelError when they do not fit."""
+    """The exits stored beside a model, frozen; None if there are none, ModelError if they do not fit."""
     path = directory / EXITS_FILE
     if not path.exists():
         return None
-    remedy = "train them anew with `dsd-lab train exits`, or delete the file"
+    remedy = "train them again with `dsd-lab train exits`, or delete the file"
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

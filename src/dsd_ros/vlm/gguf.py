@@ -1,7 +1,7 @@
-"""A Llama out of a GGUF file: configuration, weights as float32, tokenizer and chat template.
+"""Reads a Llama from a GGUF file: configuration, weights as float32, tokenizer and chat template.
 
-Needs the package ``gguf`` (``pip install "dsd-ros[text-model]"``). The file's matrices may be stored in any of GGUF's
-types; they are expanded when read. transformers reads such files too, but wants ``accelerate`` for it.
+Needs the package ``gguf`` (``pip install "dsd-ros[text-model]"``). Matrices may have any of GGUF's types; they are
+expanded when read. transformers reads such files too, but needs ``accelerate`` for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outp
 
 
 class GgufModel(NamedTuple):
-    """What a file holds. ``tokenizer``: as ``tokenizer.json`` has it."""
+    """The content of a file; ``tokenizer`` is the text of a ``tokenizer.json``."""
 
     config: Any
     weights: dict[str, torch.Tensor]
@@ -40,7 +40,7 @@ class GgufModel(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufModel:
-    """Read a file; ModelError when it is none, holds no Llama, or ``gguf`` is not installed."""
+    """Read a file; ModelError if it is not GGUF, holds another model than a Llama, or ``gguf`` is not installed."""
     if importlib.util.find_spec("gguf") is None:
         raise ModelError(f"{path} needs the package gguf to be read; pip install gguf")
     try:
@@ -99,7 +99,7 @@ def _read(path: Path) -> GgufModel:
 
 
 def _name(path: Path, name: str) -> tuple[str, str]:
-    """A tensor's name in transformers, and GGUF's name of its matrix."""
+    """A tensor's name in transformers, and its matrix' name in GGUF."""
     parts = name.split(".")
     if len(parts) == 2 and parts[0] in _OUTER:
         return f"{_OUTER[parts[0]]}.{parts[1]}", parts[0]
@@ -109,6 +109,6 @@ def _name(path: Path, name: str) -> tuple[str, str]:
 
 
 def _halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys in transformers' order: GGUF has the two halves a rotation mixes interleaved."""
+    """Rows of queries or keys in transformers' order; GGUF interleaves the two halves that a rotation mixes."""
     rows = values.reshape(heads, -1, 2, *values.shape[1:])
     return rows.swapaxes(1, 2).reshape(values.shape)

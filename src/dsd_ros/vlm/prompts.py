@@ -1,12 +1,11 @@
-"""What a model is asked: one user turn of text, then the image, in the model's own chat template.
+"""Prompts: one user turn of text, then the image, in the model's own chat template.
 
-The text stands before the image on purpose: under causal attention the image tokens can then be
-read in the light of the instruction. Between them stand the pictures of earlier steps, each with the
-action that was taken then, where the caller gives any. A model directory says in ``dsd.json`` how it
-wants to be asked (``{"format": 1, "prompt": "...{instruction}...", "past": "...{image}...{action}...",
-"present": "..."}``, the last two optional), and with a document before it (``"document_prompt":
-"...{document}...{question}..."``, which is optional too); a stock Qwen2-VL, which has none, gets ``DEFAULT_PROMPT``,
-and a model of text alone nothing but the instruction.
+The text comes first on purpose: under causal attention the image tokens can then attend to the instruction. Between
+text and image come the pictures of earlier steps, if any, each with the action taken at that step.
+
+A model directory may contain ``dsd.json``: ``{"format": 1, "prompt": "...{instruction}...", "past":
+"...{image}...{action}...", "present": "...", "document_prompt": "...{document}...{question}..."}``; only format and
+prompt are required. Without it, a Qwen2-VL gets ``DEFAULT_PROMPT`` and a text-only model just the instruction.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ DEFAULT_PROMPT = (
 
 TEXT_PROMPT = "{instruction}"
 DOCUMENT_PROMPT = "{document}\n\n{question}"
-DEFAULT_PAST = "\nBefore: {image} Action: {action}"  # of each earlier step
-DEFAULT_PRESENT = "\nNow: "  # in front of the present picture, behind earlier ones
+DEFAULT_PAST = "\nBefore: {image} Action: {action}"  # for each earlier step
+DEFAULT_PRESENT = "\nNow: "  # between earlier pictures and the present one
 
-# Qwen2-VL's turn format without its standing system message, which a small model only pays for.
+# Qwen2-VL's turn format without its fixed system message, which only costs a small model time.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}"
@@ -57,11 +56,10 @@ CHAT_TEMPLATE = (
 
 
 def check_instruction(instruction: str) -> str:
-    """Return the instruction as the model reads it: white space collapsed, Unicode composed (NFC).
+    """The instruction as the model reads it: white space collapsed, Unicode composed (NFC).
 
-    Raises PromptError when it is no text, empty, longer than ``MAX_INSTRUCTION_CHARS``, or contains
-    control characters or a chat marker such as ``<|im_end|>``, with which a text could pose as
-    another turn or as an image.
+    PromptError when it is not text, is empty or longer than ``MAX_INSTRUCTION_CHARS``, or contains control
+    characters or a chat marker such as ``<|im_end|>``, with which text could pose as another turn or an image.
     """
     if not isinstance(instruction, str):
         raise PromptError(f"the instruction must be text, not {type(instruction).__name__}")
@@ -80,7 +78,7 @@ def check_instruction(instruction: str) -> str:
 
 
 def check_action(action: str) -> str:
-    """Return the action of an earlier step as the model reads it; PromptError as of ``check_instruction``."""
+    """The action of an earlier step as the model reads it; PromptError as for ``check_instruction``."""
     try:
         if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
             raise PromptError(f"it has {len(action)} characters; {MAX_ACTION_CHARS} are allowed")
@@ -93,12 +91,11 @@ def check_action(action: str) -> str:
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """How a model is asked: ``prompt``, with ``{instruction}`` in it, in a ``chat_template``.
+    """A model's prompt, which contains ``{instruction}``, and its chat template.
 
-    past: of each earlier step, with ``{image}`` and ``{action}`` in it. present: what stands in front
-    of the present picture where there are earlier ones. text_only: for a model that reads no pictures.
-    variables: what else the chat template may use, such as ``bos_token``. markers: texts the tokenizer
-    would take for more than text; no instruction may contain one.
+    past: for each earlier step, contains ``{image}`` and ``{action}``. present: comes before the present picture
+    when there are earlier ones. text_only: for a model without pictures. variables: what else the chat template
+    may use, such as ``bos_token``. markers: the tokenizer's special tokens; no instruction may contain one.
     """
 
     prompt: str = DEFAULT_PROMPT
@@ -117,8 +114,7 @@ class PromptTemplate:
             raise ModelError("a model's prompt must contain {instruction} exactly once")
         if self.past.count("{image}") != 1 or self.past.count("{action}") != 1:
             raise ModelError(
-                "what a model's prompt says of an earlier step ('past') must contain {image} and "
-                "{action} exactly once each"
+                "a model's prompt for an earlier step ('past') must contain {image} and {action} exactly once each"
             )
         if "<|" in self.prompt + self.past + self.present + self.document_prompt:
             raise ModelError("a model's prompt must not contain chat markers ('<|'); use the chat template")
@@ -127,21 +123,15 @@ class PromptTemplate:
     def from_directory(
         cls, directory: str | Path, *, text_only: bool = False, markers: tuple[str, ...] = ()
     ) -> PromptTemplate:
-        """Read ``dsd.json`` and the chat template of a model directory.
+        """Read ``dsd.json`` and the chat template of a model directory; ModelError names the file at fault.
 
-        The template is looked for where Hugging Face models keep it: ``chat_template.jinja``, then
-        ``tokenizer_config.json``, then ``chat_template.json``. ModelError names the file at fault.
+        The template is in ``chat_template.jinja``, else ``tokenizer_config.json``, else ``chat_template.json``.
         """
         directory = Path(directory)
         texts = _read_texts(directory, TEXT_PROMPT if text_only else DEFAULT_PROMPT)
         variables = _read_variables(directory) if text_only else {}
-        return cls(
-            chat_template=_read_chat_template(directory),
-            text_only=text_only,
-            variables=variables,
-            markers=markers,
-            **texts,
-        )
+        template = _read_chat_template(directory)
+        return cls(chat_template=template, text_only=text_only, variables=variables, markers=markers, **texts)
 
     def text(self, instruction: str) -> str:
         """The user's text: the prompt with the checked instruction filled in."""
@@ -150,19 +140,18 @@ class PromptTemplate:
         return self.prompt.replace("{instruction}", instruction)
 
     def render(self, instruction: str, image_tokens: int, past: Sequence[tuple[int, str]] = ()) -> str:
-        """The whole prompt up to where the reply begins, for a tokenizer that adds nothing itself.
+        """The whole prompt up to the start of the reply, for a tokenizer that adds nothing itself.
 
-        ``image_tokens`` > 0 repeats the image placeholder that often; 0 asks without an image. ``past``:
-        of each earlier step, oldest first, how often its picture's placeholder stands there, and the
-        action that was taken. Raises PromptError for instruction and actions, ModelError for the
-        template.
+        image_tokens: how many placeholders the image takes; 0 for no image. past: for each earlier step, oldest
+        first, how many placeholders its picture takes, and the action taken. PromptError for instruction and
+        actions, ModelError for the template.
         """
         text = self.text(instruction)
         counts = [count for count, _ in past]
         content: str | list[dict[str, str]] = text
         if self.text_only and past:
             raise PromptError("this model reads text alone; ask it without earlier steps")
-        if not self.text_only:  # templates of text models know no parts
+        if not self.text_only:  # templates of text-only models take plain strings
             content = [{"type": "text", "text": text}]
             for _, action in past:
                 content += self._past_parts(action)
@@ -183,7 +172,7 @@ class PromptTemplate:
         return first + "".join(IMAGE_PLACEHOLDER * count + rest for count, rest in zip(counts, others, strict=True))
 
     def render_text(self, text: str) -> str:
-        """The whole prompt of a user's text as it is, without a picture; ModelError for the template."""
+        """The whole prompt for a user's text, unchanged and without a picture; ModelError for the template."""
         return self._rendered(text if self.text_only else [{"type": "text", "text": text}])
 
     def _rendered(self, content: str | list[dict[str, str]]) -> str:
@@ -192,7 +181,7 @@ class PromptTemplate:
         messages = [{"role": "user", "content": content}]
         variables: dict[str, Any] = dict(self.variables)
         try:
-            # Rendered in jinja's sandbox: a template must not reach into this process.
+            # In jinja's sandbox: a template must not reach into this process.
             result: Any = render_jinja_template(
                 [messages], chat_template=self.chat_template, add_generation_prompt=True, **variables
             )
@@ -201,7 +190,7 @@ class PromptTemplate:
         return str(result[0][0])
 
     def _past_parts(self, action: str) -> list[dict[str, str]]:
-        """An earlier step as parts of the user's turn."""
+        """One earlier step as parts of the user's turn."""
         action = check_action(action)
         self.check_markers("action of an earlier step", action)
         parts: list[dict[str, str]] = []
@@ -213,14 +202,14 @@ class PromptTemplate:
         return parts
 
     def check_markers(self, what: str, text: str) -> None:
-        """PromptError for a text that the tokenizer would take for more than text."""
+        """PromptError for a text that contains one of the tokenizer's special tokens."""
         for marker in self.markers:
             if marker in text:
                 raise PromptError(f"the {what} contains the model's marker {marker!r}; remove it")
 
 
 def _read_texts(directory: Path, default: str) -> dict[str, str]:
-    """What ``dsd.json`` says of prompts; the defaults where there is none."""
+    """The prompts in ``dsd.json``, or the defaults."""
     texts = {"prompt": default, "past": DEFAULT_PAST, "present": DEFAULT_PRESENT, "document_prompt": DOCUMENT_PROMPT}
     path = directory / DSD_FILE
     if not path.exists():
@@ -257,7 +246,7 @@ def _read_chat_template(directory: Path) -> str:
 
 
 def _read_variables(directory: Path) -> dict[str, str]:
-    """The beginning and the end of a text as the tokenizer's configuration writes them."""
+    """The tokenizer's begin and end tokens, for the chat template."""
     path = directory / "tokenizer_config.json"
     settings = _read_json(path) if path.exists() else {}
     found = {}

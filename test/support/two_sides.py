@@ -126,7 +126,7 @@ class Sides:
         shorter = min(len(device), len(cloud))
         assert device[:shorter] == cloud[:shorter]
         assert any(half.aggregates for half in self.halves.values()) or any(
-            getattr(m, "switch", False) for link in self.links.values() for m in link
+            getattr(m, "hands_over", False) for link in self.links.values() for m in link
         )
         assert not all(half.aggregates for half in self.halves.values())
 

@@ -7,6 +7,7 @@ type has a topic of its own, and DDS keeps order only within a topic: ``TopicOrd
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import queue
 import threading
@@ -107,21 +108,15 @@ DECODING = TopicSet(
     {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"},
 )
 # Messages that go both ways have a topic for each, so that no side hears its own.
+_BOTH_WAYS = {
+    wire.Proposal: "proposal",
+    wire.Verdict: "verdict",
+    wire.Reveal: "reveal",
+    wire.QuestionEnd: "question_end",
+}
 AGGREGATION = TopicSet(
-    {
-        wire.Question: "question",
-        wire.Proposal: "proposal_up",
-        wire.Verdict: "verdict_up",
-        wire.Reveal: "reveal_up",
-        wire.QuestionEnd: "question_end_up",
-    },
-    {
-        wire.QuestionReply: "question_reply",
-        wire.Proposal: "proposal_down",
-        wire.Verdict: "verdict_down",
-        wire.Reveal: "reveal_down",
-        wire.QuestionEnd: "question_end_down",
-    },
+    {wire.Question: "question", **{struct: f"{name}_up" for struct, name in _BOTH_WAYS.items()}},
+    {wire.QuestionReply: "question_reply", **{struct: f"{name}_down" for struct, name in _BOTH_WAYS.items()}},
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
 _FREQUENT = (wire.Proposal, wire.Verdict, wire.Reveal)
@@ -323,11 +318,9 @@ class DdsChannel:
         """
         if self._closed.is_set():
             raise LinkClosed("The channel is closed.")
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while True:
                 self._inbox.get_nowait()
-            except queue.Empty:
-                break
         self._matched = False
         self._await_verifier()
 

@@ -1,13 +1,69 @@
-"""Everything on one machine: the simulated Go2, navigation, the draft and the verifier.
+"""Everything on one machine: a simulated Go2 in a world of its own, the robot's nodes and a verifier.
 
     ros2 launch dsd_ros demo.launch.py seed:=0 mode:=dsd
 
-Nodes, arguments and parameter files are those of dsd_ros.ros.bringup, which `dsd` reads, too.
+The robot's nodes and most arguments are those of robot.launch.py.
 """
 
-from dsd_ros.ros.launching import describe
+import sys
+from pathlib import Path
+
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription, Shutdown
+from launch.conditions import IfCondition
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+from launch.substitutions import EqualsSubstitution, IfElseSubstitution, LaunchConfiguration
+
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS
+from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
-    return describe("demo")
+    arguments = [
+        *namespace_and_domain(),
+        DeclareLaunchArgument(
+            "robot",
+            default_value=ROBOTS[0],
+            description="simulated: on the robot's ROS topics; go2-standin: behind the Go2's own protocol and driver",
+            choices=list(ROBOTS),
+        ),
+        DeclareLaunchArgument("seed", **setting("simulator_node", "seed", str(DEMO_SEED))),
+        DeclareLaunchArgument("instruction", **setting("simulator_node", "instruction", DEMO_INSTRUCTION)),
+        DeclareLaunchArgument("transport", **setting("draft_node", "transport")),
+        DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check", "service")),
+        DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents", "shipped")),
+        DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
+        DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
+        DeclareLaunchArgument("verifier_port", default_value="8765", description="port of `dsd verifier`"),
+    ]
+    simulated = EqualsSubstitution(LaunchConfiguration("robot"), "simulated")
+    standin = EqualsSubstitution(LaunchConfiguration("robot"), "go2-standin")
+    on_topics = EqualsSubstitution(LaunchConfiguration("transport"), "dds")
+    remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
+    world = {"seed": "seed", "instruction": "instruction"}
+    verifier = {"model.path": "target_model", "documents": "cloud_documents", "text_model": "text_model"}
+    return LaunchDescription(
+        [
+            *arguments,
+            node("simulator_node", world, condition=IfCondition(simulated), on_exit=Shutdown()),
+            node("go2_standin_node", world, condition=IfCondition(standin), on_exit=Shutdown()),
+            IncludeLaunchDescription(
+                PythonLaunchDescriptionSource(str(Path(__file__).with_name("robot.launch.py"))),
+                launch_arguments={"driver": IfElseSubstitution(standin, "go2", "none")}.items(),
+            ),
+            node("verifier_node", verifier, condition=IfCondition(on_topics), **restarted()),
+            ExecuteProcess(
+                cmd=[
+                    *(sys.executable, "-m", "dsd_ros.cli", "verifier"),
+                    *("--port", LaunchConfiguration("verifier_port")),
+                    *("--model", LaunchConfiguration("target_model")),
+                    *("--documents", LaunchConfiguration("cloud_documents")),
+                    *("--text-model", LaunchConfiguration("text_model")),
+                ],
+                name="verifier",
+                output="screen",
+                condition=IfCondition(remote),
+                **restarted(),
+            ),
+        ]
+    )

@@ -1,13 +1,107 @@
-"""What runs on the robot: its driver, the safety supervisor, navigation, the draft, and the bridge to a verifier.
+"""What runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud.
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 
-Nodes, arguments and parameter files are those of dsd_ros.ros.bringup, which `dsd` reads, too.
+``node(NAME, {parameter: argument})`` reads config/NAME.yaml and sets over it what the arguments say. Nodes that a robot
+at rest can miss are restarted. The end of a node with ``on_exit`` ends all; without it, nothing.
 """
 
-from dsd_ros.ros.launching import describe
+from launch.actions import DeclareLaunchArgument, Shutdown
+from launch.conditions import IfCondition
+from launch.substitutions import (
+    AndSubstitution,
+    EqualsSubstitution,
+    LaunchConfiguration,
+    NotEqualsSubstitution,
+    NotSubstitution,
+    OrSubstitution,
+)
+from launch_ros.actions import Node
+
+from dsd_ros.paths import config_directory
+from dsd_ros.ros.bringup import REMAPPINGS
+from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting, switch
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
-    return describe("robot")
+    arguments = [
+        *namespace_and_domain(),
+        DeclareLaunchArgument(
+            "driver",
+            default_value="go2",
+            description="go2: drive a Unitree Go2; none: other nodes drive the robot",
+            choices=["go2", "none"],
+        ),
+        DeclareLaunchArgument("transport", **setting("draft_node", "transport", "websocket")),
+        DeclareLaunchArgument("mode", **setting("draft_node", "decode.mode")),
+        DeclareLaunchArgument("temperature", **setting("draft_node", "decode.temperature")),
+        DeclareLaunchArgument("speed", **setting("navigation_node", "motion.speed")),
+        DeclareLaunchArgument("fallback", **setting("navigation_node", "run.fallback")),
+        DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check")),
+        DeclareLaunchArgument("look_ahead", **setting("navigation_node", "run.look_ahead_s")),
+        DeclareLaunchArgument("history", **setting("draft_node", "history_frames")),
+        DeclareLaunchArgument("memory", **setting("navigation_node", "memory.when")),
+        DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents")),
+        DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
+        DeclareLaunchArgument("record", default_value="", description="folder to create for a bag; empty: no bag"),
+        DeclareLaunchArgument("visual", **switch("publish what RViz shows")),
+        DeclareLaunchArgument("rviz", **switch("open RViz here, and publish what it shows")),
+        DeclareLaunchArgument("view", **switch("serve the web view")),
+        DeclareLaunchArgument("view_bind", **setting("view_node", "bind")),
+        DeclareLaunchArgument("view_open", **setting("view_node", "open_browser")),
+        DeclareLaunchArgument("draft_model", **setting("draft_node", "model.path")),
+        DeclareLaunchArgument("target_tokenizer", **setting("draft_node", "target_tokenizer")),
+        DeclareLaunchArgument("quantization", **setting("draft_node", "model.quantization")),
+        DeclareLaunchArgument("device", **setting("draft_node", "model.device")),
+        DeclareLaunchArgument("verifier", **setting("bridge_node", "url")),
+        DeclareLaunchArgument("token_file", **setting("bridge_node", "token_file")),
+        DeclareLaunchArgument("ca_file", **setting("bridge_node", "ca_file")),
+    ]
+    driven = EqualsSubstitution(LaunchConfiguration("driver"), "go2")
+    remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
+    asked = NotEqualsSubstitution(LaunchConfiguration("memory"), "never")
+    recorded = NotEqualsSubstitution(LaunchConfiguration("record"), "")
+    view = LaunchConfiguration("view")
+    visual = OrSubstitution(LaunchConfiguration("visual"), LaunchConfiguration("rviz"))
+    navigation = {
+        "motion.speed": "speed",
+        "run.fallback": "fallback",
+        "run.arrival_check": "arrival_check",
+        "run.look_ahead_s": "look_ahead",
+        "memory.when": "memory",
+    }
+    draft = {
+        "transport": "transport",
+        "decode.mode": "mode",
+        "decode.temperature": "temperature",
+        "history_frames": "history",
+        "target_tokenizer": "target_tokenizer",
+        "model.path": "draft_model",
+        "model.quantization": "quantization",
+        "model.device": "device",
+    }
+    memory = {"documents": "memory_documents", "model.path": "text_model"}
+    bridge = {"url": "verifier", "token_file": "token_file", "ca_file": "ca_file"}
+    web = {"bind": "view_bind", "open_browser": "view_open", "visual": visual}
+    nodes = [
+        node("go2_node", condition=IfCondition(driven), on_exit=Shutdown()),
+        node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback"}, on_exit=Shutdown()),
+        node("navigation_node", navigation, **restarted()),
+        node("draft_node", draft, **restarted()),
+        node("memory_node", memory, condition=IfCondition(asked), **restarted()),
+        node("bridge_node", bridge, condition=IfCondition(remote), **restarted()),
+        node("record_node", {"directory": "record"}, condition=IfCondition(recorded)),
+        # One process serves both views: it receives and draws for both.
+        node("visual_node", condition=IfCondition(AndSubstitution(visual, NotSubstitution(view)))),
+        node("view_node", web, guest="visual_node", condition=IfCondition(view)),
+        Node(
+            package="rviz2",
+            executable="rviz2",
+            namespace=LaunchConfiguration("namespace"),  # its topics are relative and follow the robot's namespace
+            arguments=["-d", str(config_directory() / "dsd.rviz")],
+            remappings=REMAPPINGS,
+            condition=IfCondition(LaunchConfiguration("rviz")),
+        ),
+    ]
+    return LaunchDescription([*arguments, *nodes])

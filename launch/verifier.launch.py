@@ -2,13 +2,31 @@
 
     ros2 launch dsd_ros verifier.launch.py target_model:=Qwen/Qwen2-VL-7B-Instruct device:=cuda dtype:=bfloat16
 
-For robots elsewhere there is `dsd verifier`, which serves any number of them over websockets. Nodes, arguments and
-parameter files are those of dsd_ros.ros.bringup, which `dsd` reads, too.
+For robots elsewhere there is `dsd verifier`, which serves any number of them over websockets.
 """
 
-from dsd_ros.ros.launching import describe
+from launch.actions import DeclareLaunchArgument
+
+from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
-    return describe("verifier")
+    verifier = {
+        "model.path": "target_model",
+        "model.device": "device",
+        "model.dtype": "dtype",
+        "documents": "cloud_documents",
+        "text_model": "text_model",
+    }
+    return LaunchDescription(
+        [
+            *namespace_and_domain(),
+            DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
+            DeclareLaunchArgument("device", **setting("verifier_node", "model.device")),
+            DeclareLaunchArgument("dtype", **setting("verifier_node", "model.dtype")),
+            DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
+            DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
+            node("verifier_node", verifier, **restarted()),
+        ]
+    )

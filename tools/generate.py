@@ -15,7 +15,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.ros.bringup import SYSTEMS, System
+from dsd_ros.ros import bringup
+from dsd_ros.ros.bringup import SYSTEMS
 from dsd_ros.ros.settings import NODES, ParameterSpec, specs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +104,7 @@ def _commented(entry: str, comment: str, column: int) -> list[str]:
 
 def page() -> str:
     """docs/parameters.md."""
-    parts = [_HEAD, *map(_node, NODES), _LAUNCH, *map(_system, SYSTEMS.values())]
+    parts = [_HEAD, *map(_node, NODES), _LAUNCH, *map(_system, SYSTEMS)]
     return "\n".join(parts)
 
 
@@ -124,19 +125,19 @@ def _node(node: str) -> str:
     return head + _table(("parameter", "default", "allowed", "meaning"), rows)
 
 
-def _system(system: System) -> str:
-    rows = [(f"`{a.name}`", _said(a.default), ", ".join(f"`{c}`" for c in a.choices), a.help) for a in system.arguments]
-    return f"## `{system.name}`: {system.help}\n\n" + _table(("argument", "default", "allowed", "meaning"), rows)
+def _system(system: str) -> str:
+    rows = [
+        (f"`{a.name}`", _said(a.default), ", ".join(f"`{choice}`" for choice in a.choices), a.help)
+        for a in bringup.arguments_of(system)
+    ]
+    return f"## `{system}.launch.py`\n\n{bringup.about(system)}.\n\n" + _table(
+        ("argument", "default", "allowed", "meaning"), rows
+    )
 
 
 def _arguments_of(node: str) -> dict[str, str]:
-    return {
-        target.partition(".")[2]: argument.name
-        for system in SYSTEMS.values()
-        for argument in system.arguments
-        for target in argument.targets
-        if target.partition(".")[0] == node
-    }
+    """The launch argument that sets each of a node's parameters, in any system."""
+    return {name: argument for system in SYSTEMS for name, argument in bringup.set_by_arguments(system, node).items()}
 
 
 def _allowed(spec: ParameterSpec) -> str:

@@ -11,7 +11,7 @@ import pytest
 from dsd_ros.cli.demo import SCENARIOS, DemoSettings
 from dsd_ros.cli.demo_run import arguments_of
 from dsd_ros.robot.sim.world import World
-from dsd_ros.ros.bringup import DEMO, plan, program_command, values_of
+from dsd_ros.ros.bringup import plan
 
 CHAIR = SCENARIOS["my-chair"]
 
@@ -60,15 +60,15 @@ def test_its_room_has_the_chair_among_others():
 
 
 def test_the_plain_demo_starts_nothing_of_it():
-    plain = {start.entry.executable: start.parameters for start in plan("demo")}
+    plain = {start.name: start.parameters for start in plan("demo")}
     assert "memory_node" not in plain
     assert plain["verifier_node"]["documents"] == "" == plain["verifier_node"]["text_model"]
-    command = program_command(DEMO.programs[0], values_of(DEMO))
-    assert "--documents" not in command and "--text-model" not in command
+    command = next(start for start in plan("demo", {"transport": "websocket"}) if start.name == "verifier").command
+    assert command[command.index("--documents") + 1] == "" == command[command.index("--text-model") + 1]
     wanted = plan("demo", {"memory": "auto", "cloud_documents": "shipped"})
-    names = [start.entry.executable for start in wanted]
+    names = [start.name for start in wanted]
     assert names.index("memory_node") < names.index("verifier_node")
-    given = {start.entry.executable: start.parameters for start in wanted}
+    given = {start.name: start.parameters for start in wanted}
     assert given["navigation_node"]["memory.when"] == "auto"
     assert given["memory_node"]["documents"] == "shipped" == given["verifier_node"]["documents"]
 

@@ -59,7 +59,7 @@ def test_launch_arguments_exist(command: Command) -> None:
     package, file, *rest = command.words[2:]
     assert package == "dsd_ros" and (ROOT / "launch" / file).is_file()
     given = dict(word.split(":=", 1) for word in rest if ":=" in word)
-    bringup.values_of(bringup.SYSTEMS[file.removesuffix(".launch.py")], given)
+    bringup.values_of(file.removesuffix(".launch.py"), given)
 
 
 def test_other_commands_exist() -> None:
@@ -72,8 +72,7 @@ def test_other_commands_exist() -> None:
         if name in ("python", "python3") and rest[:1] == ["-m"] and rest[1].startswith("dsd_ros"):
             assert importlib.util.find_spec(rest[1]), str(command)
             if rest[1] == "dsd_ros.ros.processes":
-                system = bringup.SYSTEMS[rest[2]]
-                bringup.values_of(system, dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
+                bringup.values_of(rest[2], dict(w.split(":=", 1) for w in rest[3:] if ":=" in w))
 
 
 def test_there_are_commands_to_test() -> None:

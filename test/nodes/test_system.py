@@ -12,9 +12,9 @@ from rcl_interfaces.srv import DescribeParameters, ListParameters
 from ros_rig import GoalClient, OdometryRig
 
 from dsd_ros.navigation.run import RunOutcome
-from dsd_ros.ros.bringup import SYSTEMS
+from dsd_ros.ros.bringup import Start
+from dsd_ros.ros.settings import NODES
 
-ENTRIES = {entry.executable: entry for system in SYSTEMS.values() for entry in system.nodes}
 # Declared by rclpy for every node, not by ours.
 RCLPY_OWN = {"use_sim_time", "start_type_description_service"}
 
@@ -107,11 +107,11 @@ def flat(tree: dict, prefix: str = "") -> dict:
     return result
 
 
-@pytest.mark.parametrize("executable", sorted(ENTRIES))
+@pytest.mark.parametrize("executable", sorted(NODES))
 def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tmp_path, executable):
     if executable == "view_node":
         pytest.importorskip("rerun", reason="rerun-sdk is not installed (requirements/view.txt)")
-    content = yaml.safe_load(ENTRIES[executable].parameter_file.read_text())
+    content = yaml.safe_load(Start(executable).parameter_files[0].read_text())
     assert list(content) == [f"/**/{executable}"]
     written = flat(content[f"/**/{executable}"]["ros__parameters"])
     models = {"draft_node": tiny_pair[1], "verifier_node": tiny_pair[0]}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.ros.bringup import ROBOT
+from dsd_ros.ros.bringup import arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -69,7 +69,7 @@ def test_the_verifiers_unit_runs_a_command_that_exists(capsys):
 def test_the_robots_unit_gives_arguments_that_the_launch_file_has():
     service = directives("dsd-robot")["Service"]
     command = service["ExecStart"][0]
-    names = {argument.name for argument in ROBOT.arguments}
+    names = {argument.name for argument in arguments_of("robot")}
     assert {word.partition(":=")[0].split()[-1] for word in re.findall(r"\w+:=", command)} <= names
     assert (ROOT / "launch" / "robot.launch.py").is_file() and "robot.launch.py" in command
     assert service["KillMode"] == ["mixed"] and service["KillSignal"] == ["SIGINT"]

@@ -1,8 +1,7 @@
-"""The bring-up table, and that launch files and process runner cannot drift from it."""
+"""The systems that the launch files describe, read as the process runner reads them."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 
@@ -10,116 +9,142 @@ import pytest
 import yaml
 
 from dsd_ros.paths import share_directory
-from dsd_ros.ros import bringup
+from dsd_ros.ros import bringup, launch_standin
 from dsd_ros.ros import entry as entries
+from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
+from dsd_ros.ros.settings import NODES, parameter
 
-SYSTEMS = list(bringup.SYSTEMS.values())
-NAMES = [system.name for system in SYSTEMS]
+
+def names(system: str, **overrides: str) -> list[str]:
+    return [start.name for start in plan(system, overrides)]
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
-def test_every_argument_sets_a_parameter_that_a_file_has(system):
-    for argument in system.arguments:
+def start_of(system: str, name: str, **overrides: str) -> bringup.Start:
+    return next(start for start in plan(system, overrides) if start.name == name)
+
+
+def nodes_of(system: str) -> set[str]:
+    found = bringup._entities(launch_file(system))
+    return {e.executable for e in found if isinstance(e, launch_standin.Node) and e.package == "dsd_ros"}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_argument_sets_a_parameter_of_its_type(system):
+    known = {argument.name: argument for argument in arguments_of(system)}
+    for argument in known.values():
         assert argument.help and argument.name.isidentifier()
-        if argument.choices:
-            assert argument.default in argument.choices
-        for target in argument.targets:
-            node, _, parameter = target.partition(".")
-            entry = next(entry for entry in system.nodes if entry.executable == node)
-            content = yaml.safe_load(entry.parameter_file.read_text())
-            value = content[f"/**/{node}"]["ros__parameters"]
-            for part in parameter.split("."):
-                value = value[part]
+        assert not argument.choices or argument.default in argument.choices
+    for node in nodes_of(system):
+        file = bringup.Start(node).parameter_files[0]
+        written = yaml.safe_load(file.read_text())[f"/**/{node}"]["ros__parameters"]
+        for name, argument in set_by_arguments(system, node).items():
+            spec = parameter(node, name)
+            assert type(spec.read(known[argument].default)) is spec.kind
+            assert set(known[argument].choices) <= {*spec.choices, "false", "true"}
+            place = written
+            for part in name.split("."):
+                place = place[part]
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
+def used_in(value: object) -> set[str]:
+    """The launch configurations anywhere in an entity."""
+    if isinstance(value, launch_standin.LaunchConfiguration):
+        return {value.name}
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if hasattr(value, "__dataclass_fields__"):
+        parts = vars(value).values()
+    return set().union(*map(used_in, parts)) if parts else set()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_every_argument_is_used(system):
-    chooses = {item.only_with[0] for item in (*system.nodes, *system.programs) if item.only_with}
-    options = {name for program in system.programs for _, name in program.options}
-    for argument in system.arguments:
-        used = argument.targets or argument.environment or argument.name == "namespace"
-        assert used or argument.name in chooses | options
+    used = set().union(*map(used_in, bringup._entities(launch_file(system))))
+    assert {argument.name for argument in arguments_of(system)} <= used
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
-def test_each_system_has_a_launch_file_that_reads_the_table(system):
-    path = share_directory() / "launch" / f"{system.name}.launch.py"
-    tree = ast.parse(path.read_text(), str(path))
-    compile(tree, str(path), "exec")
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef))
-    assert function.name == "generate_launch_description"
-    assert ast.unparse(function.body[-1]) == f"return describe('{system.name}')"
-    imported = {
-        node.module: [name.name for name in node.names] for node in tree.body if isinstance(node, ast.ImportFrom)
-    }
-    assert imported["dsd_ros.ros.launching"] == ["describe"]
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_launch_file_can_be_read(system):
+    text = launch_file(system).read_text()
+    assert len(text.splitlines()) <= 120
+    for node in nodes_of(system):
+        assert f'node("{node}"' in text or 'with_name("robot.launch.py")' in text
+    assert bringup.about(system)
 
 
 def test_no_launch_file_without_a_system():
     found = {path.name for path in (share_directory() / "launch").glob("*.launch.py")}
-    assert found == {f"{name}.launch.py" for name in NAMES}
+    assert found == {f"{name}.launch.py" for name in SYSTEMS}
 
 
-@pytest.mark.parametrize("system", SYSTEMS, ids=NAMES)
-def test_every_node_can_be_run(system):
+def test_reading_leaves_no_stand_in_behind():
+    launch_standin.read.cache_clear()
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("launch", "launch_ros")}
+    plan("demo")
+    after = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("launch", "launch_ros")}
+    assert after == before
+
+
+def test_what_the_stand_in_does_not_know_is_an_error():
+    with pytest.raises(TypeError, match="sigterm_timeout"):
+        launch_standin.Node(package="p", executable="e", sigterm_timeout="5")
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_every_node_can_be_run(node):
     setup = (share_directory() / "setup.py").read_text()
-    for entry in system.nodes:
-        assert entry.parameter_file.is_file()
-        assert f'"{entry.executable.removesuffix("_node")}"' in setup
-        assert callable(getattr(entries, entry.executable))
+    assert bringup.Start(node).parameter_files[0].is_file()
+    assert f'"{node.removesuffix("_node")}"' in setup
+    assert callable(getattr(entries, node))
 
 
 def test_the_plan_follows_the_arguments():
-    dds = bringup.plan("demo", {"seed": "7", "mode": "ar"})
-    assert [start.entry.executable for start in dds] == [
+    dds = plan("demo", {"seed": "7", "mode": "ar"})
+    assert [start.name for start in dds] == [
         "simulator_node", "supervisor_node", "navigation_node", "draft_node", "verifier_node",
     ]  # fmt: skip
     assert dds[0].parameters["seed"] == "7"
     assert dds[3].parameters["decode.mode"] == "ar"
-    websocket = bringup.plan("demo", {"transport": "websocket"})
-    assert "bridge_node" in [start.entry.executable for start in websocket]
-    assert "verifier_node" not in [start.entry.executable for start in websocket]
+    websocket = names("demo", transport="websocket")
+    assert "bridge_node" in websocket and "verifier_node" not in websocket and websocket[-1] == "verifier"
 
 
 def test_views_are_started_where_they_are_wanted():
-    def names(**overrides):
-        return {start.entry.executable for start in bringup.plan("robot", overrides)}
-
-    assert not names() & {"visual_node", "view_node"}
-    assert "visual_node" in names(rviz="true") and "visual_node" in names(visual="true")
-    view = next(s for s in bringup.plan("demo", {"view": "true"}) if s.entry.executable == "view_node")
-    assert view.entry.optional  # who looks on must not stop the robot
+    assert not {*names("robot")} & {"visual_node", "view_node"}
+    assert "visual_node" in names("robot", rviz="true") and "visual_node" in names("robot", visual="true")
+    view = start_of("demo", "view_node", view="true")
+    assert view.optional  # a viewer must not stop the robot
     assert view.parameters == {"bind": "127.0.0.1", "open_browser": "false", "visual": "false"}
 
 
 @pytest.mark.parametrize("switch", ["visual", "rviz"])
 def test_both_views_share_a_process(switch):
-    starts = bringup.plan("robot", {"view": "true", switch: "true"})
-    assert [s.entry for s in starts if s.guests] == [bringup.VIEW]
-    view = next(s for s in starts if s.entry is bringup.VIEW)
-    assert view.guests == (bringup.VISUAL,) and view.parameters["visual"] == "true"
-    assert bringup.VISUAL not in [s.entry for s in starts]
-    alone = next(s for s in bringup.plan("robot", {switch: "true"}) if s.entry is bringup.VISUAL)
-    assert alone.guests == ()
+    view = start_of("robot", "view_node", view="true", **{switch: "true"})
+    assert view.parameters["visual"] == "true"
+    assert [file.name for file in view.parameter_files] == ["view.yaml", "visual.yaml"]
+    assert "visual_node" not in names("robot", view="true", **{switch: "true"})
+    alone = start_of("robot", "visual_node", **{switch: "true"})
+    assert [file.name for file in alone.parameter_files] == ["visual.yaml"]
 
 
 def test_rviz_follows_the_robots_namespace():
-    system = bringup.SYSTEMS["robot"]
-    values = bringup.values_of(system, {"rviz": "true", "namespace": "go2_1"})
-    command = bringup.program_command(bringup.RVIZ, values)
-    assert command[:2] == ["rviz2", "-d"] and command[2].endswith("config/dsd.rviz")
-    assert "__ns:=/go2_1" in command and "/tf_static:=tf_static" in command
-    assert bringup.RVIZ.wanted(values) and bringup.RVIZ.optional
-    plain = bringup.program_command(bringup.RVIZ, bringup.values_of(system))
-    assert len(plain) == 3 and not bringup.RVIZ.wanted(bringup.values_of(system))
+    rviz = start_of("robot", "rviz2", rviz="true", namespace="go2_1")
+    assert rviz.command[:2] == ("rviz2", "-d") and rviz.command[2].endswith("config/dsd.rviz")
+    assert "__ns:=/go2_1" in rviz.command and "/tf_static:=tf_static" in rviz.command
+    assert rviz.optional
+    assert len(start_of("robot", "rviz2", rviz="true").command) == 3 and "rviz2" not in names("robot")
+
+
+def test_a_namespace_parts_robots_and_a_domain_parts_networks():
+    for start in plan("robot", {"namespace": "go2_1", "domain": "7"}):
+        assert start.arguments[:2] == ["-r", "__ns:=/go2_1"] and "/tf:=tf" in start.arguments
+        assert start.environment == {"ROS_DOMAIN_ID": "7"}
+    assert all(not start.arguments and not start.environment for start in plan("robot"))
 
 
 def test_a_bag_is_recorded_where_one_is_named():
-    assert "record_node" not in [start.entry.executable for start in bringup.plan("robot")]
-    start = next(
-        start for start in bringup.plan("robot", {"record": "/data/monday"}) if start.entry.executable == "record_node"
-    )
-    assert start.parameters == {"directory": "/data/monday"} and start.entry.optional
+    assert "record_node" not in names("robot")
+    start = start_of("robot", "record_node", record="/data/monday")
+    assert start.parameters == {"directory": "/data/monday"} and start.optional
 
 
 @pytest.mark.parametrize(
@@ -127,15 +152,13 @@ def test_a_bag_is_recorded_where_one_is_named():
 )
 def test_a_namespace_or_domain_that_is_none_is_refused(argument, value):
     with pytest.raises(ValueError, match=f"'{value}' is no .*{argument}"):
-        bringup.plan("robot", {argument: value})
+        plan("robot", {argument: value})
 
 
 def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
-    started = [start.entry.executable for start in bringup.plan("demo", {"robot": "go2-standin"})]
+    started = names("demo", robot="go2-standin")
     assert started[:2] == ["go2_standin_node", "go2_node"] and "simulator_node" not in started
-    assert "go2_node" in [start.entry.executable for start in bringup.plan("robot")]
-    without = bringup.plan("robot", {"driver": "none"})
-    assert "go2_node" not in [start.entry.executable for start in without]
+    assert "go2_node" in names("robot") and "go2_node" not in names("robot", driver="none")
 
 
 @pytest.mark.parametrize(
@@ -143,19 +166,21 @@ def test_the_go2s_driver_belongs_to_the_stand_in_and_to_the_robot():
     [
         ("moon", {}, "no system 'moon'; known are demo, robot, verifier"),
         ("demo", {"sede": "1"}, "no argument 'sede'"),
+        ("demo", {"driver": "none"}, "no argument 'driver'"),
         ("demo", {"transport": "pigeon"}, "'pigeon' is no transport"),
         ("demo", {"robot": "cat"}, "'cat' is no robot"),
+        ("robot", {"mode": "telepathy"}, "'telepathy' is no mode; choose from ar, dsd"),
     ],
 )
 def test_what_the_table_does_not_have_is_refused(name, overrides, sentence):
     with pytest.raises(ValueError, match=sentence):
-        bringup.plan(name, overrides)
+        plan(name, overrides)
 
 
-def test_a_programs_empty_options_are_left_out():
-    program = bringup.DEMO.programs[0]
-    values = bringup.values_of(bringup.DEMO, {"verifier_port": "0"})
-    assert bringup.program_command(program, values)[-2:] == ["--port", "0"]
+def test_the_verifier_program_is_given_its_arguments():
+    command = start_of("demo", "verifier", transport="websocket", verifier_port="0", target_model="/m").command
+    assert command[2:4] == ("dsd_ros.cli", "verifier")
+    assert command[command.index("--port") + 1] == "0" and command[command.index("--model") + 1] == "/m"
 
 
 @pytest.mark.parametrize(
@@ -164,4 +189,12 @@ def test_a_programs_empty_options_are_left_out():
 )
 def test_nodes_without_a_model_do_not_load_torch(module):
     program = f"import sys, dsd_ros.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_reading_the_systems_loads_neither_ros_nor_torch():
+    program = (
+        "import sys; from dsd_ros.ros.bringup import plan; plan('demo');"
+        "sys.exit(bool({'torch', 'rclpy', 'launch'} & sys.modules.keys()))"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

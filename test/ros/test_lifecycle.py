@@ -11,8 +11,8 @@ from lifecycle_msgs.msg import State, Transition
 from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
-from dsd_ros.ros.bringup import DEMO, plan, program_command, values_of
-from dsd_ros.ros.respawn import RespawnRule, Restarts
+from dsd_ros.ros.bringup import plan
+from dsd_ros.ros.processes import RespawnRule, Restarts
 
 INSTRUCTION = "find the silver bottle"
 SOON = RespawnRule(first_pause_s=0.05, longest_pause_s=0.05, at_most=20)
@@ -28,11 +28,11 @@ class Nodes:
         self.rig = rig
         models = {"target_model": str(pair[0]), "draft_model": str(pair[1])}
         for start in plan("demo", models | arguments):
-            if start.entry.executable not in names:
+            if start.name not in names:
                 continue
-            if start.entry.executable == "draft_node":
+            if start.name == "draft_node":
                 start.parameters.update(HASTY)
-            child = rig.group.start_node(start)
+            child = rig.group.start_planned(start)
             if child.restarts is not None:
                 child.restarts = Restarts(SOON)
 
@@ -135,15 +135,14 @@ def test_killed_or_led_through_its_states_a_verifier_answers_again(rig, tiny_pai
 
 @pytest.mark.slow
 def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
-    values = values_of(DEMO, {"verifier_port": "0", "target_model": str(tiny_pair[0])})
-    program = DEMO.programs[0]
+    def planned(port: str):
+        arguments = {"transport": "websocket", "verifier_port": port, "target_model": str(tiny_pair[0])}
+        return next(start for start in plan("demo", arguments) if start.name == "verifier")
+
     said: list[str] = []
-    verifier = rig.group.start(
-        program.name, program_command(program, values), on_line=said.append, restarts=Restarts(SOON)
-    )
+    verifier = rig.group.start_planned(planned("0"), on_line=said.append, restarts=Restarts(SOON))
     url = rig.until(lambda: next((s.split()[-1] for s in said if "ws://" in s), None))
-    values["verifier_port"] = url.rpartition(":")[2]
-    verifier.command = program_command(program, values)
+    verifier.command = list(planned(url.rpartition(":")[2]).command)
     nodes = Nodes(rig, tiny_pair, "draft_node", "bridge_node", transport="websocket", verifier=url)
     camera = CameraRig(rig)
     works = lambda: decode_once(rig, camera) == Decode.Response.OK  # noqa: E731

@@ -9,9 +9,8 @@ import time
 
 import pytest
 
-from dsd_ros.ros.bringup import SYSTEMS
-from dsd_ros.ros.processes import ProcessGroup
-from dsd_ros.ros.respawn import RespawnRule, Restarts
+from dsd_ros.ros.bringup import plan
+from dsd_ros.ros.processes import ProcessGroup, RespawnRule, Restarts
 
 SLEEP = "import os, time; print('up', os.getpid(), flush=True); time.sleep(600)"
 QUICK = RespawnRule(first_pause_s=0.01, longest_pause_s=0.05, at_most=3, within_s=600.0)
@@ -34,15 +33,21 @@ def test_what_was_told_to_end_or_cannot_start_is_not_started_again(code):
 
 
 def test_only_what_a_robot_at_rest_can_miss_is_started_again():
-    respawned = {item.executable: item.respawn for system in SYSTEMS.values() for item in system.nodes}
+    everything = {"memory": "auto", "record": "/bag", "rviz": "true"}
+    plans = [
+        plan("demo", everything),
+        plan("demo", everything | {"robot": "go2-standin", "transport": "websocket", "view": "true"}),
+        plan("robot", everything),
+        plan("verifier"),
+    ]
+    respawned = {start.name: start.respawn for starts in plans for start in starts}
     assert respawned == {
         "simulator_node": False, "go2_standin_node": False, "go2_node": False, "supervisor_node": False,
         "navigation_node": True, "draft_node": True, "verifier_node": True, "bridge_node": True,
         "memory_node": True,
         "record_node": False, "visual_node": False, "view_node": False,
+        "verifier": True, "rviz2": False,
     }  # fmt: skip
-    programs = {program.name: program for system in SYSTEMS.values() for program in system.programs}
-    assert {name: program.respawn for name, program in programs.items()} == {"verifier": True, "rviz2": False}
 
 
 class Group(ProcessGroup):

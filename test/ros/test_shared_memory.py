@@ -38,7 +38,7 @@ def test_nodes_that_are_asked_to_end_leave_nothing_in_shared_memory(ros_domain, 
 
     models = {"target_model": str(tiny_pair[0]), "draft_model": str(tiny_pair[1])}
     with ProcessGroup(listen) as group:
-        children = [group.start_node(start) for start in plan("demo", models)]
+        children = [group.start_planned(start) for start in plan("demo", models)]
         assert {child.name for child in children} == set(RUNNING)
         deadline = time.monotonic() + 180.0
         while not all(words in lines[name] for name, words in RUNNING.items()):

@@ -25,7 +25,8 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
-from dsd_ros.ros import bringup, qos
+from dsd_ros.ros import qos
+from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.lifecycle_watch import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
@@ -76,9 +77,8 @@ class Rig:
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
-        entry = bringup.NodeEntry(executable, executable.removesuffix("_node") + ".yaml")
         texts = {key.replace("__", "."): str(value) for key, value in parameters.items()}
-        return self.group.start_node(bringup.NodeStart(entry, texts))
+        return self.group.start_planned(Start(executable, texts))
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:
         """Poll until ``done()`` is true and return its value; fails with what the processes printed."""

@@ -18,7 +18,7 @@ from dsd_lab.faults.safety_standin import Provocation, StandIn
 from dsd_lab.report import BenchError, check_range, header, table, use_own_ros_domain
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.safety import Cause, Fallback
-from dsd_ros.ros.bringup import SUPERVISOR, NodeStart
+from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup
 from dsd_ros.ros.realtime import ask_for_realtime, end_realtime
 from dsd_ros.ros.standalone import SpinningNode
@@ -141,7 +141,7 @@ def measure_safety(
             parameters = PARAMETERS | differing | {"realtime": str(realtime).lower()}
             with ProcessGroup(lambda name, line: None) as group:
                 standin.state = None
-                group.start_node(NodeStart(SUPERVISOR, parameters))
+                group.start_planned(Start("supervisor_node", parameters))
                 for provocation in group_of:
                     times = [standin.trial(provocation) for _ in range(trials)]
                     if progress is not None:

@@ -16,9 +16,8 @@ from dsd_lab.faults.watch import Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_ros.cli.demo_run import address_in
-from dsd_ros.ros.bringup import DEMO, plan, program_command, values_of
+from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.processes import ProcessGroup
-from dsd_ros.ros.respawn import Restarts
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Outcome, SessionClose
 
@@ -49,16 +48,11 @@ class SystemUnderTest:
         """Start every process; the link's proxy first."""
         assert self._group is None
         self._group = group = ProcessGroup(self._hear)
-        values = values_of(DEMO, self._overrides)
-        for program in DEMO.programs:
-            if program.wanted(values):
-                self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
-                self._overrides["verifier"] = self.proxy.url
-                command = program_command(program, values)
-                restarts = Restarts() if program.respawn else None
-                group.start(program.name, command, self._mark, self._look, restarts)
+        if self.transport == "websocket":
+            self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
+            self._overrides["verifier"] = self.proxy.url
         for start in plan("demo", self._overrides):
-            group.start_node(start, self._mark)
+            group.start_planned(start, self._mark, self._look if start.name == "verifier" else None)
 
     def _look(self, line: str) -> None:
         """Find the verifier's address in what it prints; after a restart it is another one."""

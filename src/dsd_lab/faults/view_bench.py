@@ -59,8 +59,8 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
     lines: list[str] = []
     with ProcessGroup(lambda _, line: lines.append(line)) as group:
         for start in plan("demo", {"mode": mode}):
-            if start.entry.executable in _NEEDED:
-                group.start_node(start)
+            if start.name in _NEEDED:
+                group.start_planned(start)
         views = start_views(group)
         with _Client() as client:
             client.wait(_READY_S)
@@ -75,9 +75,9 @@ def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
 
 def start_views(group: ProcessGroup) -> list[Child]:
     """Start both views, the web page at the picture rate of RViz."""
-    starts = [start for start in plan("demo", {"visual": "true", "view": "true"}) if start.entry.executable in _VIEWS]
+    starts = [start for start in plan("demo", {"visual": "true", "view": "true"}) if start.name in _VIEWS]
     own = {"web_port": "0", "data_port": "0", "rate": RATE}
-    return [group.start_node(replace(start, parameters={**start.parameters, **own})) for start in starts]
+    return [group.start_planned(replace(start, parameters={**start.parameters, **own})) for start in starts]
 
 
 def _measure(client: _Client, views: Sequence[Child], pairs: int, progress: Progress) -> dict[str, Any]:

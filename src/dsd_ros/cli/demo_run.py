@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -30,9 +29,8 @@ from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.observe.view.web import MISSING as VIEW_MISSING
 from dsd_ros.observe.view.web import available as view_available
 from dsd_ros.robot.sim.world import World
-from dsd_ros.ros.bringup import DEMO, RECORD, ROBOTS, RVIZ, TRANSPORTS, plan, program_command, values_of
+from dsd_ros.ros.bringup import ROBOTS, TRANSPORTS, plan, values_of
 from dsd_ros.ros.processes import Child, ProcessGroup
-from dsd_ros.ros.respawn import Restarts
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
@@ -198,7 +196,7 @@ def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | No
     if len(text) > MAX_INSTRUCTION_CHARS:
         raise ValueError(f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed.")
     World.from_seed(settings.seed or 0, settings.goal.strip())
-    recorded = values_of(DEMO, dict(arguments))["record"]
+    recorded = values_of("demo", dict(arguments))["record"]
     if recorded and Path(recorded).exists():
         raise ValueError(f"{recorded} exists already; name a folder for the bag that does not.")
     if json not in (None, STDOUT):
@@ -225,7 +223,7 @@ def _run(
     from dsd_ros.ros.demo_client import DemoClient
 
     driver = "go2_node" if settings.robot == "go2-standin" else ""
-    values = values_of(DEMO, arguments)
+    values = values_of("demo", arguments)
     memory, recorded = values["memory"] != "never", bool(values["record"])
     client = DemoClient(live=not settings.headless, driver=driver, memory=memory, recorded=recorded)
     try:
@@ -273,7 +271,7 @@ def _print_result(report: DemoReport) -> None:
 def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Event) -> None:
     """Wait until the recorder hears everything; say what it does not hear, if that is not soon, and go on."""
     deadline = time.monotonic() + _RECORDER_LIMIT_S
-    recorder = group.child(RECORD.executable)
+    recorder = group.child("record_node")
     _wait(
         lambda: not client.unheard() or recorder.given_up or time.monotonic() > deadline,
         group, stop, _READY_LIMIT_S, "The recorder was not ready",
@@ -289,16 +287,8 @@ def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Eve
 def _start_processes(
     settings: DemoSettings, arguments: dict[str, str], group: ProcessGroup, stop: threading.Event
 ) -> None:
-    values = values_of(DEMO, arguments)
     if not settings.headless and not view_available():
         print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
-    rviz, verifier = (next(p for p in DEMO.programs if p.name == name) for name in (RVIZ.name, "verifier"))
-    if rviz.wanted(values) and shutil.which(rviz.name):
-        group.start(rviz.name, program_command(rviz, values), optional=True)
-    if not verifier.wanted(values):
-        for start in plan("demo", arguments):
-            group.start_node(start)
-        return
     named: list[VerifierAddress] = []
 
     def look(line: str) -> None:
@@ -306,18 +296,21 @@ def _start_processes(
         if found is not None:
             named.append(found)
 
-    child = group.start(verifier.name, program_command(verifier, values), on_line=look, restarts=Restarts())
+    starts = {start.name: start for start in plan("demo", arguments)}
+    verifier = starts.pop("verifier", None)
+    child = None if verifier is None else group.start_planned(verifier, on_line=look)
     # Only the bridge needs the address, so the other nodes do not wait for the verifier's model.
-    for start in plan("demo", arguments):
-        if start.entry.executable != "bridge_node":
-            group.start_node(start)
+    for start in starts.values():
+        if start.name != "bridge_node" and start.available:
+            group.start_planned(start)
+    if child is None:
+        return
     _wait(lambda: named, group, stop, _READY_LIMIT_S, "The verifier named no address")
     address = named[0]
-    # Started again, it has to be where the bridge looks for it.
-    child.command = program_command(verifier, values | {"verifier_port": str(address.port)})
-    for start in plan("demo", {"verifier": address.url} | arguments):
-        if start.entry.executable == "bridge_node":
-            group.start_node(start)
+    known = plan("demo", {"verifier": address.url} | arguments | {"verifier_port": str(address.port)})
+    starts = {start.name: start for start in known}
+    child.command = list(starts["verifier"].command)  # started again, it has to be where the bridge looks for it
+    group.start_planned(starts["bridge_node"])
 
 
 def _wait(done: Callable[[], Any], group: ProcessGroup, stop: threading.Event, limit: float, sentence: str) -> None:

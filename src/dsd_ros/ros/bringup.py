@@ -1,350 +1,204 @@
-"""Which nodes with which parameter files make up a system: the one table that `ros2 launch` and `dsd` both read.
+"""Which processes make up a system, and how each is started: what the files under launch/ say, read without `launch`.
 
-Imports nothing of ROS, so that launch files and the command line can read it anywhere.
+Imports nothing of ROS, so that the command line and the process runner can read it anywhere.
 """
 
 from __future__ import annotations
 
-import re
+import shutil
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from dsd_ros.navigation.goals import WHEN
-from dsd_ros.navigation.safety import FALLBACKS
-from dsd_ros.paths import config_directory
-from dsd_ros.ros.bringup_parts import Argument as Argument
-from dsd_ros.ros.bringup_parts import NodeEntry as NodeEntry
-from dsd_ros.ros.bringup_parts import NodeStart as NodeStart
-from dsd_ros.ros.bringup_parts import Program as Program
-from dsd_ros.ros.bringup_parts import System as System
+from dsd_ros.paths import config_directory, share_directory
+from dsd_ros.ros import launch_standin as standin
+from dsd_ros.ros.launch_standin import Values, text
 
 TRANSPORTS = ("dds", "websocket")
+ROBOTS = ("simulated", "go2-standin")  # of the demo
 DEMO_SEED = 24  # of a world where the shipped target does not depend on how exactly a turn ends
-ROBOTS = ("simulated", "go2-standin")
-DRIVERS = ("go2", "none")
-# Absolute by convention; in a robot's namespace they are the robot's own, as Nav2 has it.
+DEMO_INSTRUCTION = "find the silver bottle"
+SYSTEMS = ("demo", "robot", "verifier")  # launch/NAME.launch.py
+# Topics that are absolute by convention; in a robot's namespace they are the robot's own, as in Nav2.
 PER_ROBOT = ("/tf", "/tf_static", "/clock")
-_NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
-_LARGEST_DOMAIN = 232  # beyond it, DDS runs out of ports
+REMAPPINGS = tuple((topic, topic[1:]) for topic in PER_ROBOT)
 
 
-SIMULATOR = NodeEntry("simulator_node", "simulator.yaml", only_with=("robot", "simulated"))
-GO2_STANDIN = NodeEntry("go2_standin_node", "go2_standin.yaml", only_with=("robot", "go2-standin"))
-SUPERVISOR = NodeEntry("supervisor_node", "supervisor.yaml")
-NAVIGATION = NodeEntry("navigation_node", "navigation.yaml", respawn=True)
-DRAFT = NodeEntry("draft_node", "draft.yaml", respawn=True)
-MEMORY = NodeEntry("memory_node", "memory.yaml", ("memory", "!never"), respawn=True)
-VERIFIER = NodeEntry("verifier_node", "verifier.yaml", ("transport", "dds"), respawn=True)
-BRIDGE = NodeEntry("bridge_node", "bridge.yaml", ("transport", "websocket"), respawn=True)
+@dataclass(frozen=True)
+class Argument:
+    """A launch argument of a system, and an option of the process runner."""
 
-RECORD = NodeEntry("record_node", "record.yaml", ("record", "*"), optional=True)
-VISUAL = NodeEntry("visual_node", "visual.yaml", ("visual", "true"), optional=True, guest_of="view_node")
-VIEW = NodeEntry("view_node", "view.yaml", ("view", "true"), optional=True)
-
-RVIZ = Program("rviz2", "rviz2", (), ("rviz", "true"), optional=True)
-
-_NAMESPACE_ARGUMENT = Argument("namespace", "", "namespace of the robot, for several in one domain, e.g. go2_1")
-_DOMAIN = Argument("domain", "", "ROS domain; empty: the environment's ROS_DOMAIN_ID", environment="ROS_DOMAIN_ID")
-_RECORD = Argument("record", "", "folder to make for a bag of the run; empty: none", ("record_node.directory",))
-_SWITCH = ("false", "true")
-_VIEWS = (
-    Argument("visual", "false", "publish what RViz shows", ("view_node.visual",), _SWITCH),
-    Argument("rviz", "false", "open RViz here, and publish what it shows", choices=_SWITCH),
-    Argument("view", "false", "serve the web view", choices=_SWITCH),
-    Argument(
-        "view_bind", "127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network",
-        ("view_node.bind",),
-    ),
-    Argument(
-        "view_open", "false", "open the web view in this machine's browser",
-        ("view_node.open_browser",), _SWITCH,
-    ),
-)  # fmt: skip
-_MODE = Argument("mode", "dsd", "decoding mode, e.g. dsd or ar", ("draft_node.decode.mode",))
-_TEMPERATURE = Argument("temperature", "0.0", "sampling temperature; 0: greedy", ("draft_node.decode.temperature",))
-_DRAFT_MODEL = Argument(
-    "draft_model", "", "directory or hub id of the draft model; empty: the shipped one",
-    ("draft_node.model.path",),
-)  # fmt: skip
-_TARGET_MODEL = Argument(
-    "target_model", "", "directory or hub id of the target model; empty: the shipped one",
-    ("verifier_node.model.path",),
-)  # fmt: skip
-_TARGET_TOKENIZER = Argument(
-    "target_tokenizer", "", "the target's directory or tokenizer.json; empty: the draft's tokenizer",
-    ("draft_node.target_tokenizer",),
-)  # fmt: skip
-_TRANSPORT = Argument(
-    "transport", "dds", "dds: verifier node on topics; websocket: bridge to a remote verifier",
-    ("draft_node.transport",), TRANSPORTS,
-)  # fmt: skip
-_VERIFIER_URL = Argument(
-    "verifier", "ws://127.0.0.1:8765", "address of the remote verifier, ws:// or wss://",
-    ("bridge_node.url",),
-)  # fmt: skip
-_TOKEN_FILE = Argument(
-    "token_file", "", "file with the bearer token of the remote verifier", ("bridge_node.token_file",)
-)
-_CA_FILE = Argument(
-    "ca_file", "", "certificate authority of the remote verifier; empty: the system's",
-    ("bridge_node.ca_file",),
-)  # fmt: skip
-
-_FALLBACK = Argument(
-    "fallback", "stop", "when the link is lost: stop, draft_only (a few slow unverified steps: not exact) or return",
-    ("navigation_node.run.fallback", "supervisor_node.fallback"), FALLBACKS,
-)  # fmt: skip
-_LOOK_AHEAD = Argument(
-    "look_ahead", "0.0", "the next picture may be taken this long before the robot stands, s; 0: only at rest",
-    ("navigation_node.run.look_ahead_s",),
-)  # fmt: skip
-_HISTORY = Argument(
-    "history", "0", "pictures and actions of this many earlier steps are shown along, 0 to 8",
-    ("draft_node.history_frames",),
-)  # fmt: skip
+    name: str
+    default: str
+    help: str
+    choices: tuple[str, ...] = ()
 
 
-_MEMORY = Argument(
-    "memory", "never", "instructions that memory is asked about first: never, auto (those of their speaker), always",
-    ("navigation_node.memory.when",), WHEN,
-)  # fmt: skip
-_CLOUD_DOCUMENTS = Argument(
-    "cloud_documents", "", "general documents of the verifier: a folder, or shipped: dsd's examples; empty: none",
-    ("verifier_node.documents",),
-)  # fmt: skip
+@dataclass(frozen=True)
+class Start:
+    """A process to start: a node of this package, or another program where ``command`` is not empty.
 
-
-def _text_model(*targets: str) -> Argument:
-    return Argument(
-        "text_model", "", "directory or hub id of the text model that answers questions; empty: the shipped reader",
-        targets,
-    )  # fmt: skip
-
-
-def _memory_documents(default: str) -> Argument:
-    return Argument(
-        "memory_documents", default, "the robot's own documents: a folder, own: of this user, or shipped; empty: none",
-        ("memory_node.documents",),
-    )  # fmt: skip
-
-
-def _arrival_check(default: str) -> Argument:
-    return Argument(
-        "arrival_check", default, "who says that the target is reached: model, or service: check_arrival as well",
-        ("navigation_node.run.arrival_check",), ("model", "service"),
-    )  # fmt: skip
-
-
-def _speed(default: str) -> Argument:
-    return Argument(
-        "speed", default, "top speed ahead, m/s",
-        ("navigation_node.motion.speed", "supervisor_node.limit.speed"),
-    )  # fmt: skip
-
-
-DEMO = System(
-    "demo",
-    "the simulated Go2, the safety supervisor, navigation, draft and verifier",
-    (
-        SIMULATOR, GO2_STANDIN, NodeEntry("go2_node", "go2.yaml", ("robot", "go2-standin")), SUPERVISOR,
-        NAVIGATION, DRAFT, MEMORY, VERIFIER, BRIDGE, RECORD, VISUAL, VIEW,
-    ),
-    (
-        _NAMESPACE_ARGUMENT,
-        _DOMAIN,
-        _TRANSPORT,
-        _MODE,
-        _TEMPERATURE,
-        Argument(
-            "robot", "simulated",
-            "simulated: on the robot's ROS topics; go2-standin: behind the Go2's own protocol and its driver",
-            choices=ROBOTS,
-        ),
-        Argument(
-            "seed", str(DEMO_SEED), "number of the simulated world",
-            ("simulator_node.seed", "go2_standin_node.seed"),
-        ),
-        Argument(
-            "instruction", "find the silver bottle", "names the target of the simulated world",
-            ("simulator_node.instruction", "go2_standin_node.instruction"),
-        ),
-        _DRAFT_MODEL,
-        _TARGET_MODEL,
-        _TARGET_TOKENIZER,
-        _FALLBACK,
-        _arrival_check("service"),
-        _LOOK_AHEAD,
-        _HISTORY,
-        _MEMORY,
-        _memory_documents("shipped"),
-        _CLOUD_DOCUMENTS,
-        _text_model("memory_node.model.path", "verifier_node.text_model"),
-        _RECORD,
-        *_VIEWS,
-        Argument("verifier_port", "8765", "port of the websocket verifier on this machine"),
-        _VERIFIER_URL,
-    ),
-    (
-        Program(
-            "verifier",
-            "verifier",
-            (
-                ("--port", "verifier_port"), ("--model", "target_model"), ("--documents", "cloud_documents"),
-                ("--text-model", "text_model"),
-            ),
-            only_with=("transport", "websocket"),
-            respawn=True,
-        ),
-        RVIZ,
-    ),
-)  # fmt: skip
-ROBOT = System(
-    "robot",
-    "what runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud",
-    (
-        NodeEntry("go2_node", "go2.yaml", ("driver", "go2")), SUPERVISOR, NAVIGATION, DRAFT, MEMORY,
-        BRIDGE, RECORD, VISUAL, VIEW,
-    ),
-    (
-        _NAMESPACE_ARGUMENT,
-        _DOMAIN,
-        Argument(
-            "driver", "go2", "go2: drive a Unitree Go2; none: other nodes drive the robot",
-            choices=DRIVERS,
-        ),
-        Argument(
-            "transport", "websocket", "websocket: bridge to a remote verifier; dds: one on the network",
-            ("draft_node.transport",), TRANSPORTS,
-        ),
-        _MODE,
-        _TEMPERATURE,
-        _speed("0.5"),
-        _FALLBACK,
-        _arrival_check("model"),
-        _LOOK_AHEAD,
-        _HISTORY,
-        _MEMORY,
-        _memory_documents("own"),
-        _text_model("memory_node.model.path"),
-        _RECORD,
-        *_VIEWS,
-        _DRAFT_MODEL,
-        _TARGET_TOKENIZER,
-        Argument(
-            "quantization", "none", "of the draft model: none, int8 (CPU) or 4bit (CUDA)",
-            ("draft_node.model.quantization",), ("none", "int8", "4bit"),
-        ),
-        Argument("device", "cpu", "of the draft model: cpu, cuda or cuda:N", ("draft_node.model.device",)),
-        _VERIFIER_URL,
-        _TOKEN_FILE,
-        _CA_FILE,
-    ),
-    (RVIZ,),
-)  # fmt: skip
-VERIFIER_ALONE = System(
-    "verifier",
-    "the verifier as a ROS node, for a robot in the same DDS domain and namespace",
-    (NodeEntry("verifier_node", "verifier.yaml", respawn=True),),
-    (
-        _NAMESPACE_ARGUMENT,
-        _DOMAIN,
-        _TARGET_MODEL,
-        _CLOUD_DOCUMENTS,
-        _text_model("verifier_node.text_model"),
-        Argument("device", "cpu", "cpu, cuda or cuda:N", ("verifier_node.model.device",)),
-        Argument(
-            "dtype", "float32", "precision of the weights", ("verifier_node.model.dtype",),
-            ("float32", "bfloat16", "float16"),
-        ),
-    ),
-)  # fmt: skip
-
-SYSTEMS = {system.name: system for system in (DEMO, ROBOT, VERIFIER_ALONE)}
-
-
-def plan(name: str, overrides: dict[str, str] | None = None) -> list[NodeStart]:
-    """The nodes of a system to start, with the parameters that the arguments set.
-
-    :raises ValueError: for an unknown system or argument, or a value that is not among the choices.
+    ``respawn``: it is started again after a crash. ``optional``: its end ends nothing; the end of any other process
+    ends all.
     """
-    if name not in SYSTEMS:
-        raise ValueError(f"There is no system '{name}'; known are {', '.join(SYSTEMS)}.")
-    system = SYSTEMS[name]
-    values = values_of(system, overrides)
-    environment = environment_of(system, values)
-    wanted = [entry for entry in system.nodes if entry.wanted(values)]
-    hosts = {entry.executable for entry in wanted}
-    return [
-        NodeStart(
-            entry,
-            parameters_of(system, entry, values),
-            values["namespace"],
-            environment,
-            tuple(guest for guest in wanted if guest.guest_of == entry.executable),
-        )
-        for entry in wanted
-        if entry.guest_of not in hosts
-    ]
+
+    name: str  # of the node's executable, or of the program
+    parameters: dict[str, Any] = field(default_factory=dict)  # over those of the files; a text is read as their type
+    namespace: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()  # parameter files; empty: the node's own
+    remappings: tuple[tuple[str, str], ...] = REMAPPINGS
+    command: tuple[str, ...] = ()
+    respawn: bool = False
+    optional: bool = False
+
+    @property
+    def parameter_files(self) -> tuple[Path, ...]:
+        return self.files or (config_directory() / f"{self.name.removesuffix('_node')}.yaml",)
+
+    @property
+    def available(self) -> bool:
+        """Whether the program is installed here; a node always is."""
+        return not self.command or shutil.which(self.command[0]) is not None
+
+    @property
+    def arguments(self) -> list[str]:
+        """The namespace and remappings as ROS arguments."""
+        namespace = self.namespace.strip("/")
+        words = ["-r", f"__ns:=/{namespace}"] if namespace else []
+        for one, other in self.remappings if namespace else ():
+            words += ["-r", f"{one}:={other}"]
+        return words
 
 
-def program_command(program: Program, values: dict[str, str]) -> list[str]:
-    """The command line of a program; options whose argument is empty are left out."""
-    if program is RVIZ:
-        return _rviz_command(values["namespace"].strip("/"))
-    command = [sys.executable, "-m", "dsd_ros.cli"]
-    command.append(program.command)
-    for option, argument in program.options:
-        if values[argument]:
-            command += [option, values[argument]]
-    return command
+def launch_file(system: str) -> Path:
+    """The launch file of a system; ValueError for an unknown one."""
+    if system not in SYSTEMS:
+        raise ValueError(f"There is no system '{system}'; known are {', '.join(SYSTEMS)}.")
+    return share_directory() / "launch" / f"{system}.launch.py"
 
 
-def _rviz_command(namespace: str) -> list[str]:
-    """RViz comes with an installed ROS 2; its topics are relative, so that they follow the robot's namespace."""
-    command = ["rviz2", "-d", str(config_directory() / "dsd.rviz")]
-    if namespace:
-        command += ["--ros-args", "-r", f"__ns:=/{namespace}"]
-        for topic in PER_ROBOT:
-            command += ["-r", f"{topic}:={topic[1:]}"]
-    return command
+def about(system: str) -> str:
+    """What a system is, in one phrase."""
+    return standin.read(launch_file(system))[1]
 
 
-def values_of(system: System, overrides: dict[str, str] | None = None) -> dict[str, str]:
-    """The arguments' values: the defaults, and the overrides over them; ValueError as :func:`plan`."""
-    values = system.defaults()
-    for key, value in (overrides or {}).items():
-        if key not in values:
-            raise ValueError(f"The system '{system.name}' has no argument '{key}'; it has {', '.join(values)}.")
-        values[key] = value
-    for argument in system.arguments:
-        if argument.choices and values[argument.name] not in argument.choices:
-            raise ValueError(
-                f"'{values[argument.name]}' is no {argument.name}; choose from {', '.join(argument.choices)}."
-            )
-    if values.get("rviz") == "true":
-        values["visual"] = "true"
-    if values["namespace"] and not _NAMESPACE.fullmatch(values["namespace"]):
-        raise ValueError(f"'{values['namespace']}' is no namespace; use letters, digits and _, as in go2_1.")
-    domain = values["domain"]
-    if domain and not (domain.isdecimal() and int(domain) <= _LARGEST_DOMAIN):
-        raise ValueError(f"'{domain}' is no ROS domain; use a number from 0 to {_LARGEST_DOMAIN}.")
-    return values
+def arguments_of(system: str) -> list[Argument]:
+    """The launch arguments of a system, those of included files after its own."""
+    return list(_arguments(launch_file(system)).values())
 
 
-def environment_of(system: System, values: dict[str, str]) -> dict[str, str]:
-    """The environment variables that a system's arguments set."""
+def set_by_arguments(system: str, node: str) -> dict[str, str]:
+    """Parameters of a node that launch arguments set: parameter -> argument."""
     return {
-        argument.environment: values[argument.name]
-        for argument in system.arguments
-        if argument.environment and values[argument.name]
+        name: value.value.name
+        for entity in _entities(launch_file(system))
+        if isinstance(entity, standin.Node) and entity.executable == node
+        for each in entity.parameters
+        if isinstance(each, dict)
+        for name, value in each.items()
+        if isinstance(value.value, standin.LaunchConfiguration)
     }
 
 
-def parameters_of(system: System, entry: NodeEntry, values: dict[str, str]) -> dict[str, str]:
-    """The parameters of one node that a system's arguments set, as name -> text."""
-    result = {}
-    for argument in system.arguments:
-        for target in argument.targets:
-            node, _, parameter = target.partition(".")
-            if node == entry.executable:
-                result[parameter] = values[argument.name]
-    return result
+def plan(system: str, overrides: dict[str, str] | None = None) -> list[Start]:
+    """The processes of a system to start, in order.
+
+    :raises ValueError: for an unknown system or argument, or a value that is not among the choices.
+    """
+    return list(_walk(launch_file(system), _given(system, overrides), {}))
+
+
+def values_of(system: str, overrides: dict[str, str] | None = None) -> dict[str, str]:
+    """The arguments' values: the defaults, overridden; ValueError as :func:`plan`."""
+    values = _given(system, overrides)
+    list(_walk(launch_file(system), values, {}))
+    return values
+
+
+def _given(system: str, overrides: dict[str, str] | None) -> Values:
+    known = [argument.name for argument in arguments_of(system)]
+    for name in overrides or {}:
+        if name not in known:
+            raise ValueError(f"The system '{system}' has no argument '{name}'; it has {', '.join(known)}.")
+    return dict(overrides or {})
+
+
+def _entities(path: Path) -> Iterator[Any]:
+    """Everything that a launch file and those included by it describe, whatever the conditions."""
+    for entity in standin.read(path)[0].entities:
+        if isinstance(entity, standin.IncludeLaunchDescription):
+            yield from _entities(Path(entity.source.path))
+        yield entity
+
+
+def _arguments(path: Path) -> dict[str, Argument]:
+    found: dict[str, Argument] = {}
+    for entity in standin.read(path)[0].entities:
+        if isinstance(entity, standin.DeclareLaunchArgument):
+            default = text(entity.default_value, {})
+            found[entity.name] = Argument(entity.name, default, entity.description, tuple(entity.choices))
+        elif isinstance(entity, standin.IncludeLaunchDescription):
+            set_here = found.keys() | dict(entity.launch_arguments).keys()
+            included = _arguments(Path(entity.source.path))
+            found |= {name: argument for name, argument in included.items() if name not in set_here}
+    return found
+
+
+def _walk(path: Path, values: Values, environment: dict[str, str]) -> Iterator[Start]:
+    """As launch visits a description: ``values`` and ``environment`` grow on the way."""
+    for entity in standin.read(path)[0].entities:
+        condition = getattr(entity, "condition", None)
+        if condition is not None and not condition.holds(values):
+            continue
+        if isinstance(entity, standin.DeclareLaunchArgument):
+            value = values.setdefault(entity.name, text(entity.default_value, values))
+            if entity.choices and value not in entity.choices:
+                raise ValueError(f"'{value}' is no {entity.name}; choose from {', '.join(entity.choices)}.")
+        elif isinstance(entity, standin.SetEnvironmentVariable):
+            environment[entity.name] = text(entity.value, values)
+        elif isinstance(entity, standin.OpaqueFunction):
+            entity.function(SimpleNamespace(launch_configurations=values))
+        elif isinstance(entity, standin.IncludeLaunchDescription):
+            values.update({name: text(value, values) for name, value in entity.launch_arguments})
+            yield from _walk(Path(entity.source.path), values, environment)
+        else:
+            yield _start(entity, values, dict(environment))
+
+
+def _start(process: standin.Process, values: Values, environment: dict[str, str]) -> Start:
+    respawn, optional = process.respawn, process.on_exit is None
+    if isinstance(process, standin.ExecuteProcess):
+        command = tuple(text(word, values) for word in process.cmd)
+        return Start(process.name, environment=environment, command=command, respawn=respawn, optional=optional)
+    assert isinstance(process, standin.Node)
+    start = Start(
+        process.executable,
+        {name: text(value.value, values) for each in process.parameters if isinstance(each, dict)
+         for name, value in each.items()},
+        text(process.namespace, values),
+        environment,
+        tuple(Path(each) for each in process.parameters if isinstance(each, str)),
+        tuple(process.remappings),
+        respawn=respawn,
+        optional=optional,
+    )  # fmt: skip
+    if process.package == "dsd_ros":
+        return start
+    ros = ["--ros-args", *start.arguments] if start.arguments else []
+    words = (text(word, values) for word in process.arguments)
+    return Start(
+        process.executable,
+        environment=environment,
+        command=(process.executable, *words, *ros),
+        respawn=respawn,
+        optional=optional,
+    )
+
+
+def node_command(start: Start) -> list[str]:
+    """The command line of a node, without its parameter files."""
+    return [sys.executable, "-m", "dsd_ros.ros.entry", start.name, "--ros-args", *start.arguments]

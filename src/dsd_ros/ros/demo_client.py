@@ -18,7 +18,6 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import Action, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import RECORD
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.lifecycle_watch import LifecycleWatch
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
@@ -160,7 +159,7 @@ class DemoClient:
 
     def _on_health(self, message: DiagnosticArray) -> None:
         for status in message.status:
-            if status.name == RECORD.executable:
+            if status.name == "record_node":
                 values = {pair.key: pair.value for pair in status.values}
                 self._heard = set(values.get(HEARD, "").split(", "))
             if self._driver and status.name.endswith(self._driver):

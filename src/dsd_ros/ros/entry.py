@@ -1,6 +1,5 @@
-"""The nodes' executables: signals are handled before anything heavy is imported.
-
-Loading torch takes seconds, and a Ctrl-C in that time must end the process like any other, without a traceback.
+"""The nodes' executables. Signals are handled before anything heavy is imported: loading torch takes seconds, and a
+Ctrl-C in that time must end the process without a traceback.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from dsd_ros.paths import config_directory
 
@@ -16,56 +17,15 @@ _CAMERAS = ("simulator_node", "go2_node", "go2_standin_node")
 _PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 
-def simulator_node() -> None:
-    _start("simulator_node")
-
-
-def navigation_node() -> None:
-    _start("navigation_node")
-
-
-def supervisor_node() -> None:
-    _start("supervisor_node")
-
-
-def draft_node() -> None:
-    _start("draft_node")
-
-
-def verifier_node() -> None:
-    _start("verifier_node")
-
-
-def memory_node() -> None:
-    _start("memory_node")
-
-
-def bridge_node() -> None:
-    _start("bridge_node")
-
-
-def go2_node() -> None:
-    _start("go2_node")
-
-
-def go2_standin_node() -> None:
-    _start("go2_standin_node")
-
-
-def visual_node() -> None:
-    _start("visual_node")
-
-
-def view_node() -> None:
-    _start("view_node")
-
-
-def record_node() -> None:
-    _start("record_node")
+def __getattr__(name: str) -> Callable[[], None]:
+    """One function per node, for the executables that setup.py names."""
+    if not name.endswith("_node"):
+        raise AttributeError(name)
+    return partial(_start, name)
 
 
 def _start(name: str) -> None:
-    # Replaced by the node's own handlers once it is built.
+    # The node replaces these handlers once it is built.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))
     if name in _CAMERAS and not any(variable in os.environ for variable in _PROFILES):

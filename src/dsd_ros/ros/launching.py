@@ -1,126 +1,111 @@
-"""A system of the bring-up table as a launch description, for the files under launch/.
+"""What the files under launch/ share: arguments and parameters made from the nodes' settings, and restarts.
 
-Imports launch and launch_ros, which come with an installed ROS 2 and are no wheels.
+Nothing of `launch` is imported before a function needs it: the files are also read without it (see launch_standin).
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, LogInfo, OpaqueFunction
-from launch.events import Shutdown
-from launch_ros.actions import Node
-from launch_ros.parameter_descriptions import ParameterValue
+from dsd_ros.paths import config_directory
+from dsd_ros.ros.bringup import REMAPPINGS
+from dsd_ros.ros.processes import RULE, Restarts
+from dsd_ros.ros.settings import parameter
 
-from dsd_ros.ros.bringup import (
-    PER_ROBOT,
-    SYSTEMS,
-    NodeStart,
-    Program,
-    System,
-    environment_of,
-    plan,
-    program_command,
-    values_of,
-)
-from dsd_ros.ros.respawn import RULE, Restarts, how_it_ended
-from launch import Action, LaunchContext, LaunchDescription
+_NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
+_LARGEST_DOMAIN = 232  # beyond it, DDS runs out of ports
 
 
-def describe(name: str) -> LaunchDescription:
-    """Declared arguments, programs and nodes of a system.
+def setting(node: str, name: str, default: str | None = None) -> dict[str, Any]:
+    """Default, description and choices of a launch argument that sets a node's parameter.
 
-    As the process runner has it, a node whose crash may be recovered is started again, and another one's end
-    is the end of all. launch knows one pause between restarts, not a growing one.
+    :param default: of this system, where it is not the parameter's own.
     """
-    system = SYSTEMS[name]
-    arguments = [
-        DeclareLaunchArgument(
-            argument.name,
-            default_value=argument.default,
-            description=argument.help,
-            **({"choices": list(argument.choices)} if argument.choices else {}),
-        )
-        for argument in system.arguments
+    spec = parameter(node, name)
+    own = str(spec.default).lower() if spec.kind is bool else str(spec.default)
+    options: dict[str, Any] = {"default_value": own if default is None else default, "description": spec.help}
+    choices = ("false", "true") if spec.kind is bool else spec.choices
+    return options | ({"choices": list(choices)} if choices else {})
+
+
+def switch(description: str) -> dict[str, Any]:
+    """Default, description and choices of a launch argument that turns something on."""
+    return {"default_value": "false", "description": description, "choices": ["false", "true"]}
+
+
+def node(executable: str, given: Mapping[str, Any] | None = None, guest: str = "", **options: Any) -> Any:
+    """A node of this package in the robot's namespace, with its parameter file and what launch arguments set over it.
+
+    :param given: parameter -> name of the launch argument that sets it, or a substitution.
+    :param guest: a node that may run in the same process; it reads its own file.
+    :param options: of launch_ros' Node, e.g. ``condition`` and ``on_exit``.
+    """
+    from launch.substitutions import LaunchConfiguration
+    from launch_ros.actions import Node
+    from launch_ros.parameter_descriptions import ParameterValue
+
+    files: list[Any] = [
+        str(config_directory() / f"{name.removesuffix('_node')}.yaml") for name in (executable, guest) if name
     ]
-
-    def start(context: LaunchContext) -> list[ExecuteProcess]:
-        """What is started is known only once the arguments are."""
-        given = {name: context.launch_configurations[name] for name in system.defaults()}
-        values = values_of(system, given)
-        environment = environment_of(system, values)
-        programs = [_program(program, values, environment) for program in system.programs if program.wanted(values)]
-        return programs + [_node(system, item) for item in plan(system.name, given)]
-
-    return LaunchDescription([*arguments, OpaqueFunction(function=start)])
-
-
-def _program(program: Program, values: dict[str, str], environment: dict[str, str]) -> ExecuteProcess:
-    return ExecuteProcess(
-        cmd=program_command(program, values),
-        name=program.name,
-        output="screen",
-        additional_env=environment,
-        **_at_the_end(program.name, program.respawn, program.optional),
-    )
-
-
-def _node(system: System, start: NodeStart) -> Node:
-    name = start.entry.executable
-    defaults = {target: argument.default for argument in system.arguments for target in argument.targets}
-    parameters = {
-        parameter: _as_typed(value, defaults[f"{name}.{parameter}"]) for parameter, value in start.parameters.items()
+    values = {
+        name: ParameterValue(
+            LaunchConfiguration(value) if isinstance(value, str) else value, value_type=parameter(executable, name).kind
+        )
+        for name, value in (given or {}).items()
     }
     return Node(
         package="dsd_ros",
-        executable=name,
-        name=name,
-        namespace=start.namespace,
-        parameters=[
-            str(start.entry.parameter_file),
-            *(str(guest.parameter_file) for guest in start.guests),
-            parameters,
-        ],
-        remappings=[(topic, topic[1:]) for topic in PER_ROBOT] if start.namespace else [],
-        additional_env=start.environment,
+        executable=executable,
+        namespace=LaunchConfiguration("namespace"),
+        parameters=[*files, values] if values else files,
+        remappings=REMAPPINGS,
         output="screen",
         emulate_tty=True,
-        **_at_the_end(name, start.entry.respawn, start.entry.optional),
+        **options,
     )
 
 
-def _at_the_end(name: str, respawn: bool, optional: bool = False) -> dict[str, Any]:
-    """What launch is to do when a process has ended: start it again, end all, or nothing."""
+def namespace_and_domain() -> list[Any]:
+    """The arguments ``namespace`` and ``domain``, and what they do to all processes."""
+    from launch.actions import DeclareLaunchArgument, OpaqueFunction, SetEnvironmentVariable
+    from launch.conditions import IfCondition
+    from launch.substitutions import LaunchConfiguration, NotEqualsSubstitution
+
+    domain = LaunchConfiguration("domain")
+    return [
+        DeclareLaunchArgument(
+            "namespace", default_value="", description="namespace of the robot, for several in one domain, e.g. go2_1"
+        ),
+        DeclareLaunchArgument("domain", default_value="", description="ROS domain; empty: that of ROS_DOMAIN_ID"),
+        OpaqueFunction(function=_check),
+        SetEnvironmentVariable("ROS_DOMAIN_ID", domain, condition=IfCondition(NotEqualsSubstitution(domain, ""))),
+    ]
+
+
+def _check(context: Any) -> None:
+    namespace, domain = (context.launch_configurations[name] for name in ("namespace", "domain"))
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise ValueError(f"'{namespace}' is no namespace; use letters, digits and _, as in go2_1.")
+    if domain and not (domain.isdecimal() and int(domain) <= _LARGEST_DOMAIN):
+        raise ValueError(f"'{domain}' is no ROS domain; use a number from 0 to {_LARGEST_DOMAIN}.")
+
+
+def restarted() -> dict[str, Any]:
+    """Options of a process that is restarted after a crash; one crash too many, or an end without one, ends all.
+
+    The bounds are those of the process runner; launch knows one pause between restarts, not a growing one.
+    """
     restarts = Restarts()
 
-    def on_exit(event: Any, context: LaunchContext) -> list[Action] | None:
-        if context.is_shutdown:
+    def on_exit(event: Any, context: Any) -> Any:
+        if context.is_shutdown or restarts.after(event.returncode, time.monotonic()) is not None:
             return None
-        if respawn and restarts.after(event.returncode, time.monotonic()) is not None:
-            return None
-        if optional:
-            return [LogInfo(msg=f"{name} {how_it_ended(event.returncode)}; the others go on")]
-        how = restarts.sentence if respawn else how_it_ended
-        reason = f"{name} {how(event.returncode)}; ending the others"
-        return [LogInfo(msg=reason), EmitEvent(event=Shutdown(reason=reason))]
+        from launch.actions import Shutdown
 
-    handler: Callable[..., Any] = on_exit
-    if not respawn:
-        return {"on_exit": handler}
-    # The pause is also what a shutdown has to overtake launch's own restart.
-    return {"on_exit": handler, "respawn": True, "respawn_delay": 2 * RULE.first_pause_s}
+        return Shutdown(reason=f"{event.process_name} {restarts.sentence(event.returncode)}; ending the others")
 
-
-def _as_typed(value: str, default: str) -> Any:
-    """A value as the type of its argument's default; launch would guess text like "1" to be a number."""
-    if default in ("false", "true"):
-        return value == "true"
-    for kind in (int, float):
-        try:
-            kind(default)
-        except ValueError:
-            continue
-        return kind(value)
-    return ParameterValue(value, value_type=str)
+    # A shutdown has to overtake launch's own restart during this pause.
+    return {"respawn": True, "respawn_delay": 2 * RULE.first_pause_s, "on_exit": on_exit}

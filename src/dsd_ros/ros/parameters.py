@@ -65,7 +65,7 @@ def _declare_one(node: Node, spec: ParameterSpec) -> Any:
         limits = "" if spec.low is None else f" (allowed: {spec.low} to {spec.high})"
         raise ParameterError(f"The parameter '{spec.name}' is not valid{limits}: {error}") from error
     if spec.choices and value not in spec.choices:
-        raise ParameterError(f"The parameter '{spec.name}' is {value!r}, which is none of {', '.join(spec.choices)}.")
+        raise ParameterError(f"The parameter '{spec.name}' is {value!r}; choose from {', '.join(spec.choices)}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")
     return value

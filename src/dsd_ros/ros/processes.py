@@ -2,16 +2,14 @@
 
     python -m dsd_ros.ros.processes robot verifier:=wss://cloud.example:8765
 
-Every child leads a process group of its own and dies with its parent; what it prints is passed on line by line
-behind its name. A child that may be recovered is started again after a crash; any other one's end, and one crash too
-many, ends them all.
+Every child leads its own process group and dies with its parent; each line that it prints is passed on after its name.
+A child marked ``respawn`` is started again after a crash. The end of any other child, or one crash too many, ends all.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,22 +22,74 @@ from pathlib import Path
 
 import yaml
 
-from dsd_ros.ros.bringup import PER_ROBOT, SYSTEMS, NodeStart, environment_of, plan, program_command, values_of
-from dsd_ros.ros.respawn import Restarts, how_it_ended
+from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
+from dsd_ros.ros.settings import parameter
 
-INTERRUPT_S = 1.6  # what a child gets to end by itself before it is killed
+INTERRUPT_S = 1.6  # a child that has not ended this long after SIGINT is killed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 Printer = Callable[[str, str], None]
 
 
+# Exit codes that are no crash. 0: it was asked to end. 2: it cannot start as configured (running.EXIT_BAD_START).
+NO_CRASH = (0, 2)
+
+
+@dataclass(frozen=True)
+class RespawnRule:
+    """The pause after a crash, doubled from crash to crash, and a bound on restarts within a span of time."""
+
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 5.0
+    at_most: int = 5
+    within_s: float = 60.0
+
+
+RULE = RespawnRule()
+
+
+@dataclass
+class Restarts:
+    """The restarts of one process; ``count`` is their total."""
+
+    rule: RespawnRule = RULE
+    count: int = 0
+    _times: list[float] = field(default_factory=list)
+
+    def after(self, returncode: int, now: float) -> float | None:
+        """The pause before the process is started again, s; None: it is not.
+
+        :param returncode: of the process; negative: the signal that ended it.
+        :param now: monotonic seconds.
+        """
+        if returncode in NO_CRASH:
+            return None
+        rule = self.rule
+        self._times = [time for time in self._times if now - time < rule.within_s]
+        if len(self._times) >= rule.at_most:
+            return None
+        pause = min(rule.longest_pause_s, rule.first_pause_s * 2.0 ** len(self._times))
+        self._times.append(now)
+        self.count += 1
+        return pause
+
+    def sentence(self, returncode: int) -> str:
+        """Why :meth:`after` returned None."""
+        if returncode in NO_CRASH:
+            return f"{how_it_ended(returncode)}; not started again"
+        how, times = how_it_ended(returncode), len(self._times)
+        return f"{how}, after it was restarted {times} times within {self.rule.within_s:.0f} s"
+
+
+def how_it_ended(returncode: int) -> str:
+    """As part of a sentence."""
+    return f"ended by signal {-returncode}" if returncode < 0 else f"ended with exit code {returncode}"
+
+
 @dataclass
 class Child:
-    """One process, and those that take its place when it is started again.
-
-    ``command`` may be changed: it holds from the next start on.
-    """
+    """One process and those that replace it. A changed ``command`` applies from the next start."""
 
     name: str
     command: list[str]
@@ -54,12 +104,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last."""
+        """The process id, of the present or the last process."""
         return self.process.pid
 
     @property
     def restarted(self) -> int:
-        """How many times it has been started again, or is about to be."""
+        """Number of restarts, with one that is due."""
         return self.restarts.count if self.restarts is not None else 0
 
     @property
@@ -67,15 +117,15 @@ class Child:
         return self.process.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send a signal, e.g. SIGKILL or SIGSTOP, to the process and what it has started itself."""
+        """Send a signal, e.g. SIGKILL or SIGSTOP, to the process and its children."""
         _signal_group(self.process, number)
 
 
 class ProcessGroup:
-    """Children that are started and ended together. Use it as a context manager.
+    """Children that are started and ended together; a context manager.
 
-    The thread that calls :meth:`ended` or :meth:`wait` starts children again, too, so it must outlive them: the kernel
-    ends a child with the thread that started it.
+    The thread that calls :meth:`ended` or :meth:`wait` also restarts children and must outlive them: the kernel ends a
+    child together with the thread that started it.
     """
 
     def __init__(self, printer: Printer | None = None) -> None:
@@ -85,7 +135,7 @@ class ProcessGroup:
 
     @property
     def children(self) -> list[Child]:
-        """All of them, in the order they were first started."""
+        """All children, in the order of their first start."""
         return list(self._children)
 
     def child(self, name: str) -> Child:
@@ -104,34 +154,36 @@ class ProcessGroup:
         restarts: Restarts | None = None,
         optional: bool = False,
     ) -> Child:
-        """Start one child; with ``restarts`` it is started again after crashes, as they allow."""
+        """Start one child; ``restarts``: it is started again after crashes, as often as they allow."""
         child = Child(name, list(command), dict(environment or {}), on_line, restarts, optional)
         self._launch(child)
         self._children.append(child)
         return child
 
-    def start_node(self, start: NodeStart, environment: dict[str, str] | None = None) -> Child:
-        """Start a node with its parameter file and the overrides behind it.
+    def start_planned(
+        self,
+        start: Start,
+        environment: dict[str, str] | None = None,
+        on_line: Callable[[str], None] | None = None,
+        restarts: Restarts | None = None,
+    ) -> Child:
+        """Start a process of a plan; the child of a node in a namespace is called NAMESPACE/NAME.
 
-        The child is named after the executable, behind the namespace where there is one.
+        :param restarts: in place of the default ones, for a process that is restarted.
         """
-        name = start.entry.executable
-        path = self._merged_file(start) if start.parameters else start.entry.parameter_file
-        command = [sys.executable, "-m", "dsd_ros.ros.entry", name, "--ros-args"]
-        for file in (path, *(guest.parameter_file for guest in start.guests)):
-            command += ["--params-file", str(file)]
-        if start.namespace:
-            name = f"{start.namespace.strip('/')}/{name}"
-            command += ["-r", f"__ns:=/{start.namespace.strip('/')}"]
-            for topic in PER_ROBOT:
-                command += ["-r", f"{topic}:={topic[1:]}"]
-        restarts = Restarts() if start.entry.respawn else None
+        name, command = start.name, list(start.command)
+        if not command:
+            command = node_command(start)
+            first, *others = start.parameter_files
+            for file in (self._merged_file(start, first) if start.parameters else first, *others):
+                command += ["--params-file", str(file)]
+            name = f"{start.namespace.strip('/')}/{name}".lstrip("/")
         variables = {**start.environment, **(environment or {})}
-        optional = start.entry.optional
-        return self.start(name, command, variables, restarts=restarts, optional=optional)
+        again = (restarts or Restarts()) if start.respawn else None
+        return self.start(name, command, variables, on_line, again, start.optional)
 
     def restart(self, name: str) -> None:
-        """End a child as its operator would, by SIGTERM, and start it again at once."""
+        """End a child by SIGTERM, as an operator would, and start it again at once."""
         child = self.child(name)
         child.signal(signal.SIGTERM)
         try:
@@ -144,7 +196,7 @@ class ProcessGroup:
         self._launch(child)
 
     def ended(self) -> Child | None:
-        """A child that has ended for good. Call it often: it starts the others again when it is time."""
+        """A child that has ended for good. Call it often: it also restarts the others when they are due."""
         for child in self._children:
             if child.given_up:
                 if not child.optional:
@@ -161,7 +213,7 @@ class ProcessGroup:
         return None
 
     def wait(self, stop: threading.Event, timeout: float | None = None) -> Child | None:
-        """Wait until a child ends for good (returned), ``stop`` is set, or the time is over."""
+        """Wait until a child ends for good (it is returned), ``stop`` is set, or the time is over."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not stop.wait(0.05):
             child = self.ended()
@@ -190,7 +242,7 @@ class ProcessGroup:
         child.reader.start()
 
     def _recover(self, child: Child) -> bool:
-        """Whether a child that has just ended will be started again; says so."""
+        """Whether a child that has just ended will be restarted; prints which."""
         if child.restarts is None:
             return False
         code = child.process.returncode
@@ -198,14 +250,13 @@ class ProcessGroup:
         if pause is None:
             self._printer(child.name, child.restarts.sentence(code))
             return False
-        child.signal(signal.SIGKILL)  # what it may have left behind
+        child.signal(signal.SIGKILL)  # whatever it has left behind
         self._printer(child.name, f"{how_it_ended(code)}; started again in {pause:.1f} s")
         child.due = time.monotonic() + pause
         return True
 
     def close(self, but: str = "") -> None:
-        """End all children, or all but those of that name: SIGINT, and SIGKILL for those that do not heed it within a
-        second or so."""
+        """End all children but those of that name: by SIGINT, and after INTERRUPT_S by SIGKILL."""
         kept = [child for child in self._children if child.name == but]
         ended = [child for child in self._children if child.name != but]
         for child in ended:
@@ -219,7 +270,7 @@ class ProcessGroup:
                 self._printer(child.name, "did not end when asked; killed")
         for child in ended:
             if child.due is None:
-                child.signal(signal.SIGKILL)  # what it may have left behind, too
+                child.signal(signal.SIGKILL)  # and what it may have left behind
             child.process.wait()
             child.reader.join(timeout=0.5)
         self._children = kept
@@ -244,50 +295,40 @@ class ProcessGroup:
                     on_line(text)
                 self._printer(name, text)
 
-    def _merged_file(self, start: NodeStart) -> Path:
-        """The node's parameter file with the arguments written over it.
+    def _merged_file(self, start: Start, file: Path) -> Path:
+        """A node's parameter file with the start's parameters written over it.
 
-        One file, because of two rcl keeps the first's value where the second's is of another type.
+        One file: of two, rcl keeps the first one's value where the second one's is of another type.
         """
-        content = yaml.safe_load(start.entry.parameter_file.read_text())
-        parameters = content[f"/**/{start.entry.executable}"]["ros__parameters"]
+        content = yaml.safe_load(file.read_text())
+        merged = content[f"/**/{start.name}"]["ros__parameters"]
         for name, value in start.parameters.items():
             *groups, last = name.split(".")
-            place = parameters
+            place = merged
             for group in groups:
                 place = place.setdefault(group, {})
-            place[last] = _typed(place.get(last), value)
-        with tempfile.NamedTemporaryFile(
-            "w", prefix=f"{start.entry.executable}_", suffix=".yaml", delete=False
-        ) as file:
-            yaml.safe_dump(content, file)
-        self._files.append(Path(file.name))
+            place[last] = parameter(start.name, name).read(value) if isinstance(value, str) else value
+        with tempfile.NamedTemporaryFile("w", prefix=f"{start.name}_", suffix=".yaml", delete=False) as made:
+            yaml.safe_dump(content, made)
+        self._files.append(Path(made.name))
         return self._files[-1]
 
 
 def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
-    """Run a system until SIGINT, SIGTERM or the end of one of its nodes; the exit code of the first to fail.
+    """Run a system until SIGINT, SIGTERM or the end of one of its nodes; returns the exit code of the first to fail.
 
     Call it from the main thread.
     """
     starts = plan(name, overrides)
-    system = SYSTEMS[name]
-    values = values_of(system, overrides)
     stop = threading.Event()
     previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with ProcessGroup() as group:
-            environment = environment_of(system, values)
-            for program in system.programs:
-                if program.wanted(values):
-                    restarts = Restarts() if program.respawn else None
-                    command = program_command(program, values)
-                    if shutil.which(command[0]) is None:
-                        print(f"{command[0]} is not installed here; going on without it", file=sys.stderr)
-                        continue
-                    group.start(program.name, command, environment, None, restarts, program.optional)
             for start in starts:
-                group.start_node(start)
+                if not start.available:
+                    print(f"{start.name} is not installed here; going on without it", file=sys.stderr)
+                else:
+                    group.start_planned(start)
             child = group.wait(stop)
             if child is None:
                 return 0
@@ -297,20 +338,6 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _typed(known: object, value: str) -> object:
-    """The value as the type that the parameter file gives this parameter; text stays text."""
-    if isinstance(known, bool):
-        return value.lower() in ("1", "true", "yes", "on")
-    try:
-        if isinstance(known, int):
-            return int(value)
-        if isinstance(known, float):
-            return float(value)
-    except ValueError:
-        return value  # the node refuses it, with a sentence that names the parameter
-    return value
 
 
 def _prepare_child() -> None:
@@ -339,7 +366,7 @@ def _print_prefixed(name: str, line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the system named first, with the ``argument:=value`` pairs behind it, as `ros2 launch` would."""
+    """Run the system named first with the ``argument:=value`` pairs that follow, as `ros2 launch` would."""
     if not arguments or arguments[0] not in SYSTEMS or not all(":=" in a for a in arguments[1:]):
         print(f"usage: SYSTEM [ARGUMENT:=VALUE ...], SYSTEM one of {', '.join(SYSTEMS)}", file=sys.stderr)
         return 2

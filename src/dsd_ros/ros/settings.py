@@ -23,10 +23,10 @@ from dsd_ros.options import option
 from dsd_ros.paths import OWN, models_directory
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.go2.driver import Go2Settings
+from dsd_ros.ros.bringup import TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import MAX_HISTORY
 
-TRANSPORTS = ("dds", "websocket")
 STORAGES = ("mcap", "sqlite3")
 STANDIN_FAULTS = ("none", "freeze", "slow", "die", "reject")
 

@@ -1,4 +1,4 @@
-"""ROS for programs that are no node of their own, such as benches: a node that spins by itself, a DDS channel."""
+"""ROS for programs that are not nodes, such as benches: a node that spins in a thread, and a DDS channel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dsd_ros.ros.dds_channel import DdsChannel
 
 
 class SpinningNode:
-    """A node in a thread of its own; what it listens to is created before :meth:`start`.
+    """A node that spins in its own thread; create its subscriptions before :meth:`start`.
 
-    rclpy is started with it and ended with it, and leaves signals to the program.
+    rclpy starts and ends with it, and leaves signals to the program.
     """
 
     def __init__(self, name: str, namespace: str | None = None) -> None:
@@ -37,7 +37,7 @@ class SpinningNode:
         self.executor.shutdown(timeout_sec=0.2)
         for waitable in list(self.node.waitables):
             if isinstance(waitable, ActionClient):
-                waitable.destroy()  # rclpy leaves it, and with it the participant's shared memory
+                waitable.destroy()  # rclpy does not, and the participant's shared memory would stay
         self.node.destroy_node()
         rclpy.shutdown()
 
@@ -48,9 +48,9 @@ class SpinningNode:
 
 @contextmanager
 def dds_channel(node_name: str, match_timeout: float = 30.0) -> Iterator[DdsChannel]:
-    """A channel to the verifier node of this ROS domain, in a ROS context of its own.
+    """A channel to the verifier node of this ROS domain, in its own ROS context.
 
-    :param match_timeout: how long a send waits for a verifier to appear, s.
+    :param match_timeout: longest wait of a send for a verifier to appear, s.
     """
     context = rclpy.Context()
     rclpy.init(context=context)

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from dsd_ros.paths import config_directory
-from dsd_ros.ros.bringup import NodeEntry, NodeStart
+from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup
 
 READY_LIMIT_S = 180.0
@@ -157,7 +157,7 @@ class ReplaySystem:
             place[last] = value
         path = Path(self._folder.name) / f"{name}.yaml"
         path.write_text(yaml.safe_dump({f"/**/{name}": {"ros__parameters": content}}))
-        self._group.start_node(NodeStart(NodeEntry(name, str(path)), namespace=namespace))
+        self._group.start_planned(Start(name, namespace=namespace, files=(path,)))
 
 
 def _file_of(node: str) -> dict[str, Any]:

@@ -125,9 +125,7 @@ def test_imports_follow_the_arrows(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_the_product_never_imports_its_laboratory(path: Path) -> None:
     for line, name in imports(path):
-        tie = LABORATORY_NOT_YET.get(name_of(path))
-        allowed = name.split(".")[0] != "dsd_lab" or (tie is not None and name.startswith(tie))
-        assert allowed, f"{name_of(path)}:{line} imports {name}; a robot has no laboratory installed"
+        assert name.split(".")[0] != "dsd_lab", f"{name_of(path)}:{line} imports {name}; a robot has no laboratory"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

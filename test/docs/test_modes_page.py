@@ -9,6 +9,7 @@ from typing import Any
 from pages import DOCS, ROOT, text_of
 
 from dsd_ros.decoding.modes import PRESETS
+from dsd_ros.vlm.loading import model_fingerprint
 
 PAGE = text_of(DOCS / "modes.md")
 
@@ -51,6 +52,16 @@ def test_bytes_and_overhead_are_those_measured() -> None:
     best = next(row for row in report("best.json")["rows"] if row["label"] == "best")
     said = f"{best['tokens_per_second']:.1f} tokens a second, {best['tau']:.1f} a round"
     assert said in PAGE
+
+
+def test_reports_are_of_the_models_that_ship() -> None:
+    shipped = {role: model_fingerprint(ROOT / "models" / role) for role in ("draft", "target")}
+    for path in sorted((ROOT / "benchmarks").glob("*.json")):
+        found = report(path.name)
+        if not isinstance(found, dict) or found.get("model") == "text":  # a list of reports, or of a model of text
+            continue
+        for role, fingerprint in found.get("models", {}).items():
+            assert fingerprint == shipped.get(role, fingerprint), f"{path.name} was measured with another {role}"
 
 
 def test_every_mode_is_told_of() -> None:

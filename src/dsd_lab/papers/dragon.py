@@ -49,10 +49,6 @@ class Comparison:
         """The strategy's seconds over those of the better fixed side."""
         return self.seconds[strategy] / min(self.seconds["device"], self.seconds["cloud"])
 
-    @property
-    def over_random(self) -> float:
-        return self.seconds["auto"] / self.seconds["random"]
-
 
 def compare(setting: Setting, extras: Sequence[float], sequences: int = 50, *, seed: int = 0) -> list[Comparison]:
     """Every strategy over the same ``sequences`` sampled answers, at each extra latency.

@@ -57,6 +57,18 @@ def test_neither_help_nor_completion_loads_models_or_ros():
     assert done.returncode == 0, done.stderr
 
 
+def test_help_needs_only_what_a_cloud_has():
+    program = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('rclpy', 'rosbags', 'cv2', 'mujoco', 'rerun', 'apsw', 'dsd_lab'))\n"
+        "from dsd_ros.cli.main import DSD, main\n"
+        "DSD.app.generate_completion(shell='bash')\n"
+        "sys.exit(main(['--help']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "verifier" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_every_command_and_option_says_what_it_is_for(program):
     silent = []

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsd_ros.cli.main import DSD, Program, main
+from dsd_ros.cli.main import DSD, CommandLine, main
 
 
-def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path, program: Program = DSD) -> tuple[int, str, str]:
+def dsd(capsys: pytest.CaptureFixture[str], *arguments: str | Path, program: CommandLine = DSD) -> tuple[int, str, str]:
     """Exit code, what it printed, what it complained."""
     try:
         code = main([str(argument) for argument in arguments], program)

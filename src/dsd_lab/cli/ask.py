@@ -6,11 +6,11 @@ from functools import partial
 
 from dsd_lab.dragon.methods import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
 from dsd_ros.cli.arguments import arguments, flag
-from dsd_ros.cli.ask import Ask, answer_by
+from dsd_ros.cli.ask import AskArguments, answer_by
 
 
 @arguments
-class AskBy(Ask):
+class AskMethodArguments(AskArguments):
     method: str = flag(
         DRAGON,
         "by both sides together, by one side's documents alone, or by a method that the DRAGON paper compares itself "
@@ -19,7 +19,7 @@ class AskBy(Ask):
     )
 
 
-def command(args: AskBy) -> int:
+def command(args: AskMethodArguments) -> int:
     """One question, answered by DRAGON or by a method it is compared with.
 
     As 'dsd ask'; most methods need the cloud in this process, so no verifier.

@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
 from dsd_ros.decoding.settings import DecodeSettings
@@ -46,7 +46,7 @@ def _given(settings: Any) -> dict[str, Any]:
 
 
 @arguments
-class Overhead:
+class BenchOverheadArguments:
     transports: str = flag("local,websocket,dds", "comma-separated: local, websocket, dds")
     replies: int = flag(30, "replies per transport")
     draft: str = model_option("draft")
@@ -55,7 +55,7 @@ class Overhead:
 
 
 @command.command
-def overhead(args: Overhead = Overhead()) -> int:
+def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     """Time per round not spent in models or on the link.
 
     Decodes replies over each transport on loopback, the verifier in a process of its own; prints the median and 95th
@@ -78,7 +78,7 @@ def overhead(args: Overhead = Overhead()) -> int:
 
 
 @arguments
-class Modes:
+class BenchModesArguments:
     profile: str = flag("go2-a100", "one of config/profiles.yaml")
     modes: str = flag(
         "ar,dsd,fsd",
@@ -97,12 +97,12 @@ class Modes:
     decoding: ModesDecoding = part(ModesDecoding)
     draft: str = model_option("draft")
     target: str = model_option("target")
-    plot: Path | None = flag(None, "draw speed-up and miss rate (.png, .svg, .pdf)", metavar="FILE")
+    plot: Path | None = file_option("draw speed-up and miss rate (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
 
 @command.command
-def modes(args: Modes = Modes()) -> int:
+def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     """Decoding modes side by side over an emulated link.
 
     Decodes the same held-out pictures with every mode in turn over a link of the profile's delay, jitter and
@@ -147,7 +147,7 @@ def _said(label: str, reply: Any) -> str:
 
 
 @arguments
-class Wire:
+class BenchWireArguments:
     model: str = flag(
         "pair",
         "pair: the shipped models, or those named; text: the pretrained SmolLM2-135M with its int8 copy as draft, or "
@@ -180,12 +180,12 @@ class Wire:
     decoding: WireDecoding = part(WireDecoding)
     draft: str = model_option("draft")
     target: str = model_option("target")
-    plot: Path | None = flag(None, "draw kept mass, acceptance and seconds (.png, .svg, .pdf)", metavar="FILE")
+    plot: Path | None = file_option("draw kept mass, acceptance and seconds (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
 
 @command.command
-def wire(args: Wire = Wire()) -> int:
+def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
     """Bytes, acceptance and seconds of each proof and shape of a draft.
 
     Samples replies about the same held-out pictures, or to a text model's instructions, with every proof and shape;
@@ -239,7 +239,7 @@ def wire(args: Wire = Wire()) -> int:
 
 
 @arguments
-class Soak:
+class BenchSoakArguments:
     replies: int = flag(2000, "how many to decode")
     mode: str = flag("fsd", "decoding mode, with settings if need be, as in bench modes")
     max_growth_mb: float = flag(48.0, "how much memory may grow after the warm-up")
@@ -250,7 +250,7 @@ class Soak:
 
 
 @command.command
-def soak(args: Soak = Soak()) -> int:
+def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
     """Memory, threads, open files and queues over many replies.
 
     Decodes many replies to small noise pictures over an emulated link, with short pauses and a new session now and

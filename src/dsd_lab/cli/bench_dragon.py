@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
 
@@ -16,7 +16,7 @@ _MODEL = (
 
 
 @arguments
-class Dragon:
+class BenchDragonArguments:
     questions: int = flag(4, "questions asked")
     documents: int = flag(2, "documents of each side")
     max_tokens: int = flag(20, "tokens of an answer")
@@ -33,18 +33,18 @@ class Dragon:
     trips: str = flag("0,100,200,300", "extra round trips", metavar="MS,...")
     model: str = flag("", _MODEL)
     bytes: bool = flag(False, "count bytes per token instead, by vocabulary, randomness and evidence; no time is held")
-    plot: Path | None = flag(None, "draw latencies over the round trip (.png, .svg, .pdf)", metavar="FILE")
+    plot: Path | None = file_option("draw latencies over the round trip (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
 
 @arguments
-class Lm:
+class BenchLmArguments:
     windows: int = flag(16, "how many windows")
     documents: str = flag("0,1,2,4,8", "documents of each side", metavar="N,...")
     window: int = flag(128, "tokens of a window; the first eighth is its query")
     context: int = flag(384, "tokens that a prompt may hold, window included")
     model: str = flag("", _MODEL)
-    plot: Path | None = flag(None, "draw perplexity over the number of documents (.png, .svg, .pdf)", metavar="FILE")
+    plot: Path | None = file_option("draw perplexity over the number of documents (.png, .svg, .pdf)")
     json: Path | None = json_option()
 
 
@@ -62,7 +62,7 @@ def _numbers(text: str, flag: str, kind: type) -> tuple[Any, ...]:
         raise ValueError(f"{flag} {text!r} is no list of numbers; use for example 0,1,2") from None
 
 
-def dragon(args: Dragon = Dragon()) -> int:
+def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     """Answers from two sides' documents, beside the methods DRAGON compares itself with.
 
     Asks questions whose answer needs documents of two sides, by each method, over links of growing round trips with a
@@ -107,7 +107,7 @@ def dragon(args: Dragon = Dragon()) -> int:
     return EXIT_DONE if all(report["reached"].values()) else EXIT_GOAL_MISSED
 
 
-def lm(args: Lm = Lm()) -> int:
+def lm(args: BenchLmArguments = BenchLmArguments()) -> int:
     """Perplexity of a text, with documents of two sides by each way of using them.
 
     Scores windows of Python's language reference with passages of its other topics, half of them on each side: with

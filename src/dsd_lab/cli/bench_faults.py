@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_INTERRUPTED, EXIT_LINK, CommandError, write_json
 from dsd_ros.cli.terminal import Progress, is_terminal
 
 
 @arguments
-class Faults:
+class BenchFaultsArguments:
     count: int = flag(100, "how many faults")
     seed: int = flag(0, "which plan of faults to follow")
     transport: str = flag(
@@ -24,11 +24,11 @@ class Faults:
     mode: str = flag("dsd", "decoding mode")
     draft: str = model_option("draft")
     target: str = model_option("target")
-    log: Path | None = flag(None, "write what the processes print to FILE", metavar="FILE")
+    log: Path | None = file_option("write what the processes print to FILE")
     json: Path | None = json_option("everything")
 
 
-def command(args: Faults = Faults()) -> int:
+def command(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     """Random faults over long demo runs, and whether the robot stayed safe and exact.
 
     Runs the demo, goal after goal, while processes are killed and frozen, the link is cut, lossy or late, the camera

@@ -10,7 +10,7 @@ from dsd_ros.cli.terminal import Progress
 
 
 @arguments
-class Safety:
+class BenchSafetyArguments:
     trials: int = flag(10, "how often to provoke each cause")
     causes: str = flag("all", "causes of SafetyState.msg, e.g. CAMERA_STALE,TILT", metavar="CAUSE,...")
     load: int = flag(0, "busy loops beside it, at ordinary priority")
@@ -18,7 +18,7 @@ class Safety:
     json: Path | None = json_option()
 
 
-def command(args: Safety = Safety()) -> int:
+def command(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
     """Time from each cause of a stop to zero velocity.
 
     Starts the safety supervisor, drives it over DDS as robot, navigation and operator do, provokes every cause and

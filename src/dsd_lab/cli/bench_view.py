@@ -10,13 +10,13 @@ from dsd_ros.cli.terminal import Progress
 
 
 @arguments
-class View:
+class BenchViewArguments:
     pairs: int = flag(120, "pairs of replies, one with views and one without")
     mode: str = flag("fsd", "decoding mode")
     json: Path | None = json_option()
 
 
-def command(args: View = View()) -> int:
+def command(args: BenchViewArguments = BenchViewArguments()) -> int:
     """What overlay and web view cost.
 
     Runs the simulated robot, the decoder, the visualization node with somebody looking, and the web view; prints the

@@ -9,7 +9,7 @@ from pathlib import Path
 from cyclopts import App
 
 from dsd_lab.pair.settings import PairSettings
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import Progress
 
@@ -17,18 +17,16 @@ command = App(name="evaluate", help="Measure models on held-out scenes and in si
 
 
 @arguments
-class Pair:
+class EvaluatePairArguments:
     settings: PairSettings = part(PairSettings)
     no_draft: bool = flag(False, "measure the target alone")
-    page: Path | None = flag(
-        None, "write pair.md with plots and a gallery of failures there (images in DIR/images)", metavar="DIR"
-    )
+    page: Path | None = file_option("write pair.md with plots and a gallery of failures (images in DIR/images)", "DIR")
     strict: bool = flag(False, "exit with 1 if a bar is missed")
     json: Path | None = json_option()
 
 
 @arguments
-class Reader:
+class EvaluateReaderArguments:
     questions: int = flag(100, "questions of each kind")
     errands: int = flag(500, "questions with facts on two sides")
     model: str = model_option("reader")
@@ -36,7 +34,7 @@ class Reader:
 
 
 @command.command
-def pair(args: Pair = Pair()) -> int:
+def pair(args: EvaluatePairArguments = EvaluatePairArguments()) -> int:
     """Actions, truth of what is said, closed-loop success, acceptance, milliseconds.
 
     Measures a target and a draft, or a target alone, on held-out scenes and in simulated runs, situation by situation,
@@ -83,7 +81,7 @@ def pair(args: Pair = Pair()) -> int:
     return EXIT_GOAL_MISSED if args.strict and missed else EXIT_DONE
 
 
-def _as_written(args: Pair) -> str:
+def _as_written(args: EvaluatePairArguments) -> str:
     """The command that made a page, so that it can be made again."""
     words = ["dsd-lab", "evaluate", "pair"]
     for field in fields(PairSettings):
@@ -95,7 +93,7 @@ def _as_written(args: Pair) -> str:
 
 
 @command.command
-def reader(args: Reader = Reader()) -> int:
+def reader(args: EvaluateReaderArguments = EvaluateReaderArguments()) -> int:
     """Accuracy of a reader, from one document and from two sides.
 
     Measured on synthetic questions that its training never drew.

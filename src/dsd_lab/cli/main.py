@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from dsd_ros.cli import main as product
 
-LAB = product.Program(
+LAB = product.CommandLine(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 
 command = App(name="theory", help="What the papers' formulas predict.")
@@ -18,7 +18,7 @@ for name in ("dragon-speedup", "dragon-scheduling", "dragon-pipeline"):
 
 
 @arguments
-class Cost:
+class CostArguments:
     draft_price: tuple[float, float] | None = flag(
         None, "dollars for a million tokens the draft reads, and for a million it writes"
     )
@@ -34,7 +34,7 @@ class Cost:
 
 
 @arguments
-class Latency:
+class LatencyArguments:
     draft_ms: float = flag(72.0, "T_p, one draft forward pass")
     target_ms: float = flag(620.0, "T_q, one target forward pass")
     link_ms: float = flag(120.0, "T_c, one way")
@@ -43,12 +43,12 @@ class Latency:
     tau: float = flag(2.92, "tokens gained per round")
     miss_rate: float = flag(0.5563, "r, share of rounds without a pre-draft")
     tokens: float = flag(200.0, "n, tokens of a reply")
-    plot: Path | None = flag(None, "draw equation 9 over r and c (Figure 6)", metavar="FILE")
+    plot: Path | None = file_option("draw equation 9 over r and c (Figure 6)")
     json: Path | None = json_option()
 
 
 @command.command(name="fsd-cost")
-def cost(args: Cost = Cost()) -> int:
+def cost(args: CostArguments = CostArguments()) -> int:
     """API bill with and without a draft (Table 1).
 
     What cloud decoding alone, speculative decoding in the cloud, and the draft at the edge cost in dollars. Without
@@ -92,7 +92,7 @@ def cost(args: Cost = Cost()) -> int:
 
 
 @command.command(name="fsd-latency")
-def latency(args: Latency = Latency()) -> int:
+def latency(args: LatencyArguments = LatencyArguments()) -> int:
     """Seconds per reply and speed-ups (Table 4, equation 9).
 
     The seconds per reply of the paper's Table 4, and the speed-ups that follow. The defaults are its robot (Table 8);

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.dragon.settings import SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides:
+class SidesArguments:
     """Both sides' speed."""
 
     device_ms: float = flag(100.0, "one decoding step of the device")
@@ -20,7 +20,7 @@ class Sides:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Sides):
+class AnswersArguments(SidesArguments):
     """What the simulated answers are like."""
 
     acceptance: tuple[float, float] = flag((0.8, 0.8), "how often drafts are accepted: the device's, the cloud's")
@@ -29,34 +29,34 @@ class Answers(Sides):
 
 
 @arguments
-class Speedup(Sides):
+class SpeedupArguments(SidesArguments):
     rtt_ms: float = flag(300.0, "round trip")
     acceptance: float = flag(0.8, "how often the cloud's drafts are accepted")
-    plot: Path | None = flag(None, "draw the speed-up over delays and round trips (Figure 4)", metavar="FILE")
+    plot: Path | None = file_option("draw the speed-up over delays and round trips (Figure 4)")
     json: Path | None = json_option()
 
 
 @arguments
-class Scheduling(Answers):
+class SchedulingArguments(AnswersArguments):
     tokens: int = flag(100, "tokens of an answer")
     extra_ms: list[float] = flag(
         [0.0, 100.0, 200.0, 300.0, 500.0, 700.0, 1000.0], "latencies added to the round trip", many=True
     )
     sequences: int = flag(50, "answers simulated")
-    plot: Path | None = flag(None, "draw the seconds by extra latency (Figure 8)", metavar="FILE")
+    plot: Path | None = file_option("draw the seconds by extra latency (Figure 8)")
     json: Path | None = json_option()
 
 
 @arguments
-class Pipeline(Answers):
+class PipelineArguments(AnswersArguments):
     tokens: int = flag(15, "tokens of the answer")
     extra_ms: float = flag(500.0, "latency added to the round trip")
     schedule: str = flag("auto", "which side aggregates", choices=SCHEDULES)
-    plot: Path | None = flag(None, "draw both sides' pipelines (Figure 9)", metavar="FILE")
+    plot: Path | None = file_option("draw both sides' pipelines (Figure 9)")
     json: Path | None = json_option()
 
 
-def speedup(args: Speedup = Speedup()) -> int:
+def speedup(args: SpeedupArguments = SpeedupArguments()) -> int:
     """DRAGON over token-wise synchronisation (equation 9).
 
     Seconds per token where the device aggregates (equation 7), and the speed-up over token-wise synchronisation, by
@@ -88,20 +88,20 @@ def speedup(args: Speedup = Speedup()) -> int:
     return EXIT_DONE
 
 
-def _setting(args: Scheduling | Pipeline) -> Any:
+def _setting(args: SchedulingArguments | PipelineArguments) -> Any:
     from dsd_lab.papers.dragon import Setting
 
     return Setting(args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens)
 
 
-def _described(args: Answers) -> str:
+def _described(args: AnswersArguments) -> str:
     return (
         f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, acceptances {args.acceptance[0]:.0%} and "
         f"{args.acceptance[1]:.0%}, round trip {args.base_ms:g} ms and the extra latency"
     )
 
 
-def scheduling(args: Scheduling = Scheduling()) -> int:
+def scheduling(args: SchedulingArguments = SchedulingArguments()) -> int:
     """Simulated answers by who aggregates (Figure 8).
 
     Mean seconds of simulated answers, until the device has the last token, by which side aggregates: auto, the paper's
@@ -131,7 +131,7 @@ def scheduling(args: Scheduling = Scheduling()) -> int:
     return EXIT_DONE
 
 
-def pipeline(args: Pipeline = Pipeline()) -> int:
+def pipeline(args: PipelineArguments = PipelineArguments()) -> int:
     """One simulated answer, event by event (Figure 9).
 
     When each token was decided and where, the round trip, delta Z (equation 8) and the acceptances estimated then.

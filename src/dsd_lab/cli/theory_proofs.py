@@ -6,21 +6,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 
 _NTT = "T_NTT, there and back without sending"
 
 
 @arguments
-class Table:
+class TableArguments:
     send_ms: float = flag(8.0, "V b / R, sending one distribution")
     ntt_ms: float = flag(20.0, _NTT)
     json: Path | None = json_option()
 
 
 @arguments
-class Dssd:
+class DssdArguments:
     alpha: float = flag(0.61, "acceptance")
     gamma: int = flag(8, "tokens drafted per round")
     draft_ms: float = flag(2.0, "one draft forward pass")
@@ -34,7 +34,7 @@ class Dssd:
 
 
 @arguments
-class Tslt:
+class TsltArguments:
     alpha: list[float] = flag(
         [0.6],
         "acceptance of the first, second, ... candidate once those before it are rejected; a layer of k candidates "
@@ -56,7 +56,7 @@ class Tslt:
 
 
 @arguments
-class Acceptance:
+class AcceptanceArguments:
     tv: float = flag(0.3, "total variation distance of draft and target")
     sigma: float = flag(0.0, "mass that truncation drops")
     candidates: list[float] = flag([], "acceptance of each candidate once those before it are rejected", many=True)
@@ -64,7 +64,7 @@ class Acceptance:
 
 
 @arguments
-class Proofs:
+class ProofsArguments:
     tv: float = flag(0.3, "total variation distance of draft and target")
     sigma: float = flag(0.05, "mass that truncation drops")
     top_k: int = flag(1024, "ids kept by truncation")
@@ -77,7 +77,7 @@ class Proofs:
     bits: int = flag(16, "bits of one probability")
     up_mbit: float = flag(10.0, "uplink, Mbit/s")
     down_mbit: float = flag(50.0, "downlink, Mbit/s")
-    plot: Path | None = flag(None, "draw speed-up by uplink, and acceptance by TV", metavar="FILE")
+    plot: Path | None = file_option("draw speed-up by uplink, and acceptance by TV")
     json: Path | None = json_option()
 
 
@@ -86,7 +86,7 @@ def _given(args: object) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if isinstance(value, int | float | list)}
 
 
-def dssd_table1(args: Table = Table()) -> int:
+def dssd_table1(args: TableArguments = TableArguments()) -> int:
     """Communication of DSSD (its Table 1).
 
     1 - alpha^gamma and the communication time of equation 9. The defaults are the paper's.
@@ -107,7 +107,7 @@ def dssd_table1(args: Table = Table()) -> int:
     return EXIT_DONE
 
 
-def dssd(args: Dssd = Dssd()) -> int:
+def dssd(args: DssdArguments = DssdArguments()) -> int:
     """DSD beside DSSD (DSSD, equations 5 to 15).
 
     Distributions up (DSD) beside one down where a draft is rejected (DSSD). The defaults are OPT-125M to 6.7B of the
@@ -157,7 +157,7 @@ def dssd(args: Dssd = Dssd()) -> int:
     return EXIT_DONE
 
 
-def tslt(args: Tslt = Tslt()) -> int:
+def tslt(args: TsltArguments = TsltArguments()) -> int:
     """Full beside truncated distributions, and trees (TSLT, 1 to 28).
 
     The uplink of full and of truncated distributions, for a sequence or for a tree <k1 k2 ...>, and the speed-up over
@@ -224,7 +224,7 @@ def tslt(args: Tslt = Tslt()) -> int:
     return EXIT_DONE
 
 
-def acceptance(args: Acceptance = Acceptance()) -> int:
+def acceptance(args: AcceptanceArguments = AcceptanceArguments()) -> int:
     """Acceptance and its bounds from the distance of the two models' distributions."""
     from dsd_lab.papers.acceptance import coupled_bound, total_acceptance, truncation_bounds
     from dsd_lab.papers.theory import check_shares
@@ -248,7 +248,7 @@ def acceptance(args: Acceptance = Acceptance()) -> int:
     return EXIT_DONE
 
 
-def proofs(args: Proofs = Proofs()) -> int:
+def proofs(args: ProofsArguments = ProofsArguments()) -> int:
     """Bytes per token and speed-up of all four proofs.
 
     Full, split, truncated and coupled proofs on one link, ids included, message headers not. Truncated and coupled are

@@ -16,19 +16,19 @@ command = App(name="train", help="Train the shipped models, or early exits for a
 
 
 @arguments
-class Pair:
+class TrainPairArguments:
     settings: TrainSettings = part(TrainSettings)
     json: Path | None = json_option()
 
 
 @arguments
-class Reader:
+class TrainReaderArguments:
     settings: ReaderSettings = part(ReaderSettings)
     json: Path | None = json_option()
 
 
 @arguments
-class Exits:
+class TrainExitsArguments:
     settings: ExitSettings = part(ExitSettings)
     count: str = flag(
         "", "train nothing: count the exits' parameters in one of the paper's models", choices=(*PUBLISHED, "all")
@@ -37,7 +37,7 @@ class Exits:
 
 
 @command.command
-def pair(args: Pair = Pair()) -> int:
+def pair(args: TrainPairArguments = TrainPairArguments()) -> int:
     """The shipped target and draft, from nothing.
 
     Trains both shipped models on scenes of the simulator. After an interruption, the same command resumes.
@@ -51,7 +51,7 @@ def pair(args: Pair = Pair()) -> int:
 
 
 @command.command
-def reader(args: Reader = Reader()) -> int:
+def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
     """The shipped text model that answers from a document, from nothing.
 
     Trains it on synthetic sentences. After an interruption, the same command resumes.
@@ -65,7 +65,7 @@ def reader(args: Reader = Reader()) -> int:
 
 
 @command.command
-def exits(args: Exits = Exits()) -> int:
+def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     """Early-exit adapters for a model, written beside it.
 
     Trains adapters that let a model's LM head predict its final layer from earlier ones: on rendered scenes and the

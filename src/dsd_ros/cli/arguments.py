@@ -49,6 +49,11 @@ def json_option(what: str = "the figures") -> Any:
     return flag(None, f"write {what} as JSON to FILE, or print it in place of the text", convert=output_file)
 
 
+def file_option(text: str, metavar: str = "FILE") -> Any:
+    """A path, None unless given."""
+    return flag(None, text, metavar=metavar)
+
+
 def model_option(role: str) -> Any:
     return flag("", f"directory or hub id of the {role} model (default: the shipped one)")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, word
-from dsd_ros.cli.shared import EXIT_DONE, STDOUT, Link, write_json
+from dsd_ros.cli.shared import EXIT_DONE, STDOUT, VerifierLink, write_json
 from dsd_ros.cli.terminal import is_terminal
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
@@ -25,19 +25,19 @@ _PLACE = (
 
 
 @arguments
-class Ask:
+class AskArguments:
     question: str = word(text="the question, in plain English")
     robot_documents: str = flag(SHIPPED, f"private documents: {_PLACE}", metavar="PLACE")
     cloud_documents: str = flag(SHIPPED, f"general documents, when no verifier is named: {_PLACE}", metavar="PLACE")
     aggregation: AggregationSettings = part(AggregationSettings)
     model: str = model_option("robot's text")
     cloud_model: str = model_option("cloud's text")
-    link: Link = part(Link)
+    link: VerifierLink = part(VerifierLink)
     json: Path | None = json_option("the answer and its figures")
     method: str = flag("", "moved to 'dsd-lab ask'", show=False)
 
 
-def command(args: Ask) -> int:
+def command(args: AskArguments) -> int:
     """One question, answered from the robot's documents and the cloud's, which never meet.
 
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
@@ -54,7 +54,7 @@ def command(args: Ask) -> int:
     return answer_by(args, AskSession, AggregationService)
 
 
-def answer_by(args: Ask, session: Callable[..., Any], service: Callable[..., AbstractContextManager[Any]]) -> int:
+def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable[..., Any]) -> int:
     """Answer by a ``session`` on the robot's side and, where no verifier is named, a ``service`` on the cloud's."""
     told = _Told(streams=args.json != STDOUT and is_terminal(sys.stdout))
     answer = _answer(args, session, service, told)
@@ -64,7 +64,7 @@ def answer_by(args: Ask, session: Callable[..., Any], service: Callable[..., Abs
     return EXIT_DONE
 
 
-def _answer(args: Ask, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
+def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
     from dsd_ros.dragon.documents.places import measured_in, open_documents
     from dsd_ros.dragon.measuring import kept_delay
     from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -81,7 +81,7 @@ def _answer(args: Ask, session: Any, service: Any, on_token: Callable[[str, list
 
 
 @contextmanager
-def _cloud(args: Ask, model: Any, service: Any) -> Iterator[Any]:
+def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
     """The channel to a cloud in this process."""
     from dsd_ros.dragon.documents.places import open_documents
     from dsd_ros.vlm.loading import ModelSettings, load_model

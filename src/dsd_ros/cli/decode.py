@@ -6,16 +6,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, tokenizer_option
-from dsd_ros.cli.shared import EXIT_DONE, Link, write_json
+from dsd_ros.cli.arguments import (
+    arguments,
+    file_option,
+    flag,
+    json_option,
+    model_option,
+    model_path,
+    part,
+    tokenizer_option,
+)
+from dsd_ros.cli.shared import EXIT_DONE, VerifierLink, write_json
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 
 
 @arguments
-class Decode:
+class DecodeArguments:
     instruction: str = flag(text="what to tell the robot")
-    image: Path | None = flag(None, "picture to look at; none with models that read text alone", metavar="FILE")
+    image: Path | None = file_option("picture to look at; none with models that read text alone")
     history_image: list[Path] = flag([], "picture of an earlier step, oldest first; up to 8 times", metavar="FILE")
     history_action: list[str] = flag(
         [], "what the robot did after it, e.g. 'forward 50 cm'; once for each --history-image", metavar="ACTION"
@@ -24,12 +33,12 @@ class Decode:
     draft: str = model_option("draft")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
-    link: Link = part(Link)
+    link: VerifierLink = part(VerifierLink)
     log: LogSettings = part(LogSettings)
     json: Path | None = json_option("the reply")
 
 
-def command(args: Decode) -> int:
+def command(args: DecodeArguments) -> int:
     """One reply to one picture or text, without ROS.
 
     Decodes in this process when no verifier is named.

@@ -80,7 +80,7 @@ class DemoSettings:
 
 
 @arguments
-class Demo:
+class DemoArguments:
     arguments: list[str] = word(
         [],
         "more arguments of demo.launch.py, e.g. fallback:=return look_ahead:=0.5 history:=2",
@@ -90,7 +90,7 @@ class Demo:
     json: Path | None = json_option("the run")
 
 
-def command(args: Demo = Demo()) -> int:
+def command(args: DemoArguments = DemoArguments()) -> int:
     """The simulated Go2 finds the object named in an instruction, every node a process.
 
     Exits with 0 only when the robot came within 0.6 m of the target and stopped, without a collision.

@@ -11,14 +11,14 @@ from dsd_ros.cli.terminal import paint
 
 
 @arguments
-class Doctor:
+class DoctorArguments:
     role: doctor_checks.Role = flag(
         doctor_checks.Role.LAPTOP, "laptop: the whole demo; robot: draft and nodes; cloud: the verifier"
     )
     json: Path | None = json_option("the findings")
 
 
-def command(args: Doctor = Doctor()) -> int:
+def command(args: DoctorArguments = DoctorArguments()) -> int:
     """What is installed here, what is missing, and the remedy.
 
     Exits with 0 when nothing that the role needs is missing, else with 1.

@@ -26,13 +26,13 @@ def _store() -> Any:
 
 
 @arguments
-class Stored:
+class StoreArguments:
     store: Path | None = _store()
     json: Path | None = json_option("the answer")
 
 
 @arguments
-class Add:
+class AddArguments:
     paths: list[Path] = word(text="file, .md or .txt, or folder of such files", metavar="PATH")
     place: str = flag("", "the place they are about (default: as they say)")
     time: str = flag("", "when they are from, e.g. 2026-11-22 (default: as they say)")
@@ -41,7 +41,7 @@ class Add:
 
 
 @arguments
-class Search:
+class SearchArguments:
     query: str = word(text="a question, or some words")
     count: int = flag(5, "how many chunks to show")
     store: Path | None = _store()
@@ -49,14 +49,14 @@ class Search:
 
 
 @arguments
-class Remove:
+class RemoveArguments:
     sources: list[str] = word(text="its name as 'list' shows it, or its file", metavar="SOURCE")
     store: Path | None = _store()
     json: Path | None = json_option("the answer")
 
 
 @contextmanager
-def _open(args: Stored | Add | Search | Remove) -> Iterator[tuple[Store, Progress]]:
+def _open(args: StoreArguments | AddArguments | SearchArguments | RemoveArguments) -> Iterator[tuple[Store, Progress]]:
     from dsd_ros.cli.terminal import Progress
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
     from dsd_ros.dragon.documents.store import Store
@@ -70,7 +70,7 @@ def _open(args: Stored | Add | Search | Remove) -> Iterator[tuple[Store, Progres
 
 
 @command.command
-def add(args: Add) -> int:
+def add(args: AddArguments) -> int:
     """Add text files, or update those that changed."""
     from dsd_ros.dragon.documents.chunking import files_in, read_document
 
@@ -92,7 +92,7 @@ def add(args: Add) -> int:
 
 
 @command.command(name="list")
-def list_(args: Stored = Stored()) -> int:
+def list_(args: StoreArguments = StoreArguments()) -> int:
     """List the documents."""
     with _open(args) as (store, _):
         listed, chunks = store.documents(), len(store)
@@ -107,7 +107,7 @@ def list_(args: Stored = Stored()) -> int:
 
 
 @command.command
-def search(args: Search) -> int:
+def search(args: SearchArguments) -> int:
     """Show what is found for a question."""
     with _open(args) as (store, _):
         found = store.search(args.query, args.count)
@@ -133,7 +133,7 @@ def search(args: Search) -> int:
 
 
 @command.command
-def remove(args: Remove) -> int:
+def remove(args: RemoveArguments) -> int:
     """Remove documents; exit with 1 if one is not in the store."""
     missing = []
     with _open(args) as (store, _):
@@ -148,7 +148,7 @@ def remove(args: Remove) -> int:
 
 
 @command.command
-def rebuild(args: Stored = Stored()) -> int:
+def rebuild(args: StoreArguments = StoreArguments()) -> int:
     """Rebuild the index from the kept texts."""
     with _open(args) as (store, progress):
         store.rebuild(progress.to)

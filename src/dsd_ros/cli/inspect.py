@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, word
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 
 
 @arguments
-class Inspect:
+class InspectArguments:
     bag: str = word(text="folder of a bag, or one of its files")
     rounds: bool = flag(False, "print every round as well")
     json: Path | None = json_option("all of it")
-    html: Path | None = flag(None, "write a report with plots and pictures, in one file", metavar="FILE")
-    png: Path | None = flag(None, "write the plots alone", metavar="FILE")
-    csv: Path | None = flag(None, "write a row per round", metavar="FILE")
-    parquet: Path | None = flag(None, "write a row per round; needs the package pyarrow", metavar="FILE")
-    repair: Path | None = flag(None, "write what can be read as a new, complete bag", metavar="DIR")
+    html: Path | None = file_option("write a report with plots and pictures, in one file")
+    png: Path | None = file_option("write the plots alone")
+    csv: Path | None = file_option("write a row per round")
+    parquet: Path | None = file_option("write a row per round; needs the package pyarrow")
+    repair: Path | None = file_option("write what can be read as a new, complete bag", "DIR")
 
 
-def command(args: Inspect) -> int:
+def command(args: InspectArguments) -> int:
     """What happened in a recorded run: figures, tables, plots; even if the bag's end is missing.
 
     Needs no ROS: the bag contains its message definitions.

@@ -35,12 +35,12 @@ _BEFORE = ("--debug", "--online")  # of every command, and allowed before its na
 
 
 @arguments
-class Completion:
+class CompletionArguments:
     shell: str = word(text="the shell to print it for", choices=("bash", "zsh", "fish"))
 
 
 @dataclass(frozen=True)
-class Program:
+class CommandLine:
     """A command line of several commands, each a module of ``package`` with a function or App ``command``."""
 
     name: str
@@ -63,7 +63,7 @@ class Program:
         for place, name in enumerate(self.commands):
             app.command(f"{self.package}.{name}:command", name=name, sort_key=place)
 
-        def completion(args: Completion) -> int:
+        def completion(args: CompletionArguments) -> int:
             print(app.generate_completion(shell=args.shell))
             return shared.EXIT_DONE
 
@@ -71,7 +71,7 @@ class Program:
         return app
 
 
-DSD = Program(
+DSD = CommandLine(
     "dsd",
     "Distributed speculative decoding for on-robot VLM control.",
     "dsd_ros.cli",
@@ -80,7 +80,7 @@ DSD = Program(
 )  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None, program: Program = DSD) -> int:
+def main(argv: Sequence[str] | None = None, program: CommandLine = DSD) -> int:
     """Run one command of ``program`` and return its exit code, listed in ``dsd --help``."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None, program: Program = DSD) -> int:
         return code
 
 
-def parse(argv: Sequence[str], program: Program = DSD) -> tuple[Callable[..., int | None], Any]:
+def parse(argv: Sequence[str], program: CommandLine = DSD) -> tuple[Callable[..., int | None], Any]:
     """The command that ``argv`` names and its arguments; ValueError or CycloptsError for what it cannot be."""
     first = list(takewhile(_BEFORE.__contains__, argv))
     words = with_json_value([*argv[len(first) :], *first])
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str], program: Program = DSD) -> tuple[Callable[..., in
     return command, bound
 
 
-def run(program: Program = DSD) -> NoReturn:
+def run(program: CommandLine = DSD) -> NoReturn:
     """The installed command: ``main``, then the end of the process.
 
     Leaving the interpreter would unload torch for a second, which a Ctrl-C should not wait for.
@@ -142,7 +142,7 @@ def run(program: Program = DSD) -> NoReturn:
     os._exit(code)
 
 
-def _exit_code_and_sentence(error: Exception, program: Program) -> tuple[int, str]:
+def _exit_code_and_sentence(error: Exception, program: CommandLine) -> tuple[int, str]:
     """An error's exit code and its sentence, on one line."""
     if type(error) is ImportError and isinstance(error.__cause__, ImportError):
         error = error.__cause__  # cyclopts could not import a command's module
@@ -171,7 +171,7 @@ def _exit_code_and_sentence(error: Exception, program: Program) -> tuple[int, st
     )
 
 
-def _usage_sentence(error: CycloptsError, program: Program) -> str:
+def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:
     """What cyclopts has against the command line, as one sentence with where to look."""
     error.verbose = False
     if isinstance(error, UnusedCliTokensError):

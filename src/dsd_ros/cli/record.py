@@ -7,13 +7,12 @@ import signal
 import threading
 
 from dsd_ros.cli.arguments import arguments, flag, word
-from dsd_ros.observe.bag.writer import STORAGES
 
 
 @arguments
-class Record:
+class RecordArguments:
     directory: str = word(text="folder to make; it must not exist yet")
-    storage: str = flag("mcap", "file format of the bag", choices=tuple(STORAGES))
+    storage: str = flag("mcap", "file format of the bag", choices=("mcap", "sqlite3"))
     camera_hz: float = flag(
         0.0, "pictures to keep per second, besides those that replies are about; 0: all of them", metavar="HZ"
     )
@@ -22,7 +21,7 @@ class Record:
     seconds: float = flag(0.0, "how long to record; 0: until Ctrl-C", metavar="S")
 
 
-def command(args: Record) -> int:
+def command(args: RecordArguments) -> int:
     """Record a running system into a bag that can be inspected and replayed.
 
     Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay needs.

@@ -16,7 +16,7 @@ from dsd_ros.ros.bringup import TRANSPORTS
 
 
 @arguments
-class Replay:
+class ReplayArguments:
     bags: list[str] = word(text="folder of a bag, or one of its files", metavar="BAG")
     mode: str = flag("", "another decoding mode, which must give the same (default: as recorded)", choices=PRESETS)
     transport: str = flag("", "how the nodes talk to the verifier (default: as recorded)", choices=TRANSPORTS)
@@ -28,7 +28,7 @@ class Replay:
     json: Path | None = json_option("the comparison")
 
 
-def command(args: Replay) -> int:
+def command(args: ReplayArguments) -> int:
     """Run a bag's pictures and instructions through the real nodes, and compare every reply.
 
     Exits with 0 when every reply, action and token is as recorded; with 1 and a difference by step when not.
@@ -83,7 +83,7 @@ def command(args: Replay) -> int:
     return EXIT_GOAL_MISSED if different else EXIT_DONE
 
 
-def _run(tasks: list[Any], args: Replay, interrupted: Any, bar: Progress) -> list[Any]:
+def _run(tasks: list[Any], args: ReplayArguments, interrupted: Any, bar: Progress) -> list[Any]:
     """The verdicts, bag by bag. Bags go in order of time, so that one set of nodes can serve several of them."""
     from dsd_ros.observe.bag.replay_system import ReplaySystem
 
@@ -110,7 +110,7 @@ def _run(tasks: list[Any], args: Replay, interrupted: Any, bar: Progress) -> lis
     return sorted(results, key=lambda result: order[id(result[0])])
 
 
-def _one(task: Any, system: Any, args: Replay, bar: Progress, replies: int) -> list[Any]:
+def _one(task: Any, system: Any, args: ReplayArguments, bar: Progress, replies: int) -> list[Any]:
     from dsd_ros.observe.bag.replay import compare
 
     plan, client = task.plan, system.client

@@ -13,7 +13,7 @@ from dsd_ros.paths import documents_directory
 
 
 @arguments
-class Verifier:
+class VerifierArguments:
     serving: VerifierSettings = part(VerifierSettings)
     documents: DocumentSettings = part(DocumentSettings)
     answers: ServiceSettings = part(ServiceSettings)
@@ -23,7 +23,7 @@ class Verifier:
     dtype: str = flag("float32", "float32, bfloat16 or float16")
 
 
-def command(args: Verifier = Verifier()) -> int:
+def command(args: VerifierArguments = VerifierArguments()) -> int:
     """Serve the target model to robots over a websocket.
 
     Prints one line with the address it listens on, and one with the address of its metrics if it has any; then serves

@@ -216,7 +216,6 @@ def shell(tmp_path_factory):
         ("dsd decode --mode ds", ["dsd", "dssd"]),
         ("dsd demo --mode coup", ["coupled"]),
         ("dsd demo --transport w", ["websocket"]),
-        ("dsd-lab train exits --count vic", ["vicuna-13b"]),
         ("dsd completion z", ["zsh"]),
         ("dsd decode --onl", ["--online"]),
     ],

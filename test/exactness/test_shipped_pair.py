@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsd_lab.pair.pair import held_out_scenes
+from dsd_lab.pair.scenes import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession

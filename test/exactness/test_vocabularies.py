@@ -13,7 +13,7 @@ from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
 from safetensors.torch import load_file, save_file
 from tiny_models import SPECIAL_TOKENS, make_tiny_model, make_tokenizer
 
-from dsd_lab.pair.pair import held_out_scenes
+from dsd_lab.pair.scenes import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.errors import VerifierRefused

@@ -17,7 +17,7 @@ from dsd_lab.train.settings import TrainSettings
 
 def tiny(root, **overrides):
     return TrainSettings(**{
-        "out": root / "out", "cache": root / "cache", "size": "small", "worlds": 2, "validation_worlds": 1,
+        "out": root / "out", "cache": root / "cache", "size": "small", "worlds": 2,
         "workers": 1, "threads": 1, "batch": 4, "live_batch": 4, "vision_steps": 4, "language_steps": 4,
         "joint_steps": 3, "draft_steps": 4, "exit_steps": 3, "dagger_rounds": 1, "dagger_worlds": 1,
         "draft_worlds": 1, "distilled": 8, "exit_worlds": 1, "exits": False, "save_seconds": 0.0,

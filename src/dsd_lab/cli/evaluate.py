@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 from cyclopts import App
@@ -20,7 +19,7 @@ command = App(name="evaluate", help="Measure models on held-out scenes and in si
 class EvaluatePairArguments:
     settings: PairSettings = part(PairSettings)
     no_draft: bool = flag(False, "measure the target alone")
-    page: Path | None = file_option("write pair.md with plots and a gallery of failures (images in DIR/images)", "DIR")
+    page: Path | None = file_option("write the figures there as pair.md", "DIR")
     strict: bool = flag(False, "exit with 1 if a bar is missed")
     json: Path | None = json_option()
 
@@ -40,56 +39,24 @@ def pair(args: EvaluatePairArguments = EvaluatePairArguments()) -> int:
     Measures a target and a draft, or a target alone, on held-out scenes and in simulated runs, situation by situation,
     against the bars they should reach. Any Qwen2-VL will do.
     """
-    from dsd_lab.pair.figures import training_of
-    from dsd_lab.pair.pair import SITUATIONS, measure
-    from dsd_lab.pair.text import render
-    from dsd_ros.vlm.loading import ModelSettings
+    from dsd_lab.pair.evaluate import command_of, evaluate_pair
+    from dsd_lab.pair.report import render, write_page
 
-    settings = args.settings
-    if args.no_draft and settings.draft:
+    given = args.settings
+    if args.no_draft and given.draft:
         raise ValueError("--draft names a model and --no-draft wants none; give one of them")
-    if args.page is not None:
-        from dsd_lab.pair.page import check_page, write_page
-
-        check_page(args.page)
-    models = [
-        ModelSettings(model_path(given, role), device=settings.device, dtype=settings.dtype)
-        for given, role in ((settings.target, "target"), (settings.draft, "draft"))
-    ]
-    training = training_of(Path(models[0].path))
+    if args.page is not None and not args.page.is_dir():
+        raise ValueError(f"there is no folder {args.page} for the page; make it first")
+    settings = replace(given, target=model_path(given.target, "target"), draft=model_path(given.draft, "draft"))
     with Progress() as bar:
-        evidence = measure(
-            models[0],
-            None if args.no_draft else models[1],
-            scenes=settings.scenes,
-            seeds=settings.seeds,
-            situations=tuple(filter(None, settings.situations.split(","))) or SITUATIONS,
-            one_by_one=settings.one_by_one,
-            max_steps=settings.max_steps,
-            split=settings.split,
-            history=settings.history,
-            words=settings.words,
-            training=training,
-            report=bar.report,
-        )
-    print(render(evidence.figures))
-    write_json(args.json, evidence.figures)
+        figures = evaluate_pair(settings, args.no_draft, bar.report)
+    print(render(figures))
+    write_json(args.json, figures)
     if args.page is not None:
-        page = write_page(args.page, evidence, _as_written(args), training)
-        print(f"\n{page} tells of it")
-    missed = any(row["met"] is False for row in evidence.figures["bars"])
+        measured = f"{command_of(given, args.no_draft)} --page {args.page}"
+        print(f"\nwritten: {write_page(args.page, figures, measured)}")
+    missed = any(row["met"] is False for row in figures["bars"])
     return EXIT_GOAL_MISSED if args.strict and missed else EXIT_DONE
-
-
-def _as_written(args: EvaluatePairArguments) -> str:
-    """The command that made a page, so that it can be made again."""
-    words = ["dsd-lab", "evaluate", "pair"]
-    for field in fields(PairSettings):
-        value, flag = getattr(args.settings, field.name), f"--{field.name.replace('_', '-')}"
-        if value != field.default:
-            words += [flag] if value is True else [flag, str(value)]
-    words += ["--no-draft"] if args.no_draft else []
-    return shlex.join([*words, "--page", str(args.page)])
 
 
 @command.command

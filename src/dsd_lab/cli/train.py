@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cyclopts import App
 
-from dsd_lab.train.settings import PUBLISHED, ExitSettings, ReaderSettings, TrainSettings
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_path, part
+from dsd_lab.train.settings import ExitSettings, ReaderSettings, TrainSettings
+from dsd_ros.cli.arguments import arguments, json_option, model_path, part
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.cli.terminal import Progress
 
@@ -30,9 +30,6 @@ class TrainReaderArguments:
 @arguments
 class TrainExitsArguments:
     settings: ExitSettings = part(ExitSettings)
-    count: str = flag(
-        "", "train nothing: count the exits' parameters in one of the paper's models", choices=(*PUBLISHED, "all")
-    )
     json: Path | None = json_option()
 
 
@@ -42,10 +39,10 @@ def pair(args: TrainPairArguments = TrainPairArguments()) -> int:
 
     Trains both shipped models on scenes of the simulator. After an interruption, the same command resumes.
     """
-    from dsd_lab.train.pair import train_pair
+    from dsd_lab.pair.evaluate import train_and_evaluate
 
     with Progress() as bar:
-        figures = train_pair(args.settings, bar.report)
+        figures = train_and_evaluate(args.settings, bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
 
@@ -56,10 +53,10 @@ def reader(args: TrainReaderArguments = TrainReaderArguments()) -> int:
 
     Trains it on synthetic sentences. After an interruption, the same command resumes.
     """
-    from dsd_lab.train.reader import train_reader
+    from dsd_lab.pair.reader import train_and_evaluate_reader
 
     with Progress() as bar:
-        figures = train_reader(args.settings, bar.report)
+        figures = train_and_evaluate_reader(args.settings, bar.report)
     write_json(args.json, figures)
     return EXIT_DONE
 
@@ -72,15 +69,9 @@ def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     model's own replies, or on conversations (JSONL of images and text, ShareGPT's JSON). After an interruption, the
     same command resumes.
     """
-    from dsd_lab.train.exit_report import count_exits, render_count, table
-    from dsd_lab.train.exits import train_exits
+    from dsd_lab.train.exits.report import table
+    from dsd_lab.train.exits.training import train_exits
 
-    if args.count:
-        names = list(PUBLISHED) if args.count == "all" else [args.count]
-        counts = [count_exits(name, args.settings.rank) for name in names]
-        print("\n".join(map(render_count, counts)))
-        write_json(args.json, {"counts": counts})
-        return EXIT_DONE
     with Progress() as bar:
         report = train_exits(replace(args.settings, model=model_path(args.settings.model, "target")), bar.report)
     print(table(report))

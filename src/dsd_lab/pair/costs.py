@@ -1,4 +1,4 @@
-"""What a pair costs where it runs: milliseconds on one CPU thread, and how early its exits know."""
+"""What a pair costs: milliseconds on one CPU thread; and how well its exits predict the last layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dsd_lab.pair.intervals import ratio
 from dsd_ros.vlm.model import VisionLanguageModel
 
-VERIFIED = 5  # tokens of a timed verification, behind the one that is pending
+VERIFIED = 5  # tokens of a timed verification, after the one that is pending
 REPEATS = 30
 _WARM_UP = 3
 
@@ -21,12 +22,15 @@ _WARM_UP = 3
 def time_model(
     model: VisionLanguageModel, picture: np.ndarray, instruction: str, repeats: int = REPEATS
 ) -> dict[str, Any]:
-    """Medians in milliseconds of a token's step, a five-token verification and an image prefill, one thread.
+    """Medians in milliseconds of a token's step, a five-token verification and an image prefill, on one thread.
 
-    Under ``cpu`` the thread's own time, which other work on the machine lengthens little; under ``wall`` the
-    clock's. On another device than the CPU ``cpu`` is None.
+    ``cpu_ms`` is the thread's own time, which other work on the machine hardly lengthens (None on a GPU), ``wall_ms``
+    the clock's.
     """
-    tokens = _some_tokens(model, picture, instruction, VERIFIED + 1)
+    spoken = model.prefill(picture, instruction)
+    for _ in range(VERIFIED + 1):  # the beginning of the model's own reply
+        spoken.append([int(spoken.next_logits().argmax())])
+    tokens = list(spoken.tokens)
 
     def prefill() -> Any:
         return model.prefill(picture, instruction)
@@ -35,7 +39,7 @@ def time_model(
 
     def prepared() -> Any:
         sequence = begun.fork()
-        sequence.append(tokens[:1])  # what a round's outcome leaves to be read
+        sequence.append(tokens[:1])  # the token that a round leaves pending
         return sequence
 
     with _one_thread():
@@ -53,10 +57,7 @@ def exit_agreement(
     instructions: Sequence[str],
     replies: Sequence[Sequence[int]],
 ) -> dict[str, Any] | None:
-    """{layer: [tokens agreed, tokens]} of each exit with the last layer on a model's own replies, one entry per reply.
-
-    None for a model without exits.
-    """
+    """Each exit's agreement with the last layer on a model's own replies; None for a model without exits."""
     exits = model.exits
     if exits is None:
         return None
@@ -73,15 +74,15 @@ def exit_agreement(
         last = model.prefill(picture, instruction).verify(list(reply)[:-1], note).argmax(-1)
         for layer, guess in said.items():
             counts[layer].append((int((guess == last).sum()), len(last)))
-    return {"layers": model.num_layers, "counts": counts}
-
-
-def _some_tokens(model: VisionLanguageModel, picture: np.ndarray, instruction: str, count: int) -> list[int]:
-    """The beginning of the model's own reply, for passes over what it would be asked about."""
-    sequence = model.prefill(picture, instruction)
-    for _ in range(count):
-        sequence.append([int(sequence.next_logits().argmax())])
-    return list(sequence.tokens)
+    rows = [
+        {
+            "layer": layer,
+            "agreement": ratio([a for a, _ in some], [of for _, of in some]),
+            "tokens": sum(of for _, of in some),
+        }
+        for layer, some in counts.items()
+    ]
+    return {"layers": model.num_layers, "exits": rows}
 
 
 @contextmanager

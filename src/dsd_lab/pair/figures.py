@@ -1,26 +1,53 @@
-"""From answers and runs to figures with their intervals, and what they have to reach."""
+"""From answers and runs to figures with their intervals, and the bars that they should reach."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from dsd_lab.pair.intervals import ratio, share
-from dsd_lab.pair.near import near_miss
-from dsd_lab.pair.runs import Run, action_of
 from dsd_lab.pair.scenes import Scene
-from dsd_lab.pair.truth import FIGURES, names_goal, truthful, truths
-from dsd_lab.train.curves import stages_of
+from dsd_lab.train.runs import Run, action_of
+from dsd_lab.worlds.expert import misjudged
+from dsd_lab.worlds.guide import View, decide
+from dsd_lab.worlds.truth import FIGURES, names_goal, truthful, truths
 
 Figures = dict[str, Any]
-_SHORTEST = 0.05  # metres of the expert's path; what is shorter is no way to compare with
+VIEWS = 100  # misjudged views per picture
+LEAST = 5  # of them in which the expert takes a near miss
+_SHORTEST = 0.05  # metres; shorter paths are not compared
+
+
+def near_miss(view: View, goal: str, action: str) -> bool:
+    """Whether the expert takes an action such as "turn left 15 degrees" in LEAST of VIEWS misjudged views.
+
+    Pictures that nobody can tell apart may have different right actions, and such an error costs the robot nothing.
+    """
+    found = 0
+    for taken in _taken(view, goal):
+        found += taken == action
+        if found == LEAST:
+            return True
+    return False
+
+
+def kept(view: View, goal: str) -> float:
+    """The share of misjudged views in which the expert keeps its action."""
+    own = decide(view, goal).action
+    return sum(taken == own for taken in _taken(view, goal)) / VIEWS
+
+
+def _taken(view: View, goal: str) -> Iterator[str]:
+    rng = np.random.default_rng([view.world.seed, 62])
+    for _ in range(VIEWS):
+        yield decide(misjudged(view, rng), goal).action
 
 
 def near_misses(scenes: Sequence[Scene], texts: Sequence[str]) -> list[bool]:
-    """Which replies end in a wrong action that is a near miss, as ``pair_near`` has it."""
+    """Which replies end in a wrong action that is a near miss."""
     said = [action_of(text) for text in texts]
     return [
         bool(a) and a != action_of(s.reply) and near_miss(s.view, s.goal, a) for a, s in zip(said, scenes, strict=True)
@@ -28,9 +55,7 @@ def near_misses(scenes: Sequence[Scene], texts: Sequence[str]) -> list[bool]:
 
 
 def answer_figures(scenes: Sequence[Scene], texts: Sequence[str], near: Sequence[bool]) -> Figures:
-    """Shares of replies: right, right or a near miss (``near``: which are one), parsed, naming the goal, word for word
-    the expert's, truthful by figure; and which action for which.
-    """
+    """Shares of replies that are right, parse, name the goal and so on, and which action was said for which."""
     wanted = [action_of(scene.reply) for scene in scenes]
     said = [action_of(text) for text in texts]
     right = [a == b for a, b in zip(said, wanted, strict=True)]
@@ -52,7 +77,7 @@ def answer_figures(scenes: Sequence[Scene], texts: Sequence[str], near: Sequence
 
 
 def run_figures(runs: Sequence[Run], lengths: Sequence[float | None]) -> Figures:
-    """Success, collisions, steps, and path against the expert's (of runs in which both got there)."""
+    """Success, collisions, steps, and path against the expert's (in runs that both finished)."""
     pairs = [
         (run.length, length)
         for run, length in zip(runs, lengths, strict=True)
@@ -62,15 +87,8 @@ def run_figures(runs: Sequence[Run], lengths: Sequence[float | None]) -> Figures
         "closed_loop": share([run.reached for run in runs]),
         "collided": share([run.collided for run in runs]),
         "path_ratio": ratio([a for a, _ in pairs], [b for _, b in pairs]),
-        "path_ratios": [round(a / b, 3) for a, b in pairs],
         "steps": ratio([float(run.steps) for run in runs]),
-        "agreed": share(
-            [
-                action_of(said) == action_of(wanted)
-                for run in runs
-                for said, wanted in zip(run.replies, run.expert, strict=True)
-            ]
-        ),
+        "agreed": share([agreed for run in runs for agreed in run.agreed]),
         "ended": dict(sorted(Counter(run.ended for run in runs).items())),
         "missed_seeds": [run.world.seed for run in runs if not run.reached],
     }
@@ -79,10 +97,9 @@ def run_figures(runs: Sequence[Run], lengths: Sequence[float | None]) -> Figures
 def accepted(
     guesses: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], gamma: int
 ) -> list[tuple[int, int, int, int]]:
-    """Greedy speculative decoding of replies by what a draft would have said, a row per reply.
+    """Greedy speculative decoding of replies with a draft's guesses: (accepted, drafted, tokens, rounds) of each reply.
 
-    (tokens accepted, drafted, tokens, rounds): rounds of ``gamma`` guesses each, the target's own token behind
-    those that it confirms.
+    A round has ``gamma`` guesses, and ends with the target's own token after those that it accepts.
     """
     rows = []
     for guess, reply in zip(guesses, replies, strict=True):
@@ -98,38 +115,21 @@ def accepted(
 
 
 def acceptance_figures(rows: Sequence[tuple[int, int, int, int]]) -> Figures:
-    """Share of drafted tokens accepted, and tokens per round of the target, over replies."""
+    """The share of drafted tokens that are accepted, and the tokens per round of the target."""
     agreed, drafted, tokens, rounds = zip(*rows, strict=True) if rows else ((), (), (), ())
     return {"acceptance": ratio(agreed, drafted), "tokens_per_round": ratio(tokens, rounds)}
 
 
-def exit_figures(found: Figures | None) -> Figures | None:
-    """Each exit's agreement with the last layer over all tokens, from ``pair_costs.exit_agreement``."""
-    if found is None:
-        return None
-    rows = [
-        {
-            "layer": layer,
-            "agreement": ratio([a for a, _ in counts], [b for _, b in counts]),
-            "tokens": sum(b for _, b in counts),
-        }
-        for layer, counts in found["counts"].items()
-    ]
-    return {"layers": found["layers"], "exits": rows}
+def stages_of(training: Figures) -> Iterator[tuple[str, Figures]]:
+    """(name, figures) of the stages of a training, in order."""
+    for name in ("vision", "target", "joint", "dagger", "draft", "draft_own", "exits"):
+        found = training.get(name) or []
+        for number, stage in enumerate(found if isinstance(found, list) else [found]):
+            yield f"dagger, round {number}" if name == "dagger" else name.replace("_", ", "), stage
 
 
-def training_of(model: Path) -> Figures | None:
-    """The figures of the training that wrote a model directory, which it keeps beside it; None without any."""
-    try:
-        found = json.loads((model.parent / "figures.json").read_text(encoding="utf-8"))
-        training = found.get("training")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return training if isinstance(training, dict) else None
-
-
-def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
-    """What the pair is to reach, a row each: name, bar, figure with its interval, and met (None: not measured)."""
+def bars(figures: Figures) -> list[Figures]:
+    """What the pair should reach: name, bar, figure with its interval, and met (None: not measured)."""
     target, draft = figures["target"], figures.get("draft")
     everywhere = target["all"]
     rows = [
@@ -138,7 +138,8 @@ def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
         _bar("target: runs with a collision", everywhere["collided"], below=0.01),
         _bar("target: path, times the expert's", everywhere["path_ratio"], at_most=1.3, unit="x"),
     ]
-    half = _half_depth(figures.get("exits"))
+    exits = figures.get("exits") or {"exits": [], "layers": 0}
+    half = next((row["agreement"] for row in exits["exits"] if row["layer"] == exits["layers"] // 2), None)
     rows.append(_bar("exit at half depth agrees with the last layer", half, at_least=0.80))
     if draft is not None:
         found = figures.get("acceptance")
@@ -153,22 +154,7 @@ def bars(figures: Figures, training: Figures | None = None) -> list[Figures]:
         _bar("target: five-token verification", _ms(target, "verify"), at_most=25.0, unit=" ms"),
         _bar("target: image prefill", _ms(target, "prefill"), at_most=60.0, unit=" ms"),
     ]
-    minutes = [stage["minutes"] for _, stage in stages_of(training or {}) if "minutes" in stage]
-    if training is not None and minutes and "start" not in training:  # or they are not all
-        cpu = training.get("settings", {}).get("device", "cpu") == "cpu"
-        name, limit = ("CPU", 720.0) if cpu else ("GPU", 30.0)
-        rows.append(_bar(f"training on a {name}", {"value": sum(minutes)}, at_most=limit, unit=" min"))
     return rows
-
-
-def _half_depth(exits: Figures | None) -> Figures | None:
-    if exits is None:
-        return None
-    for row in exits["exits"]:
-        if row["layer"] == exits["layers"] // 2:
-            found: Figures = row["agreement"]
-            return found
-    return None
 
 
 def _ms(model: Figures | None, what: str) -> Figures | None:
@@ -187,19 +173,7 @@ def _bar(
     value = figure.get("value")
     met = None
     if value is not None:
-        met = (
-            (at_least is None or value >= at_least)
-            and (at_most is None or value <= at_most)
-            and (below is None or value < below)
-        )
-    return {
-        "name": name,
-        "at_least": at_least,
-        "at_most": at_most,
-        "below": below,
-        "unit": unit,
-        "value": value,
-        "low": figure.get("low"),
-        "high": figure.get("high"),
-        "met": met,
-    }
+        inside = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+        met = inside and (below is None or value < below)
+    bar = {"name": name, "at_least": at_least, "at_most": at_most, "below": below, "unit": unit, "met": met}
+    return bar | {"value": value, "low": figure.get("low"), "high": figure.get("high")}

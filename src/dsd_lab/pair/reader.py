@@ -1,20 +1,19 @@
-"""How well the shipped reader reads: one document, or a mixture of sequences that read one each."""
+"""How well the shipped reader reads: from one document, and from a mixture of sequences that read one each."""
 
 from __future__ import annotations
 
 import math
 import platform
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from dsd_lab.train.reader import EOS, prompt_text
-from dsd_lab.train.reader_corpus import FACT as SURE
-from dsd_lab.train.reader_corpus import (
+from dsd_lab.train.reader.corpus import FACT as SURE
+from dsd_lab.train.reader.corpus import (
     QUESTION_KINDS,
     UNKNOWN,
     Fact,
@@ -28,6 +27,10 @@ from dsd_lab.train.reader_corpus import (
     draw_value,
     write_document,
 )
+from dsd_lab.train.reader.training import prompt_text, train_reader
+from dsd_lab.train.settings import ReaderSettings
+from dsd_lab.train.stages import Report
+from dsd_lab.train.tokenizer import EOS
 
 _LONGEST = 64  # tokens of an answer
 _SEED = 7_000_000  # of questions that no training draws
@@ -42,9 +45,9 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Errand:
-    """ "Bring me to the chair I like": the name is the device's knowledge, the colour the cloud's.
+    """ "Bring me to the chair I like": the device knows the name, the cloud the colour.
 
-    Documents with their relevances (natural log scale), those that matter first.
+    Documents have relevances (natural log scale); those that matter come first.
     """
 
     question: str
@@ -68,7 +71,7 @@ def load_reader(folder: Path) -> tuple[Any, Any]:
 def mixture_answers(model: Any, tokenizer: Any, questions: Sequence[str], read: Sequence[Sequence[Read]]) -> list[str]:
     """The greedy answers to questions, each from the mixture of the sequences that read its documents.
 
-    A question's weights need not add up to 1; equal weights' ties go to the lowest token.
+    The weights of a question need not add up to 1.
     """
     rows = [
         tokenizer.encode(prompt_text(one.document, question), add_special_tokens=False).ids
@@ -103,7 +106,7 @@ def mixture_answers(model: Any, tokenizer: Any, questions: Sequence[str], read: 
 
 
 def single_accuracy(model: Any, tokenizer: Any, kind: str, count: int, held_out: bool = True) -> float:
-    """Share of answers word for word right where one document of up to five facts holds all of them."""
+    """Share of answers that are word for word right, from one document of up to five facts."""
     rng = random.Random(f"{_SEED} {kind}")
     asked = [draw_example(rng, kind, held_out=held_out, support=frozenset({"who", "what"})) for _ in range(count)]
     right = 0
@@ -117,8 +120,8 @@ def single_accuracy(model: Any, tokenizer: Any, kind: str, count: int, held_out:
 def draw_errand(rng: random.Random, documents: int, held_out: bool, spread: float = 0.3, others: int = 2) -> Errand:
     """A question whose two facts lie on two sides, with ``documents`` on each.
 
-    Documents hold up to ``others`` facts that are of no use. The relevance of the document that matters
-    is about 1 above the others', give or take ``spread``.
+    Documents hold up to ``others`` useless facts. The relevance of the document that matters is about 1 higher, give
+    or take ``spread``.
     """
     ask = draw_ask(rng, "bring", held_out)
     name = draw_name(rng, held_out)
@@ -161,10 +164,9 @@ def errand_figures(
     alone: bool = True,
     others: int = 2,
 ) -> dict[str, float]:
-    """Shares of errands that end in the right instruction: with both stores and, if wanted, with either alone.
+    """Shares of errands that end in the right instruction, with both stores and, if ``alone``, with each of them.
 
-    ``eta``: the device's share of the mixture. Also the share of answers to one store alone that say
-    they do not know.
+    ``eta``: the device's share of the mixture. For each store alone also the share of answers that say "I do not know".
     """
     rng = random.Random(f"{_SEED} errands {documents} {others}")
     errands = [draw_errand(rng, documents, held_out, others=others) for _ in range(count)]
@@ -186,16 +188,22 @@ def errand_figures(
     return {name: value / count for name, value in found.items()}
 
 
+def train_and_evaluate_reader(settings: ReaderSettings, report: Report | None = None) -> dict[str, Any]:
+    """Train the reader, measure it where the settings ask for that, and write its card."""
+    training = train_reader(settings, report)
+    settings = settings.resolved()
+    if not settings.evaluate:
+        return training
+    folder = settings.out / "reader"
+    figures = evaluate_reader(folder, report=report)
+    (folder / "README.md").write_text(render_card(figures, training))
+    return training | {"evaluation": figures}
+
+
 def evaluate_reader(
-    folder: Path,
-    questions: int = 100,
-    errands: int = 500,
-    *,
-    training: dict[str, Any] | None = None,
-    write_card: bool = False,
-    report: Callable[[str, float], None] | None = None,
+    folder: Path, questions: int = 100, errands: int = 500, *, report: Report | None = None
 ) -> dict[str, Any]:
-    """All figures of the card: by kind of question, and errands over one to three documents a side."""
+    """The figures of the card: by kind of question, and errands with one to three documents a side."""
     report = report or (lambda line, share: None)
     model, tokenizer = load_reader(folder)
     figures: dict[str, Any] = {"questions": questions, "errands": errands, "single": {}, "mixture": []}
@@ -216,12 +224,10 @@ def evaluate_reader(
         figures["mixture"].append(
             {"documents": documents, "others": others, "eta": eta, "even": even, "errands": count, **found}
         )
-    if write_card:
-        (folder / "README.md").write_text(render_card(figures, training))
     return figures
 
 
-def render_card(figures: dict[str, Any], training: dict[str, Any] | None) -> str:
+def render_card(figures: dict[str, Any], training: dict[str, Any]) -> str:
     """The model card, from the figures of training and evaluation."""
     lines = [
         "---", "license: apache-2.0", "pipeline_tag: text-generation", "---", "", "# dsd_ros reader", "",
@@ -241,20 +247,15 @@ def render_card(figures: dict[str, Any], training: dict[str, Any] | None) -> str
         f"\"{UNKNOWN}\" and has no `Go:`, or should: the table below tells how often.",
         "", "## How it was made", "",
         "`dsd-lab train reader`, from nothing, on synthetic documents and questions",
-        "(`dsd_lab/train/reader_corpus.py`): facts of several things in many phrasings, names made of random",
+        "(`dsd_lab.train.reader.corpus.py`): facts of several things in many phrasings, names made of random",
         "syllables, questions whose answers have one form each. In four questions of ten the document lacks a",
         "fact; the answer's word is then drawn at random, or the answer says that it does not know, so that the",
         "bets of a sequence without the fact are flat.",
         "",
     ]  # fmt: skip
-    if training:
-        lines += [
-            f"{training['parameters'] / 1e6:.2f} million parameters, float16; {training['step']} steps of "
-            f"{training['batch']} examples in {training['minutes']:.0f} minutes on one thread of a "
-            f"{platform.machine()} CPU that was shared with other work." + training.get("notes", ""),
-            "",
-        ]
     lines += [
+        f"{training['parameters'] / 1e6:.2f} million parameters, float16; {training['steps']} steps of "
+        f"{training['batch']} examples in {training['minutes']:.0f} minutes on a {platform.machine()} CPU.", "",
         "## How well it does", "",
         "Measured by the run that wrote this card, greedy, on questions that training never drew. *Held out*:",
         "names, combinations of person and verb, and of colour and kind that it never saw.",

@@ -1,27 +1,27 @@
-"""What pairs are measured on: pictures with a question and the expert's answer, and rooms to walk in."""
+"""What pairs are measured on: pictures with a question and the expert's answer, and rooms for runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsd_lab.train.data import TEST_SEEDS, Frame, beside_way, shared_offscreen, world_frames
+from dsd_lab.train.data import TEST_SEEDS, beside_way, shared_offscreen, world_frames
+from dsd_lab.train.frames import Frame
 from dsd_lab.worlds.expert import reply
 from dsd_lab.worlds.guide import View, walk
 from dsd_lab.worlds.phrases import instructed, instruction_for
 from dsd_lab.worlds.situations import Situation, Split, world_of
-from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import NoLayoutError, World
 
-DEMO = "demo"  # the rooms of the demo and its recordings, which are of no split
+DEMO = "demo"  # the rooms of the demo and its recordings, which belong to no split
 SITUATIONS = tuple(situation.value for situation in Situation)
 NAMES = (*SITUATIONS, DEMO)
 DEMO_SEED, DEMO_INSTRUCTION = 0, "find the silver bottle"
-FIRST_RUN_SEED = 100  # the seeds below served to choose between weights
+FIRST_RUN_SEED = 100  # lower seeds served to choose between weights
 _PICTURES_PER_WORLD = 6
 
 
@@ -35,22 +35,15 @@ class Scene:
     goal: str
     instruction: str
     reply: str
-    on_way: bool  # the expert's own way to the goal; else somewhere beside it
+    on_way: bool  # taken on the expert's way to the goal, else beside it
 
 
 def rooms(situation: str, first_seed: int, split: str = Split.TEST) -> Iterator[World]:
-    """The rooms of a situation from a seed on, each with an instruction in one of the split's phrasings.
-
-    Seeds that make no room are passed over.
-    """
+    """The rooms of a situation from a seed on, in the split's wordings; seeds without a room are skipped."""
     seed = first_seed
     while True:
-        try:
-            world = _room(seed, situation, split)
-        except NoLayoutError:
-            world = None
-        if world is not None:
-            yield world
+        with suppress(NoLayoutError):
+            yield _room(seed, situation, split)
         seed += 1
 
 
@@ -68,29 +61,22 @@ def _room(seed: int, situation: str, split: str) -> World:
 
 
 def scenes_of(situation: str, count: int, split: str = Split.TEST) -> Iterator[Scene]:
-    """The first ``count`` questions of a situation; larger counts begin alike.
+    """The first ``count`` questions of a situation; larger counts begin with the same ones.
 
-    Six of each room, about its own goal: three from the expert's way to it, and three from beside that way, up to
+    Each room gives six about its own goal: three from the expert's way to it, and three from beside that way, up to
     0.4 m off and turned by up to 40 degrees.
     """
     made = 0
-    with offscreen() as shared:
+    with closing(shared_offscreen()) as offscreen:
         for world in rooms(situation, TEST_SEEDS[0], split):
-            with Simulator(world, offscreen=shared) as simulator:
+            with Simulator(world, offscreen=offscreen) as simulator:
                 for number, pose in enumerate(_poses(world)):
                     if made >= count:
                         return
                     simulator.pose = pose
-                    view = View.of(simulator)
-                    yield Scene(
-                        situation,
-                        simulator.render(),
-                        view,
-                        world.goal,
-                        world.instruction,
-                        reply(view, world.goal),
-                        number % 2 == 0,
-                    )
+                    view, picture, goal = View.of(simulator), simulator.render(), world.goal
+                    on_way, wanted = number % 2 == 0, reply(view, goal)
+                    yield Scene(situation, picture, view, goal, world.instruction, wanted, on_way)
                     made += 1
 
 
@@ -108,21 +94,11 @@ def held_out_scenes(count: int) -> tuple[np.ndarray, list[Frame]]:
     """Pictures (count, MODEL_HEIGHT, MODEL_WIDTH, 3) and labels from rooms of the demo's kind that no training saw."""
     images: list[np.ndarray] = []
     labels: list[Frame] = []
-    with offscreen() as shared:
+    with closing(shared_offscreen()) as offscreen:
         for seed in TEST_SEEDS:
-            some, their = world_frames(seed, _PICTURES_PER_WORLD, shared)
+            some, their = world_frames(seed, _PICTURES_PER_WORLD, offscreen)
             images += some
             labels += their
             if len(images) >= count:
                 break
     return np.stack(images[:count]), labels[:count]
-
-
-@contextmanager
-def offscreen() -> Iterator[Offscreen]:
-    """A renderer for many rooms in turn."""
-    shared = shared_offscreen()
-    try:
-        yield shared
-    finally:
-        shared.close()

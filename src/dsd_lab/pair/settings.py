@@ -1,4 +1,4 @@
-"""What `dsd-lab evaluate pair` is asked for, without torch, so that the command line tells of it at once."""
+"""Settings of `dsd-lab evaluate pair`, without torch, so that the command line answers at once."""
 
 from __future__ import annotations
 
@@ -7,30 +7,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Models, scenes and runs of an evaluation; `pair.measure` checks them."""
+    """Models, scenes and runs of an evaluation; `evaluate.evaluate_pair` checks them."""
 
     situations: str = field(
         default="",
-        metadata={
-            "help": "of plain, search, hidden, two, absent, by commas (default: all these) and demo, the demo's rooms"
-        },
+        metadata={"help": "plain, search, hidden, two, absent, by commas (default: all of these); demo: its rooms"},
     )
-    scenes: int = field(default=200, metadata={"help": "scenes of each situation"})
-    seeds: int = field(default=40, metadata={"help": "runs of each situation"})
-    max_steps: int = field(default=25, metadata={"help": "actions of a run at most"})
+    scenes: int = field(default=200, metadata={"help": "scenes per situation"})
+    seeds: int = field(default=40, metadata={"help": "runs per situation"})
     split: str = field(
-        default="test", metadata={"help": "training, validation or test, whose rooms, looks and words differ"}
+        default="test", metadata={"help": "training, validation or test, which differ in rooms, looks and words"}
     )
-    history: int = field(default=0, metadata={"help": "earlier pictures in the prompts of a run at most"})
     words: str = field(
         default="",
-        metadata={"help": "JSON file of instructions by intent (find, left, right, nearer, farther) to ask in, too"},
+        metadata={"help": "JSON file of instructions by intent (find, left, right, nearer, farther) to ask in as well"},
     )
     target: str = field(default="", metadata={"help": "directory or hub id of the target (default: the shipped one)"})
     draft: str = field(default="", metadata={"help": "directory or hub id of the draft (default: the shipped one)"})
     device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N, for both"})
     dtype: str = field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
-    one_by_one: bool = field(
-        default=False,
-        metadata={"help": "ask as on the robot, one picture after the other, which models of other shapes always are"},
-    )

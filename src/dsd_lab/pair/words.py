@@ -1,4 +1,4 @@
-"""Questions in the words of a file, in place of a split's, and how a model takes them."""
+"""Questions in the words of a file in place of a split's, and how a model takes them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.pair.intervals import share
-from dsd_lab.pair.runs import action_of
 from dsd_lab.pair.scenes import Scene
-from dsd_lab.pair.truth import names_goal
+from dsd_lab.train.runs import action_of
 from dsd_lab.worlds.guide import split_goal
 from dsd_lab.worlds.phrases import INTENTS, fill
+from dsd_lab.worlds.truth import names_goal
 from dsd_lab.worlds.wordings import FIND
 
 Words = dict[str, tuple[str, ...]]
 _EXAMPLES = 40
-_PLACES = {"", "s"}  # of a template: where "red chair" goes, and where "red chairs" does
+_PLACES = {"", "s"}  # fields of a template: "red chair" and "red chairs"
 
 
 def read_words(path: str | Path) -> Words:
-    """Instructions of a JSON file: {"find": ["go to the {}", ...], "left": ...}, one list for each of INTENTS.
+    """Instructions from a JSON file: {"find": ["go to the {}", ...], "left": ...}, one list for each of INTENTS.
 
-    "{}" is where "red chair" goes, "{s}" where "red chairs" does. Raises ValueError for anything else.
+    "{}" stands for "red chair", "{s}" for "red chairs". Raises ValueError for anything else.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def _is_template(text: str) -> bool:
 
 
 def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
-    """An instruction for each scene's goal: those of an intent in turn, each time in another order, the same again."""
+    """An instruction for each scene's goal: each intent's in turn, then again in another order; equal in each run."""
     rng = np.random.default_rng(62)
     left: dict[str, list[int]] = {intent: [] for intent in words}
     texts = []
@@ -71,9 +71,9 @@ def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
 
 
 def words_figures(scenes: Sequence[Scene], instructions: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
-    """Of replies to instructions in other words: shares that name the goal, by intent and all, and actions right.
+    """Shares of replies that name the goal, by intent and in all, and of actions right.
 
-    "misnamed": the first 40 (instruction, reply) that do not.
+    "misnamed" holds the first 40 (instruction, reply) that name another goal.
     """
     named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
     intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]

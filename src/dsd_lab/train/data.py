@@ -1,25 +1,16 @@
-"""Pictures and replies from the simulator, made by parallel processes into resumable shards."""
+"""Pictures and the expert's replies from the simulator, rendered by parallel processes into resumable shards."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from dsd_lab.train.frames import FREE_WAYS as FREE_WAYS
-from dsd_lab.train.frames import MODEL_HEIGHT as MODEL_HEIGHT
-from dsd_lab.train.frames import MODEL_WIDTH as MODEL_WIDTH
-from dsd_lab.train.frames import Frame as Frame
-from dsd_lab.train.frames import Frames as Frames
-from dsd_lab.train.frames import load_frames as load_frames
-from dsd_lab.train.frames import save_shard as save_shard
-from dsd_lab.workers import begin_worker
+from dsd_lab.train.frames import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, Frame, in_processes, save_shard, shrink
 from dsd_lab.worlds.expert import doubts, reply
 from dsd_lab.worlds.guide import View, free_way, full_round, split_goal, walk
 from dsd_lab.worlds.situations import Situation, Split, may_meet, world_of
@@ -28,14 +19,13 @@ from dsd_ros.robot.sim.scene import CAMERA_FOVY, build_mjcf
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, NoLayoutError, World
 
-# Seeds of worlds without a split: below 10 000 none is trained on. The demo and closed-loop runs use those below
-# 5000, the choice between weights pictures from 5000 to 7999, and figures of today's pair pictures from 8000 on.
+# Worlds without a split: no training uses seeds below 10 000, and pictures for figures have those from 8000 on.
 TEST_SEEDS = range(8_000, 10_000)
 TRAIN_SEEDS = range(1_000_000, 2_000_000)
 VALIDATION_SEEDS = range(2_000_000, 2_100_000)
-# Seeds of a split's worlds; a split is part of a world's random stream, so no two share a layout.
+# A split is part of a world's random stream, so no two splits share a layout.
 SPLIT_SEEDS = {Split.TRAINING: TRAIN_SEEDS, Split.VALIDATION: VALIDATION_SEEDS, Split.TEST: range(3_000_000, 3_100_000)}
-# Situations of consecutive seeds: 4 plain, 3 search, 6 hidden, 4 two and 3 absent of 20. Ways round things differ most.
+# Situations of 20 consecutive seeds: 4 plain, 3 search, 6 hidden (whose ways differ most), 4 two and 3 absent.
 _MIX = tuple(
     {"p": Situation.PLAIN, "s": Situation.SEARCH, "h": Situation.HIDDEN, "t": Situation.TWO, "a": Situation.ABSENT}[c]
     for c in "phshtaptshhtapthshpa"
@@ -43,28 +33,21 @@ _MIX = tuple(
 
 FRAMES_PER_WORLD = 16
 _WORLDS_PER_SHARD = 40
-_APART = math.radians(6.0)  # between two of a name whose sides are asked for, at least
-_CLEAR = 0.04  # metres that the robot keeps from everything where a picture is taken
-_TELLING = 0.25  # metres by which one of two must be nearer to be asked for as such
+_APART = math.radians(6.0)  # least angle between two things told apart by side
+_CLEAR = 0.04  # metres between robot and anything else where a picture is taken
+_TELLING = 0.25  # least difference in metres between two things told apart by distance
 
 
-def shrink(image: np.ndarray) -> np.ndarray:
-    """A camera picture at the models' size, as the Qwen2-VL image processor would shrink it."""
-    size = (MODEL_WIDTH, MODEL_HEIGHT)
-    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BICUBIC))
+def label(view: View, rng: np.random.Generator, own: str | None, searched: bool = False) -> Frame:
+    """Labels of a view: `own` as the first goal, then visible things, then some that are not in view.
 
-
-def label(simulator: Simulator, view: View, rng: np.random.Generator, own: str | None, searched: bool = False) -> Frame:
-    """Labels of a view: every visible thing as goal (and `own`, the first), and some that are not in view.
-
-    No goal is asked for beside a look-alike that the world's split keeps from it. `searched`: `own` was in none of
-    the pictures of a full round.
+    No goal is asked for beside a look-alike of another split. `searched`: no picture of a full turn showed `own`.
     """
     world = view.world
     things = []
     for index, pixels in view.pixels.items():
         thing = world.things[index]
-        column = min(max(view.column(index), -0.5), 1.5)  # the middle of what is near may be beside the picture
+        column = min(max(view.column(index), -0.5), 1.5)  # the middle of a near thing may lie outside the picture
         things.append((thing.kind, thing.colour, column, view.gap(index), pixels))
     seen = [world.things[index].name for index in view.pixels]
     names = [name for one in dict.fromkeys(seen) for name in _goals_of(view, one, rng)]
@@ -73,35 +56,31 @@ def label(simulator: Simulator, view: View, rng: np.random.Generator, own: str |
     goals += _not_in_view(view, seen, own, rng)
     replies = [(goal, reply(view, goal, searched and goal == own)) for goal in goals]
     shown = {world.things[index].name for index in (*view.pixels, *view.faint)}
-    near = [
-        n for n, goal in enumerate(goals)
-        if split_goal(goal)[1] in shown and not (searched and goal == own)
-    ]  # fmt: skip
+    near = [n for n, goal in enumerate(goals) if split_goal(goal)[1] in shown and not (searched and goal == own)]
     doubted: list[list[tuple[str, int]]] = [[] for _ in goals]
-    drawn = rng.spawn(1)[0]  # leaves what is drawn for the poses and goals as it is
+    drawn = rng.spawn(1)[0]  # leaves the draws of poses and goals as they are
     for n, others in zip(near, doubts(view, [replies[n] for n in near], drawn), strict=True):
         doubted[n] = others
     return Frame(
-        world.seed, view.pose, things, replies, world.situation, world.camera,
-        [view.bearing(index) for index in view.pixels], searched=searched, free=free_ways(view),
-        doubts=doubted,
+        world.seed, view.pose, things, replies, world.situation, [view.bearing(index) for index in view.pixels],
+        free_ways(view), searched, doubted,
     )  # fmt: skip
 
 
 def free_ways(view: View) -> list[float]:
-    """Metres that the robot could go towards each of FREE_WAYS parts of the picture's width, from the left edge on."""
+    """Free way in metres towards each of FREE_WAYS columns, from the left."""
     columns = ((part + 0.5) / FREE_WAYS for part in range(FREE_WAYS))
     return [round(free_way(view, camera_angle(column), None)[0], 2) for column in columns]
 
 
 def camera_angle(column: float) -> float:
-    """Radians to the left of the camera's axis at which a level camera shows a column, 0 (left edge) to 1."""
+    """Angle in radians, positive to the left, at which a level camera shows a column, 0 (left edge) to 1."""
     focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
     return math.atan((0.5 - column) * MODEL_WIDTH / focal)
 
 
 def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:
-    """What can be asked for by a name in view: by "left" and so on where the world has several of it."""
+    """Goals for a visible name, with "left" and so on where the world has several of it."""
     several = [i for i, thing in enumerate(view.world.things) if thing.name == name]
     if len(several) == 1:
         return [name]
@@ -117,7 +96,7 @@ def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:
 
 
 def _not_in_view(view: View, seen: list[str], own: str | None, rng: np.random.Generator) -> list[str]:
-    """Two goals that a view does not show; look-alikes of what it shows are the hardest."""
+    """Two goals that a view does not show, mostly look-alikes of what it shows."""
     look, present = view.world.look, {thing.name for thing in view.world.things}
     split = None if look is None else look.split
     taken = {*seen, own} if own is None else {*seen, split_goal(own)[1]}
@@ -141,9 +120,9 @@ def _not_in_view(view: View, seen: list[str], own: str | None, rng: np.random.Ge
 
 
 def apply_action(simulator: Simulator, text: str, rng: np.random.Generator | None = None) -> bool:
-    """Carry out the action a reply ends in, as the controller would; False when it is `stop`.
+    """Carry out a reply's action as the controller would; False when it is `stop`.
 
-    With a generator the motion is as noisy as a real robot's (5 %), which widens what is seen.
+    With a generator the motion is as noisy as a real robot's (5 %).
     """
     words = text.rsplit("Action: ", 1)[1].split()
     if words[0] == "stop":
@@ -186,10 +165,7 @@ def _poses(world: World, rng: np.random.Generator, count: int) -> list[tuple[flo
 
 
 def beside_way(world: World, pose: tuple[float, float, float], rng: np.random.Generator) -> tuple[float, float, float]:
-    """A free pose up to 0.4 m from one and turned by up to 40 degrees: where a robot may stray to.
-
-    The place stays where no free one is found.
-    """
+    """A free pose up to 0.4 m away, turned by up to 40 degrees; only turned where nothing is free."""
     x, y, yaw = pose
     for _ in range(20):
         away, angle = rng.uniform(0.0, 0.4), rng.uniform(-math.pi, math.pi)
@@ -203,7 +179,7 @@ def beside_way(world: World, pose: tuple[float, float, float], rng: np.random.Ge
 
 
 def situation_of(seed: int) -> Situation:
-    """The situation of a seed's world where situations are mixed."""
+    """The situation of a seed in the training's mix."""
     return _MIX[seed % len(_MIX)]
 
 
@@ -214,22 +190,19 @@ def world_frames(
     situation: Situation | None = None,
     split: Split | None = None,
 ) -> tuple[list[np.ndarray], list[Frame]]:
-    """Pictures and labels of one world: first scattered poses, then from beside the expert's way, then along it.
+    """Pictures and labels of one world: from scattered poses, from beside the expert's way, then along it.
 
-    At the scattered poses the first goal is any thing in view, if there is one; elsewhere it is the world's own, which
-    beside the way may be the only one of two in view, and is then that.
-    Without a split the world is `World.from_seed` of the seed, and a third of the pictures are on the way; with
-    one, half of them and a quarter beside it, and the situation is the seed's in the mix unless it is given.
+    At scattered poses the first goal is any visible thing, elsewhere the world's own. With a split, half of the
+    pictures are along the way and a quarter beside it, and the situation is the mix's unless given. Without one the
+    world is `World.from_seed`'s, and a third of the pictures are along the way.
     """
     beside: list[tuple[float, float, float]] = []
     if split is None:
         world, on_way, rng = World.from_seed(seed), count // 3, np.random.default_rng([seed, 22])
-        see = View.of
     else:
         situation = situation or situation_of(seed)
         world, on_way = world_of(seed, situation, split), count // 2
         rng = np.random.default_rng([seed, 28, split.number, situation.number])
-        see = _by_geometry
         way = [view.pose for view in walk(world).views]
         chosen = rng.integers(len(way), size=count // 4)
         beside = [beside_way(world, way[n], rng) for n in chosen]
@@ -239,16 +212,15 @@ def world_frames(
         scattered = _poses(world, rng, count - on_way - len(beside))
         for pose, goal in [*((p, None) for p in scattered), *((p, world.goal) for p in beside)]:
             simulator.pose = pose
-            labels.append(label(simulator, see(simulator), rng, goal))
+            labels.append(label(view_of(simulator), rng, goal))
             images.append(shrink(simulator.render()))
         simulator.pose = world.start
         actions: list[str] = []
         seen: list[bool] = []
         while len(images) < count:
-            view = see(simulator)
+            view = view_of(simulator)
             seen.append(view.index_of(world.goal) is not None)
-            frame = label(simulator, view, rng, world.goal, full_round(actions, seen))
-            frame.before = actions[-1] if actions else ""
+            frame = label(view, rng, world.goal, full_round(actions, seen))
             labels.append(frame)
             images.append(shrink(simulator.render()))
             text = frame.replies[0][1]
@@ -260,14 +232,16 @@ def world_frames(
     return images, labels
 
 
-def _by_geometry(simulator: Simulator) -> View:
-    """As `View.of`, faster: the same pixels but for some on edges."""
+def view_of(simulator: Simulator) -> View:
+    """What the camera shows; by geometry, which is faster and differs in few pixels, in worlds with a look."""
+    if simulator.world.look is None:
+        return View.of(simulator)
     return View.at(simulator.world, simulator.pose)
 
 
 def shared_offscreen() -> Offscreen:
     """A renderer for many worlds in turn; close it in the thread that made it."""
-    # The context keeps the first model's floor: walls hide what of it is outside a smaller room.
+    # It keeps the first model's floor, and walls hide what lies outside a smaller room.
     hall = replace(World.from_seed(0), half_x=3.2, half_y=3.2)
     return Offscreen(import_mujoco().MjModel.from_xml_string(build_mjcf(hall)))
 
@@ -275,15 +249,14 @@ def shared_offscreen() -> Offscreen:
 def _write_shard(path: Path, seeds: list[int], count: int, split: Split) -> int:
     images: list[np.ndarray] = []
     labels: list[Frame] = []
-    offscreen = shared_offscreen()
-    for seed in seeds:
-        try:
-            some, their = world_frames(seed, count, offscreen, split=split)
-        except NoLayoutError:
-            continue
-        images += some
-        labels += their
-    offscreen.close()
+    with closing(shared_offscreen()) as offscreen:
+        for seed in seeds:
+            try:
+                some, their = world_frames(seed, count, offscreen, split=split)
+            except NoLayoutError:
+                continue
+            images += some
+            labels += their
     if not images:
         raise NoLayoutError(seeds[-1])
     save_shard(path, images, labels)
@@ -296,35 +269,27 @@ def generate(
     worlds: int,
     workers: int,
     frames_per_world: int = FRAMES_PER_WORLD,
-    progress: Callable[[int], None] | None = None,
-    skip: int = 0,
+    report: Callable[[str, float], None] | None = None,
 ) -> None:
-    """Render `worlds` worlds of a split behind its first `skip`, situations mixed; shards already there are kept.
+    """Render the first `worlds` worlds of a split; existing shards are kept, seeds without a room are skipped.
 
-    Seeds that make no room are passed over.
-
-    `progress` hears of the pictures of each shard as it is done. Raises ValueError for more worlds than the
-    split has seeds.
+    Raises ValueError for more worlds than the split has seeds.
     """
-    seeds = SPLIT_SEEDS[split][skip:]
+    seeds = SPLIT_SEEDS[split]
     if worlds > len(seeds):
-        behind = f" behind the first {skip}" if skip else ""
-        raise ValueError(f"The {split} split has {len(seeds)} worlds{behind}; {worlds} are too many.")
+        raise ValueError(f"The {split} split has {len(seeds)} worlds; {worlds} are too many.")
     jobs = []
     for first in range(0, worlds, _WORLDS_PER_SHARD):
         path = folder / f"shard{first // _WORLDS_PER_SHARD:05d}"
         if not path.with_suffix(".json").exists():
-            jobs.append((path, list(seeds[first : min(first + _WORLDS_PER_SHARD, worlds)])))
-    if not jobs:
-        return
-    # spawn, since a forked OpenGL or torch can hang
-    with ProcessPoolExecutor(workers, get_context("spawn"), begin_worker) as pool:
-        futures = [pool.submit(_write_shard, path, some, frames_per_world, split) for path, some in jobs]
-        try:
-            for future in as_completed(futures):
-                count = future.result()
-                if progress is not None:
-                    progress(count)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # or it would render all that is left
-            raise
+            some = list(seeds[first : min(first + _WORLDS_PER_SHARD, worlds)])
+            jobs.append((path, some, frames_per_world, split))
+    made = 0
+
+    def done(count: int) -> None:
+        nonlocal made
+        made += count
+        if report is not None:
+            report(f"rendered {made} pictures", made / (worlds * frames_per_world))
+
+    in_processes(_write_shard, jobs, workers, done)

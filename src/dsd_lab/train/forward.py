@@ -1,57 +1,61 @@
 """Qwen2-VL's forward passes for batches of equal pictures and texts.
 
-The same arithmetic on the same modules as transformers' own forward (a test compares them), without
-its loop over pictures and with fused kernels: several times faster in training on a CPU.
+They use transformers' modules and arithmetic (a test compares them), but no loop over pictures, which makes training
+on a CPU several times faster.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-from dsd_lab.train.architecture import COLUMNS, GRID_HEIGHT, GRID_WIDTH, MERGE, PATCH, ROWS
+from dsd_lab.train.frames import COLUMNS, GRID_HEIGHT, GRID_WIDTH, MERGE, PATCH, ROWS
+from dsd_lab.train.tokenizer import IMAGE, IMAGE_TOKENS, MEAN, STD
 
-Layers = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+CPU = torch.device("cpu")
+KeysValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer
 
-# Qwen2-VL's image normalization (that of CLIP).
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
+
+def torch_device(name: str) -> torch.device:
+    """The device called cpu, cuda or cuda:N; ValueError where this machine does not have it."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"This machine has {count} GPUs and no {name}: name another one, or use --device cpu.")
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def autocast(device: torch.device, enabled: bool = True) -> Any:
+    """bfloat16 where the device has instructions for it; a CPU without them would be 50 times slower."""
+    quick = device.type != "cpu" or any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled and quick)
 
 
 def patches(images: torch.Tensor) -> torch.Tensor:
-    """Normalized patches of uint8 or float 0..255 pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3): (N, patches, 3*14*14).
+    """Normalized patches (N, patches, 3*14*14) of pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3) with values 0..255.
 
-    In Qwen2-VL's order: the four patches of one image token stand together.
+    In Qwen2-VL's order: the four patches of an image token stand together.
     """
-    mean, std = (_constant(values, images.device) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values, device=images.device) for values in (MEAN, STD))
     pixels = (images.float() / 255.0 - mean) / std
     pixels = pixels.permute(0, 3, 1, 2).reshape(len(images), 3, ROWS, MERGE, PATCH, COLUMNS, MERGE, PATCH)
     pixels = pixels.permute(0, 2, 5, 3, 6, 1, 4, 7)
     return pixels.reshape(len(images), GRID_HEIGHT * GRID_WIDTH, 3 * PATCH * PATCH)
 
 
-def _constant(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """A few numbers on a device, written there: a copy from the host would wait for a GPU."""
-    return torch.cat([torch.full((1,), value, device=device) for value in values])
-
-
 def tower_positions(tower: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of the tower's two-dimensional rotary positions, (patches, head size)."""
     device = tower.patch_embed.proj.weight.device
-    rows = torch.arange(GRID_HEIGHT, device=device)[:, None].expand(-1, GRID_WIDTH)
-    columns = torch.arange(GRID_WIDTH, device=device)[None].expand(GRID_HEIGHT, -1)
-
-    def blocks(grid: torch.Tensor) -> torch.Tensor:
-        return grid.reshape(ROWS, MERGE, COLUMNS, MERGE).permute(0, 2, 1, 3).flatten()
-
-    positions = torch.stack([blocks(rows), blocks(columns)], dim=-1)
-    cos, sin = tower.rotary_pos_emb(torch.zeros(1, device=device), positions)
+    grid = torch.meshgrid(
+        torch.arange(GRID_HEIGHT, device=device), torch.arange(GRID_WIDTH, device=device), indexing="ij"
+    )
+    blocks = [axis.reshape(ROWS, MERGE, COLUMNS, MERGE).permute(0, 2, 1, 3).flatten() for axis in grid]
+    cos, sin = tower.rotary_pos_emb(torch.zeros(1, device=device), torch.stack(blocks, dim=-1))
     return cos, sin
 
 
@@ -71,13 +75,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor
 
 
 def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
-    """Image tokens of pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3): (N, IMAGE_TOKENS, hidden)."""
+    """Image tokens (N, IMAGE_TOKENS, hidden) of pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3)."""
     count = len(images)
     # A still picture fills both frames of a temporal patch, so the kernel's frames add up.
     kernel = tower.patch_embed.proj.weight.sum(dim=2).flatten(1)
     hidden = functional.linear(patches(images), kernel)
-    cos, sin = tower_positions(tower)
-    cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
+    cos, sin = (part.to(hidden.dtype) for part in tower_positions(tower))
     for block in tower.blocks:
         attention = block.attn
         qkv = attention.qkv(block.norm1(hidden))
@@ -88,71 +91,75 @@ def tower_forward(tower: Any, images: torch.Tensor) -> torch.Tensor:
     return tower.merger(hidden).view(count, ROWS * COLUMNS, -1)
 
 
-def language_layers(
-    language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, causal: torch.Tensor
+@torch.inference_mode()
+def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tensor:
+    """The frozen tower's tokens of uint8 pictures: float16 (N, IMAGE_TOKENS, hidden), on the tower's device."""
+    device = tower.patch_embed.proj.weight.device
+    size = (len(images), IMAGE_TOKENS, tower.config.hidden_size)
+    out = torch.empty(size, dtype=torch.float16, device=device)
+    for first in range(0, len(images), batch):
+        some = torch.from_numpy(images[first : first + batch]).to(device)
+        with autocast(device):
+            out[first : first + batch] = tower_forward(tower, some).half()
+    return out
+
+
+def positions(ids: torch.Tensor) -> torch.Tensor:
+    """M-RoPE positions (3, N, length) of prompts with whole pictures of IMAGE_TOKENS image tokens in them.
+
+    A picture's axes count on from the largest position before it, and the text after it from the largest in it.
+    """
+    is_image = ids == IMAGE
+    before = is_image.cumsum(1) - is_image.long()  # earlier image tokens
+    inside = torch.where(is_image, before % IMAGE_TOKENS, 0)
+    place = torch.arange(ids.shape[1], device=ids.device)[None] - inside
+    place = place - (before // IMAGE_TOKENS) * (IMAGE_TOKENS - max(ROWS, COLUMNS))
+    return torch.stack([place, place + inside // COLUMNS, place + inside % COLUMNS])
+
+
+def embed(language: Any, ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Embeddings of ids (N, length) with image tokens (N, IMAGE_TOKENS, hidden) put in; rotary cosines and sines."""
+    hidden = language.embed_tokens(ids)
+    hidden = hidden.masked_scatter((ids == IMAGE)[..., None], features.to(hidden.dtype))
+    cos, sin = language.rotary_emb(hidden, positions(ids))
+    return hidden, cos[:, None], sin[:, None]
+
+
+def language_forward(
+    language: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: KeysValues | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`language_forward` with its mask given: made inside, a compiler works it out for every score anew."""
-    middle = embeddings
-    hidden = embeddings
+    """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
+
+    `cos` and `sin` are (N, 1, length, head size). `past` holds the keys and values of earlier tokens, after which a
+    single token may follow, and is extended.
+    """
     count, length, _ = hidden.shape
+    causal = None
+    if length > 1:
+        causal = torch.full((length, length), -1e4, dtype=hidden.dtype, device=hidden.device).triu(1)
+    middle = hidden
     cos, sin = cos.to(hidden.dtype), sin.to(hidden.dtype)
     for index, layer in enumerate(language.layers):
         if index == len(language.layers) // 2:
             middle = hidden
         attention = layer.self_attn
-        normed = norm(layer.input_layernorm, hidden)
-        heads = attention.head_dim
-        q = attention.q_proj(normed).view(count, length, -1, heads).transpose(1, 2)
-        k = attention.k_proj(normed).view(count, length, -1, heads).transpose(1, 2)
-        v = attention.v_proj(normed).view(count, length, -1, heads).transpose(1, 2)
+        normed = _norm(layer.input_layernorm, hidden)
+        q, k, v = (
+            linear(normed).view(count, length, -1, attention.head_dim).transpose(1, 2)
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if past is not None:
+            if index < len(past):
+                k, v = torch.cat((past[index][0], k), 2), torch.cat((past[index][1], v), 2)
+            past[index : index + 1] = [(k, v)]
         groups = attention.num_key_value_groups
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        out = attend(q, k, v, causal)
+        out = attend(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), causal)
         hidden = hidden + attention.o_proj(out.transpose(1, 2).reshape(count, length, -1))
-        hidden = hidden + layer.mlp(norm(layer.post_attention_layernorm, hidden))
-    return norm(language.norm, hidden), middle
+        hidden = hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
+    return _norm(language.norm, hidden), middle
 
 
-def language_forward(
-    language: Any, embeddings: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layers: Layers = language_layers
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
-
-    `cos` and `sin` are (N, 1, length, head size); `layers` is `language_layers`, compiled or not.
-    """
-    length = embeddings.shape[1]
-    causal = torch.full((length, length), -1e4, dtype=embeddings.dtype, device=embeddings.device)
-    return layers(language, embeddings, cos, sin, causal.triu(1))
-
-
-def norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _norm(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Root-mean-square normalization by a Qwen2-VL norm module."""
     return functional.rms_norm(hidden, (hidden.shape[-1],), module.weight.to(hidden.dtype), module.variance_epsilon)
-
-
-class Passes:
-    """The forward passes of a training: as they are written, or compiled for this machine.
-
-    Compiling (torch.compile) takes a minute or two, and fuses what is done number by number, which is most of a small
-    model's step on a CPU. Raises ValueError where that is asked for and there is no C++ compiler.
-    """
-
-    def __init__(self, compiled: bool = False) -> None:
-        self.tower: Callable[..., torch.Tensor] = tower_forward
-        self.language: Layers = language_forward
-        if compiled:
-            compiler = os.environ.get("CXX", "g++")
-            if shutil.which(compiler) is None:
-                raise ValueError(
-                    f"There is no {compiler} to compile the passes with: install it, name another C++ compiler in "
-                    "CXX, or train without --compile."
-                )
-            # Batches differ in length and in pictures.
-            self.tower = torch.compile(tower_forward, dynamic=True)
-            layers = torch.compile(language_layers, dynamic=True)
-            self.language = partial(language_forward, layers=layers)
-
-
-PLAIN = Passes()

@@ -1,44 +1,53 @@
-"""Pictures with their labels, and the shards that hold them on disk."""
+"""Pictures with their labels, in shards on disk, and the processes that make them."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from dsd_lab.workers import begin_worker
 from dsd_lab.worlds.guide import split_goal
-from dsd_ros.robot.sim.looks import CAMERA_HEIGHT, CAMERA_PITCH
 
 MODEL_WIDTH, MODEL_HEIGHT = 252, 168  # the picture as the models see it
-FREE_WAYS = 36  # parts of the picture's width towards which the free way is labelled
-SHARD_VERSION = 8
+PATCH, MERGE = 14, 2
+GRID_HEIGHT, GRID_WIDTH = MODEL_HEIGHT // PATCH, MODEL_WIDTH // PATCH
+ROWS, COLUMNS = GRID_HEIGHT // MERGE, GRID_WIDTH // MERGE  # of image tokens
+FREE_WAYS = 36  # columns of the picture for which the free way is labelled
+SHARD_VERSION = 9
 _SHAPE = (MODEL_HEIGHT, MODEL_WIDTH, 3)
-_REMEDY = "delete it and its .npy, and they are made anew"
+
+
+def shrink(image: np.ndarray) -> np.ndarray:
+    """A camera picture at the models' size, as the Qwen2-VL image processor would shrink it."""
+    return np.asarray(Image.fromarray(image).resize((MODEL_WIDTH, MODEL_HEIGHT), Image.Resampling.BICUBIC))
 
 
 @dataclass
 class Frame:
-    """What one picture shows and what the expert answers for several goals."""
+    """What one picture shows, and the expert's answers for several goals."""
 
     seed: int
     pose: tuple[float, float, float]
-    things: list[tuple[str, str, float, float, int]]  # kind, colour, column 0..1, gap m, pixels
-    replies: list[tuple[str, str]]  # goal, reply; the first goal is the world's own or a seen one
+    things: list[tuple[str, str, float, float, int]]  # kind, colour, column 0..1, gap in metres, pixels
+    replies: list[tuple[str, str]]  # goal, reply; the first goal is the world's own or a visible one
     situation: str = "plain"
-    camera: tuple[float, float] = (CAMERA_HEIGHT, CAMERA_PITCH)  # metres, radians downwards
     bearings: list[float] = field(default_factory=list)  # of the things from the base's centre, radians
-    free: list[float] = field(default_factory=list)  # metres ahead towards each of FREE_WAYS parts
-    before: str = ""  # the action that led here from the row before; "": that one is another run's
-    searched: bool = False  # the first reply knows of a full round without its goal, which one picture cannot
-    # Of each reply: the others that doubt.py gives, and how often; none where nothing was asked for.
+    free: list[float] = field(default_factory=list)  # free way in metres towards each of FREE_WAYS columns
+    searched: bool = False  # the first reply ends a full turn, which one picture cannot tell
+    # For each reply: the different replies of misjudged views with their counts (expert.doubts).
     doubts: list[list[tuple[str, int]]] = field(default_factory=list)
 
     def find(self, goal: str) -> int | None:
-        """Index in ``things`` of what a goal such as "red chair" or "left red chair" means; None: not in view."""
+        """Index in ``things`` of what a goal such as "left red chair" means; None: not in view."""
         which, name = split_goal(goal)
         found = [i for i, (kind, colour, *_) in enumerate(self.things) if f"{colour} {kind}" == name]
         if not found:
@@ -53,86 +62,58 @@ class Frames:
     """Pictures, uint8 (N, MODEL_HEIGHT, MODEL_WIDTH, 3), with their labels."""
 
     images: np.ndarray
-    labels: list[Frame] = field(default_factory=list)
-    _roomy: np.ndarray | None = None  # what `images` is the beginning of, with room for more
+    labels: list[Frame]
 
-    def add(self, more: Frames) -> None:
-        """Append other pictures: into the room that :func:`load_frames` left, or with a copy of all."""
-        first, count = len(self.labels), len(self.labels) + len(more.labels)
-        if self._roomy is None or len(self._roomy) < count:
-            self._roomy = np.concatenate([self.images, more.images])
-        else:
-            self._roomy[first:count] = more.images
-        self.images = self._roomy[:count]
-        self.labels = self.labels + more.labels
+    def at(self, rows: Sequence[int]) -> Frames:
+        """The pictures of some rows."""
+        return Frames(self.images[list(rows)], [self.labels[row] for row in rows])
 
 
-def save_shard(path: Path, images: list[np.ndarray], labels: list[Frame]) -> None:
+def save_shard(path: Path, images: Sequence[np.ndarray], labels: Sequence[Frame]) -> None:
     """Write pictures (.npy) and labels (.json) so that a kill leaves a whole shard or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Under a name of its own: a worker that outlived a killed run may be writing the same shard.
+    # A name of its own: a worker that outlived a killed run may be writing the same shard.
     part = path.with_suffix(f".{os.getpid()}.part.npy")
     np.save(part, np.stack(images))
     os.replace(part, path.with_suffix(".npy"))
-    text = path.with_suffix(f".{os.getpid()}.part.json")
-    whole = {"version": SHARD_VERSION, "frames": [asdict(f) for f in labels]}
-    text.write_text(json.dumps(whole))
-    os.replace(text, path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), {"version": SHARD_VERSION, "frames": [asdict(f) for f in labels]})
 
 
-def load_frames(folder: Path, limit: int | None = None, room: int = 0) -> Frames:
-    """All whole shards of a folder, in order, with room for so many pictures more (see :meth:`Frames.add`).
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a kill leaves the old file or the new one."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(value) + "\n")
+    os.replace(part, path)
 
-    :raises ValueError: when there are none, or one is old or damaged.
+
+def load_frames(*folders: Path) -> Frames:
+    """All shards of some folders, in order.
+
+    Raises ValueError where there are none, or one is damaged or of another version.
     """
-    shards: list[tuple[Path, int]] = []
+    paths = [path for folder in folders for path in sorted(folder.glob("shard*.json"))]
+    if not paths:
+        raise ValueError(f"No training pictures are in {folders[0]}: render them first.")
     labels: list[Frame] = []
-    for path in sorted(folder.glob("*.json")):
-        if path.name.endswith(".part.json"):
-            continue
-        some = _load_labels(path)
-        shards.append((path, len(some)))
+    images = []
+    for path in paths:
+        try:
+            whole = json.loads(path.read_text())
+            if whole["version"] != SHARD_VERSION:
+                raise ValueError(f"version {whole['version']}, not {SHARD_VERSION}")
+            some = [_frame(row) for row in whole["frames"]]
+            # Mapped, so that only the array of all of them takes memory.
+            found = np.load(path.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
+            if found.shape != (len(some), *_SHAPE) or found.dtype != np.uint8:
+                raise ValueError(f"an array of {found.shape} for {len(some)} labels")
+        except (OSError, KeyError, TypeError, ValueError, EOFError) as error:
+            raise ValueError(
+                f"The pictures of {path} are damaged or of another version ({type(error).__name__}: {error}): "
+                "delete it and its .npy to render them again."
+            ) from error
         labels += some
-        if limit is not None and len(labels) >= limit:
-            break
-    if not shards:
-        raise ValueError(f"No training pictures are in {folder}: generate them first.")
-    # One array filled shard by shard: joining whole shards would take twice the memory.
-    images = np.empty((len(labels) + room, *_SHAPE), np.uint8)
-    first = 0
-    for path, count in shards:
-        images[first : first + count] = _load_images(path, count)
-        first += count
-    labels = labels[:limit]
-    return Frames(images[: len(labels)], labels, images)
-
-
-def _load_labels(path: Path) -> list[Frame]:
-    try:
-        whole = json.loads(path.read_text())
-        version = whole["version"] if isinstance(whole, dict) else 1
-        frames = [_frame(row) for row in whole["frames"]] if version == SHARD_VERSION else []
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    if version != SHARD_VERSION:
-        raise ValueError(
-            f"The pictures of {path} are of version {version}, and this release reads {SHARD_VERSION}: {_REMEDY}."
-        )
-    return frames
-
-
-def _load_images(path: Path, count: int) -> np.ndarray:
-    try:
-        images: np.ndarray = np.load(path.with_suffix(".npy"), allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    if images.shape != (count, *_SHAPE) or images.dtype != np.uint8:
-        raise _damaged(path, f"an array of {images.shape} for {count} labels")
-    return images
-
-
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"The pictures of {path} are damaged ({why}): {_REMEDY}.")
+        images.append(found)
+    return Frames(np.concatenate(images), labels)
 
 
 def _frame(row: dict[str, Any]) -> Frame:
@@ -141,4 +122,23 @@ def _frame(row: dict[str, Any]) -> Frame:
         "replies": [tuple(r) for r in row["replies"]],
         "doubts": [[tuple(d) for d in others] for others in row["doubts"]],
     }
-    return Frame(**{**row, **pairs, "pose": tuple(row["pose"]), "camera": tuple(row["camera"])})
+    return Frame(**{**row, **pairs, "pose": tuple(row["pose"])})
+
+
+def in_processes(
+    function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], workers: int, done: Callable[[Any], None]
+) -> None:
+    """Call a function with each job's arguments, in parallel processes if that pays; `done` hears of each result."""
+    if min(workers, len(jobs)) <= 1:
+        for job in jobs:
+            done(function(*job))
+        return
+    # Spawned, because a forked OpenGL or torch can hang.
+    with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), begin_worker) as pool:
+        futures = [pool.submit(function, *job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                done(future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # or the rest would still run
+            raise

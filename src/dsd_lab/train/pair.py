@@ -1,14 +1,13 @@
-"""`dsd-lab train pair`: from nothing to the shipped target and draft, in resumable stages.
+"""`dsd-lab train pair`: target and draft from nothing, in resumable stages.
 
-Every stage keeps its state in the cache and says there what it was built upon, so that a run killed at any
-point goes on where it stopped, and a stage whose forerunner has changed begins anew.
+Each stage keeps its state in the cache together with the name of what it builds on. A killed run continues where it
+stopped, and a stage starts over where the stage before it has changed.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,321 +15,242 @@ import numpy as np
 import torch
 from torch import nn
 
-from dsd_lab.train.architecture import SIZES, build_model
-from dsd_lab.train.curves import PICTURE, draw_training
-from dsd_lab.train.dagger import meet
-from dsd_lab.train.data import load_frames
-from dsd_lab.train.devices import torch_device
-from dsd_lab.train.distil import answered, some_pictures, teacher
-from dsd_lab.train.forward import PLAIN, Passes
-from dsd_lab.train.goal_heads import GoalHeads
-from dsd_lab.train.language_stage import Look, cached_look, frozen_look, live_look, train_language
-from dsd_lab.train.pair_data import render, trained_tokenizer
-from dsd_lab.train.pair_models import average, digest, fold, keep_start, load_start, unfold, write_model
-from dsd_lab.train.questions import VARIANTS, Mixer, Questions
+from dsd_lab.train.data import generate
+from dsd_lab.train.exits.training import train_exits
+from dsd_lab.train.forward import image_tokens, torch_device
+from dsd_lab.train.frames import Frame, Frames, load_frames, write_json
+from dsd_lab.train.language import GoalHeads, Look, cached_look, frozen_look, language_stage, live_look
+from dsd_lab.train.model import SIZES, average, build_model, digest, fold, load_start, unfold, write_model
+from dsd_lab.train.questions import Questions
+from dsd_lab.train.replies import greedy_replies
+from dsd_lab.train.runs import meet
 from dsd_lab.train.settings import ExitSettings, TrainSettings
-from dsd_lab.train.stages import Report
-from dsd_lab.train.vision_stage import Heads, train_vision
+from dsd_lab.train.stages import Report, Stage, run_stage
+from dsd_lab.train.tokenizer import kept_tokenizer, prompt_ids
+from dsd_lab.train.vision import Heads, vision_stage
+from dsd_lab.worlds.phrases import all_instructions, instruction_for
+from dsd_lab.worlds.situations import Split
 
-__all__ = ["TrainSettings", "smoke_settings", "train_pair", "write_model"]
-
-# Seeds of the worlds that models are rolled out in: none of them is rendered for imitation.
+# Seeds of the worlds for roll-outs; none of them is rendered for imitation.
 DAGGER_SEEDS = range(3_000_000, 4_000_000)
 DRAFT_SEEDS = range(4_000_000, 5_000_000)
-_ROUND = 100_000  # seeds set apart for each round
+GOALS = 3  # most goals per picture that the target answers about
+_ROUND = 100_000  # seeds per round of DAgger
 _OWN_WEIGHT = 4  # how often a picture counts that a model met itself: they are few
-
-
-def smoke_settings(out: Path, cache: Path, seed: int = 0) -> TrainSettings:
-    """A run of a few minutes on one core that still learns something measurable."""
-    return TrainSettings(
-        out=out, cache=cache, seed=seed, size="small", worlds=24, validation_worlds=4, workers=1,
-        threads=1, batch=32, live_batch=16,
-        vision_steps=120, language_steps=80, joint_steps=10, draft_steps=40, exit_steps=20,
-        dagger_rounds=1, dagger_worlds=4, draft_worlds=4, distilled=64, exit_worlds=2,
-        evaluate=False, smoke=True,
-    )  # fmt: skip
+_BLOCK = 1024  # replies kept as one file
 
 
 def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[str, Any]:
-    """Train target and draft and write both model directories; resumes where a kill left it.
+    """Train target and draft and write both model directories; continues a killed run.
 
-    `report(line, share)` hears of every stage's progress. Returns the stages' figures (and the
-    evaluation's under "evaluation"), which are in the cache as figures.json, too. Raises ValueError for a device
-    that is not there.
+    `report(line, share)` hears of the progress. Returns the figures of each stage, which are also in the cache as
+    figures.json. Raises ValueError for a device that is not there.
     """
-    if settings.smoke and settings.vision_steps is None:
-        if settings.start is not None:
-            raise ValueError("A smoke run begins from nothing; leave out start, or smoke.")
-        # A tiny run must not take the place of the shipped pair, nor mix with a whole run's pictures.
-        smoke = settings.cache / "smoke"
-        out = smoke / "models" if settings.out == Path("models") else settings.out
-        settings = replace(
-            smoke_settings(out, smoke, settings.seed),
-            device=settings.device, compile=settings.compile,
-        )  # fmt: skip
-    report = report or (lambda line, share: None)
     settings = settings.resolved()
     torch.set_num_threads(settings.threads)
-    run = PairTraining(settings, report)
-    figures: dict[str, Any] = {"settings": _plain(settings)}
-    if run.start:
-        figures["start"] = run.start
-    figures["vision"] = run.vision()
-    figures["target"] = run.target()
-    figures["joint"] = run.joint()
-    figures["dagger"] = [run.dagger(k) for k in range(settings.dagger_rounds)]
-    run.average()
+    run = PairTraining(settings, report or (lambda line, share: None))
+    plain = {name: value for name, value in vars(settings).items() if not isinstance(value, Path)}
+    figures: dict[str, Any] = {"settings": plain, "start": run.start, "vision": run.vision(), "target": run.target()}
+    figures |= {"joint": run.joint(), "dagger": [run.dagger(k) for k in range(settings.dagger_rounds)]}
     run.write_target()
-    figures["draft"] = run.draft()
-    figures["draft_own"] = run.draft_own()
+    figures |= {"draft": run.draft(), "draft_own": run.draft_own()}
     run.write_draft()
-    try:
-        for name in ("target", "draft"):
-            draw_training(figures, settings.out / name / PICTURE, name)
-    except ModuleNotFoundError as error:  # no reason to lose the rest
-        report(str(error), 1.0)
     if settings.exits:
         figures["exits"] = run.exits()
     write_json(settings.cache / "figures.json", figures)
-    if settings.evaluate:
-        from dsd_lab.pair.pair import evaluate_pair
-
-        figures["evaluation"] = evaluate_pair(
-            settings.out / "target", settings.out / "draft", training=figures, write_cards=True, report=report
-        )
-        if settings.exits:
-            run.exits_card(figures["exits"])
     return figures
 
 
 class PairTraining:
-    """State shared by the stages of one run; each stage loads what it did before a kill."""
+    """The state that the stages of one run share."""
 
     def __init__(self, settings: TrainSettings, report: Report) -> None:
         self.settings, self.report = settings, report
-        self.device = torch_device(settings.device)
-        if settings.compile:
-            # Kept, so that a run that goes on need not compile again.
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.cache / "compiled"))
-        self.passes = Passes(settings.compile)  # of the target: a draft's minutes are too few
-        self.frames, self.validation = render(settings, report)
-        self.tokenizer = trained_tokenizer(settings.cache, self.frames, settings.start)
-        self.questions = Questions(self.tokenizer, self.frames.labels, settings.history)
-        self.pool = np.arange(len(self.frames.labels))
-        self.size, self.small_size = SIZES[settings.size]
-        self.model = build_model(self.size, settings.seed).to(self.device)
-        torch.manual_seed(settings.seed + 1)
-        self.heads = Heads(self.size.width)
-        self.goals = GoalHeads(self.size.width)
-        self.small = build_model(self.small_size, settings.seed + 7)
-        torch.manual_seed(settings.seed + 8)
-        self.project = nn.Linear(self.size.width, self.small_size.width)
-        self.small_goals = GoalHeads(self.small_size.width)
-        # What the first stage is built upon: another seed or size, or other pictures, begin anew.
-        self.after = f"{settings.seed}-{settings.size}-{settings.history}-{len(self.pool)}"
-        if settings.skip_worlds:
-            self.after += f"-behind{settings.skip_worlds}"
-        self.start: dict[str, str] = {}  # digests of the models gone on from
-        if settings.start is not None:
-            self.start["target"] = load_start(self.model, settings.start / "target")
-            if (settings.start / "draft").is_dir():
-                self.start["draft"] = load_start(self.small, settings.start / "draft")
+        s = settings
+        self.device = torch_device(s.device)
+        self.folders = [s.cache / "train"]
+        generate(self.folders[0], Split.TRAINING, s.worlds, s.workers, report=report)
+        self.frames = load_frames(*self.folders)
+        self.rendered = len(self.frames.labels)
+        self.tokenizer = self._tokenizer()
+        self.size, self.small_size = SIZES[s.size]
+        self.model = build_model(self.size, s.seed).to(self.device)
+        torch.manual_seed(s.seed + 1)
+        self.heads, self.goals = Heads(self.size.width), GoalHeads(self.size.width)
+        self.small = build_model(self.small_size, s.seed + 7)
+        torch.manual_seed(s.seed + 8)
+        self.project, self.small_goals = (
+            nn.Linear(self.size.width, self.small_size.width),
+            GoalHeads(self.small_size.width),
+        )
+        # What the first stage builds on; each stage then names its checkpoint here.
+        self.after = f"{s.seed}-{s.size}-{self.rendered}"
+        self.start: dict[str, str] = {}  # digests of the models to continue from
+        if s.start is not None:
+            self.start["target"] = load_start(self.model, s.start / "target")
+            if (s.start / "draft").is_dir():
+                self.start["draft"] = load_start(self.small, s.start / "draft")
                 self.project = unfold(self.small, self.model.model.visual)
             self.after = "-".join([self.after, *self.start.values()])
-        self.ends: list[Path] = []  # of the stages with the tower unfrozen
+        self.ends: list[Path] = []  # checkpoints of the stages that train the tower, too
 
     def vision(self) -> dict[str, Any]:
-        """Teach the tower what stands where."""
-        s, path = self.settings, self.settings.cache / "vision.safetensors"
-        if s.vision_minutes == 0 and s.vision_steps is None:
+        """Teach the tower what stands where; a trained pair knows that already."""
+        s = self.settings
+        if self.start:
             return {}
-        trained = bool(self.start)
-        rate = 7e-4 if trained else 1.5e-3  # what has been learned is lost in longer steps
-        figures = train_vision(
-            self.model.model.visual, self.heads, self.frames, self.validation, path,
-            _minutes(s.vision_minutes), s.vision_steps, _count(s.batch), rate,
-            s.seed, self.device, trained, self.passes, after=self.after, report=self.report,
-            save_seconds=s.save_seconds,
-        )  # fmt: skip
-        self.after = digest(path)
-        return figures
+        stage = vision_stage(
+            self.model.model.visual, self.heads, self.frames, _set(s.batch), seed=s.seed, device=self.device
+        )
+        return self._run(stage, _set(s.vision_minutes), s.vision_steps)
 
     def target(self) -> dict[str, Any]:
-        """Teach the language half to answer from the frozen tower's tokens."""
+        """Teach the language half to answer from the frozen tower's tokens; a trained pair does so already."""
         s = self.settings
-        minutes, steps = _minutes(s.language_minutes), s.language_steps
-        if minutes == 0 and steps is None:
+        if self.start:
             return {}
-        look = frozen_look(self.model.model.visual, self.frames, self.device, self.passes)
-        mixer = self._mixer(self.questions, s.seed, captions=True)
-        goals, rate = (None, 2e-4) if self.start else (self.goals, 2e-3)
-        return self._language("target", self.model, goals, look, mixer, minutes, steps, captions=0.3, rate=rate)
+        look = frozen_look(self.model.model.visual, self.frames, self.device)
+        questions = Questions(self.tokenizer, self.frames.labels, _set(s.batch), s.seed)
+        stage = language_stage("target", self.model, self.goals, look, questions, captions=0.3, device=self.device)
+        return self._run(stage, _set(s.language_minutes), s.language_steps)
 
     def joint(self) -> dict[str, Any]:
-        """Train on with the tower unfrozen.
+        """Train tower and language half together.
 
-        Heads teach what a reply hardly tells, but pull a model that has learned to reply away from what it knows.
+        The heads teach what a reply hardly tells, but pull a trained pair away from what it knows.
         """
-        minutes, seed = _minutes(self.settings.joint_minutes), self.settings.seed + 10
-        if self.start:
-            return self._live("target-joint", seed, minutes, 3e-4)
-        return self._live("target-joint", seed, minutes, 1e-3, self.heads, self.goals)
+        heads, goals, rate = (None, None, 3e-4) if self.start else (self.heads, self.goals, 1e-3)
+        return self._live(
+            "target-joint", self.settings.seed + 10, _set(self.settings.joint_minutes), rate, heads, goals
+        )
 
     def dagger(self, round_: int) -> dict[str, Any]:
-        """Roll the model out in new worlds, add what it met, train on with the tower unfrozen."""
+        """Roll the target out in new worlds, add what it met, and train both halves on everything."""
         s = self.settings
         folder = s.cache / f"dagger{round_}-{self.after}"
-        first = round_ * _ROUND + s.skip_worlds
-        met = self._meet(folder, self.model, DAGGER_SEEDS[first : first + s.dagger_worlds])
-        extra = load_frames(folder)
-        rows = len(self.frames.labels) + np.arange(len(extra.labels))
-        self.pool = np.concatenate([self.pool, *[rows] * _OWN_WEIGHT])
-        self.frames.add(extra)
-        self.questions.add(extra.labels)
-        name, rate = f"target-dagger{round_}", (1e-4 if self.start else 5e-4) * 0.5**round_
-        figures = self._live(name, s.seed + 20 + round_, _minutes(s.dagger_minutes), rate)
-        return {"met": met, "pictures": len(extra.labels), **figures}
-
-    def average(self) -> None:
-        """Average the weights at the ends of the stages with the tower unfrozen, later ones more."""
-        average(self.model, self.ends)
-        s = self.settings
-        if s.start is not None and s.start_share:
-            keep_start(self.model, s.start / "target", s.start_share)
-            self.after += f"-{s.start_share}"
+        seeds = DAGGER_SEEDS[round_ * _ROUND :][: s.dagger_worlds]
+        met = meet(folder, self.model, self.size, self.tokenizer, seeds, s.workers, self.report)
+        self.folders.append(folder)
+        self.frames = load_frames(*self.folders)
+        rate = (1e-4 if self.start else 5e-4) * 0.5**round_
+        figures = self._live(f"target-dagger{round_}", s.seed + 20 + round_, _set(s.dagger_minutes), rate)
+        return {"met": met, **figures}
 
     def write_target(self) -> None:
+        """Average the ends of the stages that trained the tower, and write the target."""
+        average(self.model, self.ends)
         write_model(self.model, self.tokenizer, self.settings.out / "target")
 
     def draft(self) -> dict[str, Any]:
-        """Train the draft on the target's own replies, behind a copy of its tower."""
+        """Train the draft on the target's own replies, with a copy of its tower.
+
+        A draft must predict the target, not the expert (R. Agarwal et al., "On-Policy Distillation of Language Models",
+        2024).
+        """
         s = self.settings
         self.small.to(self.device)
-        shown = some_pictures(self.frames, s.distilled, s.seed)
-        # Nothing from here on needs the rest, which is most of the memory.
-        del self.frames, self.questions, self.pool
-        folder = s.cache / f"distilled-{self.after}"
-        labels, self.features = answered(self.model, self.tokenizer, shown, folder, s.seed, self.report)
-        self.answers = Questions(self.tokenizer, labels, s.history)
-        return self._draft("draft", s.seed + 9, np.arange(len(labels)), 2e-3, 0.1)
+        rows = np.random.default_rng([s.seed, 50]).permutation(len(self.frames.labels))[: s.distilled]
+        shown = self.frames.at(sorted(rows.tolist()))
+        del self.frames  # most of the memory, and not needed any more
+        self.labels, self.features = self._answered(shown, s.cache / f"distilled-{self.after}", s.seed)
+        return self._draft("draft", s.seed + 9, list(range(len(self.labels))), 2e-3, 0.1)
 
     def draft_own(self) -> dict[str, Any]:
-        """Let the draft act, let the target answer about what it met, train on both."""
+        """Let the draft act, let the target answer about what it met, and train on both."""
         s = self.settings
         if s.draft_worlds == 0:
             return {}
-        self._fold()
+        fold(self.small, self.model.model.visual, self.project)
         folder = s.cache / f"draft-met-{self.after}"
-        first = s.skip_worlds
-        met = self._meet(folder, self.small, DRAFT_SEEDS[first : first + s.draft_worlds])
-        extra = load_frames(folder)
-        labels, features = answered(
-            self.model, self.tokenizer, extra, s.cache / f"distilled-own-{self.after}",
-            s.seed + 1, self.report,
-        )  # fmt: skip
-        rows = len(self.answers.labels) + np.arange(len(labels))
-        pool = np.concatenate([np.arange(rows[0]), *[rows] * _OWN_WEIGHT])
-        self.answers.add(labels)
-        self.features = torch.cat([self.features, features])
-        figures = self._draft("draft-own", s.seed + 11, pool, 1e-3, 0.0)
-        return {"met": met, "pictures": len(labels), **figures}
+        seeds = DRAFT_SEEDS[: s.draft_worlds]
+        met = meet(folder, self.small, self.small_size, self.tokenizer, seeds, s.workers, self.report)
+        labels, features = self._answered(load_frames(folder), s.cache / f"distilled-own-{self.after}", s.seed + 1)
+        first = len(self.labels)
+        pool = [*range(first), *[first + n for n in range(len(labels))] * _OWN_WEIGHT]
+        self.labels, self.features = [*self.labels, *labels], torch.cat([self.features, features])
+        return {"met": met, **self._draft("draft-own", s.seed + 11, pool, 1e-3, 0.0)}
 
     def write_draft(self) -> None:
-        self._fold()
+        """Write the draft with its own copy of the target's tower."""
+        fold(self.small, self.model.model.visual, self.project)
         write_model(self.small, self.tokenizer, self.settings.out / "draft")
 
     def exits(self) -> dict[str, Any]:
         """Train the target's early exits, as `dsd-lab train exits` does."""
-        from dsd_lab.train.exits import train_exits
-
         s = self.settings
-        report = train_exits(
-            ExitSettings(
-                model=str(s.out / "target"), minutes=None if s.exit_steps else s.exit_minutes,
-                steps=s.exit_steps, seed=s.seed, cache=s.cache / "exits", worlds=s.exit_worlds,
-                held_out=24 if s.smoke else 400, threads=s.threads, workers=s.workers, device=s.device,
-            ),
-            self.report,
+        exits = ExitSettings(
+            model=str(s.out / "target"), minutes=None if s.exit_steps else s.exit_minutes, steps=s.exit_steps,
+            seed=s.seed, cache=s.cache / "exits", worlds=s.exit_worlds, held_out=24 if s.smoke else 400,
+            threads=s.threads, workers=s.workers, device=s.device,
         )  # fmt: skip
-        return report
+        return train_exits(exits, self.report)
 
-    def exits_card(self, figures: dict[str, Any]) -> None:
-        """Put the exits' section back into a card that was written anew."""
-        from dsd_lab.train.exit_report import write_card
-
-        write_card(self.settings.out / "target" / "README.md", figures)
-
-    def _mixer(self, questions: Questions, seed: int, captions: bool = False, **rest: Any) -> Mixer:
+    def _tokenizer(self) -> Any:
+        """The tokenizer of both models: that of the pair to continue from, or trained on replies and instructions."""
         s = self.settings
-        rest.setdefault("batch", s.batch)
-        variants = 32 if s.smoke else VARIANTS
-        return Mixer(questions, seed=seed, captions=captions, variants=variants, history=s.history, **rest)
+        path = s.start / "target" / "tokenizer.json" if s.start else s.cache / "tokenizer.json"
+        replies = [text for frame in self.frames.labels[:20_000] for _, text in frame.replies]
+        return kept_tokenizer(path, replies[::3] + all_instructions())
 
     def _live(
-        self, name: str, seed: int, minutes: float, rate: float,
-        heads: Heads | None = None, goals: GoalHeads | None = None,
+        self, name: str, seed: int, minutes: float, rate: float, heads: Heads | None = None,
+        goals: GoalHeads | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        """A stage that trains the tower, too; the pictures that the target met itself count more."""
         s = self.settings
-        mixer = self._mixer(self.questions, seed, batch=s.live_batch, pool=self.pool)
-        look = live_look(self.model.model.visual, heads, self.frames, seed, self.device, self.passes)
-        figures = self._language(
-            name, self.model, goals, look, mixer, minutes, s.joint_steps, rate=rate, averaged=True
-        )  # fmt: skip
+        pool = [*range(self.rendered), *[*range(self.rendered, len(self.frames.labels))] * _OWN_WEIGHT]
+        questions = Questions(self.tokenizer, self.frames.labels, _set(s.live_batch), seed, pool)
+        look = live_look(self.model.model.visual, heads, self.frames, seed, self.device)
+        stage = language_stage(name, self.model, goals, look, questions, rate, averaged=True, device=self.device)
+        figures = self._run(stage, minutes, s.joint_steps)
         self.ends.append(s.cache / f"{name}.safetensors")
         return figures
 
-    def _draft(self, name: str, seed: int, pool: np.ndarray, rate: float, captions: float) -> dict[str, Any]:
+    def _draft(self, name: str, seed: int, pool: list[int], rate: float, captions: float) -> dict[str, Any]:
         s = self.settings
-        mixer = self._mixer(self.answers, seed, captions=captions > 0, pool=pool)
-        # Replies were given without earlier pictures: with some, only the probabilities are the target's.
-        soft = s.soft_targets or s.history > 0
-        return self._language(
-            name, self.small, self.small_goals, cached_look(self.features, self.project), mixer,
-            _minutes(s.draft_minutes) / (2 if s.draft_worlds else 1), s.draft_steps, rate=rate,
-            captions=captions, teacher=teacher(self.model, self.features) if soft else None,
+        questions = Questions(self.tokenizer, self.labels, _set(s.batch), seed, pool)
+        look: Look = cached_look(self.features, self.project)
+        stage = language_stage(
+            name, self.small, self.small_goals, look, questions, rate, captions, device=self.device
         )  # fmt: skip
+        return self._run(stage, _set(s.draft_minutes) / (2 if s.draft_worlds else 1), s.draft_steps)
 
-    def _language(
-        self, name: str, model: Any, goals: GoalHeads | None, look: Look, mixer: Mixer, minutes: float,
-        steps: int | None, **rest: Any,
-    ) -> dict[str, Any]:  # fmt: skip
-        path = self.settings.cache / f"{name}.safetensors"
-        figures = train_language(
-            model, goals, look, mixer, path, minutes, steps, name=name, device=self.device,
-            passes=self.passes if model is self.model else PLAIN,
-            after=self.after, report=self.report, save_seconds=self.settings.save_seconds, **rest,
-        )  # fmt: skip
+    def _run(self, stage: Stage, minutes: float, steps: int | None) -> dict[str, Any]:
+        s = self.settings
+        path = s.cache / f"{stage.name}.safetensors"
+        figures = run_stage(stage, path, minutes, steps, self.device, self.after, self.report, s.save_seconds)
         self.after = digest(path)
         return figures
 
-    def _meet(self, folder: Path, model: Any, seeds: range) -> dict[str, Any]:
-        s = self.settings
-        size = self.size if model is self.model else self.small_size
-        return meet(
-            folder, model, size, self.tokenizer, seeds, s.workers, s.history, self.report
-        )  # fmt: skip
+    def _answered(self, frames: Frames, folder: Path, seed: int) -> tuple[list[Frame], torch.Tensor]:
+        """The pictures' labels with the target's greedy replies in place of the expert's, and its image tokens.
 
-    def _fold(self) -> None:
-        fold(self.small, self.model.model.visual, self.project)
+        Replies are kept in blocks, so that a kill costs one of them.
+        """
+        rng = np.random.default_rng([seed, 51])
+        asked = [(n, goal) for n, frame in enumerate(frames.labels) for goal, _ in frame.replies[:GOALS]]
+        prompts = prompt_ids(self.tokenizer, [instruction_for(goal, rng) for _, goal in asked])
+        features = image_tokens(self.model.model.visual, frames.images)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts: list[str] = []
+        for first in range(0, len(asked), _BLOCK):
+            path = folder / f"replies{first // _BLOCK:05d}.json"
+            if not path.exists():
+                rows = [n for n, _ in asked[first : first + _BLOCK]]
+                ids = greedy_replies(self.model, features, prompts[first : first + _BLOCK], rows=rows)
+                write_json(path, [self.tokenizer.decode(one, skip_special_tokens=True) for one in ids])
+            texts += json.loads(path.read_text())
+            self.report("the target answers for the draft", first / len(asked))
+        answers = iter(texts)
+        labels = []
+        for frame in frames.labels:
+            labels.append(copy.copy(frame))
+            labels[-1].replies = [(goal, next(answers)) for goal, _ in frame.replies[:GOALS]]
+            labels[-1].doubts = []  # the expert's
+        return labels, features
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a kill leaves the old file or the new one."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(part, path)
-
-
-def _minutes(value: float | None) -> float:
-    assert value is not None, "settings are resolved"
+def _set(value: Any) -> Any:
+    """A setting that `resolved` has filled in."""
+    assert value is not None
     return value
-
-
-def _count(value: int | None) -> int:
-    assert value is not None, "settings are resolved"
-    return value
-
-
-def _plain(settings: TrainSettings) -> dict[str, Any]:
-    return {k: v for k, v in vars(settings).items() if not isinstance(v, Path)}

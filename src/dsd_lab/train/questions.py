@@ -1,40 +1,117 @@
-"""What a training asks about its pictures: everything tokenized once, batches drawn without loops."""
+"""What a training asks about its pictures: replies tokenized once, instructions drawn anew for each question."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from dsd_lab.train.architecture import IMAGE_TOKENS
-from dsd_lab.train.batches import EOS, NOTHING, Batch, Ragged, Shares, assemble
-from dsd_lab.train.data import Frame
-from dsd_lab.train.doubt import shares
-from dsd_lab.train.goal_heads import goal_classes
-from dsd_lab.train.text import instruction_for
-from dsd_lab.worlds.guide import full_round
-from dsd_ros.vlm.prompts import DEFAULT_PAST, DEFAULT_PRESENT, PromptTemplate
+from dsd_lab.train.frames import Frame
+from dsd_lab.train.tokenizer import EOS, prompt_ids
+from dsd_lab.train.vision import NOTHING, goal_classes
+from dsd_lab.worlds.expert import DRAWS
+from dsd_lab.worlds.phrases import instruction_for
 
 CAPTION = "describe the room"
-GONE = "No {goal} anywhere here, so I stop. Action: stop"  # the expert's reply behind a full round
-ACTIONS = (
-    "stop", *(f"forward {n} cm" for n in (25, 50, 75)),
-    *(f"turn {side} {n} degrees" for side in ("left", "right") for n in (15, 30, 45)),
-)  # fmt: skip
-_CAPTION_PIECE = 2
+UNHEARD = 0.5  # share of the instructions with strange words
+TELLING = 1.5  # a token that weighs more tells of the goal or the action
+_DECIDES = 6.0  # weight of the tokens that settle what the robot does
+_OWN = 0.5  # share of the questions about the picture's first goal
+_SEEN = 0.68  # share of the others about something in view
 _BLOCK = 20_000  # texts tokenized at once
-# So many questions are about a picture's first goal, on and beside the expert's way the one that leads there; two
-# thirds with those that are so by chance.
-_OWN = 0.5
-_SEEN = 0.68  # of the others are about something in view
-_ALL_STEPS = 0.75  # of the prompts with a history hold all of it that there is
-UNHEARD = 0.5  # of the instructions hold words that nobody has said
-VARIANTS = 384  # instructions per goal that a stage draws from
+_MOST = 0.45  # share of all other tokens at a place: the expert's own stays the likeliest
+Marks = tuple[int, int, int]  # ids of ";", "," and " Action", which part a reply into clauses
+Doubt = tuple[int, int, float]  # place in a reply, another token there, its share of the loss
+
+
+class Question(NamedTuple):
+    """A goal and the reply to it: its tokens, what an error in each costs, and what else could follow."""
+
+    goal: str | None  # None: a caption
+    reply: list[int]
+    weights: np.ndarray
+    doubts: list[Doubt]
+    classes: tuple[int, ...] = NOTHING  # of the goal heads
+
+
+@dataclass
+class Batch:
+    """Padded token rows (N, length) about a picture each, and flat places in them."""
+
+    pictures: torch.Tensor  # (N,) rows of the pictures
+    ids: torch.Tensor  # (N, length)
+    wanted: torch.Tensor  # (W,) places whose next token is learned
+    targets: torch.Tensor  # (W,) the next tokens
+    weights: torch.Tensor  # (W,) what an error there costs
+    unsure: torch.Tensor  # (U,) places among the targets where another token could be right, too
+    instead: torch.Tensor  # (U,) the other token
+    shares: torch.Tensor  # (U,) its share of the loss; the target has the rest
+    telling: torch.Tensor  # (T,) places that tell of goal or action
+    classes: torch.Tensor  # (N, 6) where the goal stands, as `goal_classes` has it
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+
+class Questions:
+    """Draws batches of questions about pictures, equal ones for equal steps."""
+
+    def __init__(
+        self, tokenizer: Any, labels: Sequence[Frame], batch: int, seed: int, pool: Sequence[int] | None = None
+    ) -> None:
+        """`pool`: rows of the pictures to draw from, some more than once (default: all alike)."""
+        self.tokenizer, self.labels, self.batch, self.seed = tokenizer, labels, batch, seed
+        self.marks: Marks = tuple(one[0] for one in tokens_of(tokenizer, [";", ",", " Action"]))  # type: ignore[assignment]
+        self.asked = self._questions()
+        rows = range(len(labels)) if pool is None else pool
+        self.pool = np.array([row for row in rows if self.asked[row]])
+
+    def _questions(self) -> list[list[Question]]:
+        """The questions of each picture. One picture cannot tell the end of a search, so that is not asked."""
+        rows = [
+            (row, goal, text, frame.doubts[n] if frame.doubts else [])
+            for row, frame in enumerate(self.labels)
+            for n, (goal, text) in enumerate(frame.replies)
+            if n > 0 or not frame.searched or frame.find(goal) is not None
+        ]
+        replies = tokens_of(self.tokenizer, [text for _, _, text, _ in rows], EOS)
+        others = iter(tokens_of(self.tokenizer, [text for *_, doubts in rows for text, _ in doubts], EOS))
+        asked: list[list[Question]] = [[] for _ in self.labels]
+        for (row, goal, _, doubts), reply in zip(rows, replies, strict=True):
+            doubted = shares(reply, [(next(others), count) for _, count in doubts], self.marks)
+            classes = goal_classes(self.labels[row], goal)
+            asked[row].append(Question(goal, reply, token_weights(reply, self.marks), doubted, classes))
+        return asked
+
+    def draw(self, step: int, captions: float = 0.0) -> Batch:
+        """The batch of a step; a share of `captions` asks for all that is in view."""
+        rng = np.random.default_rng([self.seed, 30, step])
+        rows = self.pool[rng.integers(len(self.pool), size=self.batch)].tolist()
+        questions = [self._question(row, rng, captions) for row in rows]
+        texts = [instruction_for(q.goal, rng, unheard=UNHEARD) if q.goal else CAPTION for q in questions]
+        return collate(rows, prompt_ids(self.tokenizer, texts), questions)
+
+    def _question(self, row: int, rng: np.random.Generator, captions: float) -> Question:
+        frame, asked = self.labels[row], self.asked[row]
+        if rng.random() < captions:
+            (reply,) = tokens_of(self.tokenizer, [caption(frame)], EOS)
+            return Question(None, reply, np.ones(len(reply), np.float32), [])
+        if frame.replies[0][0] == asked[0].goal and rng.random() < _OWN:
+            return asked[0]
+        seen = [q for q in asked if frame.find(str(q.goal)) is not None]
+        unseen = [q for q in asked if frame.find(str(q.goal)) is None]
+        some = seen if seen and (not unseen or rng.random() < _SEEN) else unseen
+        return some[int(rng.integers(len(some)))]
 
 
 def caption(frame: Frame) -> str:
-    """All things in a picture from left to right."""
+    """All things in a picture, from left to right."""
     parts = []
     for kind, colour, column, gap, _ in sorted(frame.things, key=lambda t: t[2]):
         side = "left" if column < 0.36 else "right" if column > 0.64 else "middle"
@@ -42,232 +119,100 @@ def caption(frame: Frame) -> str:
     return (", ".join(parts) or "nothing but the room") + "."
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], end: Sequence[int] = ()) -> Ragged:
-    """Token ids of texts, each with `end` behind it."""
-    table = Ragged([])
+def tokens_of(tokenizer: Any, texts: Sequence[str], *end: int) -> list[list[int]]:
+    """Token ids of texts, each followed by `end`."""
+    found: list[list[int]] = []
     for first in range(0, len(texts), _BLOCK):
         some = tokenizer.encode_batch(list(texts[first : first + _BLOCK]), add_special_tokens=False)
-        table.extend(Ragged([[*one.ids, *end] for one in some]))
-    return table
+        found += [[*one.ids, *end] for one in some]
+    return found
 
 
-def prompt_with_past(tokenizer: Any, instruction: str, actions: Sequence[str] = ()) -> list[int]:
-    """Ids of a prompt with a picture in front of each action, oldest first, and the present one."""
-    past = [(IMAGE_TOKENS, action) for action in actions]
-    text = PromptTemplate("{instruction}").render(instruction, IMAGE_TOKENS, past)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    return ids
+def collate(rows: Sequence[int], prompts: Sequence[Sequence[int]], questions: Sequence[Question]) -> Batch:
+    """Pad prompts and replies into one batch."""
+    length = max(len(p) + len(q.reply) for p, q in zip(prompts, questions, strict=True)) - 1
+    ids = np.zeros((len(rows), length), np.int64)
+    wanted: list[int] = []
+    doubts: list[Doubt] = []
+    for n, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
+        whole = [*prompt, *question.reply[:-1]]
+        ids[n, : len(whole)] = whole
+        doubts += [(len(wanted) + place, token, share) for place, token, share in question.doubts]
+        first = n * length + len(prompt) - 1  # a token is predicted at the place before it
+        wanted += range(first, first + len(question.reply))
+    weights = np.concatenate([q.weights for q in questions])
+    places = np.array(wanted)
+    unsure, instead, share = (np.array([d[k] for d in doubts]) for k in range(3))
+    targets = np.array([token for q in questions for token in q.reply])
+    arrays = (
+        np.array(rows), ids, places, targets, weights, unsure.astype(np.int64), instead.astype(np.int64),
+        share.astype(np.float32), places[weights > TELLING], np.array([q.classes for q in questions]),
+    )  # fmt: skip
+    return Batch(*(torch.from_numpy(array) for array in arrays))
 
 
-class Questions:
-    """All questions and replies of some pictures as tables; rows of `labels` are the pictures'."""
+def token_weights(ids: Sequence[int], marks: Marks) -> np.ndarray:
+    """What an error in each token of a reply costs.
 
-    def __init__(self, tokenizer: Any, labels: Sequence[Frame], history: int = 0) -> None:
-        """`history`: how many earlier pictures a prompt will show at most."""
-        self.tokenizer, self.history = tokenizer, history
-        self.goals: dict[str, int] = {}
-        self.marks = _marks(tokenizer)
-        self.replies = Ragged([])
-        self.doubts = Shares()  # of each reply
-        self.goal = np.zeros(0, np.int64)  # of each question
-        self.classes = np.zeros((0, len(NOTHING)), np.int64)
-        self.gone = np.zeros(0, np.int64)  # steps of a full round behind which there is no such goal, 0: none
-        self.start = np.zeros(0, np.int64)  # of each picture: its first question, and how many
-        self.seen = np.zeros(0, np.int64)
-        self.unseen = np.zeros(0, np.int64)
-        self.own = np.zeros(0, np.int64)  # ... and the one about its first goal, -1: none
-        self.before = np.zeros(0, np.int64)  # the picture a step earlier, -1: none
-        self.action = np.zeros(0, np.int64)  # and what was done in between
-        self.labels: list[Frame] = []
-        self.add(labels)
-
-    def add(self, labels: Sequence[Frame]) -> None:
-        """Append more pictures."""
-        first, count = len(self.labels), len(self.goal)
-        self.labels += list(labels)
-        texts: list[str] = []
-        doubts: list[Sequence[tuple[str, int]]] = []
-        goals, classes, gone, start, seen, unseen, own, before, action = ([] for _ in range(9))
-        for row, frame in enumerate(labels, first):
-            before.append(row - 1 if frame.before and row > first else -1)
-            action.append(ACTIONS.index(frame.before) if frame.before else 0)
-        self.before = _longer(self.before, before)
-        self.action = _longer(self.action, action)
-        for row, frame in enumerate(labels, first):
-            start.append(count + len(texts))
-            known = [n for n, (goal, _) in enumerate(frame.replies) if frame.find(goal) is not None]
-            other = [n for n in range(len(frame.replies)) if n not in known]
-            if frame.searched and other[:1] == [0] and not self._round(row, frame.replies[0][0]):
-                del other[0]  # one picture cannot tell that
-            asked = known + other
-            own.append(start[-1] + asked.index(0) if 0 in asked else -1)
-            for n in asked:
-                goal, text = frame.replies[n]
-                texts.append(text)
-                doubts.append(frame.doubts[n] if frame.doubts else ())
-                goals.append(self.goals.setdefault(goal, len(self.goals)))
-                classes.append(goal_classes(frame, goal))
-                gone.append(self._round(row, goal) if n in other else 0)
-            seen.append(len(known))
-            unseen.append(len(other))
-        said = tokenize(self.tokenizer, texts, [EOS])
-        self.replies.extend(said)
-        self.doubts.add(self._shares(said, doubts))
-        self.classes = np.concatenate([self.classes, np.array(classes, np.int64).reshape(-1, len(NOTHING))])
-        self.goal, self.gone = _longer(self.goal, goals), _longer(self.gone, gone)
-        self.start = _longer(self.start, start)
-        self.seen, self.unseen = _longer(self.seen, seen), _longer(self.unseen, unseen)
-        self.own = _longer(self.own, own)
-
-    def _shares(self, said: Ragged, doubts: Sequence[Sequence[tuple[str, int]]]) -> list[list[tuple[int, int, float]]]:
-        """What else could follow in replies, by the other replies to the same questions."""
-        others = tokenize(self.tokenizer, [text for row in doubts for text, _ in row], [EOS])
-        ids = iter(others.rows())
-        return [
-            shares(own.tolist(), [(next(ids).tolist(), count) for _, count in row], self.marks) if row else []
-            for own, row in zip(said.rows(), doubts, strict=True)
-        ]  # fmt: skip
-
-    def _round(self, row: int, goal: str) -> int:
-        """The fewest steps up to a picture that were a full round without a goal; 0 where none were."""
-        actions: list[str] = []
-        seen = [False]
-        while len(actions) < self.history and self.before[row] >= 0:
-            actions.insert(0, ACTIONS[self.action[row]])
-            row = int(self.before[row])
-            seen.insert(0, self.labels[row].find(goal) is not None)
-            if seen[0] or not actions[0].startswith("turn"):
-                return 0
-            if full_round(actions, seen):
-                return len(actions)
-        return 0
+    Most in what decides: the first token ("The" or "No": whether the goal is in view), the second, with which the goal
+    is named, the plan ("the box is in the way, so I go round its right") and the action. Then where the goal is. The
+    clause on other things, from the first mark to the next comma, costs least: it is the hardest to get right and
+    steers nothing.
+    """
+    semicolon, comma, action = marks
+    ids = list(ids)
+    weights = np.ones(len(ids), np.float32)
+    if action not in ids:
+        return weights
+    end = ids.index(action)
+    first = ids.index(semicolon) if semicolon in ids else ids.index(comma) if comma in ids else end
+    if semicolon in ids and comma in ids[first + 1 :]:
+        end = ids.index(comma, first + 1)
+    weights[:first], weights[first:], weights[end + 1 :], weights[:2] = 2.0, 0.4, _DECIDES, _DECIDES
+    return weights
 
 
-def _marks(tokenizer: Any) -> tuple[int, int, int]:
-    """Ids of ";", "," and " Action", which part a reply's clauses."""
-    encoded = tokenizer.encode_batch([";", ",", " Action"], add_special_tokens=False)
-    first, second, third = (one.ids[0] for one in encoded)
-    return first, second, third
+def shares(ids: Sequence[int], others: Sequence[tuple[Sequence[int], int]], marks: Marks) -> list[Doubt]:
+    """What else could follow in a reply, from its tokens and those of the replies to misjudged views.
+
+    The share of a token is of the replies that agree up to there, this one included; at most _MOST for all others
+    at a place. The clause on other things is compared by itself, since nothing after it depends on it.
+
+    X. Geng, "Label Distribution Learning", 2016. E. Imani and M. White, "Improving Regression Performance with
+    Distributional Losses", 2018.
+    """
+    parts = _clauses(ids, marks)
+    begins = (0, len(parts[0]), len(parts[0]) + len(parts[1]))
+    agreed = [DRAWS + 1] * len(parts)
+    apart: list[tuple[int, int, int, int]] = []  # clause, place, token, count
+    for other, count in others:
+        for k, (mine, their) in enumerate(zip(parts, _clauses(other, marks), strict=True)):
+            pairs = zip(mine, their, strict=False)
+            place = next((n for n, (one, two) in enumerate(pairs) if one != two), None)
+            if place is None:
+                continue
+            apart.append((k, place, int(their[place]), count))
+            if k == 0:  # of another goal's place, nothing else follows
+                agreed[1] -= count
+                agreed[2] -= count
+                break
+    found: list[Doubt] = []
+    for (k, place), group in groupby(sorted(apart), key=lambda one: one[:2]):
+        tokens: Counter[int] = Counter()
+        for _, _, token, count in group:
+            tokens[token] += count
+        scale = 1.0 / max(agreed[k], tokens.total() / _MOST)
+        found += [(begins[k] + place, token, n * scale) for token, n in tokens.items()]
+        agreed[k] -= tokens.total()
+    return found
 
 
-def _longer(array: np.ndarray, more: Sequence[int]) -> np.ndarray:
-    return np.concatenate([array, np.array(more, np.int64)])
-
-
-class Prompts:
-    """Prompts in pieces: instructions in many words, pictures, actions, and where the reply begins."""
-
-    def __init__(self, tokenizer: Any, goals: Sequence[str], seed: int, variants: int, history: int) -> None:
-        rng = np.random.default_rng([seed, 31])
-        self.variants = variants
-        texts = [instruction_for(goal, rng, unheard=UNHEARD) for goal in goals for _ in range(variants)]
-        past, action = DEFAULT_PAST.split("{image}")
-        picture = f"<|vision_start|>{'<|image_pad|>' * IMAGE_TOKENS}<|vision_end|>"
-        begin = "<|im_start|>user\n"
-        pieces = [picture, "<|im_end|>\n<|im_start|>assistant\n", begin + CAPTION]
-        self.then = len(pieces)  # an action with another earlier picture behind it
-        pieces += [action.replace("{action}", name) + past for name in ACTIONS]
-        self.now = len(pieces)  # ... with the present one behind it
-        pieces += [action.replace("{action}", name) + DEFAULT_PRESENT for name in ACTIONS]
-        self.plain = len(pieces)
-        pieces += [begin + text for text in texts]
-        self.with_past = len(pieces)
-        if history:
-            pieces += [begin + text + past for text in texts]
-        self.pieces = tokenize(tokenizer, pieces)
-
-    def of(self, chosen: np.ndarray, caption: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(flat ids, lengths) of prompts: `chosen` instructions, or `caption` where that is True.
-
-        `actions` (N, K) are those of earlier steps, oldest first, -1 in front where there are fewer.
-        """
-        steps = (actions >= 0).sum(1)
-        begin = np.where(steps > 0, self.with_past, self.plain) + chosen
-        begin = np.where(caption, _CAPTION_PIECE, begin)
-        columns = [begin]
-        width = actions.shape[1]
-        for place in range(width):
-            here = actions[:, place] >= 0
-            after = self.now if place == width - 1 else self.then
-            columns += [np.where(here, 0, -1), np.where(here, after + actions[:, place], -1)]
-        columns += [np.zeros_like(begin), np.ones_like(begin)]
-        index = np.stack(columns, axis=1)
-        lengths = np.where(index >= 0, self.pieces.lengths[index], 0).sum(1)
-        return self.pieces.take(index[index >= 0]), lengths
-
-
-class Mixer:
-    """Draws batches: each picture's own goal and others, mostly in view, and captions while training is young."""
-
-    def __init__(
-        self,
-        questions: Questions,
-        batch: int,
-        seed: int,
-        pool: np.ndarray | None = None,
-        history: int = 0,
-        variants: int = VARIANTS,
-        captions: bool = False,
-    ) -> None:
-        """`pool`: numbers of the pictures to draw from, some more than once (all alike by default)."""
-        self.questions, self.batch, self.seed = questions, batch, seed
-        self.history = history
-        asked = np.flatnonzero(questions.seen + questions.unseen > 0)
-        self.pool = asked if pool is None else pool[np.isin(pool, asked)]
-        tokenizer = questions.tokenizer
-        self.prompts = Prompts(tokenizer, list(questions.goals), seed, variants, history)
-        self.said = Ragged([])
-        self.said.extend(questions.replies)
-        gone = [GONE.replace("{goal}", goal) for goal in questions.goals]
-        self.said.extend(tokenize(tokenizer, gone, [EOS]))
-        if captions:
-            self.said.extend(tokenize(tokenizer, [caption(f) for f in questions.labels], [EOS]))
-
-    def draw(self, step: int, caption_share: float) -> Batch:
-        """The batch of a step; equal steps give equal batches."""
-        rng = np.random.default_rng([self.seed, 30, step])
-        q, size = self.questions, self.batch
-        rows = self.pool[rng.integers(len(self.pool), size=size)]
-        told = rng.random(size) < caption_share
-        seen, unseen = q.seen[rows], q.unseen[rows]
-        in_view = (seen > 0) & ((rng.random(size) < _SEEN) | (unseen == 0))
-        first = q.start[rows] + np.where(in_view, 0, seen)
-        count = np.where(in_view, seen, unseen)
-        asked = first + (rng.random(size) * count).astype(np.int64)
-        asked = np.where((rng.random(size) < _OWN) & (q.own[rows] >= 0), q.own[rows], asked)
-        variant = rng.integers(self.prompts.variants, size=size)
-        chosen = q.goal[asked] * self.prompts.variants + variant
-        earlier, actions = self._earlier(rows, told, np.where(told, 0, q.gone[asked]), rng)
-        gone = q.gone[asked] > 0
-        prompts = self.prompts.of(chosen, told, actions)
-        reply = np.where(gone, len(q.replies) + q.goal[asked], asked)
-        reply = np.where(told, len(q.replies) + len(q.goals) + rows, reply)
-        lengths = self.said.lengths[reply]
-        expert = reply < len(q.replies)
-        instead = q.doubts.take(reply[expert], (np.cumsum(lengths) - lengths)[expert])
-        pictures = np.concatenate([earlier, rows[:, None]], axis=1)
-        classes = np.where(told[:, None], np.array(NOTHING), q.classes[asked])
-        replies = (self.said.take(reply), lengths)
-        return assemble(prompts, replies, pictures[pictures >= 0], classes, q.marks, instead)
-
-    def _earlier(
-        self, rows: np.ndarray, told: np.ndarray, needed: np.ndarray, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Earlier pictures and actions (N, K), oldest first, -1 in front where there are fewer.
-
-        None in front of a question that asks for all in view (`told`), no fewer than are `needed`.
-        """
-        size, most = len(rows), self.history
-        pictures, actions = np.full((size, most), -1), np.full((size, most), -1)
-        if not most:
-            return pictures, actions
-        limit = np.where(rng.random(size) < _ALL_STEPS, most, rng.integers(most + 1, size=size))
-        limit = np.maximum(limit, needed)
-        here = np.where(told, -1, rows)
-        for k in range(most):
-            going = (here >= 0) & (k < limit)
-            before = np.where(going, self.questions.before[here], -1)
-            pictures[:, most - 1 - k] = before
-            actions[:, most - 1 - k] = np.where(before >= 0, self.questions.action[here], -1)
-            here = before
-        return pictures, actions
+def _clauses(ids: Sequence[int], marks: Marks) -> tuple[Sequence[int], ...]:
+    """Where the goal is; what else there is; the plan with its action."""
+    semicolon, comma, _ = marks
+    ids = list(ids)
+    if semicolon not in ids:
+        return ids, [], []
+    first = ids.index(semicolon) + 1
+    second = ids.index(comma, first) + 1 if comma in ids[first:] else first
+    return ids[:first], ids[first:second], ids[second:]

@@ -1,105 +1,62 @@
-"""Many greedy replies at once, from cached image tokens: for distillation, roll-outs and figures."""
+"""Greedy replies about pictures: many at once for the pair's shape, one by one for any other Qwen2-VL."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from dsd_lab.train.architecture import IMAGE_TOKENS
-from dsd_lab.train.batches import EOS, IMAGE, NOTHING, Batch, Ragged, assemble
-from dsd_lab.train.forward import attend, norm, rotate
-from dsd_lab.train.language_stage import batches, embed, positions
+from dsd_lab.train.forward import KeysValues, embed, image_tokens, language_forward, positions
+from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH, shrink
+from dsd_lab.train.tokenizer import EOS, IMAGE, IMAGE_TOKENS, prompt_ids
+from dsd_ros.robot.sim.scene import IMAGE_HEIGHT, IMAGE_WIDTH
+from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.model import VisionLanguageModel
 
-Past = list[tuple[torch.Tensor, torch.Tensor]]
-
-
-def forward_cached(
-    language: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: Past
-) -> torch.Tensor:
-    """As `language_forward`, behind keys and values that `past` holds and is extended by."""
-    count, length, _ = hidden.shape
-    causal = None
-    if length > 1:
-        causal = torch.full((length, length), -1e4, device=hidden.device).triu(1)
-    for index, layer in enumerate(language.layers):
-        attention = layer.self_attn
-        normed = norm(layer.input_layernorm, hidden)
-        q, k, v = (
-            linear(normed).view(count, length, -1, attention.head_dim).transpose(1, 2)
-            for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if index < len(past):
-            k, v = torch.cat((past[index][0], k), 2), torch.cat((past[index][1], v), 2)
-            past[index] = (k, v)
-        else:
-            past.append((k, v))
-        groups = attention.num_key_value_groups
-        out = attend(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), causal)
-        hidden = hidden + attention.o_proj(out.transpose(1, 2).reshape(count, length, -1))
-        hidden = hidden + layer.mlp(norm(layer.post_attention_layernorm, hidden))
-    return norm(language.norm, hidden)
+MAX_TOKENS = 64
+_ASKED = "find the red box"
+_TOGETHER = 128
 
 
 @torch.inference_mode()
 def greedy_replies(
     model: Any,
     features: torch.Tensor,
-    prompts: list[list[int]],
-    project: nn.Linear | None = None,
-    max_tokens: int = 64,
-    size: int = 128,
-    pictures: Sequence[Sequence[int]] | None = None,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int = MAX_TOKENS,
+    rows: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The greedy reply (ids with the end token) to each prompt about its image tokens.
+    """The greedy reply (ids with the end token) to each prompt about its picture.
 
-    `features` (N, IMAGE_TOKENS, hidden) on the model's device; `pictures`: which of them a prompt shows, oldest
-    first (the one of its own number by default).
+    `features` are image tokens (N, IMAGE_TOKENS, hidden) on the model's device; `rows` says which of them each prompt
+    shows (default: that of its own number).
     """
     replies: list[list[int]] = [[] for _ in prompts]
     by_length: dict[int, list[int]] = defaultdict(list)
     for n, prompt in enumerate(prompts):
         by_length[len(prompt)].append(n)
     for members in by_length.values():
-        for span in batches(len(members), size):
-            some = members[span.start : span.stop]
-            batch = _rows([prompts[n] for n in some], [[EOS]] * len(some), features.device)
-            tokens = _features(features, some, pictures, project)
-            for n, reply in zip(some, _decode(model, tokens, batch, max_tokens), strict=True):
+        for first in range(0, len(members), _TOGETHER):
+            some = members[first : first + _TOGETHER]
+            tokens = features[some if rows is None else [rows[n] for n in some]].float()
+            ids = torch.tensor([prompts[n] for n in some], device=features.device)
+            for n, reply in zip(some, _decode(model, tokens, ids, max_tokens), strict=True):
                 replies[n] = reply
     return replies
 
 
-def _rows(prompts: list[list[int]], replies: list[list[int]], device: torch.device) -> Batch:
-    """A batch whose pictures are chosen elsewhere."""
-    asked, said = Ragged(prompts), Ragged(replies)
-    runs = np.zeros(max(int((asked.flat == IMAGE).sum()) // IMAGE_TOKENS, 1), np.int64)
-    classes = np.zeros((len(prompts), len(NOTHING)), np.int64)
-    batch = assemble((asked.flat, asked.lengths), (said.flat, said.lengths), runs, classes)
-    return batch.to(device)
-
-
-def _features(
-    features: torch.Tensor, some: list[int], pictures: Sequence[Sequence[int]] | None, project: nn.Linear | None
-) -> torch.Tensor:
-    rows = some if pictures is None else [row for n in some for row in pictures[n]]
-    tokens = features[torch.tensor(rows, device=features.device)].float()
-    return tokens if project is None else project(tokens)
-
-
-def _decode(model: Any, tokens: torch.Tensor, batch: Batch, limit: int) -> list[list[int]]:
+def _decode(model: Any, tokens: torch.Tensor, ids: torch.Tensor, limit: int) -> list[list[int]]:
     language = model.model.language_model
-    hidden, cos, sin = embed(language, batch, tokens)
-    past: Past = []
-    last = forward_cached(language, hidden, cos, sin, past)[:, -1]
-    place = positions(batch.ids)[..., -1:]
+    hidden, cos, sin = embed(language, ids, tokens)
+    past: KeysValues = []
+    last = language_forward(language, hidden, cos, sin, past)[0][:, -1]
+    place = positions(ids)[..., -1:]
     out: list[torch.Tensor] = []
-    done = torch.zeros(len(batch.ids), dtype=torch.bool, device=tokens.device)
+    done = torch.zeros(len(ids), dtype=torch.bool, device=tokens.device)
     for _ in range(limit):
         chosen = model.lm_head(last).argmax(-1)
         out.append(chosen)
@@ -109,53 +66,111 @@ def _decode(model: Any, tokens: torch.Tensor, batch: Batch, limit: int) -> list[
         place = place + 1
         cos, sin = language.rotary_emb(hidden, place)
         new = language.embed_tokens(chosen)[:, None]
-        last = forward_cached(language, new, cos[:, None], sin[:, None], past)[:, -1]
+        last = language_forward(language, new, cos[:, None], sin[:, None], past)[0][:, -1]
     rows = torch.stack(out, dim=1).tolist()
     return [row[: row.index(EOS) + 1] if EOS in row else row for row in rows]
 
 
 @torch.inference_mode()
 def followed(
-    model: Any,
-    features: torch.Tensor,
-    prompts: list[list[int]],
-    replies: list[list[int]],
-    project: nn.Linear | None = None,
-    size: int = 128,
-    pictures: Sequence[Sequence[int]] | None = None,
+    model: Any, features: torch.Tensor, prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """What a model would have said at each place of given replies (teacher forced, greedy).
-
-    `features` and `pictures` as of `greedy_replies`.
-    """
+    """What a model would say at each place of given replies (teacher forced, greedy)."""
     language = model.model.language_model
     said: list[list[int]] = []
-    for span in batches(len(prompts), size):
-        some = list(span)
-        batch = _rows([prompts[n] for n in some], [replies[n] for n in some], features.device)
-        tokens = _features(features, some, pictures, project)
-        hidden = forward_cached(language, *embed(language, batch, tokens), [])
-        best = model.lm_head(hidden.flatten(0, 1)[batch.wanted]).argmax(-1).cpu()
-        said += [part.tolist() for part in best.split([len(replies[n]) for n in some])]
+    for first in range(0, len(prompts), _TOGETHER):
+        some = range(first, min(first + _TOGETHER, len(prompts)))
+        rows = [torch.tensor([*prompts[n], *replies[n][:-1]]) for n in some]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(features.device)
+        hidden, _ = language_forward(language, *embed(language, ids, features[some[0] : some[-1] + 1].float()))
+        best = model.lm_head(hidden).argmax(-1).tolist()
+        said += [
+            row[len(prompts[n]) - 1 : len(prompts[n]) - 1 + len(replies[n])] for n, row in zip(some, best, strict=True)
+        ]
     return said
 
 
-def acceptance(said: list[list[int]], replies: list[list[int]], gamma: int = 4) -> tuple[float, float]:
-    """Greedy speculative decoding of the target's replies by what the draft would have said.
+class Speaker:
+    """A model of ``vlm`` that answers greedily about pictures, uint8 (height, width, 3) RGB.
 
-    Returns the share of drafted tokens that were accepted, and the tokens per round of the target.
+    batched: the model has the pair's shape, so that many replies are computed at once; other models use the same code
+    as on the robot, one picture after the other.
     """
-    drafted = accepted = rounds = tokens = 0
-    for guess, reply in zip(said, replies, strict=True):
-        place = 0
-        while place < len(reply):
-            width = min(gamma, len(reply) - place)
-            run = 0
-            while run < width and guess[place + run] == reply[place + run]:
-                run += 1
-            drafted += width
-            accepted += run
-            rounds += 1
-            place += run + 1
-        tokens += len(reply)
-    return accepted / max(drafted, 1), tokens / max(rounds, 1)
+
+    def __init__(self, model: VisionLanguageModel, batched: bool | None = None) -> None:
+        self.model, self.batched = model, _has_pair_shape(model) if batched is None else batched
+
+    @classmethod
+    def load(cls, settings: ModelSettings, batched: bool | None = None) -> Speaker:
+        """The model of a directory or hub id; ModelError as of ``load_model``, ValueError if it reads no pictures."""
+        model = load_model(settings)
+        if not model.reads_pictures:
+            raise ValueError(f"{settings.path} reads text alone: give a Qwen2-VL.")
+        return cls(model, False if settings.quantization != "none" else batched)
+
+    def replies(
+        self, pictures: Sequence[np.ndarray], instructions: Sequence[str], report: Callable[[float], None] | None = None
+    ) -> list[list[int]]:
+        """The reply's tokens to each picture with its instruction, the end token included."""
+        if self.batched:
+            return greedy_replies(self.model.hf, self._features(pictures), self._prompts(instructions))
+        said = []
+        for n, (picture, instruction) in enumerate(zip(pictures, instructions, strict=True)):
+            sequence = self.model.prefill(picture, instruction)
+            while len(sequence.tokens) < MAX_TOKENS and not self.ended(sequence.tokens):
+                try:
+                    sequence.append([int(sequence.next_logits().argmax())])
+                except ContextError:
+                    break
+            said.append(list(sequence.tokens))
+            if report is not None:
+                report((n + 1) / len(pictures))
+        return said
+
+    def answer(self, pictures: Sequence[np.ndarray], instructions: Sequence[str]) -> list[str]:
+        """The replies as texts."""
+        return [self.text(tokens) for tokens in self.replies(pictures, instructions)]
+
+    def followed(
+        self, pictures: Sequence[np.ndarray], instructions: Sequence[str], replies: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """What the model would say at each place of given replies in its own tokens."""
+        if self.batched:
+            return followed(self.model.hf, self._features(pictures), self._prompts(instructions), replies)
+        said = []
+        for picture, instruction, reply in zip(pictures, instructions, replies, strict=True):
+            rows = self.model.prefill(picture, instruction).verify(list(reply)[:-1])
+            said.append(rows.argmax(-1).tolist())
+        return said
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """A reply's tokens as text."""
+        return self.model.decode_text(tokens)
+
+    def ended(self, tokens: Sequence[int]) -> bool:
+        """Whether a reply came to its end by itself."""
+        return bool(tokens) and tokens[-1] in self.model.eos_token_ids
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, without exits."""
+        return sum(p.numel() for p in self.model.hf.parameters())
+
+    def _features(self, pictures: Sequence[np.ndarray]) -> torch.Tensor:
+        return image_tokens(self.model.hf.model.visual, np.stack([shrink(picture) for picture in pictures]))
+
+    def _prompts(self, instructions: Sequence[str]) -> list[list[int]]:
+        return prompt_ids(self.model.tokenizer, instructions)
+
+
+def _has_pair_shape(model: VisionLanguageModel) -> bool:
+    """Whether the batched forward passes say of this model what it says itself."""
+    size: Any = (MODEL_HEIGHT, MODEL_WIDTH)
+    return (
+        model.device.type == "cpu"
+        and next(model.hf.parameters()).dtype == torch.float32
+        and model.images.resized(IMAGE_HEIGHT, IMAGE_WIDTH) == size
+        and model.eos_token_ids == {EOS}
+        and model.hf.config.image_token_id == IMAGE
+        and [model.prompt_tokens(_ASKED, IMAGE_TOKENS)] == prompt_ids(model.tokenizer, [_ASKED])
+    )

@@ -1,4 +1,4 @@
-"""What `dsd-lab train` is asked for, without torch, so that the command line tells of it at once."""
+"""Settings of `dsd-lab train`, without torch, so that the command line answers at once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 from dsd_ros.vlm.settings import DTYPES
 
-READER_SIZES = ("tiny", "base", "large")  # of training.reader
-PAIR_SIZES = ("small", "base", "large")  # of architecture.SIZES
-MAX_HISTORY = 8  # of wire.messages
+PAIR_SIZES = ("small", "base")  # of model.SIZES
+READER_SIZES = ("tiny", "base")  # of reader.SIZES
 
-
-# What a setting left open is by the kind of device: a GPU is idle at batches that fill a core.
+# Defaults that depend on the device: a GPU is idle at batches that fill a CPU core.
 PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {
         "batch": 64, "live_batch": 40, "vision_minutes": 120.0, "language_minutes": 40.0,
@@ -26,224 +24,159 @@ PAIR_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-_LEFT_OUT = ("vision_minutes", "language_minutes")  # by one that goes on from a trained pair
 
-
-def _open(name: str, text: str) -> Any:
-    """A setting whose default hangs on the device."""
+def _by_device(name: str, text: str) -> Any:
     cpu, cuda = (PAIR_DEFAULTS[kind][name] for kind in ("cpu", "cuda"))
-    return field(default=None, metadata={"help": f"{text} (none: {cpu:g}; on a GPU {cuda:g})"})
+    return field(default=None, metadata={"help": f"{text} (default: {cpu:g}; on a GPU {cuda:g})"})
 
 
-def _steps(stage: str) -> Any:
-    return field(default=None, metadata={"help": f"{stage}: steps instead of minutes"})
+def _set(default: Any, text: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": text, **more})
 
 
-def _check_device(name: str) -> None:
-    if re.fullmatch(r"cpu|cuda(:\d+)?", name) is None:
-        raise ValueError(f"device must be cpu, cuda or cuda:N, not {name!r}.")
+def _check(settings: Any, above_zero: tuple[str, ...] = (), **least: tuple[str, ...]) -> None:
+    """ValueError for numbers out of range: `least` maps "from0" and "from1" to names."""
+    for bound, names in least.items():
+        for name in names:
+            value = getattr(settings, name)
+            if value is not None and not value >= int(bound[-1]):
+                raise ValueError(f"{name} must be at least {bound[-1]}, but it is {value}.")
+    for name in above_zero:
+        value = getattr(settings, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be above 0, but it is {value}.")
+    if re.fullmatch(r"cpu|cuda(:\d+)?", settings.device) is None:
+        raise ValueError(f"device must be cpu, cuda or cuda:N, not {settings.device!r}.")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Settings of a training run; stages end after their minutes, or after their steps if given."""
+    """Settings of a pair's training; a stage ends after its minutes, or after its steps where these are given."""
 
-    out: Path = field(default=Path("models"), metadata={"help": "folder for target/ and draft/"})
-    cache: Path = field(default=Path(".cache/pair"), metadata={"help": "folder for pictures and checkpoints"})
-    start: Path | None = field(
-        default=None,
-        metadata={
-            "help": "folder with a target/ to go on from, and a draft/ unless that begins anew (none: from nothing)"
-        },
-    )
-    seed: int = field(default=0, metadata={"help": "seed of everything random"})
-    size: str = field(default="base", metadata={"help": "size of both models", "choices": PAIR_SIZES})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    history: int = field(default=0, metadata={"help": "earlier pictures in a prompt at most, 0 to 8"})
-    worlds: int = field(default=5000, metadata={"help": "worlds to render for training"})
-    skip_worlds: int = field(
-        default=0, metadata={"help": "worlds to leave out before those, as seen by the pair gone on from"}
-    )
-    start_share: float = field(
-        default=0.0, metadata={"help": "weight of the target gone on from in the mean that is kept, 0 to 1"}
-    )
-    validation_worlds: int = field(
-        default=40, metadata={"help": "worlds to render for the figures of the vision tower"}
-    )
-    workers: int = field(default=2, metadata={"help": "processes that render, and that roll models out"})
-    threads: int = field(default=2, metadata={"help": "CPU threads of the training itself"})
-    batch: int | None = _open("batch", "questions or pictures per step")
-    live_batch: int | None = _open("live_batch", "questions per step, tower unfrozen")
-    vision_minutes: float | None = _open("vision_minutes", "time for the vision tower, with start 0 unless given")
-    language_minutes: float | None = _open("language_minutes", "time for the target, with start 0 unless given")
-    joint_minutes: float | None = _open("joint_minutes", "time for tower and target")
-    dagger_rounds: int = field(default=3, metadata={"help": "rounds on the model's own roll-outs"})
-    dagger_worlds: int = field(default=960, metadata={"help": "worlds rolled out per round"})
-    dagger_minutes: float | None = _open("dagger_minutes", "training time per round")
-    draft_minutes: float | None = _open("draft_minutes", "time for the draft, both halves")
-    draft_worlds: int = field(default=480, metadata={"help": "worlds the draft is rolled out in between its halves"})
-    distilled: int = field(default=12000, metadata={"help": "pictures that the target answers about"})
-    soft_targets: bool = field(
-        default=False, metadata={"help": "the draft learns the target's probabilities (always with a history)"}
-    )
-    exit_minutes: float | None = _open("exit_minutes", "time for the target's early exits")
-    exit_worlds: int = field(default=200, metadata={"help": "rooms that the exits learn from"})
-    exits: bool = field(default=True, metadata={"help": "train the target's early exits last"})
-    vision_steps: int | None = _steps("vision tower")
-    language_steps: int | None = _steps("target")
-    joint_steps: int | None = _steps("tower and target, and each round")
-    draft_steps: int | None = _steps("each half of the draft")
-    exit_steps: int | None = _steps("early exits")
-    save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
-    compile: bool = field(
-        default=False, metadata={"help": "compile the models' passes first (minutes; needs a C++ compiler)"}
-    )
-    evaluate: bool = field(default=True, metadata={"help": "measure the pair, write the cards"})
-    smoke: bool = field(default=False, metadata={"help": "a tiny run of a minute or two"})
+    out: Path = _set(Path("models"), "folder for target/ and draft/")
+    cache: Path = _set(Path(".cache/pair"), "folder for pictures and checkpoints")
+    start: Path | None = _set(None, "folder of a trained pair to continue from (default: from nothing)")
+    seed: int = _set(0, "seed of everything random")
+    size: str = _set("base", "size of both models", choices=PAIR_SIZES)
+    device: str = _set("cpu", "cpu, cuda or cuda:N")
+    worlds: int = _set(5000, "worlds to render for training")
+    workers: int = _set(2, "processes that render and roll out")
+    threads: int = _set(2, "CPU threads of the training itself")
+    batch: int | None = _by_device("batch", "questions or pictures per step")
+    live_batch: int | None = _by_device("live_batch", "questions per step while the tower trains, too")
+    vision_minutes: float | None = _by_device("vision_minutes", "time for the vision tower")
+    language_minutes: float | None = _by_device("language_minutes", "time for the target's language half")
+    joint_minutes: float | None = _by_device("joint_minutes", "time for both halves together")
+    dagger_rounds: int = _set(3, "rounds of training on the target's own roll-outs")
+    dagger_worlds: int = _set(960, "worlds rolled out per round")
+    dagger_minutes: float | None = _by_device("dagger_minutes", "time per round")
+    draft_minutes: float | None = _by_device("draft_minutes", "time for both stages of the draft")
+    draft_worlds: int = _set(480, "worlds rolled out with the draft between its stages")
+    distilled: int = _set(12000, "pictures about which the target answers for the draft")
+    exit_minutes: float | None = _by_device("exit_minutes", "time for the target's early exits")
+    exit_worlds: int = _set(200, "worlds that the exits learn from")
+    exits: bool = _set(True, "train the target's early exits last")
+    vision_steps: int | None = _set(None, "steps instead of minutes: vision")
+    language_steps: int | None = _set(None, "steps instead of minutes: language")
+    joint_steps: int | None = _set(None, "steps instead of minutes: joint, and each round")
+    draft_steps: int | None = _set(None, "steps instead of minutes: each stage of the draft")
+    exit_steps: int | None = _set(None, "steps instead of minutes: exits")
+    save_seconds: float = _set(60.0, "time between checkpoints")
+    evaluate: bool = _set(True, "measure the pair and write the model cards")
+    smoke: bool = _set(False, "a tiny run of a minute or two, into the cache")
 
     def __post_init__(self) -> None:
-        for name in ("worlds", "validation_worlds", "workers", "threads", "batch", "live_batch", "dagger_worlds",
-                     "distilled", "exit_worlds", "vision_steps", "language_steps", "joint_steps",
-                     "draft_steps", "exit_steps"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {value}.")
-        for name in PAIR_DEFAULTS["cpu"]:
-            value = getattr(self, name)
-            if value == 0 and name in _LEFT_OUT and self.start is not None:
-                continue
-            if name.endswith("_minutes") and value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, but it is {value}.")
-        for name in ("seed", "dagger_rounds", "draft_worlds", "skip_worlds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}.")
-        if not 0 <= self.start_share < 1:
-            raise ValueError(f"start_share must be 0 to below 1, but it is {self.start_share}.")
-        if self.start_share and self.start is None:
-            raise ValueError("start_share weighs the target gone on from; give start, too.")
-        if not self.save_seconds >= 0:
-            raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
-        if not 0 <= self.history <= MAX_HISTORY:
-            raise ValueError(f"history must be 0 to {MAX_HISTORY}, but it is {self.history}.")
+        steps = ("vision_steps", "language_steps", "joint_steps", "draft_steps", "exit_steps")
+        counts = ("worlds", "workers", "threads", "batch", "live_batch", "dagger_worlds", "distilled", "exit_worlds")
+        minutes = tuple(name for name in PAIR_DEFAULTS["cpu"] if name.endswith("_minutes"))
+        _check(self, minutes, from0=("seed", "dagger_rounds", "draft_worlds", "save_seconds"), from1=(*counts, *steps))
         if self.size not in PAIR_SIZES:
             raise ValueError(f"size must be one of {', '.join(PAIR_SIZES)}, not {self.size!r}.")
-        _check_device(self.device)
 
     def resolved(self) -> TrainSettings:
-        """With what was left open filled in for the device."""
-        defaults = dict(PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"])
-        if self.start is not None:
-            defaults |= dict.fromkeys(_LEFT_OUT, 0.0)
-        return replace(self, **{n: v for n, v in defaults.items() if getattr(self, n) is None})
+        """The settings with the defaults that depend on the device; a smoke run gets its own sizes and folders."""
+        defaults = PAIR_DEFAULTS["cpu" if self.device == "cpu" else "cuda"]
+        found = replace(self, **{n: v for n, v in defaults.items() if getattr(self, n) is None})
+        if not self.smoke or self.vision_steps is not None:
+            return found
+        # A tiny run must neither replace the shipped pair nor mix with the pictures of a whole run.
+        cache = self.cache / "smoke"
+        return replace(
+            found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, start=None,
+            size="small", worlds=12, workers=1, threads=1, batch=32, live_batch=8, vision_steps=40,
+            language_steps=60, joint_steps=6, draft_steps=30, exit_steps=12, dagger_rounds=1, dagger_worlds=2,
+            draft_worlds=2, distilled=48, exit_worlds=1, evaluate=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """Settings of the reader's training, which ends after its minutes, or after its steps if given."""
+    """Settings of the reader's training, which ends after its minutes, or after its steps where these are given."""
 
-    out: Path = field(default=Path("models"), metadata={"help": "folder for reader/"})
-    cache: Path = field(default=Path(".cache/reader"), metadata={"help": "folder for tokenizer and checkpoint"})
-    seed: int = field(default=0, metadata={"help": "seed of everything random"})
-    minutes: float = field(default=45.0, metadata={"help": "time for the training"})
-    steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    batch: int = field(default=48, metadata={"help": "examples per step"})
-    rate: float = field(default=3e-3, metadata={"help": "learning rate"})
-    size: str = field(default="base", metadata={"help": "how large a model", "choices": READER_SIZES})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    threads: int = field(default=1, metadata={"help": "CPU threads"})
-    workers: int = field(default=0, metadata={"help": "processes that draw questions; 0: the training's own"})
-    save_seconds: float = field(default=60.0, metadata={"help": "time between checkpoints"})
-    evaluate: bool = field(default=True, metadata={"help": "measure the reader, write its card"})
-    smoke: bool = field(default=False, metadata={"help": "a tiny run of under a minute"})
+    out: Path = _set(Path("models"), "folder for reader/")
+    cache: Path = _set(Path(".cache/reader"), "folder for tokenizer and checkpoint")
+    seed: int = _set(0, "seed of everything random")
+    minutes: float = _set(45.0, "time for the training")
+    steps: int | None = _set(None, "steps instead of minutes")
+    batch: int = _set(48, "examples per step")
+    rate: float = _set(3e-3, "learning rate")
+    size: str = _set("base", "size of the model", choices=READER_SIZES)
+    device: str = _set("cpu", "cpu, cuda or cuda:N")
+    threads: int = _set(1, "CPU threads")
+    save_seconds: float = _set(60.0, "time between checkpoints")
+    evaluate: bool = _set(True, "measure the reader and write its card")
+    smoke: bool = _set(False, "a tiny run of under a minute, into the cache")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {value}.")
-        for name in ("minutes", "rate"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0, but it is {getattr(self, name)}.")
-        if self.workers < 0:
-            raise ValueError(f"workers must not be negative, but it is {self.workers}.")
+        _check(self, ("minutes", "rate"), from0=("save_seconds",), from1=("steps", "batch", "threads"))
         if self.size not in READER_SIZES:
             raise ValueError(f"size must be one of {', '.join(READER_SIZES)}, not {self.size!r}.")
-        _check_device(self.device)
-        if not self.save_seconds >= 0:
-            raise ValueError(f"save_seconds must not be negative, but it is {self.save_seconds}.")
 
-    def tiny(self) -> ReaderSettings:
-        """A smoke run, which takes neither the shipped reader's place nor a whole run's checkpoint."""
+    def resolved(self) -> ReaderSettings:
+        """The settings; a smoke run replaces neither the shipped reader nor a whole run's checkpoint."""
+        if not self.smoke:
+            return self
         cache = self.cache / "smoke"
         return replace(
-            self,
-            out=cache / "models" if self.out == Path("models") else self.out,
-            cache=cache,
-            size="tiny",
-            steps=self.steps or 150,
-            batch=min(self.batch, 32),
-            evaluate=False,
-        )
+            self, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, size="tiny",
+            steps=self.steps or 150, batch=min(self.batch, 32), evaluate=False,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ExitSettings:
-    """What `dsd-lab train exits` is asked for; ValueError, one sentence, on a value out of place.
+    """Settings of `dsd-lab train exits`.
 
-    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a
-    rate of 3e-3; with ``data`` as the paper does, one conversation a step at 1e-4. Both for 10 epochs.
+    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a rate of 3e-3; with
+    ``data`` it trains as the paper does, one conversation a step at 1e-4. Both take 10 epochs by default.
     """
 
-    model: str = field(default="", metadata={"help": "model directory or hub id (default: the shipped target)"})
-    data: Path | None = field(
-        default=None, metadata={"help": "conversations, .jsonl or .json; none: scenes and the model's own replies"}
-    )
-    layers: str = field(default="all", metadata={"help": "layers with an exit: all, or 2,4"})
-    rank: int | None = field(default=None, metadata={"help": "adapters' width (none: hidden/8, 32 or more)"})
-    minutes: float | None = field(default=None, metadata={"help": "time for the training itself"})
-    steps: int | None = field(default=None, metadata={"help": "steps instead of minutes"})
-    epochs: float | None = field(default=None, metadata={"help": "epochs instead (with none of the three: 10)"})
-    rate: float | None = field(default=None, metadata={"help": "learning rate (none: 1e-4 with --data, else 3e-3)"})
-    batch: int | None = field(default=None, metadata={"help": "conversations a step (none: 1 with --data, else 64)"})
-    seed: int = field(default=0, metadata={"help": "seed of everything random"})
-    out: Path | None = field(default=None, metadata={"help": "folder (none: beside the model)"})
-    cache: Path = field(default=Path(".cache/exits"), metadata={"help": "folder for scenes and checkpoints"})
-    worlds: int = field(default=200, metadata={"help": "rooms to render, 16 pictures each"})
-    held_out: int = field(default=400, metadata={"help": "conversations kept for the report"})
-    context: int = field(default=1600, metadata={"help": "tokens of a conversation at most"})
-    threads: int = field(default=2, metadata={"help": "CPU threads"})
-    workers: int = field(default=2, metadata={"help": "processes that render"})
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or cuda:N"})
-    dtype: str = field(default="float32", metadata={"help": "precision of the backbone", "choices": DTYPES})
+    model: str = _set("", "model directory or hub id (default: the shipped target)")
+    data: Path | None = _set(None, "conversations, .jsonl or .json (default: scenes and the model's own replies)")
+    layers: str = _set("all", "layers with an exit: all, or 2,4")
+    rank: int | None = _set(None, "width of the adapters (default: hidden size / 8, at least 32)")
+    minutes: float | None = _set(None, "time for the training itself")
+    steps: int | None = _set(None, "steps instead of minutes")
+    epochs: float | None = _set(None, "epochs instead (default: 10)")
+    rate: float | None = _set(None, "learning rate (default: 1e-4 with --data, else 3e-3)")
+    batch: int | None = _set(None, "conversations per step (default: 1 with --data, else 64)")
+    seed: int = _set(0, "seed of everything random")
+    out: Path | None = _set(None, "output folder (default: beside the model)")
+    cache: Path = _set(Path(".cache/exits"), "folder for scenes and checkpoints")
+    worlds: int = _set(200, "worlds to render, 16 pictures each")
+    held_out: int = _set(400, "conversations kept for the report")
+    context: int = _set(1600, "most tokens of a conversation")
+    threads: int = _set(2, "CPU threads")
+    workers: int = _set(2, "processes that render")
+    device: str = _set("cpu", "cpu, cuda or cuda:N")
+    dtype: str = _set("float32", "precision of the model", choices=DTYPES)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, but it is {value}.")
-        for name in ("minutes", "epochs", "rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, but it is {value}.")
+        counts = ("steps", "batch", "rank", "worlds", "held_out", "threads", "workers")
+        _check(self, ("minutes", "epochs", "rate"), from1=counts)
         if self.context < 16:
             raise ValueError(f"context must be at least 16 tokens, but it is {self.context}.")
         if sum(v is not None for v in (self.minutes, self.steps, self.epochs)) > 1:
             raise ValueError("Give minutes, steps or epochs, only one of them.")
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {self.dtype!r}.")
-
-
-@dataclass(frozen=True)
-class PublishedCount:
-    """A model of FSD's table 2: its exits, their parameters, and the share in percent."""
-
-    exits: int
-    parameters: float
-    percent: float
-
-
-PUBLISHED = {
-    "qwen2-vl-7b": PublishedCount(27, 88e6, 1.02),
-    "llama-2-7b": PublishedCount(31, 101e6, 1.48),
-    "vicuna-13b": PublishedCount(39, 158e6, 1.20),
-}

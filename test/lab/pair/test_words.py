@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dsd_lab.pair.scenes import scenes_of
-from dsd_lab.pair.truth import names_goal
 from dsd_lab.pair.words import asked_in, read_words, words_figures
 from dsd_lab.worlds.phrases import INTENTS
+from dsd_lab.worlds.truth import names_goal
 
 WORDS = {
     "find": ["off to the {}", "one of the {s} here"],

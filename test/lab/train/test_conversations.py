@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dsd_lab.train.conversations import ConversationError, read_conversations
+from dsd_lab.train.exits.conversations import ConversationError, read_conversations
 
 
 def write(path: Path, *records: object) -> Path:

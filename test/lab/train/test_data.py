@@ -14,23 +14,15 @@ import pytest
 
 from dsd_lab.train import data
 from dsd_lab.train.data import (
-    FREE_WAYS,
-    MODEL_HEIGHT,
-    MODEL_WIDTH,
     SPLIT_SEEDS,
-    Frame,
     beside_way,
     free_ways,
     generate,
-    load_frames,
-    save_shard,
     shared_offscreen,
     situation_of,
     world_frames,
 )
-from dsd_lab.train.frames import SHARD_VERSION
-from dsd_lab.train.pair_data import render
-from dsd_lab.train.settings import TrainSettings
+from dsd_lab.train.frames import FREE_WAYS, MODEL_HEIGHT, MODEL_WIDTH, SHARD_VERSION, Frame, load_frames, save_shard
 from dsd_lab.worlds.guide import View
 from dsd_lab.worlds.situations import NAMES, Situation, Split, may_meet, world_of
 from dsd_ros.navigation.actions import parse_reply
@@ -67,12 +59,7 @@ def test_labels_of_a_situation(situation: Situation, offscreen: Offscreen) -> No
                 assert text.startswith("No ") == (frame.find(goal) is None), (goal, text)
         beside = frames[COUNT - COUNT // 2 - COUNT // 4 : COUNT - COUNT // 2]
         goal = world_of(2, situation, split).goal
-        assert beside and all(f.replies[0][0] == goal and f.before == "" for f in beside)
-        way = frames[COUNT - COUNT // 2 :]
-        assert way[0].before == ""
-        for earlier, later in zip(way, way[1:], strict=False):
-            action = earlier.replies[0][1].rsplit("Action: ", 1)[1]
-            assert later.before == ("" if action == "stop" else action)
+        assert beside and all(f.replies[0][0] == goal for f in beside)
 
 
 def test_a_search_for_what_is_absent_ends_by_saying_so(offscreen: Offscreen) -> None:
@@ -182,20 +169,17 @@ def test_seeds_of_which_no_room_comes_are_passed_over(tmp_path: Path, monkeypatc
     assert str(again) == str(raised.value)
 
 
-def test_worlds_that_are_skipped_are_not_rendered(tmp_path: Path) -> None:
-    generate(tmp_path, Split.VALIDATION, 1, workers=1, frames_per_world=1, skip=7)
-    assert {f.seed for f in load_frames(tmp_path).labels} == {SPLIT_SEEDS[Split.VALIDATION][7]}
-    with pytest.raises(ValueError, match="has 99993 worlds behind the first 7; 99994 are too many"):
-        generate(tmp_path, Split.VALIDATION, 99_994, workers=1, skip=7)
-
-
-def test_a_cache_keeps_apart_what_skips_other_worlds(tmp_path: Path) -> None:
-    seeds = []
-    for skip in (0, 2, 0):
-        settings = TrainSettings(cache=tmp_path, worlds=1, validation_worlds=1, skip_worlds=skip, workers=1)
-        frames, _ = render(settings, lambda line, share: None)
-        seeds.append({frame.seed - SPLIT_SEEDS[Split.TRAINING][0] for frame in frames.labels})
-    assert seeds == [{0}, {2}, {0}]
+def test_whole_shards_are_kept_and_folders_are_read_one_after_the_other(tmp_path: Path) -> None:
+    for _ in range(2):
+        generate(tmp_path, Split.TRAINING, 1, workers=1, frames_per_world=3)
+        first = (tmp_path / "shard00000.npy").stat().st_mtime_ns
+        (tmp_path / "shard00001.1.part.npy").write_bytes(b"cut off")
+    assert (tmp_path / "shard00000.npy").stat().st_mtime_ns == first
+    frames = load_frames(tmp_path, tmp_path)
+    assert frames.images.shape == (6, MODEL_HEIGHT, MODEL_WIDTH, 3) and frames.labels[3:] == frames.labels[:3]
+    assert frames.at([4, 0]).labels == [frames.labels[1], frames.labels[0]]
+    with pytest.raises(ValueError, match="render them first"):
+        load_frames(tmp_path / "nowhere")
 
 
 def broken(folder: Path, what: str) -> None:
@@ -206,7 +190,7 @@ def broken(folder: Path, what: str) -> None:
     if what == "old":
         labels.write_text("[]")
     elif what == "newer":
-        labels.write_text(json.dumps({"version": 9, "frames": []}))
+        labels.write_text(json.dumps({"version": SHARD_VERSION + 1, "frames": []}))
     elif what == "cut labels":
         labels.write_text(labels.read_text()[:60])
     elif what == "cut pictures":
@@ -222,19 +206,10 @@ def broken(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
-    [
-        ("old", "are of version 1"),
-        ("newer", "are of version 9"),
-        ("cut labels", "are damaged"),
-        ("cut pictures", "are damaged"),
-        ("no pictures", "are damaged"),
-        ("empty pictures", "are damaged"),
-        ("fewer pictures", "are damaged"),
-        ("unknown field", "are damaged"),
-    ],
+    "what",
+    ["old", "newer", "cut labels", "cut pictures", "no pictures", "empty pictures", "fewer pictures", "unknown field"],
 )
-def test_a_damaged_or_old_shard_says_so_and_what_to_do(tmp_path: Path, what: str, sentence: str) -> None:
+def test_a_damaged_or_old_shard_says_so_and_what_to_do(tmp_path: Path, what: str) -> None:
     broken(tmp_path, what)
-    with pytest.raises(ValueError, match=f"shard00000.json {sentence}.*delete it and its .npy"):
+    with pytest.raises(ValueError, match=r"shard00000.json are damaged or of another version.*delete it and its .npy"):
         load_frames(tmp_path)

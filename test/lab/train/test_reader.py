@@ -11,21 +11,20 @@ import torch
 from safetensors.torch import load_file
 
 from dsd_lab.pair.reader import draw_errand, load_reader, mixture_answers, weighted
-from dsd_lab.train.reader import (
-    EOS,
+from dsd_lab.train.reader.corpus import FACT, GIVEN, GUESS, QUESTION_KINDS, UNKNOWN, draw_example, examples
+from dsd_lab.train.reader.training import (
     SIZES,
-    _drawn,
+    TOKENIZER,
     build_reader,
     draw_rows,
     encode,
     prompt_text,
     reader_loss,
     train_reader,
-    train_reader_tokenizer,
 )
-from dsd_lab.train.reader_corpus import FACT, GIVEN, GUESS, QUESTION_KINDS, UNKNOWN, draw_example, examples
-from dsd_lab.train.reader_words import draw_name, goals, relations
+from dsd_lab.train.reader.words import draw_name, goals, relations
 from dsd_lab.train.settings import ReaderSettings
+from dsd_lab.train.tokenizer import EOS, train_tokenizer
 from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
@@ -41,7 +40,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_reader_tokenizer([f"{e.document} {e.question} {e.answer}" for e in examples(1, 300)])
+    return train_tokenizer([f"{e.document} {e.question} {e.answer}" for e in examples(1, 300)], **TOKENIZER)
 
 
 def test_equal_seeds_give_equal_examples() -> None:
@@ -94,14 +93,6 @@ def test_losses_fall_on_the_answers_tokens(tokenizer) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False).startswith(prompt)
 
 
-@pytest.mark.slow
-def test_rows_drawn_by_processes_are_the_same(tokenizer) -> None:
-    drawn = _drawn(tokenizer, ReaderSettings(batch=8, workers=2), 5)
-    for step in range(5, 9):
-        rows = draw_rows(tokenizer, 0, step, 8)
-        assert all(torch.equal(a.ids, b.ids) for a, b in zip(next(drawn), rows, strict=True))
-
-
 def test_the_training_arithmetic_is_transformers_own(tokenizer) -> None:
     model = build_reader(SIZES["tiny"], 3)
     rows = draw_rows(tokenizer, 0, 0, 4)[0]
@@ -152,7 +143,7 @@ def test_a_mixture_adds_up_its_weights(tokenizer) -> None:
 def test_bad_settings_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch must be at least 1"):
         ReaderSettings(batch=0)
-    with pytest.raises(ValueError, match="size must be one of tiny, base, large, not 'huge'"):
+    with pytest.raises(ValueError, match="size must be one of tiny, base, not 'huge'"):
         ReaderSettings(size="huge")
     with pytest.raises(ValueError, match="device must be cpu, cuda or cuda:N"):
         ReaderSettings(device="tpu")

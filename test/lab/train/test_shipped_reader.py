@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dsd_lab.pair.reader import Read, load_reader, mixture_answers
-from dsd_lab.train.reader import DOCUMENT_PROMPT, prompt_text
-from dsd_lab.train.reader_corpus import UNKNOWN, draw_example
+from dsd_lab.train.reader.corpus import UNKNOWN, draw_example
+from dsd_lab.train.reader.training import DOCUMENT_PROMPT, prompt_text
 from dsd_ros.dragon.prompts import DocumentPrompt
 from dsd_ros.vlm.loading import ModelSettings, load_model
 

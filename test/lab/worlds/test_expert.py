@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dsd_lab.train.data import MODEL_HEIGHT, MODEL_WIDTH, SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
-from dsd_lab.worlds.expert import reply
+from dsd_lab.train.data import SPLIT_SEEDS, apply_action, shared_offscreen, world_frames
+from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH
+from dsd_lab.worlds.expert import DRAWS, doubts, misjudged, reply
 from dsd_lab.worlds.guide import View, full_round, walk
 from dsd_lab.worlds.situations import Situation, Split, world_of
 from dsd_ros.navigation.actions import parse_reply
 from dsd_ros.robot.sim.offscreen import Offscreen
 from dsd_ros.robot.sim.simulator import Simulator
-from dsd_ros.robot.sim.world import Thing, World
+from dsd_ros.robot.sim.world import RADIUS, ROBOT_RADIUS, Thing, World
 
 STEPS = 25
 
@@ -159,3 +160,65 @@ def test_the_same_seed_gives_the_same_pictures_and_replies() -> None:
     first, second = world_frames(1_000_007, 6), world_frames(1_000_007, 6)
     assert first[1] == second[1]
     assert all(np.array_equal(a, b) for a, b in zip(first[0], second[0], strict=True))
+
+
+def view_of(bearing: float, gap: float, pixels: int = 900) -> View:
+    """A red chair alone in a large room, at a bearing in degrees and a gap in metres."""
+    away = gap + RADIUS["chair"] + ROBOT_RADIUS
+    angle = math.radians(bearing)
+    chair = Thing("chair", "red", away * math.cos(angle), away * math.sin(angle), 0.0)
+    world = World(0, 9.0, 9.0, (chair,), (), 0, (0.0, 0.0, 0.0), "find the red chair")
+    return View.showing(world, (0.0, 0.0, 0.0), {0: pixels})
+
+
+def actions_of(view: View, seed: int = 0) -> tuple[str, Counter[str]]:
+    own = reply(view, "red chair")
+    others = doubts(view, [("red chair", own)], np.random.default_rng(seed))[0]
+    assert own not in [text for text, _ in others]
+    assert 0 <= sum(n for _, n in others) <= DRAWS
+    count: Counter[str] = Counter()
+    for text, n in others:
+        count[text.rsplit("Action: ", 1)[1]] += n
+    return own.rsplit("Action: ", 1)[1], count
+
+
+@pytest.mark.parametrize(
+    ("view", "own", "other"),
+    [
+        (view_of(0.0, 0.401), "forward 25 cm", "stop"),
+        (view_of(0.0, 0.399), "stop", "forward 25 cm"),
+        (view_of(10.05, 0.55), "turn left 15 degrees", "forward 25 cm"),
+        (view_of(-9.95, 1.9), "forward 75 cm", "turn right 15 degrees"),
+        (view_of(0.0, 1.9, 61), "forward 75 cm", "turn left 45 degrees"),  # it may be out of sight
+        (view_of(0.0, 1.9, 59), "turn left 45 degrees", "forward 75 cm"),  # or in sight after all
+    ],
+)
+def test_near_an_edge_about_half_of_the_misjudged_replies_are_others(view: View, own: str, other: str) -> None:
+    said, others = actions_of(view)
+    assert said == own
+    assert DRAWS / 5 < others[other] < DRAWS * 4 / 5
+
+
+@pytest.mark.parametrize("view", [view_of(0.0, 1.9), view_of(14.0, 0.2), view_of(33.0, 0.5)])
+def test_far_from_every_edge_no_reply_has_another_action(view: View) -> None:
+    own, others = actions_of(view)
+    assert set(others) <= {own}
+
+
+def test_everything_is_misjudged_as_seen_from_the_robot() -> None:
+    world = world_of(4, Situation.HIDDEN, Split.TRAINING)
+    view = View.at(world, world.start)
+    rng = np.random.default_rng(3)
+    views = [misjudged(view, rng) for _ in range(400)]
+    for index in range(len(world.things)):
+        turned = [one.bearing(index) - view.bearing(index) for one in views]
+        far = [
+            math.log((one.gap(index) + r) / (view.gap(index) + r))
+            for one in views
+            for r in [world.things[index].radius + ROBOT_RADIUS]
+        ]
+        assert math.degrees(np.std(turned)) == pytest.approx(0.7, rel=0.2)
+        assert np.std(far) == pytest.approx(0.03, rel=0.2)
+        assert abs(np.mean(turned)) < 0.003 and abs(np.mean(far)) < 0.007
+    assert all(one.pose == view.pose and len(one.world.things) == len(world.things) for one in views)
+    assert np.std([one.world.half_x for one in views]) > 0.01

@@ -1,0 +1,1 @@
+"""Early exits for a frozen model, trained on scenes or on conversations."""

@@ -1,0 +1,187 @@
+"""`dsd-lab train exits`: early-exit adapters for a frozen model, all of them from the same passes.
+
+After the training of FSD (figure 3): the backbone and its LM head are frozen, and each exit's loss reaches its own
+adapter alone. The loss is the Kullback-Leibler divergence from the final layer's distribution to the exit's on the
+tokens of replies: an exit has to predict what the final layer will say, not what a text says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from dsd_lab.train.exits.backbones import Backbone, load_backbone
+from dsd_lab.train.exits.data import Examples, HiddenStates, conversation_examples, scene_examples
+from dsd_lab.train.exits.report import write_card
+from dsd_lab.train.settings import ExitSettings
+from dsd_lab.train.stages import Losses, Report, Stage, run_stage
+from dsd_ros.vlm.exits import ExitAdapters, load_exits
+
+CONFIDENT = 0.95
+_EPOCHS = 10.0
+
+
+def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
+    """ "all" or "2,4" as 1-based layers below the last; ValueError for anything else."""
+    if text.strip() == "all":
+        return tuple(range(1, num_layers))
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"layers must be 'all' or numbers like 2,4, not {text!r}.") from None
+
+
+def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[str, Any]:
+    """Train a model's exits, write them with their report, and return the report; continues a killed run.
+
+    ``report(line, share)`` hears of the progress.
+    """
+    torch.set_num_threads(settings.threads)
+    tell: Report = report or (lambda line, share: None)
+    tell("loading the model", 0.0)
+    backbone = load_backbone(settings.model, settings.device, settings.dtype)
+    if settings.data is None:
+        train, held = scene_examples(
+            backbone, settings.cache, settings.worlds, settings.held_out, settings.workers, settings.seed, tell
+        )
+    else:
+        train, held = conversation_examples(settings.data, backbone, settings.context, settings.held_out, settings.seed)
+    exits, figures = fit(settings, backbone, train, tell)
+    tell("measuring", 1.0)
+    folder = settings.out or backbone.directory
+    exits.save(folder, backbone.fingerprint)
+    loaded = load_exits(
+        folder, backbone.fingerprint, backbone.hidden_size, backbone.num_layers, torch.float32, backbone.device
+    )
+    assert loaded is not None
+    result = measure(backbone, loaded, HiddenStates(held, loaded.layers)) | figures
+    result |= {
+        "data": "scenes" if settings.data is None else settings.data.name,
+        "train_examples": len(train),
+        "seed": settings.seed,
+    }
+    (folder / "exits.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_card(folder / "README.md", result)
+    return result
+
+
+def fit(
+    s: ExitSettings, backbone: Backbone, examples: Examples, report: Report, save_seconds: float = 30.0
+) -> tuple[ExitAdapters, dict[str, Any]]:
+    """Train exits on examples; returns them with steps, epochs, minutes, batch and rate.
+
+    Runs that differ in their length alone share a checkpoint, so that a longer one continues a shorter one.
+    """
+    batch = s.batch or (64 if s.data is None else 1)
+    rate = s.rate or (3e-3 if s.data is None else 1e-4)
+    exits = ExitAdapters.untrained(backbone, parse_layers(s.layers, backbone.num_layers), s.rank, s.seed)
+    exits.to(backbone.device)
+    per_epoch = -(-len(examples) // batch)
+    steps = s.steps
+    if steps is None and s.minutes is None:
+        steps = max(1, round((s.epochs or _EPOCHS) * per_epoch))
+    data = "scenes" if s.data is None else hashlib.sha256(s.data.read_bytes()).hexdigest()
+    key = [data, len(examples), exits.layers, exits.rank, s.seed, rate, batch, s.context, s.dtype]
+    name = "exits-" + hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    stage = exit_stage(backbone, exits, HiddenStates(examples, exits.layers), batch, rate, s.seed)
+    path = s.cache / backbone.fingerprint / f"{name}.safetensors"
+    found = run_stage(stage, path, s.minutes, steps, backbone.device, report=report, save_seconds=save_seconds)
+    found |= {"epochs": round(found["steps"] / per_epoch, 2), "minutes": round(found["minutes"], 2)}
+    return exits, found | {"batch": batch, "rate": rate}
+
+
+def exit_stage(
+    backbone: Backbone, exits: ExitAdapters, states: HiddenStates, batch: int, rate: float, seed: int
+) -> Stage:
+    """A stage that trains all exits; an epoch uses each example once.
+
+    Gradients are clipped exit by exit, because a common norm would let a bad exit slow the others down.
+    """
+    per_epoch = -(-len(states.examples) // batch)
+    count = len(exits.layers)
+
+    def losses(step: int, share: float) -> Iterator[Losses]:
+        epoch, place = divmod(step, per_epoch)
+        order = np.random.default_rng([seed, 62, epoch]).permutation(len(states.examples))
+        hidden = states.of(order[place * batch : (place + 1) * batch].tolist())
+        if hidden is not None:  # else none of the examples can be used
+            for loss, right in exit_losses(backbone, exits, hidden):
+                yield Losses(loss, loss / count, right / count)
+
+    modules = {f"exit{layer}": (exits.adapter(layer), 1.0) for layer in exits.layers}
+    return Stage("exits", modules, losses, rate, warm_up=50, weight_decay=0.0, clip_each=True, mixed=False)
+
+
+def exit_losses(
+    backbone: Backbone, exits: ExitAdapters, hidden: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each exit's loss in turn (mean nats per token) and its agreement with the final layer.
+
+    ``hidden`` are hidden states (exits + 1, tokens, hidden size). A loss's graph holds its own adapter alone.
+    """
+    with torch.no_grad():
+        final = backbone.head(hidden[-1]).log_softmax(-1)
+    for layer, states in zip(exits.layers, hidden[:-1], strict=True):
+        said = backbone.head(exits.adapter(layer)(states)).log_softmax(-1)
+        right = (said.detach().argmax(-1) == final.argmax(-1)).float().mean()
+        yield functional.kl_div(said, final, reduction="batchmean", log_target=True), right
+
+
+@torch.no_grad()
+def measure(backbone: Backbone, exits: ExitAdapters, states: HiddenStates) -> dict[str, Any]:
+    """How well each exit predicts the final layer on held-out replies; ValueError where there are none.
+
+    ``agreement``: share of tokens whose likeliest next token is the final layer's. ``confident_share``: share of
+    tokens of which the exit is more than 95 % sure. ``confident_agreement``: agreement among those (None without any).
+    ``loss``: nats per token. ``parameters`` and their ``share`` of the model with all its exits.
+    """
+    tokens = replies = 0
+    sums = np.zeros((len(exits.layers), 4))
+    for index in range(len(states.examples)):
+        hidden = states.of([index])
+        if hidden is None:
+            continue
+        replies += 1
+        tokens += hidden.shape[1]
+        final = backbone.head(hidden[-1]).log_softmax(-1)
+        for row, (layer, some) in enumerate(zip(exits.layers, hidden[:-1], strict=True)):
+            said = exits.logits(backbone, layer, some).log_softmax(-1)
+            best, choice = said.max(-1)
+            sure = best.exp() > CONFIDENT
+            right = choice == final.argmax(-1)
+            kl = functional.kl_div(said, final, reduction="sum", log_target=True)
+            values = (right.sum(), sure.sum(), (right & sure).sum(), kl)
+            sums[row] += [float(value) for value in values]
+    if tokens == 0:
+        raise ValueError("No held-out conversation can be used; give more data.")
+    whole = backbone.parameters_count + exits.parameters_count
+    each = exits.parameters_count // len(exits.layers)
+    rows = [
+        {
+            "layer": layer,
+            "agreement": right / tokens,
+            "confident_share": sure / tokens,
+            "confident_agreement": both / sure if sure else None,
+            "loss": kl / tokens,
+            "parameters": each,
+            "share": each / whole,
+        }
+        for layer, (right, sure, both, kl) in zip(exits.layers, sums.tolist(), strict=True)
+    ]
+    return {
+        "model": backbone.directory.resolve().name,
+        "fingerprint": backbone.fingerprint,
+        "num_layers": backbone.num_layers,
+        "rank": exits.rank,
+        "parameters": exits.parameters_count,
+        "share": exits.parameters_count / whole,
+        "held_out_replies": replies,
+        "held_out_tokens": tokens,
+        "exits": rows,
+    }

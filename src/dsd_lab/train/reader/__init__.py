@@ -1,0 +1,1 @@
+"""The small text model that answers a question from one document."""

@@ -65,6 +65,10 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     ]
 
 
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    print("\n".join(table(rows)))
+
+
 def cell(value: float | None, form: str) -> str:
     """A figure as text; "-" where there is none."""
     return "-" if value is None else format(value, form)

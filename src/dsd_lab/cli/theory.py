@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cyclopts import App
 
+from dsd_lab.report import print_table
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 
@@ -73,19 +74,12 @@ def cost(args: CostArguments = CostArguments()) -> int:
         f"{args.requests:,.0f} requests, {args.input_tokens:g} tokens in, {args.output_tokens:g} out, "
         f"gamma {args.gamma}, tau {args.tau:g}; prices in dollars for a million tokens\n"
     )
-    form = "{:<31}{:>13}{:>13}{:>13}{:>19}{:>19}"
-    print(form.format("", "draft", "target", "cloud AR", "cloud SD", "edge-cloud SD"))
+    shown = [["", "draft", "target", "cloud AR", "cloud SD", "edge-cloud SD"]]
     for prices, cost in costs:
-        print(
-            form.format(
-                prices.name,
-                f"{prices.draft_in:g}/{prices.draft_out:g}",
-                f"{prices.target_in:g}/{prices.target_out:g}",
-                _dollars(cost.ar),
-                _saving(cost.cloud_sd, cost.ar),
-                _saving(cost.edge_cloud_sd, cost.ar),
-            )
-        )
+        draft, target = f"{prices.draft_in:g}/{prices.draft_out:g}", f"{prices.target_in:g}/{prices.target_out:g}"
+        savings = (_saving(cost.cloud_sd, cost.ar), _saving(cost.edge_cloud_sd, cost.ar))
+        shown.append([prices.name, draft, target, _dollars(cost.ar), *savings])
+    print_table(shown)
     report = {**shape, "rows": [asdict(prices) | asdict(cost) for prices, cost in costs]}
     write_json(args.json, report)
     return EXIT_DONE
@@ -116,30 +110,27 @@ def latency(args: LatencyArguments = LatencyArguments()) -> int:
         f"T_c {args.link_ms:g} ms, T_r {args.sync_ms:g} ms, gamma {args.gamma}, tau {args.tau:g}, "
         f"r {args.miss_rate:.2%}\n"
     )
-    form = "{:<47}{:>10}{:>10}"
-    print(form.format("", "seconds", "over AR"))
+    shown = [["", "seconds", "over AR"]]
     for name, seconds in (
         ("cloud AR    2Tc + nTq", predicted.ar_seconds),
         ("SD          n/tau (2Tc + gTp + Tq)", predicted.sd_seconds),
         ("FSD         n/tau (2Tc + rgTp + (1-r)Tr + Tq)", predicted.fsd_seconds),
         ("limit       n/tau Tq + 2Tc", predicted.limit_seconds),
     ):
-        print(form.format(name, f"{seconds:.3f}", f"{predicted.ar_seconds / seconds:.2f}x"))
+        shown.append([name, f"{seconds:.3f}", f"{predicted.ar_seconds / seconds:.2f}x"])
+    print_table(shown)
     print(f"\nFSD over SD {predicted.fsd_over_sd:.3f}x; link and hits free (equation 9) {predicted.equation_9:.3f}x")
     print("\nThe paper's systems, 200 tokens at gamma 4: formula | reported")
-    form = "{:<30}{:>18}{:>18}{:>18}"
-    print(form.format("", "SD over AR", "FSD over SD", "FSD over AR"))
+    shown = [["", "SD over AR", "FSD over SD", "FSD over AR"]]
     for setup in SETUPS:
-        says = setup.predicted()
-        together = setup.sd_over_ar * setup.fsd_over_sd
-        print(
-            form.format(
-                setup.name,
-                f"{says.sd_over_ar:.2f} | {setup.sd_over_ar:.2f}",
-                f"{says.fsd_over_sd:.2f} | {setup.fsd_over_sd:.2f}",
-                f"{says.fsd_over_ar:.2f} | {together:.2f}",
-            )
+        says, together = setup.predicted(), setup.sd_over_ar * setup.fsd_over_sd
+        pairs = (
+            (says.sd_over_ar, setup.sd_over_ar),
+            (says.fsd_over_sd, setup.fsd_over_sd),
+            (says.fsd_over_ar, together),
         )
+        shown.append([setup.name, *(f"{formula:.2f} | {reported:.2f}" for formula, reported in pairs)])
+    print_table(shown)
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_speedups
 

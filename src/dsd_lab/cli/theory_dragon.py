@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dsd_lab.report import print_table
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 from dsd_ros.dragon.settings import SCHEDULES
@@ -70,15 +71,14 @@ def speedup(args: SpeedupArguments = SpeedupArguments()) -> int:
         f"device {args.device_ms:g} ms, cloud {args.cloud_ms:g} ms, round trip {args.rtt_ms:g} ms; "
         "the device aggregates\n"
     )
-    form = "{:<26}{:>16}{:>12}"
-    print(form.format("the cloud's acceptance", "ms a token", "speed-up"))
-    rows = []
+    rows, shown = [], [["the cloud's acceptance", "ms a token", "speed-up"]]
     for acceptance in sorted({0.0, 0.25, 0.5, 0.75, 0.9, 1.0, args.acceptance}):
         gain = predicted(device, cloud, rtt, acceptance)
         seconds = latency(device, cloud, rtt, acceptance)
         rows.append({"acceptance": acceptance, "seconds_a_token": seconds, "speedup": gain})
         name = f"{acceptance:.0%}" + (" (token-wise)" if acceptance == 0.0 else "")
-        print(form.format(name, f"{1e3 * seconds:.1f}", f"{gain:.2f}x"))
+        shown.append([name, f"{1e3 * seconds:.1f}", f"{gain:.2f}x"])
+    print_table(shown)
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_dragon_speedup
 
@@ -115,12 +115,12 @@ def scheduling(args: SchedulingArguments = SchedulingArguments()) -> int:
     found = compare(setting, extras, args.sequences, seed=args.seed)
     print(f"{_described(args)}; mean seconds of {args.sequences} answers of {args.tokens} tokens\n")
     names = (*STRATEGIES, TOKEN_WISE, SEQUENCE_WISE)
-    form = "{:>9}" + "{:>10}" * len(STRATEGIES) + "{:>12}{:>15}{:>16}"
-    print(form.format("extra ms", *names, "auto over best"))
+    shown = [["extra ms", *names, "auto over best"]]
     for one in found:
         seconds = [f"{one.seconds[name]:.2f}" for name in names]
         change = f"{100 * (one.over_best_side() - 1):+.1f} %"
-        print(form.format(f"{1e3 * one.extra:g}", *seconds, change))
+        shown.append([f"{1e3 * one.extra:g}", *seconds, change])
+    print_table(shown)
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_scheduling
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from dsd_lab.report import print_table
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, write_json
 
@@ -94,10 +95,10 @@ def dssd_table1(args: TableArguments = TableArguments()) -> int:
     from dsd_lab.papers.proofs import TABLE_1_ALPHAS, TABLE_1_GAMMAS, dssd_table_1
 
     rows = dssd_table_1(args.send_ms / 1e3, args.ntt_ms / 1e3)
-    print("gamma \\ alpha" + "".join(f"{alpha:>17g}" for alpha in TABLE_1_ALPHAS))
+    shown = [["gamma \\ alpha", *map(str, TABLE_1_ALPHAS)]]
     for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True):
-        cells = (f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row)
-        print(f"{gamma:<13}" + "".join(f"{cell:>17}" for cell in cells))
+        shown.append([str(gamma), *(f"{share:.2f} ({1e3 * seconds:.2f} ms)" for share, seconds in row)])
+    print_table(shown)
     cells_json = [
         {"gamma": gamma, "alpha": alpha, "rejected": share, "comm_seconds": seconds}
         for gamma, row in zip(TABLE_1_GAMMAS, rows, strict=True)
@@ -130,29 +131,23 @@ def dssd(args: DssdArguments = DssdArguments()) -> int:
         f"{1e3 * t_up:.2f} ms up, {1e3 * t_down:.2f} ms down\n"
     )
     report: dict[str, Any] = {**_given(args), "tokens": tokens}
-    form = "{:<8}{:>16}{:>12}{:>12}"
-    print(form.format("", "communication", "round", "speed-up"))
+    shown = [["", "communication", "round", "speed-up"]]
     for name, seconds in comm.items():
         whole = theory.round_seconds(gamma=args.gamma, t_p=args.draft_ms / 1e3, t_q=t_q, t_comm=seconds)
         gain = theory.speedup(tokens=tokens, seconds=whole, t_q=t_q)
-        print(form.format(name.upper(), f"{1e3 * seconds:.2f} ms", f"{1e3 * whole:.2f} ms", f"{gain:.2f}x"))
+        shown.append([name.upper(), f"{1e3 * seconds:.2f} ms", f"{1e3 * whole:.2f} ms", f"{gain:.2f}x"])
         report[name] = {"comm_seconds": seconds, "round_seconds": whole, "speedup": gain}
+    print_table(shown)
     print(f"\nDSSD's communication is between {1e3 * t_ntt:.2f} and {1e3 * (t_down + t_ntt):.2f} ms")
     print("\nThe paper's Table 2, seconds for 128 tokens: formula | reported")
-    form = "{:<34}{:>8}{:>18}{:>16}"
-    print(form.format("", "rounds", "DSD", "DSSD"))
-    report["paper"] = []
+    shown, report["paper"] = [["", "rounds", "DSD", "DSSD"]], []
     for row in theory.TABLE_2:
         says = {"dsd": row.predicted_dsd(), "dssd": row.predicted_dssd()}
-        print(
-            form.format(
-                f"T_NTT {1e3 * row.t_ntt:g} ms, {row.rate / 1e6:g} Mbit/s, gamma {row.gamma}",
-                row.rounds,
-                f"{says['dsd']:.2f} | {row.dsd:.2f}",
-                f"{says['dssd']:.2f} | {row.dssd:.2f}",
-            )
-        )
+        name = f"T_NTT {1e3 * row.t_ntt:g} ms, {row.rate / 1e6:g} Mbit/s, gamma {row.gamma}"
+        pairs = (f"{says['dsd']:.2f} | {row.dsd:.2f}", f"{says['dssd']:.2f} | {row.dssd:.2f}")
+        shown.append([name, str(row.rounds), *pairs])
         report["paper"].append(asdict(row) | {"rounds": row.rounds, "predicted": says})
+    print_table(shown)
     write_json(args.json, report)
     return EXIT_DONE
 
@@ -182,8 +177,7 @@ def tslt(args: TsltArguments = TsltArguments()) -> int:
         f"{shape} <{','.join(map(str, tree))}>: {drafted} tokens drafted from {rows} distributions, "
         f"acceptance by layer {' '.join(f'{rate:.3f}' for rate in layers)}\n"
     )
-    form = "{:<32}{:>12}{:>15}{:>10}{:>13}{:>10}"
-    print(form.format("", "sent up", "communication", "tokens", "round", "speed-up"))
+    shown = [["", "sent up", "communication", "tokens", "round", "speed-up"]]
     report: dict[str, Any] = {**_given(args), "distributions": rows, "nodes": drafted}
     moved = candidate_bounds(args.alpha, args.sigma, factor=1.0)
     cases: list[tuple[str, int, int, list[float]]] = [("full", args.vocabulary, 0, layers)]
@@ -199,27 +193,11 @@ def tslt(args: TsltArguments = TsltArguments()) -> int:
         whole = theory.round_seconds(gamma=len(tree), t_p=args.draft_ms / 1e3, t_q=t_q, t_comm=comm)
         gain = theory.speedup(tokens=tokens, seconds=whole, t_q=t_q)
         sent = rows * entries * (args.bits + b_idx) / 8
-        print(
-            form.format(
-                name,
-                f"{sent / 1e3:,.1f} kB",
-                f"{1e3 * comm:.2f} ms",
-                f"{tokens:.3f}",
-                f"{1e3 * whole:.2f} ms",
-                f"{gain:.2f}x",
-            )
-        )
-        report["cases"].append(
-            {
-                "name": name,
-                "layers": rates,
-                "up_bytes": sent,
-                "comm_seconds": comm,
-                "tokens": tokens,
-                "round_seconds": whole,
-                "speedup": gain,
-            }
-        )
+        figures = (f"{1e3 * comm:.2f} ms", f"{tokens:.3f}", f"{1e3 * whole:.2f} ms", f"{gain:.2f}x")
+        shown.append([name, f"{sent / 1e3:,.1f} kB", *figures])
+        case = {"name": name, "layers": rates, "up_bytes": sent, "comm_seconds": comm}
+        report["cases"].append(case | {"tokens": tokens, "round_seconds": whole, "speedup": gain})
+    print_table(shown)
     write_json(args.json, report)
     return EXIT_DONE
 
@@ -288,22 +266,14 @@ def proofs(args: ProofsArguments = ProofsArguments()) -> int:
         f"gamma {args.gamma}, TV {args.tv:g}, V {args.vocabulary}, {args.up_mbit:g} Mbit/s up, "
         f"{args.down_mbit:g} down, {args.ntt_ms:g} ms there and back\n"
     )
-    form = "{:<11}{:>12}{:>9}{:>13}{:>13}{:>15}{:>13}{:>10}"
-    heads = "acceptance,tokens,up B/token,down B/token,communication,round,speed-up"
-    print(form.format("", *heads.split(",")))
+    shown = [["", "acceptance", "tokens", "up B/token", "down B/token", "communication", "round", "speed-up"]]
     for says in found:
-        print(
-            form.format(
-                says.proof,
-                f"{'>= ' if says.proof in ('truncated', 'coupled') else ''}{says.acceptance:.3f}",
-                f"{says.tokens:.2f}",
-                f"{says.up_bytes:,.1f}",
-                f"{says.down_bytes:,.1f}",
-                f"{1e3 * says.comm_seconds:,.1f} ms",
-                f"{1e3 * says.round_seconds:,.1f} ms",
-                f"{says.speedup:.2f}x",
-            )
-        )
+        least = ">= " if says.proof in ("truncated", "coupled") else ""
+        sent = (f"{says.up_bytes:,.1f}", f"{says.down_bytes:,.1f}")
+        times = (f"{1e3 * says.comm_seconds:,.1f} ms", f"{1e3 * says.round_seconds:,.1f} ms")
+        row = (says.proof, f"{least}{says.acceptance:.3f}", f"{says.tokens:.2f}", *sent, *times, f"{says.speedup:.2f}x")
+        shown.append([*row])
+    print_table(shown)
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_proofs
 

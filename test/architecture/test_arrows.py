@@ -56,8 +56,6 @@ ONLY_IN = {
     "torch": {"decoding", "vlm", "wire", "edge", "cloud", "dragon", "ros", "nodes", "cli"},
     "transformers": {"vlm", "dragon"},
 }
-# Ties of the product to its laboratory that are being cut: module -> what it may still import of `dsd_lab`.
-LABORATORY_NOT_YET = {"cli/ask.py": "dsd_lab.dragon", "cli/demo_run.py": "dsd_lab.links"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("yaml", "unsafe_load"), ("os", "system")}
 

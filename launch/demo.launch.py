@@ -13,12 +13,14 @@ from launch.conditions import IfCondition
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import EqualsSubstitution, IfElseSubstitution, LaunchConfiguration
 
+from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS
 from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
+    port = str(VerifierSettings.port)
     arguments = [
         *namespace_and_domain(),
         DeclareLaunchArgument(
@@ -34,7 +36,7 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents", "shipped")),
         DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
         DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
-        DeclareLaunchArgument("verifier_port", default_value="8765", description="port of `dsd verifier`"),
+        DeclareLaunchArgument("verifier_port", default_value=port, description="port of dsd verifier"),
     ]
     simulated = EqualsSubstitution(LaunchConfiguration("robot"), "simulated")
     standin = EqualsSubstitution(LaunchConfiguration("robot"), "go2-standin")

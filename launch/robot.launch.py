@@ -24,8 +24,8 @@ from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
 from launch import LaunchDescription
 
 
-def generate_launch_description() -> LaunchDescription:
-    arguments = [
+def arguments() -> list[DeclareLaunchArgument]:
+    return [
         *namespace_and_domain(),
         DeclareLaunchArgument(
             "driver",
@@ -58,6 +58,9 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("token_file", **setting("bridge_node", "token_file")),
         DeclareLaunchArgument("ca_file", **setting("bridge_node", "ca_file")),
     ]
+
+
+def generate_launch_description() -> LaunchDescription:
     driven = EqualsSubstitution(LaunchConfiguration("driver"), "go2")
     remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
     asked = NotEqualsSubstitution(LaunchConfiguration("memory"), "never")
@@ -104,4 +107,4 @@ def generate_launch_description() -> LaunchDescription:
             condition=IfCondition(LaunchConfiguration("rviz")),
         ),
     ]
-    return LaunchDescription([*arguments, *nodes])
+    return LaunchDescription([*arguments(), *nodes])

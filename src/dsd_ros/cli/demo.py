@@ -8,9 +8,8 @@ from pathlib import Path
 
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, part, tokenizer_option, word
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.ros.bringup import DEMO_SEED, ROBOTS, TRANSPORTS
-
-DEMO_INSTRUCTION = "find the silver bottle"
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS, TRANSPORTS
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,15 @@ class DemoSettings:
     scenario: str = flag(
         "", "; ".join(f"{name}: {each.help}" for name, each in SCENARIOS.items()), choices=tuple(SCENARIOS)
     )
-    mode: str = flag("dsd", "decoding mode", choices=tuple(PRESETS))
+    mode: str = flag(DecodeSettings.mode, "decoding mode", choices=tuple(PRESETS))
     transport: str = flag(
-        "dds", "how robot and verifier talk: ROS topics, or a websocket as over the Internet", choices=TRANSPORTS
+        TRANSPORTS[0],
+        "how robot and verifier talk: ROS topics, or a websocket as over the Internet",
+        choices=TRANSPORTS,
     )
-    robot: str = flag("simulated", "go2-standin: drive a stand-in Go2 through the real robot's driver", choices=ROBOTS)
+    robot: str = flag(ROBOTS[0], "go2-standin: drive a stand-in Go2 through the real robot's driver", choices=ROBOTS)
     seed: int | None = flag(None, f"number of the simulated room (default: {DEMO_SEED}, or the scenario's)")
-    temperature: float = flag(0.0, "sampling temperature; 0: always the likeliest token")
+    temperature: float = flag(DecodeSettings.temperature, "sampling temperature; 0: always the likeliest token")
     headless: bool = flag(False, "open no window; plain output")
     record: str = flag("", "record the run into a bag, as record:=DIR does", metavar="DIR")
     draft: str = model_option("draft")

@@ -7,12 +7,13 @@ import signal
 import threading
 
 from dsd_ros.cli.arguments import arguments, flag, word
+from dsd_ros.ros.bringup import STORAGES
 
 
 @arguments
 class RecordArguments:
     directory: str = word(text="folder to make; it must not exist yet")
-    storage: str = flag("mcap", "file format of the bag", choices=("mcap", "sqlite3"))
+    storage: str = flag(STORAGES[0], "file format of the bag", choices=STORAGES)
     camera_hz: float = flag(
         0.0, "pictures to keep per second, besides those that replies are about; 0: all of them", metavar="HZ"
     )

@@ -10,6 +10,7 @@ from dsd_ros.cloud.settings import DocumentSettings, VerifierSettings
 from dsd_ros.dragon.settings import ServiceSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 from dsd_ros.paths import documents_directory
+from dsd_ros.vlm.settings import ModelSettings
 
 
 @arguments
@@ -19,8 +20,8 @@ class VerifierArguments:
     answers: ServiceSettings = part(ServiceSettings)
     log: LogSettings = part(LogSettings)
     model: str = model_option("target")
-    device: str = flag("cpu", "cpu, cuda or cuda:N")
-    dtype: str = flag("float32", "float32, bfloat16 or float16")
+    device: str = flag(ModelSettings.device, "cpu, cuda or cuda:N")
+    dtype: str = flag(ModelSettings.dtype, "float32, bfloat16 or float16")
 
 
 def command(args: VerifierArguments = VerifierArguments()) -> int:
@@ -31,7 +32,7 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
     """
     from dsd_ros.cloud.engine import VerifierEngine
     from dsd_ros.cloud.server import run_verifier
-    from dsd_ros.vlm.loading import ModelSettings, load_model
+    from dsd_ros.vlm.loading import load_model
 
     model = ModelSettings(model_path(args.model, "target"), device=args.device, dtype=args.dtype)
     with logging_to_stderr(args.log):

@@ -105,7 +105,7 @@ class DecodeSettings:
     top_rho_proof: float = option(
         0.0, "probability mass that proof truncated keeps instead; 0: top_k_proof tokens, whatever their mass", 0.0, 1.0
     )
-    top_float_proof: str = option("float16", "format of the weights that proof truncated sends", choices=FLOATS)
+    top_float_proof: str = option(FLOATS[0], "format of the weights that proof truncated sends", choices=FLOATS)
     shape: str = option(
         "preset",
         "shape of a draft: a sequence, or a tree given by tree_expansion or tree_budget; preset: as the mode says",
@@ -138,7 +138,9 @@ class DecodeSettings:
     predraft_batch: int = option(1, "drafts advanced by one pass of the draft model; 1: each worker is a thread", 1, 64)
     pipeline_depth: int = option(1, "rounds in flight at once; above 1 they are sent on assumptions", 1, 8)
     exit_layers: str = option("", "layers whose early exits are used, as 2,4; empty: all; none: no exits")
-    exit_policy: str = option("priority", "order in which early outcomes are sent over the link", choices=EXIT_POLICIES)
+    exit_policy: str = option(
+        EXIT_POLICIES[0], "order in which early outcomes are sent over the link", choices=EXIT_POLICIES
+    )
     min_exit_confidence: float = option(0.0, "early outcomes with less confidence are not sent", 0.0, 1.0)
 
     def __post_init__(self) -> None:

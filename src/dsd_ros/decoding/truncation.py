@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.settings import MAX_KEPT
+from dsd_ros.decoding.settings import FLOATS, MAX_KEPT
 
 
 def truncate(
-    q: torch.Tensor, top_k: int, top_rho: float = 0.0, dtype: str = "float16"
+    q: torch.Tensor, top_k: int, top_rho: float = 0.0, dtype: str = FLOATS[0]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The ``top_k`` likeliest tokens of q (V,), or the fewest with a mass of ``top_rho`` if that is above 0.
 

@@ -46,7 +46,7 @@ class Drafting:
     proof: Proof = Proof.FULL
     top_k_proof: int = 0
     top_rho_proof: float = 0.0
-    top_float_proof: str = "float16"
+    top_float_proof: str = DecodeSettings.top_float_proof
     shape: Shape = Shape.SEQUENCE
     expansion: tuple[int, ...] = ()
     budget: int = 0

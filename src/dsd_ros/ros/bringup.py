@@ -18,6 +18,7 @@ from dsd_ros.ros import launch_standin as standin
 from dsd_ros.ros.launch_standin import Values, text
 
 TRANSPORTS = ("dds", "websocket")
+STORAGES = ("mcap", "sqlite3")  # of bags
 ROBOTS = ("simulated", "go2-standin")  # of the demo
 DEMO_SEED = 24  # of a world where the shipped target does not depend on how exactly a turn ends
 DEMO_INSTRUCTION = "find the silver bottle"

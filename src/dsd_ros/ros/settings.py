@@ -23,11 +23,10 @@ from dsd_ros.options import option
 from dsd_ros.paths import OWN, models_directory
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.go2.driver import Go2Settings
-from dsd_ros.ros.bringup import TRANSPORTS
+from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import MAX_HISTORY
 
-STORAGES = ("mcap", "sqlite3")
 STANDIN_FAULTS = ("none", "freeze", "slow", "die", "reject")
 
 
@@ -69,7 +68,7 @@ class ReaderModelSettings(NodeModelSettings):
 class DraftNodeSettings(ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
-    transport: str = option("dds", "transport of the drafts, for the statistics", choices=TRANSPORTS)
+    transport: str = option(TRANSPORTS[0], "transport of the drafts, for the statistics", choices=TRANSPORTS)
     image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
     decode_timeout_s: float = option(15.0, "longest time of a reply when the caller gives no limit, s", 0.5, 120.0)
     target_tokenizer: str = option(
@@ -234,7 +233,7 @@ class RecordNodeSettings:
     """A bag of the run."""
 
     directory: str = option("", "folder to create for the bag; it must not exist")
-    storage: str = option("mcap", "file format of the bag", choices=STORAGES)
+    storage: str = option(STORAGES[0], "file format of the bag", choices=STORAGES)
     camera_hz: float = option(
         0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1000.0
     )

@@ -11,8 +11,8 @@ from table_model import TableModel
 
 from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
+from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.vlm.errors import PromptError
-from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode, SessionClose
 from dsd_ros.wire.pictures import encode_picture
 

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.exits import ExitListener, ExitRules
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.decoding.rejection import Verdict
+from dsd_ros.decoding.methods import Verdict
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import Outcome, SessionClose

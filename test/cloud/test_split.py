@@ -9,8 +9,8 @@ from by_hand import Robot
 from table_model import TableModel
 
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.packing import pack_chances, unpack_distribution
 from dsd_ros.wire.messages import Outcome, Refusal
-from dsd_ros.wire.packing import pack_chances, unpack_distribution
 
 MODEL = TableModel(1, ends=False)
 

@@ -13,24 +13,15 @@ import dsd_ros.cloud.verification as verification
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.coupling import choose, gumbel
-from dsd_ros.decoding.rejection import rounded_up
+from dsd_ros.decoding.methods.split import finish_split_tree, remaining_nodes, rounded_up, verify_split_tree
+from dsd_ros.decoding.packing import pack_chances, pack_distributions, pack_kept, unpack_distribution, unpack_rows
+from dsd_ros.decoding.rejection import TreeVerdict, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, transform
-from dsd_ros.decoding.tree import (
-    ROOT,
-    TokenTree,
-    TreeVerdict,
-    finish_split_tree,
-    remaining_nodes,
-    verify_split_tree,
-    verify_tree,
-    verify_tree_greedy,
-)
+from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import Outcome, Refusal, prefix_digest
-from dsd_ros.wire.packing import pack_chances, pack_kept, unpack_distribution, unpack_rows
 from dsd_ros.wire.pictures import encode_picture
 
 MODEL = TableModel(1, ends=False)

@@ -10,7 +10,8 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from sequence_rules import verify_draft, verify_greedy
 
-from dsd_ros.decoding.rejection import Verdict, check_distributions, residual
+from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.rejection import check_distributions, residual
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, transform
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from sequence_rules import verify_split
 
-from dsd_ros.decoding import rejection
-from dsd_ros.decoding.rejection import LEAST_CHANCE, residual, rounded_up, split_residual
+from dsd_ros.decoding.methods import split
+from dsd_ros.decoding.methods.split import LEAST_CHANCE, rounded_up, split_residual
+from dsd_ros.decoding.rejection import residual
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 
@@ -46,11 +47,11 @@ def test_what_is_emitted_is_the_target(seed, size, difference, rough):
     p, q = row(seed, size), row(seed + 1, max(2, size + difference))
     with pytest.MonkeyPatch.context() as patch:
         if rough:
-            patch.setattr(rejection, "rounded_up", coarse)
+            patch.setattr(split, "rounded_up", coarse)
         before = p.clone(), q.clone()
         rest = split_residual(p, q).double().numpy()
         assert torch.equal(p, before[0]) and torch.equal(q, before[1])
-        r = rejection.rounded_up(q).double().numpy()
+        r = split.rounded_up(q).double().numpy()
     emitted = np.zeros(size)
     for x, q_x in enumerate(q.double().tolist()):
         if x < size and q_x > 0:
@@ -75,7 +76,7 @@ def drawn(by, samples: int = 20_000) -> float:
 
 
 def test_both_halves_draw_from_the_target_and_with_the_plain_residual_would_not(monkeypatch):
-    monkeypatch.setattr(rejection, "rounded_up", coarse)
+    monkeypatch.setattr(split, "rounded_up", coarse)
     assert drawn(split_residual) > 1e-3
     assert drawn(residual) < 1e-9
 

@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from sequence_rules import verify_split
 
-from dsd_ros.decoding import rejection
-from dsd_ros.decoding.rejection import residual, rounded_up, split_residual
-from dsd_ros.decoding.sampling import SamplingError, sample
-from dsd_ros.decoding.tree import (
-    ROOT,
-    TokenTree,
-    TreeError,
-    TreeVerdict,
+from dsd_ros.decoding.methods import split
+from dsd_ros.decoding.methods.split import (
     finish_split_tree,
     remaining_nodes,
+    rounded_up,
+    split_residual,
     verify_split_tree,
-    verify_tree,
 )
+from dsd_ros.decoding.rejection import TreeVerdict, residual, verify_tree
+from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.settings import TreeError
+from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import ExpansionTree, draw_children
 
 #   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)
@@ -141,7 +140,7 @@ def halves(tree: TokenTree, q, p, generator, finish) -> TreeVerdict:
     r = [0.0] * len(tree)
     for row, node in enumerate(tree.inner):
         for child in tree.children(node):
-            r[child] = float(rejection.rounded_up(q[row])[tree.tokens[child]])
+            r[child] = float(split.rounded_up(q[row])[tree.tokens[child]])
     verdict = verify_split_tree(tree, r, p, generator)
     if not verdict.owed:
         return verdict
@@ -192,7 +191,7 @@ def test_both_halves_leave_what_the_target_says():
 
 
 def test_both_halves_leave_what_the_target_says_however_coarse_the_rounding(monkeypatch):
-    monkeypatch.setattr(rejection, "rounded_up", coarse)
+    monkeypatch.setattr(split, "rounded_up", coarse)
     assert p_value(count(6_000)) > ALPHA
 
 
@@ -226,7 +225,7 @@ def goes_on(tree, node, q, p, generator, left) -> TreeVerdict:
 
 @pytest.mark.parametrize("wrong", [plain_residual, uncorrected])
 def test_wrong_rules_are_seen(monkeypatch, wrong):
-    monkeypatch.setattr(rejection, "rounded_up", coarse)
+    monkeypatch.setattr(split, "rounded_up", coarse)
     assert p_value(count(2_000, wrong)) < 1e-6
 
 

@@ -14,21 +14,11 @@ from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
 from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.rejection import Verdict, residual
+from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, residual, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingError, sample
-from dsd_ros.decoding.settings import expansion_nodes, parse_expansion
-from dsd_ros.decoding.tree import (
-    MAX_NODES,
-    ROOT,
-    TokenTree,
-    TreeError,
-    TreeVerdict,
-    ancestor_mask,
-    check_tree,
-    follow_tree,
-    verify_tree,
-    verify_tree_greedy,
-)
+from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes, parse_expansion
+from dsd_ros.decoding.tree import ROOT, TokenTree, ancestor_mask
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, draw_children, likeliest_children
 
 #   -1 -> 0 (5), 1 (6), 2 (5);  0 -> 3 (7), 4 (8);  2 -> 5 (9);  4 -> 6 (5)

@@ -17,8 +17,8 @@ from two_sides import Sides, Tables, question
 
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.decoding.coupling import gumbel
+from dsd_ros.decoding.packing import kept_bytes
 from dsd_ros.dragon.evidence import pack_evidence
-from dsd_ros.wire.packing import kept_bytes
 
 SIZE, LENGTH = 5, 2
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace as changed
 from rclpy.serialization import serialize_message
 from tiny_text import make_tiny_text
 
+from dsd_ros.decoding.packing import id_bits, pack_ids
 from dsd_ros.dragon.client import AskSession
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import EVIDENCE, AggregationSettings
@@ -25,7 +26,6 @@ from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.codec import encode
 from dsd_ros.wire.messages import Question
-from dsd_ros.wire.packing import id_bits, pack_ids
 
 
 class WatchedChannel(LocalChannel):

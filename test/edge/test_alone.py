@@ -129,11 +129,11 @@ def test_mending_finds_out_whether_the_link_works(channel):
         before = session.decode(IMAGE, "go").tokens
         channel.down = True
         with pytest.raises(LinkClosed, match="no network"):
-            session.mend()
+            session.reconnect()
         channel.down = False
-        session.mend()
+        session.reconnect()
         assert engine.sessions == 1  # it was resumed
         engine._sessions.clear()
-        session.mend()
+        session.reconnect()
         assert engine.sessions == 1  # and opened anew
         assert session.decode(IMAGE, "go").tokens == before

@@ -66,7 +66,7 @@ def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof
         gained = list(of.tokens_of(accepted, 7))
         wanted = draft_behind(chosen, gained, 2)
         # Forks in turns with a worker's look behind the same draft leave it as it is.
-        looking = of.draft.look_behind(of.open_leaves)
+        looking = of.draft.look_past(of.open_leaves)
         draft = of.next_draft(accepted, 7, fork=True)
         while not draft.complete:
             logits, *_ = advance([draft.step()])
@@ -88,11 +88,11 @@ def test_rows_are_those_behind_their_nodes(shape, proof, temperature):
     chosen = drafting(shape, proof, temperature)
     of = first(chosen)
     tree, draft = of.draft.tree, of.draft
-    leaves = [leaf for leaf in of.open_leaves if leaf not in draft.rows_behind]
-    behind = dict(draft.rows_behind)
+    leaves = [leaf for leaf in of.open_leaves if leaf not in draft.leaf_rows]
+    behind = dict(draft.leaf_rows)
     if leaves:
-        (logits,) = advance([draft.look_behind(leaves)])
-        rows = chosen.ranking(logits, [tree.depths[leaf] for leaf in leaves])
+        (logits,) = advance([draft.look_past(leaves)])
+        rows, _ = chosen.method.draw_from(logits, [tree.depths[leaf] for leaf in leaves], of.context)
         behind |= zip(leaves, rows, strict=True)
     behind |= zip(tree.inner, draft.rows, strict=True)
     assert sorted(behind) == list(range(-1, len(tree)))
@@ -100,7 +100,7 @@ def test_rows_are_those_behind_their_nodes(shape, proof, temperature):
         alone = MODEL.prefill(IMAGE, "go")
         path = tree.tokens_of(tree.path_to(node))
         alone.append(path)
-        wanted = chosen.ranking(alone.next_logits()[None], [len(path)])[0]
+        wanted = chosen.method.draw_from(alone.next_logits()[None], [len(path)], of.context)[0][0]
         assert torch.allclose(row.float(), wanted.float())
 
 
@@ -128,9 +128,9 @@ def test_no_draft_passes_the_longest_reply_or_its_end(end, longest, accepted, sh
     for node in tree.inner[1:]:
         assert tree.tokens[node] not in ends
     for leaf in of.open_leaves:
-        assert of.drafts_behind(leaf + 1, 10) or 10 in ends
+        assert of.can_follow(leaf + 1, 10) or 10 in ends
     accepted = min(accepted, len(tree))
-    if of.drafts_behind(accepted, 10):
+    if of.can_follow(accepted, 10):
         gained = of.tokens_of(accepted, 10)
         draft = of.next_draft(accepted, 10, fork=True)
         draft.finish()
@@ -155,7 +155,7 @@ def test_a_full_context_ends_the_draft_and_no_more(shape):
 
 def test_a_token_that_the_draft_model_lacks_ends_drafting():
     of = first(drafting("expansion"))
-    assert not of.drafts_behind(1, 12)
+    assert not of.can_follow(1, 12)
     assert not of.next_draft(1, 12, fork=False).able
 
 

@@ -12,8 +12,9 @@ from sequence_rules import verify_draft
 
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.modes import Proof
+from dsd_ros.decoding.rejection import verify_tree
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
-from dsd_ros.decoding.tree import TokenTree, verify_tree
+from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.edge.draft_model import Drafting
 from dsd_ros.edge.outcome_predictor import Guesser, Trust
 
@@ -77,11 +78,11 @@ def test_the_bonus_of_a_target_like_the_draft_is_foreseen(top_p):
         tokens = [sample(row, generator_for("draft", 7, 2, number)) for row in q[:-1]]
         verdict = verify_draft(tokens, q[:-1], q, generator_for("verifier", 7, 2, number))
         assert verdict.accepted == 3
-        chances = guesser.chances(2, number, chain(tokens), list(rows[:-1]))
-        best = guesser.acceptances(2, number, chain(tokens), {2: rows[-1]}, chances, 5)[0]
+        chances = guesser.chances(2, number, chain(tokens), list(q[:-1]))
+        best = guesser.acceptances(2, number, chain(tokens), {2: q[-1]}, chances, 5)[0]
         assert (best.accepted, best.next_token) == (3, verdict.next_token)
         guesser.learn(chain(tokens), chances, verdict.accepted)
-    assert min(guesser.chances(2, 1, chain([0] * 64), [rows[0]] * 64)) > 0.95
+    assert min(guesser.chances(2, 1, chain([0] * 64), [q[0]] * 64)) > 0.95
 
 
 def test_sampled_chances_tell_which_tokens_will_hold():
@@ -95,7 +96,7 @@ def test_sampled_chances_tell_which_tokens_will_hold():
         p = transform(rows + 0.7 * logits(number + 5000, 2) / 2, sampling)
         token = sample(q[0], generator_for("draft", 3, 1, number))
         verdict = verify_draft([token], q[:1], p, generator_for("verifier", 3, 1, number))
-        chances = guesser.chances(1, number, chain([token]), [rows[0]])
+        chances = guesser.chances(1, number, chain([token]), [q[0]])
         (held if verdict.accepted else fell).append(chances[0])
         guesser.learn(chain([token]), chances, verdict.accepted)
     assert np.mean(held) > np.mean(fell) + 0.08
@@ -116,7 +117,8 @@ def test_coupled_guesses_begin_with_what_the_noise_gives_the_draft():
     drafting = Drafting(3, 50, sampling, frozenset(), 11, 2, Proof.COUPLED)
     guesser = Guesser(sampling, 11, coupled=True)
     for seed in range(20):
-        rows = [drafting.ranking(row[None], [5 + i])[0] for i, row in enumerate(logits(seed, 4))]
+        context = drafting.context(1, 5)
+        rows = list(drafting.method.draw_from(logits(seed, 4), range(5, 9), context)[0])
         noise = [gumbel(11, 2, 5 + i, V) for i in range(4)]
         q = torch.softmax(logits(seed, 4), -1)
         tokens = [int(row.argmax()) for row in rows[:-1]]
@@ -179,9 +181,8 @@ def test_the_outcome_of_a_sampled_tree_by_a_target_like_the_draft_is_foreseen():
         q = p[[node + 1 for node in TREE.inner]]
         verdict = verify_tree(TREE, q, p, generator_for("verifier", 7, 2, number))
         assert verdict.path == (0, 2)  # p = q accepts the first child, whatever is drawn
-        inner = [rows[node] for node in TREE.inner]
-        chances = guesser.chances(2, number, TREE, inner)
-        leaves = {leaf: rows[leaf] for leaf in (2, 4, 5)}
+        chances = guesser.chances(2, number, TREE, list(q))
+        leaves = {leaf: p[leaf + 1] for leaf in (2, 4, 5)}
         guessed = guesser.acceptances(2, number, TREE, leaves, chances, 50)
         best = next(guess for guess in guessed if guess.accepted == 3)
         assert best.next_token == verdict.next_token

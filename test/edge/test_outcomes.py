@@ -12,7 +12,7 @@ from table_model import TableModel
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.edge.draft_model import DraftedRound, Drafting, advance
 from dsd_ros.edge.outcome_predictor import Guess
-from dsd_ros.edge.outcomes import FLOOR, Outcomes
+from dsd_ros.edge.outcomes import FLOOR, OutcomeQueue
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
@@ -25,8 +25,8 @@ def drafted(gamma: int = 4, max_tokens: int = 50, eos: tuple[int, ...] = (11,)) 
     return of
 
 
-def outcomes(policy="priority", budget=100, paper=False, **values) -> Outcomes:
-    return Outcomes(drafted(**values), policy, budget, random.Random(0), paper)
+def outcomes(policy="priority", budget=100, paper=False, **values) -> OutcomeQueue:
+    return OutcomeQueue(drafted(**values), policy, budget, random.Random(0), paper)
 
 
 named = st.tuples(st.integers(0, 4), st.integers(0, 10), st.floats(0.01, 1.0))
@@ -60,7 +60,7 @@ def test_each_outcome_comes_out_once_in_the_order_of_the_policy(items, policy):
 )
 @profile(max_examples=60)
 def test_no_more_are_begun_than_the_budget_and_what_is_begun_goes_on(items, budget, policy, seed):
-    queue = Outcomes(drafted(), policy, budget, random.Random(seed), False)
+    queue = OutcomeQueue(drafted(), policy, budget, random.Random(seed), False)
     for accepted, token, score in items:
         queue.name(accepted, token, "guess", score)
     steps = 0
@@ -134,15 +134,15 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
 def test_nothing_is_drafted_behind_the_end_of_a_reply():
     of = drafted()
     whole = len(of.draft.tokens)
-    assert of.drafts_behind(whole, 3) and of.open_leaves == [whole - 1]
-    assert not of.drafts_behind(whole, 11)  # it ends with the target's token
-    assert not of.drafts_behind(0, 12) and not of.drafts_behind(whole + 1, 3)
+    assert of.can_follow(whole, 3) and of.open_leaves == [whole - 1]
+    assert not of.can_follow(whole, 11)  # it ends with the target's token
+    assert not of.can_follow(0, 12) and not of.can_follow(whole + 1, 3)
     ended = drafted(eos=(of.draft.tokens[1],))
     assert ended.draft.tokens == of.draft.tokens[:2] and not ended.open_leaves
-    assert ended.drafts_behind(1, 3) and not ended.drafts_behind(2, 3)
+    assert ended.can_follow(1, 3) and not ended.can_follow(2, 3)
     # A reply of six tokens: behind five there is room for the target's own only.
     short = drafted(max_tokens=6)
-    assert short.drafts_behind(3, 3) and not short.drafts_behind(4, 3)
+    assert short.can_follow(3, 3) and not short.can_follow(4, 3)
     assert not short.open_leaves
     assert len(short.next_draft(2, 3, fork=True).sequence.tokens) == 3
     for accepted in range(4):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.edge.draft_length import Plan, Tuner
+from dsd_ros.edge.draft_length import Tuner, accepted_by_tree
 from dsd_ros.edge.estimates import Line
-from dsd_ros.edge.expected import accepted_by_tree
+from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
 
 

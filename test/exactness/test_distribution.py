@@ -7,13 +7,13 @@ import pytest
 from joint import ALPHA, FEW, IMAGE, INSTRUCTION, LENGTH, MANY, PER_REPLY, SAMPLES, chi_squared, count, p_value
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.cloud.judges as judges
+import dsd_ros.decoding.methods.full as full
 import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.rejection import Verdict, residual
+from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.rejection import TreeVerdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.tree import TreeVerdict
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LocalChannel
 
@@ -82,7 +82,7 @@ def test_a_wrong_rule_is_noticed(monkeypatch, rule):
         found = rule(tree.tokens, q, p, generator)
         return TreeVerdict(tree.path_to(found.accepted - 1), found.next_token)
 
-    monkeypatch.setattr(judges, "verify_tree", of_trees)
+    monkeypatch.setattr(full, "verify_tree", of_trees)
     assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
 
 

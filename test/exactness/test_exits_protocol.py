@@ -15,10 +15,10 @@ from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
-from dsd_ros.wire.codec import pack_distributions
 from dsd_ros.wire.messages import Outcome, Refusal, RefusalCode, prefix_digest
 from dsd_ros.wire.pictures import encode_picture
 

@@ -48,8 +48,8 @@ def waiting(pool) -> bool:
     """Whether a pool has any work to do, or does any."""
     with pool._lock:
         for level in pool._levels:
-            behind, ahead = level.behind, level.ahead
-            if behind.stepping or not behind.begun:
+            past, ahead = level.past, level.ahead
+            if past.stepping or not past.begun:
                 return True
             if level.followed and level is pool._levels[-1]:  # a further round is about to be sent
                 return True
@@ -73,7 +73,7 @@ class Unhurried(LocalChannel):
         message = super().receive(timeout)
         if isinstance(message, Outcome) and message.is_final:
             deadline = time.monotonic() + 20
-            while waiting(self.session._pool) and time.monotonic() < deadline:
+            while waiting(self.session._proposer._pool) and time.monotonic() < deadline:
                 time.sleep(0.002)
         return message
 
@@ -193,7 +193,7 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
         mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
         predraft_budget=4, predraft_workers=4,
     )  # fmt: skip
-    look_behind = GrowingDraft.look_behind
+    look_past = GrowingDraft.look_past
     late = []
 
     def others_are_done() -> bool:
@@ -208,15 +208,15 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
             assert time.monotonic() < deadline, "the others have begun less than they may"
             time.sleep(0.002)
         late.append(pool._levels[0].outcomes.begun)
-        return look_behind(self, leaves)
+        return look_past(self, leaves)
 
-    monkeypatch.setattr(GrowingDraft, "look_behind", last)
+    monkeypatch.setattr(GrowingDraft, "look_past", last)
     with (
         VerifierEngine(TARGET) as engine,
         Unhurried(engine) as channel,
         EdgeSession(channel, TARGET, chosen) as session,
     ):
-        channel.session, pool = session, session._pool
+        channel.session, pool = session, session._proposer._pool
         reply = session.decode(IMAGE, "go")
     assert not reply.worker_error and set(late) == {chosen.predraft_budget - 1}
     first = 1 if temperature else 3  # greedy it has to learn first that it can trust itself
@@ -426,7 +426,7 @@ def test_nothing_is_kept_of_replies_that_are_over():
     ):
         for number in range(40):
             session.decode(IMAGE, f"go {number}")
-            assert not session._pool._levels and not session._link._early
+            assert not session._proposer._pool._levels and not session._link._early
         deadline = time.monotonic() + 20
         while sequences() > before + 1:  # the verifier's own; workers may be in their last pass
             assert time.monotonic() < deadline

@@ -14,14 +14,14 @@ from joint import IMAGE as PIXEL
 from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.cloud.judges as judges
-import dsd_ros.decoding.tree as trees
+import dsd_ros.decoding.methods.base as base
+import dsd_ros.decoding.methods.split as split
 import dsd_ros.decoding.tree_growth as tree_growth
 import dsd_ros.edge.draft_model as drafter
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding.rejection import TreeVerdict
 from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.decoding.tree import TreeVerdict
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
@@ -146,7 +146,7 @@ def test_noise_of_another_distribution_is_noticed(monkeypatch):
     def uniform(seed, reply, position, size):
         return np.random.default_rng([seed, reply, position]).random(size)
 
-    monkeypatch.setattr(judges, "gumbel", uniform)
+    monkeypatch.setattr(base, "gumbel", uniform)
     assert sampled("coupled", 1000) < ALPHA
 
 
@@ -158,12 +158,12 @@ def _inverted(tree, chances, p, generator):
 
 
 def test_an_inverted_ratio_is_noticed_in_split(monkeypatch):
-    monkeypatch.setattr(judges, "verify_split_tree", _inverted)
+    monkeypatch.setattr(split, "verify_split_tree", _inverted)
     assert sampled("split", 1000) < ALPHA
 
 
 def test_a_resample_from_p_instead_of_the_rest_is_noticed(monkeypatch):
-    monkeypatch.setattr(trees, "split_residual", lambda p, q: p)
+    monkeypatch.setattr(split, "split_residual", lambda p, q: p)
     assert sampled("split", 2000) < ALPHA
 
 

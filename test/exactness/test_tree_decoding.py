@@ -11,8 +11,9 @@ from joint import ALPHA, IMAGE, INSTRUCTION, LENGTH, PER_REPLY, p_value
 from table_model import TableModel, joint_distribution
 
 from dsd_ros.decoding.coupling import choose, gumbel, scores
+from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingSettings, transform
-from dsd_ros.decoding.tree import TokenTree, TreeVerdict, check_tree, follow_tree, verify_tree, verify_tree_greedy
+from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree
 
 Grower = ExpansionTree | BudgetTree

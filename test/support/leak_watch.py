@@ -7,8 +7,8 @@ import threading
 
 import numpy as np
 
+from dsd_ros.decoding.packing import id_bits
 from dsd_ros.dragon.documents.retrieval import Retrieved
-from dsd_ros.wire.packing import id_bits
 
 QUESTION = "what does she like"
 WORDS, TOKENS, CHARACTERS = 8, 8, 24

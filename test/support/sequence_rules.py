@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.rejection import Verdict, residual
+from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.rejection import residual
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 

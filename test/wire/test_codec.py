@@ -4,16 +4,14 @@ import subprocess
 import sys
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dsd_ros.wire import messages as m
-from dsd_ros.wire.codec import WireError, decode, encode, pack_distributions, unpack_distributions
+from dsd_ros.wire.codec import WireError, decode, encode
 
 u16, u32 = st.integers(0, (1 << 16) - 1), st.integers(0, (1 << 32) - 1)
 ids = st.integers(0, m.MAX_VOCABULARY - 1)
@@ -270,10 +268,3 @@ def test_a_question_within_its_bounds_is_read():
 def test_a_greedy_round_takes_few_bytes():
     assert len(encode(m.Draft((1 << 32) - 1, 3, 9, 40, [1, 2, 3, 4]))) == 16
     assert len(encode(outcome(session=(1 << 32) - 1))) == 16
-
-
-def test_distributions_survive_bit_by_bit():
-    q = torch.from_numpy(np.random.default_rng(0).random((3, 17), np.float32))
-    assert torch.equal(unpack_distributions(pack_distributions(q), 3, 17), q)
-    with pytest.raises(WireError, match="bytes"):
-        unpack_distributions(pack_distributions(q), 3, 18)

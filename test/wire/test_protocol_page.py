@@ -14,16 +14,18 @@ import pytest
 import torch
 
 from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.methods.split import (
+    finish_split_tree,
+    remaining_nodes,
+    rounded_up,
+    split_residual,
+    verify_split_tree,
+)
 from dsd_ros.decoding.modes import PRESETS
-from dsd_ros.decoding.rejection import rounded_up, split_residual
-from dsd_ros.decoding.tree import TokenTree, check_tree, finish_split_tree, remaining_nodes, verify_split_tree
-from dsd_ros.decoding.truncation import restored, truncate
-from dsd_ros.vlm.loading import tokenizer_fingerprint
-from dsd_ros.wire import messages as m
-from dsd_ros.wire.codec import FRAMES, WireError, decode, encode, pack_distributions, pack_varints, unpack_varints
-from dsd_ros.wire.packing import (
+from dsd_ros.decoding.packing import (
     pack_chances,
     pack_distribution,
+    pack_distributions,
     pack_head,
     pack_ids,
     pack_kept,
@@ -36,6 +38,12 @@ from dsd_ros.wire.packing import (
     unpack_revealed,
     unpack_rows,
 )
+from dsd_ros.decoding.rejection import check_tree
+from dsd_ros.decoding.tree import TokenTree
+from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.vlm.loading import tokenizer_fingerprint
+from dsd_ros.wire import messages as m
+from dsd_ros.wire.codec import FRAMES, WireError, decode, encode, pack_varints, unpack_varints
 from dsd_ros.wire.pictures import decode_picture, picture_digest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

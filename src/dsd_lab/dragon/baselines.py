@@ -45,6 +45,7 @@ from dsd_lab.dragon.baseline_service import (
 from dsd_lab.dragon.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
+from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.asker import Asker
@@ -57,7 +58,6 @@ from dsd_ros.dragon.prompts import Asking
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel
-from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     EndCode,
@@ -227,7 +227,7 @@ class _Run:
         if theirs is not None:
             try:
                 known = unpack_evidence(self._question, theirs, sizes[1], noise)
-            except (SamplingError, WireError) as error:
+            except (SamplingError, PackingError) as error:
                 raise AnswerRefused(str(error), EndCode.BAD_EVIDENCE) from error
             p[: sizes[1]] += other_share * known.lo
         row = torch.from_numpy(p)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsd_ros.decoding.rejection import Verdict
+from dsd_ros.decoding.methods import Verdict
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import SessionRequest
 

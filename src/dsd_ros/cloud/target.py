@@ -12,11 +12,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from dsd_ros.cloud.exits import ExitListener, confidence_of
-from dsd_ros.cloud.judges import judge_of, most_owed
+from dsd_ros.cloud.exits import ExitListener, Judge, confidence_of
 from dsd_ros.cloud.sessions import Prefix
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
-from dsd_ros.decoding.rejection import Verdict
+from dsd_ros.decoding.methods import RoundContext, Verdict, method_of, split
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import LayerHook
@@ -106,7 +105,7 @@ class LocalTarget:
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
-        judge = judge_of(round.session, draft, drafted, room)
+        judge = _judge(round, drafted, tree)
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         began = time.perf_counter()
 
@@ -128,7 +127,7 @@ class LocalTarget:
         confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
         _keep(sequence, tree, draft.confirmed, verdict)
         if verdict.target is not None:
-            round.reply.owed = most_owed(tree, verdict.accepted - 1)
+            round.reply.owed = split.most_recovered(tree, verdict.accepted - 1)
         return round.outcome(verdict, model.num_layers, confidence, ran_us, final=True)
 
     def _pass(self, sequence: TokenSequence, tree: TokenTree, on_layer: LayerHook | None) -> torch.Tensor:
@@ -144,6 +143,18 @@ def _sequence(round: PendingRound) -> TokenSequence:
     sequence = round.reply.sequence
     assert isinstance(sequence, TokenSequence), "this target has not read the reply's observation"
     return sequence
+
+
+def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
+    """What turns logits (nodes + 1, V) into a verdict on ``tree``, the part of ``drafted`` that there is room for.
+
+    SamplingError or PackingError if what the draft brings does not prove all of ``drafted``.
+    """
+    session, draft = round.session, round.draft
+    method = method_of(session.proof, session.sampling.greedy)
+    evidence = method.read(draft.evidence, drafted, session.request.vocab_size)
+    context = RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
+    return lambda logits: method.verify(tree, evidence, logits, context)
 
 
 def _keep(sequence: TokenSequence, tree: TokenTree, confirmed: int, verdict: Verdict) -> None:

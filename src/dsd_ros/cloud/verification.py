@@ -11,13 +11,13 @@ import numpy as np
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.sessions import ReplyState, Session
-from dsd_ros.decoding.rejection import Verdict
+from dsd_ros.decoding.methods import Verdict, split
+from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.tree import TreeError
+from dsd_ros.decoding.settings import TreeError
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, Draft, Observation, Outcome, Refusal, RefusalCode, prefix_digest
-from dsd_ros.wire.packing import pack_distribution, pack_rows
 from dsd_ros.wire.pictures import LastPictures, UnknownPicture, read_pictures
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RoundRefused(Exception):
     @classmethod
     def of(cls, error: Exception) -> RoundRefused:
         """The refusal for an error of a pass. What nobody foresaw is logged, and the robot learns no details."""
-        if isinstance(error, (SamplingError, TreeError, WireError)):
+        if isinstance(error, (SamplingError, TreeError, PackingError, WireError)):
             return cls(RefusalCode.BAD_DISTRIBUTION, str(error))
         if isinstance(error, VlmError):
             return cls(RefusalCode.MODEL_ERROR, str(error))
@@ -176,12 +176,11 @@ def _packed(draft: Draft, verdict: Verdict) -> bytes:
     """The rows of p that the robot needs to go on after a rejection; WireError when no message holds them."""
     if verdict.target is None:
         return b""
-    rows = verdict.target.numpy()
-    packed = pack_rows(list(rows)) if draft.parents else pack_distribution(rows[0])
+    packed = split.pack_target(verdict.target, bool(draft.parents))
     if len(packed) > MAX_EVIDENCE_BYTES:
         raise WireError(
-            f"{len(rows)} distributions of the target over {len(rows[0])} tokens take {len(packed)} "
-            f"bytes, and a message holds {MAX_EVIDENCE_BYTES}; draft smaller trees, or sample with top_k"
+            f"{len(verdict.target)} distributions of the target over {verdict.target.shape[-1]} tokens take "
+            f"{len(packed)} bytes, and a message holds {MAX_EVIDENCE_BYTES}; draft smaller trees, or sample with top_k"
         )
     return packed
 

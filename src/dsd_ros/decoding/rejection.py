@@ -1,34 +1,22 @@
-"""The acceptance rule of speculative sampling (Leviathan et al. 2023, Chen et al. 2023).
+"""The acceptance rule of speculative sampling, for sequences and trees.
 
-q is the draft's distribution, p the target's. A drafted x is accepted with probability
-min(1, p(x) / q(x)), target over draft; two of the papers implemented here print it upside down. The walk
-down a draft by this rule is in ``trees``, for sequences as well.
+q is the draft's distribution, p the target's. A drafted x is accepted with probability min(1, p(x) / q(x)), target
+over draft (Leviathan et al. 2023, Chen et al. 2023; DSSD and TSLT print the ratio upside down). After a rejection what
+follows is a sample of norm(max(0, p - q)). Trees are verified by TSLT's MCVeri, of which a sequence is the case
+without branches; greedy trees and those of shared randomness by following the target's own token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from dsd_ros.decoding.sampling import SamplingError
-
-LEAST_CHANCE = 2.0**-31  # of what proves a token in split verification
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``accepted`` drafted tokens hold, and ``next_token`` follows them.
-
-    Of a tree ``accepted`` is the index plus one of the last node that holds.
-    """
-
-    accepted: int
-    next_token: int
-    # p (n, V) where a draft is rejected and its own side is to find what follows (next_token is then 0):
-    # behind the last node that holds, and behind those that may follow it.
-    target: torch.Tensor | None = field(default=None, compare=False)
+from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.tree import ROOT, TokenTree
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -38,29 +26,6 @@ def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     rest[:shared] -= q[:shared]
     rest.clamp_(min=0.0)
     # p == q leaves nothing, and then only rounding can have rejected.
-    return rest if float(rest.sum()) > 0.0 else p
-
-
-def rounded_up(q: torch.Tensor) -> torch.Tensor:
-    """q, 0..1, as float32 that is all in the 12 bits that travel: the smallest of these that is not below.
-
-    They are 2^-31..1 with seven bits behind the leading one, so that no more than a relative 2^-7 is added.
-    """
-    bits = q.float().clamp(LEAST_CHANCE, 1.0).contiguous().view(torch.int32)
-    return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
-
-
-def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """What the token behind a rejection is drawn from where x was accepted with min(1, p(x) / r(x)), (V_p,).
-
-    r is ``rounded_up`` q. Accepted so, x is emitted with probability q(x) min(1, p(x) / r(x)), and this is the
-    rest of p, unnormalised: exact for any r >= q, where max(0, p - q) would not be. p where nothing is left.
-    """
-    shared = min(len(p), len(q))
-    q = q[:shared].float()
-    rest = p.to(torch.float64, copy=True)
-    rest[:shared] -= q * (rest[:shared] / rounded_up(q)).clamp(max=1.0)
-    rest = rest.clamp(min=0.0).float()
     return rest if float(rest.sum()) > 0.0 else p
 
 
@@ -84,3 +49,115 @@ def check_distributions(draft_tokens: Sequence[int], q: torch.Tensor) -> None:
 def probability_of(token: int, row: torch.Tensor) -> float:
     """A token's entry in a distribution (V,); 0 beyond its vocabulary."""
     return float(row[token]) if 0 <= token < len(row) else 0.0
+
+
+@dataclass(frozen=True)
+class TreeVerdict:
+    """The nodes of ``path``, from the root's child on, hold, and ``next_token`` follows them."""
+
+    path: tuple[int, ...]
+    next_token: int
+    # The last node's first child is rejected, and whoever holds q goes on from there; next_token is then 0.
+    owed: bool = False
+
+    @property
+    def last(self) -> int:
+        """The path's last node, which names the whole path; ROOT when nothing was accepted."""
+        return self.path[-1] if self.path else ROOT
+
+
+def verify_tree(tree: TokenTree, q: torch.Tensor, p: torch.Tensor, generator: np.random.Generator) -> TreeVerdict:
+    """TSLT's MCVeri: accept a path and add one token, so that the result is distributed as p alone.
+
+    q: (len(tree.inner), V_q), the distributions that the children of each inner node were drawn
+    from, independently and with replacement. p: (len(tree) + 1, V_p), the target's, in front of the
+    tree and behind each node. The narrower vocabulary is padded with zeros. Of a tree without
+    branches this is speculative sampling, step by step. SamplingError when shapes do not fit or a token has q(x) = 0.
+    """
+    if len(q) != len(tree.inner) or len(p) != len(tree) + 1:
+        raise SamplingError(
+            f"a tree of {len(tree)} nodes needs {len(tree.inner)} rows of q and {len(tree) + 1} of "
+            f"p, not {len(q)} and {len(p)}"
+        )
+    first = WalkState(ROOT, tree.children(ROOT), p[0], 1.0)
+    return walk(tree, first, q, lambda node: p[node + 1], generator)
+
+
+class WalkState(NamedTuple):
+    """Where a walk stands: at ``node``, its ``children`` yet to be tried, p^(i) as weights / mass."""
+
+    node: int
+    children: Sequence[int]
+    weights: torch.Tensor
+    mass: float
+
+
+def walk(
+    tree: TokenTree,
+    here: WalkState,
+    q: torch.Tensor,
+    p_behind: Callable[[int], torch.Tensor],
+    generator: np.random.Generator,
+) -> TreeVerdict:
+    """MCVeri from ``here`` on; the verdict's path begins at the root all the same."""
+    q_row = {node: row for row, node in enumerate(tree.inner)}
+    node, children, weights, mass = here
+    while children:
+        q_here = q[q_row[node]]
+        for child in children:
+            x = tree.tokens[child]
+            q_x, p_x = probability_of(x, q_here), probability_of(x, weights)
+            if not q_x > 0.0:
+                raise SamplingError(f"drafted token {x} has no probability in its own distribution")
+            # 1. Accept x^(i) with probability min(1, p^(i)(x) / q(x)), and walk down to it.
+            if generator.random() * q_x * mass < p_x:
+                node, weights, mass = child, p_behind(child), 1.0
+                break
+            # 2. Else p^(i+1) = norm(max(0, p^(i) - q)) for the next sibling.
+            weights = residual(weights / mass, q_here)
+            mass = float(weights.sum())
+        else:
+            # 3. No child accepted: the token of p^(k+1).
+            break
+        children = tree.children(node)
+    # Without further children, behind a leaf: the bonus token.
+    return TreeVerdict(tree.path_to(node), sample(weights, generator))
+
+
+def verify_tree_greedy(tree: TokenTree, argmax: Sequence[int]) -> TreeVerdict:
+    """The limit of ``verify_tree`` at temperature 0: go down while a child is the target's argmax.
+
+    argmax: len(tree) + 1 ids, the target's likeliest token in front of the tree and behind each node.
+    """
+    return follow_tree(tree, lambda node: argmax[node + 1])
+
+
+def follow_tree(tree: TokenTree, emitted: Callable[[int], int]) -> TreeVerdict:
+    """Go down while a child is what the target emits there, as with shared randomness.
+
+    emitted: the target's own token behind a node, or behind the root; asked along the path alone.
+    """
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = emitted(node)
+        child = next((c for c in tree.children(node) if tree.tokens[c] == token), None)
+        if child is None:
+            return TreeVerdict(tuple(path), token)
+        path.append(child)
+        node = child
+
+
+def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
+    """Refuse rows that are no distributions, or that the nodes' tokens cannot come from.
+
+    q: (len(tree.inner), V) from an untrusted peer. SamplingError names the first node at fault.
+    """
+    if len(q) != len(tree.inner):
+        raise SamplingError(f"a tree with {len(tree.inner)} inner nodes needs as many rows of q, not {len(q)}")
+    families = [tree.tokens_of(tree.children(node)) for node in tree.inner]
+    check_distributions([family[0] for family in families], q)
+    for row, family in zip(q, families, strict=True):
+        for x in family[1:]:
+            if not probability_of(x, row) > 0.0:
+                raise SamplingError(f"drafted token {x} has no probability in its own distribution")

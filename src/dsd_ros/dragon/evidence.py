@@ -6,11 +6,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.aggregation import Head, Known, head_of
-from dsd_ros.decoding.settings import MAX_KEPT
-from dsd_ros.decoding.truncation import restored, truncate
-from dsd_ros.dragon.settings import NUCLEUS
-from dsd_ros.wire.messages import Proposal, Question
-from dsd_ros.wire.packing import (
+from dsd_ros.decoding.packing import (
     ids_bytes,
     kept_bytes,
     pack_head,
@@ -20,6 +16,10 @@ from dsd_ros.wire.packing import (
     unpack_kept,
     unpack_row,
 )
+from dsd_ros.decoding.settings import MAX_KEPT
+from dsd_ros.decoding.truncation import restored, truncate
+from dsd_ros.dragon.settings import NUCLEUS
+from dsd_ros.wire.messages import Proposal, Question
 
 
 def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
@@ -47,7 +47,7 @@ def most_bytes(question: Question, vocab_size: int) -> int:
 
 
 def unpack_evidence(question: Question, proposal: Proposal, vocab_size: int, noise: np.ndarray | None) -> Known:
-    """What a proposal tells of a distribution over ``vocab_size``; WireError or SamplingError for what is none."""
+    """What a proposal tells of a distribution over ``vocab_size``; PackingError or SamplingError for what is none."""
     data = proposal.evidence
     if question.evidence == "full":
         return Known.whole(unpack_row(data, vocab_size))

@@ -19,13 +19,12 @@ import torch
 
 from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
 from dsd_ros.decoding.coupling import choose, gumbel
+from dsd_ros.decoding.packing import PackingError, pack_revealed, unpack_revealed
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.dragon.mixture import Local
 from dsd_ros.dragon.settings import SIDES, AggregationSettings
-from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_REVEALED, EndCode, Message, Proposal, Question, Reveal, Verdict
-from dsd_ros.wire.packing import pack_revealed, unpack_revealed
 
 _STREAMS = {"device": 1, "cloud": 2}
 
@@ -241,7 +240,7 @@ class AggregationState:
             return
         try:
             theirs.known.reveal(message.ids, unpack_revealed(message.values, len(message.ids)))
-        except (SamplingError, WireError) as error:
+        except (SamplingError, PackingError) as error:
             raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
         theirs.asked = []
         self._aggregate()
@@ -290,7 +289,7 @@ class AggregationState:
             if self._independent and self._draws is None:
                 self._draws = Draws(*self._deciding.random(2).tolist())
             return decide(offers["device"], offers["cloud"], noise, self._draws)
-        except (SamplingError, WireError) as error:
+        except (SamplingError, PackingError) as error:
             raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
 
     def _ask(self, theirs: _Theirs, undecided: Undecided) -> None:

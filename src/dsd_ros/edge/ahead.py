@@ -1,9 +1,8 @@
-"""Pre-drafting: the next round's draft made by worker threads while this one is being verified.
+"""Pre-drafting: worker threads make the next round's draft while this round is being verified.
 
-FSD Algorithm 1's N workers, with guessed outcomes and rounds sent ahead. Work is handed out level by
-level, so that a worker stops, or turns to something more likely, after one forward pass at the latest.
-A worker never touches a sequence that others may see: it forks (0.03 ms) and grows the fork. Nor does
-anybody rank anything while others wait: what takes longer than a look is done outside the lock.
+These are the N workers of FSD's Algorithm 1, with guessed outcomes and rounds sent ahead. Work is handed out level by
+level, so a worker stops, or turns to something more likely, after one forward pass at the latest. A worker never
+touches a sequence that others may see: it forks (0.03 ms) and grows the fork. Rankings run outside the lock.
 """
 
 from __future__ import annotations
@@ -18,11 +17,15 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
-from dsd_ros.edge.draft_model import DraftedRound, GrowingDraft, Step, advance
+from dsd_ros.edge.draft_length import Tuner
+from dsd_ros.edge.draft_model import DraftedRound, DraftModel, GrowingDraft, Step, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
-from dsd_ros.edge.outcomes import GUESS, Outcomes, Predraft
+from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
+from dsd_ros.edge.proposer import Origin, RoundDraft
+from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Outcome
 
 _log = logging.getLogger(__name__)
@@ -31,11 +34,11 @@ _PASS_S = 30.0  # a forward pass that takes longer is not waited for
 
 
 @dataclass(eq=False)
-class _LookBehind:
-    """One pass behind the leaves of a round's draft: what follows if a whole path is accepted."""
+class _LookPast:
+    """One pass over the leaves of a round's draft: what follows if a whole path is accepted."""
 
-    leaves: list[int]  # that the draft has not looked behind itself
-    rows: dict[int, torch.Tensor]  # what ranks the tokens behind a leaf, (V,)
+    leaves: list[int]  # those that the draft did not feed itself
+    rows: dict[int, torch.Tensor]  # what ranks the tokens after a leaf, (V,)
     begun: bool = False
     stepping: bool = False
     failed: bool = False
@@ -44,14 +47,14 @@ class _LookBehind:
 
 @dataclass(eq=False)
 class _Level:
-    """A round on its way: the one whose outcome is awaited, or one sent ahead."""
+    """A round in flight: the one whose outcome is awaited, or one sent ahead."""
 
-    outcomes: Outcomes
+    outcomes: OutcomeQueue
     chances: list[float]
-    behind: _LookBehind
-    ahead: Predraft | None = None  # behind the likeliest outcome, to be sent ahead
+    past: _LookPast
+    ahead: Predraft | None = None  # after the likeliest outcome, to be sent ahead
     followed: bool = False  # that one is being sent
-    said: list[tuple[Outcome, float]] = field(default_factory=list)  # by exits, and how far believed
+    forecasts: list[tuple[Outcome, float]] = field(default_factory=list)  # of exits, and the trust in each
 
     @property
     def round(self) -> DraftedRound:
@@ -60,15 +63,15 @@ class _Level:
 
 @dataclass(eq=False)
 class _Job:
-    """One level's work on a pre-draft, or one look behind a draft."""
+    """One level's work on a pre-draft, or one look past a draft."""
 
     level: _Level
-    task: Predraft | _LookBehind
+    task: Predraft | _LookPast
 
     def begin(self) -> Step:
         task, of = self.task, self.level.round
-        if isinstance(task, _LookBehind):
-            return of.draft.look_behind(task.leaves)
+        if isinstance(task, _LookPast):
+            return of.draft.look_past(task.leaves)
         if task.draft is None:
             task.draft = of.next_draft(task.accepted, task.next_token, fork=True)
         return task.draft.step()
@@ -85,28 +88,24 @@ class _Job:
         else:
             depths = of.draft.tree.depths
             positions = [len(of.prefix) + depths[leaf] for leaf in task.leaves]
-            task.rows.update(zip(task.leaves, of.drafting.ranking(logits, positions), strict=True))
+            rows, _ = of.drafting.method.draw_from(logits, positions, of.context)
+            task.rows.update(zip(task.leaves, rows, strict=True))
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What had been made ahead for an outcome, and the figures of the round that ended with it.
-
-    source: "exit", "guess", "flight" (``sent``: that round is already on its way), or "".
-    """
+    """What had been made ahead for an outcome. ``sent``: the next round, if it is already on its way."""
 
     draft: GrowingDraft | None = None
-    source: str = ""
-    complete: bool = False
+    origin: Origin = Origin()
     sent: DraftedRound | None = None
-    begun: int = 0
 
 
 class PredraftPool:
-    """Worker threads of one edge session. They start with the first round and end at ``close``.
+    """The worker threads of one edge session. They start with the first round and end at ``close``.
 
-    ``begin``, ``offer``, ``take`` and ``reset`` are for the session's thread. ``send_ahead`` is called by
-    a worker with each round to be sent before the outcome in front of it is known.
+    The session's thread calls ``begin``, ``offer``, ``take`` and ``reset``. A worker calls ``send_ahead`` with each
+    round to be sent before the outcome before it is known.
     """
 
     def __init__(self, settings: DecodeSettings, send_ahead: Callable[[DraftedRound], None]) -> None:
@@ -134,7 +133,7 @@ class PredraftPool:
         return self._error
 
     def begin(self, of: DraftedRound) -> None:
-        """A round is on its way: draft behind the outcomes it may have, until ``take``."""
+        """A round has been sent: draft after the outcomes that it may have, until ``take``."""
         with self._lock:
             level = self._levels[0] if self._levels else None
         if level is None or level.round is not of:  # else it was sent ahead
@@ -157,7 +156,7 @@ class PredraftPool:
             self._work.notify_all()
 
     def offer(self, outcome: Outcome) -> None:
-        """An early exit has spoken."""
+        """An early exit forecasts the outcome."""
         if not self._heeding:
             return
         with self._lock:
@@ -169,15 +168,15 @@ class PredraftPool:
             confidence = outcome.confidence
             if self._guessing:  # an exit too sure of itself must not drive out all guesses
                 confidence = self._trust[outcome.layer].corrected(confidence)
-            if len(level.said) < MAX_EXITS:
-                level.said.append((outcome, confidence))
+            if len(level.forecasts) < MAX_EXITS:
+                level.forecasts.append((outcome, confidence))
             level.outcomes.heed(outcome.accepted, outcome.next_token, confidence)
             self._work.notify_all()
 
     def take(self, accepted: int, next_token: int) -> Taken:
-        """The round's outcome is final: end its pre-drafts and give the one that fits, if there is one.
+        """The round's outcome is final: end its pre-drafts and return the one that fits, if there is one.
 
-        Waits at most for the forward pass that works on the fitting one, and for no other.
+        Waits for the forward pass that works on that one, and for no other.
         """
         with self._lock:
             if not self._levels:
@@ -185,27 +184,27 @@ class PredraftPool:
             level, *ahead = self._levels
             if level.chances:
                 self._guesser.learn(level.round.draft.tree, level.chances, accepted)
-            for outcome, confidence in level.said:
+            for outcome, confidence in level.forecasts:
                 held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
                 self._trust[outcome.layer].learn(confidence, held)
             begun = level.outcomes.begun
             fitting = level.outcomes.find(accepted, next_token)
             if fitting is not None and ahead and fitting is level.ahead:
                 self._levels = ahead
-                return Taken(fitting.draft, "flight", True, ahead[0].round, begun)
+                return Taken(fitting.draft, Origin("flight", True, begun), ahead[0].round)
             self._levels = []
             if fitting is None or not fitting.begun:
-                return Taken(begun=begun)
+                return Taken(origin=Origin(begun=begun))
             complete = fitting.complete
             while fitting.stepping:
                 if not self._stepped.wait(_PASS_S):
-                    return Taken(begun=begun)
+                    return Taken(origin=Origin(begun=begun))
             if fitting.failed or fitting.draft is None:
-                return Taken(begun=begun)
-            return Taken(fitting.draft, fitting.source, complete, None, begun)
+                return Taken(origin=Origin(begun=begun))
+            return Taken(fitting.draft, Origin(fitting.source, complete, begun))
 
     def reset(self) -> None:
-        """Drop all work; a reply begins, or begins anew, or is over."""
+        """Drop all work: a reply begins, begins again, or is over."""
         with self._lock:
             self._levels = []
             self._error = ""
@@ -224,31 +223,31 @@ class PredraftPool:
 
     def _level(self, of: DraftedRound) -> _Level:
         settings, draft = self._settings, of.draft
-        outcomes = Outcomes(
+        outcomes = OutcomeQueue(
             of, settings.predraft_policy, settings.predraft_budget, self._chance,
             paper=not self._guessing,
         )  # fmt: skip
         if not (self._guessing or self._ahead):
-            return _Level(outcomes, [], _LookBehind([], {}, begun=True))
+            return _Level(outcomes, [], _LookPast([], {}, begun=True))
         chances = self._guesser.chances(of.drafting.reply, of.number, draft.tree, draft.rows)
-        leaves, known = of.open_leaves, draft.rows_behind
+        leaves, known = of.open_leaves, draft.leaf_rows
         unknown = [leaf for leaf in leaves if leaf not in known]
         rows = {leaf: known[leaf] for leaf in leaves if leaf in known}
-        level = _Level(outcomes, chances, _LookBehind(unknown, rows, begun=not unknown))
+        level = _Level(outcomes, chances, _LookPast(unknown, rows, begun=not unknown))
         if rows and not unknown:
             self._guess_acceptances(level)
         return level
 
     def _guess_acceptances(self, level: _Level) -> None:
-        """Once the leaves' rows are known: the outcomes that accept a whole path."""
-        of, behind = level.round, level.behind
-        behind.guesses = self._guesser.acceptances(
-            of.drafting.reply, of.number, of.draft.tree, behind.rows, level.chances,
+        """Name the outcomes that accept a whole path, once the leaves' rows are known."""
+        of, past = level.round, level.past
+        past.guesses = self._guesser.acceptances(
+            of.drafting.reply, of.number, of.draft.tree, past.rows, level.chances,
             self._settings.predraft_budget,
         )  # fmt: skip
 
     def _extend(self) -> None:
-        """Send the next round ahead, when its draft is there and there is room for it."""
+        """Send the next round ahead, if its draft is complete and there is room for it."""
         with self._lock:
             level = self._levels[-1] if self._levels else None
             if level is None or level.followed or len(self._levels) >= self._settings.pipeline_depth:
@@ -283,7 +282,7 @@ class PredraftPool:
             thread.start()
 
     def _note_acceptances(self, level: _Level) -> None:
-        guesses = level.behind.guesses
+        guesses = level.past.guesses
         if self._guessing and level is self._levels[0]:
             level.outcomes.guess(guesses)
         if self._ahead and level.ahead is None and guesses:
@@ -295,22 +294,22 @@ class PredraftPool:
         settings = self._settings
         slots = min(settings.predraft_batch, settings.predraft_workers)
         jobs: list[_Job] = []
-        # 1. What goes on behind all that is accepted, which the most likely outcomes wait for.
+        # 1. What follows if the whole draft is accepted: the most likely outcomes wait for it.
         for level in self._levels:
-            behind, ahead = level.behind, level.ahead
+            past, ahead = level.past, level.ahead
             if len(jobs) == slots:
                 break
-            if not behind.begun:
-                behind.begun = True
-                jobs.append(_Job(level, behind))
+            if not past.begun:
+                past.begun = True
+                jobs.append(_Job(level, past))
             elif ahead is not None and not (ahead.stepping or ahead.complete or ahead.failed):
                 level.outcomes.take_out(ahead)
                 jobs.append(_Job(level, ahead))
         # 2. The outcomes of the round that is awaited.
         while self._levels and len(jobs) < slots:
-            level, behind = self._levels[0], self._levels[0].behind
-            # Often the likeliest accepts all, and is known last: a place is kept for it.
-            kept = int(self._guessing and (behind.stepping or not behind.begun))
+            level, past = self._levels[0], self._levels[0].past
+            # Often the likeliest outcome accepts all, and is known last: keep a place for it.
+            kept = int(self._guessing and (past.stepping or not past.begun))
             predraft = level.outcomes.pop(kept)
             if predraft is None:
                 break
@@ -320,11 +319,11 @@ class PredraftPool:
         return jobs
 
     def _settle(self, job: _Job) -> None:
-        """After a job's pass: what was learned, and back into the queue with what is not complete."""
+        """After a job's pass: note what it says, and queue again what is not complete."""
         task, level = job.task, job.level
         if level not in self._levels or task.failed:
             return
-        if isinstance(task, _LookBehind):
+        if isinstance(task, _LookPast):
             self._note_acceptances(level)
         elif not task.complete:
             level.outcomes.put_back(task)
@@ -347,7 +346,7 @@ class PredraftPool:
         try:
             _forward(jobs)
             for job in jobs:
-                if isinstance(job.task, _LookBehind) and not job.task.failed:
+                if isinstance(job.task, _LookPast) and not job.task.failed:
                     self._guess_acceptances(job.level)
         except Exception as error:
             failure = error
@@ -357,7 +356,7 @@ class PredraftPool:
                 job.task.failed = job.task.failed or failure is not None
                 self._settle(job)
             self._stepped.notify_all()
-            if any(isinstance(job.task, _LookBehind) for job in jobs):
+            if any(isinstance(job.task, _LookPast) for job in jobs):
                 self._work.notify_all()
         try:
             self._extend()
@@ -382,3 +381,52 @@ def _forward(jobs: list[_Job]) -> None:
     seconds = time.perf_counter() - began
     for job, logits in zip(jobs, rows, strict=True):
         job.take(logits, seconds)
+
+
+class Ahead(DraftModel):
+    """Drafts the next round while this one is verified: after early exits' forecasts and guessed outcomes (FSD)."""
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        settings: DecodeSettings,
+        tuner: Tuner | None,
+        send_ahead: Callable[[RoundDraft], None],
+    ) -> None:
+        """``send_ahead``: see ``PredraftPool``."""
+        super().__init__(model, settings, tuner)
+        self._pool = PredraftPool(settings, send_ahead)
+
+    @property
+    def error(self) -> str:
+        """The first failure of a worker in this reply, one sentence; "" if none."""
+        return self._pool.error
+
+    def draft_ahead(self, draft: RoundDraft) -> None:
+        """Let the workers draft after the outcomes that ``draft`` may have."""
+        super().draft_ahead(draft)
+        assert isinstance(draft, DraftedRound)
+        self._pool.begin(draft)
+
+    def on_early(self, outcome: Outcome) -> None:
+        """Let the workers turn to what an early exit forecasts."""
+        self._pool.offer(outcome)
+
+    def update(self, draft: RoundDraft, result: Result) -> None:
+        """Take the draft that was made ahead for this result, or begin one."""
+        assert isinstance(draft, DraftedRound)
+        verdict = result.accepted, result.next_token
+        taken = self._pool.take(*verdict)
+        self.origin = taken.origin
+        # Workers may still look at this draft's sequence: it stays as it is.
+        following = taken.draft or draft.next_draft(*verdict, fork=True)
+        self._next = taken.sent or draft.followed_by(*verdict, following)
+
+    def reset(self) -> None:
+        """Drop all drafts made ahead, and give back the memory of the reply."""
+        super().reset()
+        self._pool.reset()
+
+    def close(self) -> None:
+        """End the workers; the next reply starts them again."""
+        self._pool.close()

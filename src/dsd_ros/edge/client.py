@@ -100,8 +100,8 @@ class VerifierLink:
             self.begin_reply()  # what the session before said holds, but this one does not know it
             raise SessionLost
 
-    def mend(self, limits: Limits) -> None:
-        """Dial anew, and resume the session or open another: whether the link works is known then.
+    def reconnect(self, limits: Limits) -> None:
+        """Dial again, and resume the session or open another: whether the link works is known then.
 
         Raises what ``open`` raises but SessionLost; tries once, however many attempts the settings allow.
         """
@@ -130,7 +130,7 @@ class VerifierLink:
         self._flights.clear()
 
     def post(self, message: Message) -> None:
-        """Send without waiting, from any thread. A link found down is not reported: ``exchange`` mends it."""
+        """Send without waiting, from any thread. A link found down is not reported: ``exchange`` brings it up again."""
         if not self._up:
             return
         try:

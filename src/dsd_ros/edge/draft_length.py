@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.estimates import Line, Mean, Numbers, Share
-from dsd_ros.edge.expected import accepted_by_tree
+from dsd_ros.edge.proposer import Plan, RoundDraft
 from dsd_ros.edge.results import RoundRecord
 
 _FIRST_LENGTH = 4
@@ -33,19 +33,6 @@ _DOUBT = 8.0  # tokens that a position's rate is drawn towards the one before it
 _MAX_LEVELS = 24
 _RANKS = 8
 _NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The shape of one round's draft: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels."""
-
-    length: int
-    nodes: int = 0  # 0: a sequence
-
-    @property
-    def size(self) -> int:
-        """Tokens in the whole draft, at most."""
-        return self.nodes or self.length
 
 
 class Acceptance:
@@ -211,6 +198,7 @@ class Tuner:
         self._planned = 0
         self._lock = threading.Lock()
         self._plans: dict[tuple[int, int], Plan] = {}
+        self._last: tuple[RoundDraft, Result, RoundRecord] | None = None  # yet to be learned from
 
     @property
     def choice(self) -> Plan:
@@ -241,13 +229,26 @@ class Tuner:
         with self._lock:
             self._choice = choice
 
+    def remember(self, draft: RoundDraft, result: Result, record: RoundRecord) -> None:
+        """A round is over; ``catch_up`` learns from it, once the next round is on its way."""
+        self._last = draft, result, record
+
+    def catch_up(self) -> None:
+        """Learn from the round that was remembered."""
+        if self._last is None:
+            return
+        (draft, result, record), self._last = self._last, None
+        plan = Plan(record.length, record.budget)
+        self.learn(plan, record, draft.ranks(result.accepted, result.next_token) if plan.nodes else ())
+
     def begin_session(self) -> None:
         """Replies are numbered from 1 again; what was planned for such numbers holds no more."""
         with self._lock:
             self._plans.clear()
 
     def begin_reply(self) -> None:
-        """The next round to be learned of is a reply's first, which waits for the prompt too."""
+        """The next round to be learned from is a reply's first, which waits for the prompt too."""
+        self._last = None
         self.times.begin_reply()
 
     def _possible(self) -> list[Plan]:
@@ -295,3 +296,29 @@ class Tuner:
         nodes = max(1, min(self._longest, choice.nodes + step))
         levels = choice.length + (1 if longer else -1)
         return Plan(max(1, min(levels, nodes, _MAX_LEVELS)), nodes)
+
+
+def accepted_by_tree(ranks: Sequence[float] | np.ndarray, nodes: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Expected accepted tokens of the best tree of n nodes and at most l levels, and how many it has of these.
+
+    Both (levels, nodes), at [l - 1, n - 1].
+
+    As in "Sequoia" (arXiv 2402.12374), acceptance is of ranks, alike and independent wherever a token stands.
+    ranks: the chance that the target's token is the draft's likeliest, second, and so on; at most 1
+    together. A node is accepted with the product of its and its ancestors' chances,
+    which never grows on the way down, so that the n best nodes of all are a tree, and the best one.
+    """
+    chances = np.sort(np.asarray(ranks, dtype=np.float64))[::-1]
+    gains, depths = np.empty((levels, nodes)), np.empty((levels, nodes), dtype=np.int64)
+    deepest = np.cumprod(np.full(levels, chances[0]))  # the best node of each level
+    best = np.zeros(0)  # of all levels so far, descending
+    level = np.ones(1)
+    for depth in range(levels):
+        # One of the best nodes has no more than `nodes` at its level in front of it.
+        level = np.sort(np.outer(level, chances), axis=None)[::-1][:nodes]
+        best = np.sort(np.concatenate((best, level)))[::-1][:nodes]
+        missing = (0, nodes - len(best))
+        gains[depth] = np.cumsum(np.pad(best, missing))
+        least = np.pad(best, missing, mode="edge")
+        depths[depth] = (deepest[: depth + 1, None] >= least).sum(axis=0)
+    return gains, depths

@@ -1,9 +1,9 @@
-"""Drafting: a few tokens ahead of what is verified, from the robot's own small model.
+"""Drafting with the robot's own small model: one round's draft, and the proposer that makes one round after another.
 
-What a round's draft is depends on the tokens in front of it and on the number of its round alone, so it
-may be made by whoever, at any time: before its outcome is known, or after. A draft is a tree of tokens,
-mostly one without branches. It grows level by level: a ``Step`` says what the draft model is to be fed,
-and many of them make one pass (``advance``).
+A round's draft depends only on the tokens before it and on the round's number, so it may be made by any thread, at any
+time: before the outcome of the round before is known, or after. A draft is a tree of tokens, mostly one without
+branches. It grows level by level: a ``Step`` says what the draft model is to be fed, and many steps make one pass
+(``advance``).
 """
 
 from __future__ import annotations
@@ -11,30 +11,33 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dsd_ros.decoding.coupling import gumbel, scores
+from dsd_ros.decoding.methods import Method, Result, RoundContext, method_of
 from dsd_ros.decoding.modes import Proof, Shape
-from dsd_ros.decoding.sampling import SamplingSettings, generator_for, highest_of, transform
+from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
-from dsd_ros.decoding.truncation import restored, truncate
-from dsd_ros.edge.draft_length import Plan, Tuner
+from dsd_ros.edge.draft_length import Tuner
+from dsd_ros.edge.proposer import DecodeRequest, Origin, Plan, RoundDraft
 from dsd_ros.vlm.errors import ContextError
+from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_together
+from dsd_ros.wire.messages import Outcome
 
 
 @dataclass(frozen=True)
 class Drafting:
     """What holds for all drafts of one reply.
 
-    ``depth``: how many tokens one draft can add to the reply. ``eos_token_ids`` are the target's:
-    nothing is drafted behind the end of a reply. ``expansion`` and ``budget`` are of the shapes of
-    those names. With a ``tuner`` depth and budget are what it plans.
+    ``depth``: how many tokens one draft can add to the reply. ``eos_token_ids`` are the target's: nothing is drafted
+    after the end of a reply. ``expansion`` and ``budget`` belong to the shapes of those names. With a ``tuner``, depth
+    and budget are what it plans.
     """
 
     depth: int
@@ -58,11 +61,21 @@ class Drafting:
     ) -> Drafting:
         """As a decode's settings say."""
         return cls(
-            settings.depth, settings.max_tokens, settings.sampling, eos_token_ids, settings.seed,
-            reply, settings.proven_by, settings.top_k_proof, settings.top_rho_proof,
-            settings.top_float_proof, settings.shaped_by, settings.expansion, settings.tree_budget,
-            tuner,
-        )  # fmt: skip
+            depth=settings.depth,
+            max_tokens=settings.max_tokens,
+            sampling=settings.sampling,
+            eos_token_ids=eos_token_ids,
+            seed=settings.seed,
+            reply=reply,
+            proof=settings.proven_by,
+            top_k_proof=settings.top_k_proof,
+            top_rho_proof=settings.top_rho_proof,
+            top_float_proof=settings.top_float_proof,
+            shape=settings.shaped_by,
+            expansion=settings.expansion,
+            budget=settings.tree_budget,
+            tuner=tuner,
+        )
 
     def plan(self, number: int) -> Plan:
         """The shape of a round's draft, whoever makes it and whenever."""
@@ -70,44 +83,36 @@ class Drafting:
             return self.tuner.plan(self.reply, number)
         return Plan(self.depth, self.budget if self.shape is Shape.BUDGET else 0)
 
-    @property
-    def coupled(self) -> bool:
-        """Whether tokens are drawn with the noise that the verifier shares."""
-        return self.proof is Proof.COUPLED and not self.sampling.greedy
+    @cached_property
+    def method(self) -> Method:
+        """What proves the drafts."""
+        return method_of(self.proof, self.sampling.greedy)
 
     @property
     def draws(self) -> bool:
         """Whether tokens are drawn from distributions that the verifier has to know."""
         return not (self.sampling.greedy or self.proof is Proof.COUPLED)
 
+    def context(self, number: int, start: int) -> RoundContext:
+        """Round ``number``, which follows ``start`` tokens of the reply."""
+        return RoundContext(
+            self.sampling, self.seed, self.reply, number, start,
+            self.top_k_proof, self.top_rho_proof, self.top_float_proof,
+        )  # fmt: skip
+
     def grower(self, depth: int, number: int) -> Grower:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
         if self.shape is Shape.BUDGET:
             return BudgetTree(self.plan(number).nodes, depth, self.eos_token_ids)
         expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
-        generator = None
-        if self.draws:
-            generator = generator_for("draft", self.seed, self.reply, number)
+        generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
-
-    def ranking(self, logits: torch.Tensor, positions: Tokens[int]) -> torch.Tensor:
-        """What ranks the tokens at positions of the reply (from 0), both (n, V): the logits themselves,
-        or log q + G when coupled, whose draft is the argmax of these as if it were greedy.
-
-        SamplingError for logits that are not finite.
-        """
-        if not self.coupled:
-            highest_of(logits)
-            return logits
-        q = transform(logits, self.sampling)
-        noise = [gumbel(self.seed, self.reply, position, q.shape[-1]) for position in positions]
-        return torch.from_numpy(scores(q, np.stack(noise)))
 
 
 class Step(NamedTuple):
-    """What a draft brings to a pass of the model: nodes to hang behind ``sequence``, as of its ``grow_tree``.
+    """What a draft brings to a pass of the model: nodes to add to ``sequence``, as for its ``grow_tree``.
 
-    Without any, what is wanted is the one row behind its text.
+    Without nodes, what is wanted is the one row after its text.
     """
 
     sequence: Sequence
@@ -116,7 +121,7 @@ class Step(NamedTuple):
 
 
 def advance(steps: list[Step]) -> list[torch.Tensor | None]:
-    """Logits (nodes, or 1, V) of each step, in one pass; None where the context is full."""
+    """Logits (nodes, or 1, V) of each step, all in one pass; None for a step whose context is full."""
     try:
         if len(steps) == 1 and not steps[0].tokens:
             return [steps[0].sequence.next_logits().unsqueeze(0)]
@@ -142,19 +147,19 @@ class GrowingDraft:
         self.sequence = sequence
         self.able = able
         self.seconds = 0.0  # in the draft model
-        self.kept: list[tuple[np.ndarray, np.ndarray]] = []  # of proof TRUNCATED: ids and weights
+        self.kept: list[tuple[np.ndarray, np.ndarray]] = []  # see ``methods.base.Drafted``
+        self.context = drafting.context(number, len(sequence.tokens))
         self._drafting = drafting
         self._grower = drafting.grower(depth, number)
-        self._before = len(sequence.tokens)
-        # ``Drafting.ranking``, level by level, behind the root and behind the nodes that were fed.
-        self._rankings: list[torch.Tensor] = []
+        # What tokens were drawn from (``Method.draw_from``), level by level: at the root and at the fed nodes.
+        self._levels: list[torch.Tensor] = []
         self._grown: GrownTree | None = None  # set last: others may look for it at any time
         if self._grower.complete or not able:
             self._grown = self._grower.grown()
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is to be added."""
+        """Whether nothing is left to add."""
         return self._grown is not None
 
     @property
@@ -169,33 +174,31 @@ class GrowingDraft:
 
     @property
     def tokens(self) -> list[int]:
-        """Those of all nodes."""
+        """The tokens of all nodes."""
         return list(self.tree.tokens)
 
     @property
     def q(self) -> list[torch.Tensor]:
-        """The distributions (V,) float32 that the children of each of the tree's inner nodes were drawn
-        from; none when greedy or coupled.
-        """
+        """q (V,) float32, which the children of each inner node were drawn from; none when greedy or coupled."""
         q = self._grower.q
         return [] if q is None else list(q)
 
     @property
     def rows(self) -> list[torch.Tensor]:
-        """The ``Drafting.ranking`` (V,) that the children of each inner node were chosen by."""
+        """What the children of each inner node were drawn from (V,), by ``Method.draw_from``."""
         rows, fed = self._rows, self.grown.fed
         return [rows[0 if node == ROOT else fed[node] + 1] for node in self.tree.inner]
 
     @property
-    def rows_behind(self) -> dict[int, torch.Tensor]:
-        """The same of leaves, where they are known: a tree by budget was to go on there, and did not."""
+    def leaf_rows(self) -> dict[int, torch.Tensor]:
+        """The same for leaves, where it is known: a tree by budget looked there and did not go on."""
         rows, inner, fed = self._rows, frozenset(self.tree.inner), self.grown.fed
         return {node: rows[number + 1] for node, number in enumerate(fed) if number >= 0 and node not in inner}
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:
         """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
         tree = self.tree
-        rows = dict(zip(tree.inner, self.rows, strict=True)) | self.rows_behind
+        rows = dict(zip(tree.inner, self.rows, strict=True)) | self.leaf_rows
         path = tree.path_to(accepted - 1)
         ranks = []
         for node, token in zip((ROOT, *path), (*tree.tokens_of(path), next_token), strict=True):
@@ -207,8 +210,8 @@ class GrowingDraft:
 
     @property
     def _rows(self) -> list[torch.Tensor]:
-        """The ``Drafting.ranking`` (V,) behind the root, and behind the nodes in the order they were fed."""
-        return [row for level in self._rankings for row in level]
+        """Rows (V,) at the root and at the fed nodes, in the order in which they were fed."""
+        return [row for level in self._levels for row in level]
 
     @property
     def is_sequence(self) -> bool:
@@ -216,14 +219,14 @@ class GrowingDraft:
         return self._drafting.shape is Shape.SEQUENCE
 
     def finish(self) -> None:
-        """Add all that is missing."""
+        """Grow what is missing."""
         began = time.perf_counter()
         while not self.complete:
             self.take(*advance([self.step()]))
         self.seconds += time.perf_counter() - began
 
     def step(self) -> Step:
-        """What the next level needs; ``take`` is to be given what comes of it."""
+        """What the next level needs; its logits go to ``take``."""
         return self._step(self.sequence, *self._grower.level)
 
     def take(self, logits: torch.Tensor | None) -> None:
@@ -232,34 +235,32 @@ class GrowingDraft:
             self.able = False  # the target may hold more: it goes on without drafts
             self._grown = self._grower.grown()
             return
-        drafting = self._drafting
-        position = self._before + len(self._rankings)
-        rows = drafting.ranking(logits, [position] * len(logits))
-        self._rankings.append(rows)
-        if drafting.draws:
-            rows = self._distributions(logits)
-        elif drafting.shape is Shape.BUDGET:
+        position = self.context.start + len(self._levels)
+        rows, kept = self._drafting.method.draw_from(logits, [position] * len(logits), self.context)
+        self._levels.append(rows)
+        self.kept += kept
+        if self._drafting.shape is Shape.BUDGET:
             rows = torch.softmax(rows, dim=-1)
         self._grower.take(rows)
         if self._grower.complete:
             self._grown = self._grower.grown()
 
-    def look_behind(self, nodes: Tokens[int]) -> Step:
-        """What a pass behind leaves that were not fed takes; the draft stays as it is."""
+    def look_past(self, leaves: Tokens[int]) -> Step:
+        """The pass that says what follows ``leaves`` that were not fed; the draft stays as it is."""
         fed, tree = self.grown.fed, self.tree
-        parents = [tree.parents[node] for node in nodes]
+        parents = [tree.parents[node] for node in leaves]
         return self._step(
             self.sequence.fork(),
-            list(tree.tokens_of(nodes)),
+            list(tree.tokens_of(leaves)),
             [ROOT if parent == ROOT else fed[parent] for parent in parents],
         )
 
-    def behind(self, accepted: int, next_token: int, fork: bool) -> Sequence:
-        """The sequence behind an outcome: this draft's own, or a fork, which leaves the draft as it is."""
+    def sequence_after(self, accepted: int, next_token: int, fork: bool) -> Sequence:
+        """The sequence after an outcome: this draft's own, or a fork, which leaves the draft as it is."""
         sequence = self.sequence.fork() if fork else self.sequence
         held, missing = self.grown.split(self.tree.path_to(accepted - 1))
         if self.is_sequence:
-            sequence.rollback(self._before + len(held))
+            sequence.rollback(self.context.start + len(held))
         else:
             sequence.keep_path(held)
         sequence.append([*missing, next_token])
@@ -272,24 +273,13 @@ class GrowingDraft:
             sequence.append(tokens)
         return Step(sequence, [], [])
 
-    def _distributions(self, logits: torch.Tensor) -> torch.Tensor:
-        q = transform(logits, self._drafting.sampling)
-        if self._drafting.proof is not Proof.TRUNCATED:
-            return q
-        # Before anything is drawn: what is verified has to be what it was drawn from.
-        drafting = self._drafting
-        kept = [truncate(row, drafting.top_k_proof, drafting.top_rho_proof, drafting.top_float_proof) for row in q]
-        self.kept += kept
-        return torch.stack([restored(*row, q.shape[-1]) for row in kept])
-
 
 @dataclass(frozen=True, eq=False)
 class DraftedRound:
-    """A round with its draft behind ``prefix``, all tokens of the reply in front of it.
+    """A round with its draft after ``prefix``, all earlier tokens of the reply.
 
-    Outcomes are given as they travel: ``accepted`` is the accepted path's last node plus one, 0 for
-    none, which for a sequence is its length. While others may fork the draft's sequence it is not to
-    be changed.
+    Outcomes are given as they travel: ``accepted`` is 1 + the index of the last accepted node, 0 for none. The draft's
+    sequence must not change while other threads may fork it.
     """
 
     drafting: Drafting
@@ -297,15 +287,56 @@ class DraftedRound:
     prefix: list[int]
     draft: GrowingDraft
 
+    autonomous_rounds: int = 0
+
+    @property
+    def tree(self) -> TokenTree:
+        """The drafted tokens."""
+        return self.draft.tree
+
+    @property
+    def q(self) -> list[torch.Tensor]:
+        """See ``GrowingDraft.q``."""
+        return self.draft.q
+
+    @property
+    def kept(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See ``methods.base.Drafted``."""
+        return self.draft.kept
+
+    @property
+    def context(self) -> RoundContext:
+        """What both sides know of the round."""
+        return self.draft.context
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the draft model."""
+        return self.draft.sequence.model.vocab_size
+
+    @property
+    def plan(self) -> Plan:
+        """The shape that the draft was to have."""
+        return self.drafting.plan(self.number)
+
+    @property
+    def seconds(self) -> float:
+        """How long the draft model took."""
+        return self.draft.seconds
+
+    def ranks(self, accepted: int, next_token: int) -> list[int]:
+        """See ``GrowingDraft.ranks``."""
+        return self.draft.ranks(accepted, next_token)
+
     @classmethod
     def first(cls, drafting: Drafting, sequence: Sequence) -> DraftedRound:
-        """Round 1, its draft yet to be grown."""
+        """Round 1; its draft is yet to be grown."""
         depth = min(drafting.plan(1).length, drafting.max_tokens - 1)
         return cls(drafting, 1, [], GrowingDraft(sequence, depth, drafting, 1))
 
     @property
     def open_leaves(self) -> list[int]:
-        """The draft's leaves that a further draft can follow when they are accepted."""
+        """The draft's leaves that another draft could follow if they were accepted."""
         drafting, tree = self.drafting, self.draft.tree
         if not self.draft.able:
             return []
@@ -322,8 +353,8 @@ class DraftedRound:
         tree = self.draft.tree
         return (*tree.tokens_of(tree.path_to(accepted - 1)), next_token)
 
-    def drafts_behind(self, accepted: int, next_token: int) -> bool:
-        """Whether there is anything to draft behind an outcome."""
+    def can_follow(self, accepted: int, next_token: int) -> bool:
+        """Whether there is anything to draft after an outcome."""
         if not (
             self.draft.able
             and 0 <= accepted <= len(self.draft.tree)
@@ -337,16 +368,16 @@ class DraftedRound:
         )
 
     def next_draft(self, accepted: int, next_token: int, fork: bool) -> GrowingDraft:
-        """The draft of the next round behind an outcome, to be grown; ``fork`` leaves this round as it is."""
+        """The next round's draft after an outcome, yet to be grown; ``fork`` leaves this round as it is."""
         drafting, draft = self.drafting, self.draft
-        depth = self.depth_behind(len(self.tokens_of(accepted, next_token)))
-        # A token only the target has: nothing can be drafted behind it.
+        depth = self.depth_after(len(self.tokens_of(accepted, next_token)))
+        # Nothing can be drafted after a token that only the target has.
         able = draft.able and next_token < draft.sequence.model.vocab_size
-        sequence = draft.behind(accepted, next_token, fork) if able else draft.sequence
+        sequence = draft.sequence_after(accepted, next_token, fork) if able else draft.sequence
         return GrowingDraft(sequence, depth, drafting, self.number + 1, able)
 
-    def depth_behind(self, gained: int) -> int:
-        """How deep the next draft may be behind an outcome that adds ``gained`` tokens."""
+    def depth_after(self, gained: int) -> int:
+        """How deep the next draft may be after an outcome that adds ``gained`` tokens."""
         # One token of the round is always the target's own.
         left = self.drafting.max_tokens - len(self.prefix) - gained
         return max(0, min(self.drafting.plan(self.number + 1).length, left - 1))
@@ -355,3 +386,65 @@ class DraftedRound:
         """The next round, with its draft."""
         prefix = [*self.prefix, *self.tokens_of(accepted, next_token)]
         return replace(self, number=self.number + 1, prefix=prefix, draft=draft)
+
+
+class DraftModel:
+    """Proposes what the robot's own model drafts, each round after the outcome of the round before."""
+
+    def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None = None) -> None:
+        """``tuner`` chooses the drafts' shape where the settings leave it open."""
+        self.origin = Origin()
+        self.model = model
+        self._settings = settings
+        self._tuner = tuner
+        self._next: DraftedRound | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the draft model runs."""
+        return self.model.device
+
+    @property
+    def error(self) -> str:
+        """No worker, no failure."""
+        return ""
+
+    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+        """Read the prompt with the draft model."""
+        if self._tuner is not None:
+            self._tuner.begin_reply()
+        self.origin = Origin()
+        drafting = Drafting.of(self._settings, eos_token_ids, request.number, self._tuner)
+        sequence = self.model.prefill(request.image, request.instruction, request.history)
+        self._next = self._first(drafting, sequence)
+
+    def _first(self, drafting: Drafting, sequence: Sequence) -> DraftedRound:
+        return DraftedRound.first(drafting, sequence)
+
+    def propose(self, tokens: list[int]) -> DraftedRound:
+        """Draft what is not there yet of the next round."""
+        assert self._next is not None
+        self._next.draft.finish()
+        return self._next
+
+    def draft_ahead(self, draft: RoundDraft) -> None:
+        """Choose the next draft's shape: after sending, which it must not delay."""
+        if self._tuner is not None:
+            self._tuner.catch_up()
+            self._tuner.plan(draft.context.reply, draft.number + 1)
+
+    def on_early(self, outcome: Outcome) -> None:
+        """Nothing is drafted ahead."""
+
+    def update(self, draft: RoundDraft, result: Result) -> None:
+        """Go on after the round's result."""
+        assert isinstance(draft, DraftedRound)
+        verdict = result.accepted, result.next_token
+        self._next = draft.followed_by(*verdict, draft.next_draft(*verdict, fork=False))
+
+    def reset(self) -> None:
+        """Give back the memory of the reply."""
+        self._next = None
+
+    def close(self) -> None:
+        """No threads."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 _FIRST_RATE = 0.7  # of acceptance, before any was seen
@@ -59,7 +59,7 @@ class Guesser:
     """
 
     def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
-        """``coupled``: rows are given as log q + G (``Drafting.ranking``), and nothing else is drawn."""
+        """``coupled``: rows are log q + G, and nothing else is drawn."""
         self._sampling = sampling
         self._draws = not (sampling.greedy or coupled)
         self._seed = seed
@@ -82,8 +82,7 @@ class Guesser:
     def chances(self, reply: int, number: int, tree: TokenTree, rows: Sequence[torch.Tensor]) -> list[float]:
         """How likely each node is to hold, if its parent does.
 
-        rows: the logits (V,) that the children of each inner node were chosen by, or their
-        ``Drafting.ranking``.
+        rows (V,): what the children of each inner node were drawn from (``Method.draw_from``).
         """
         if self._draws:
             return self._drawn(reply, number, tree)
@@ -152,7 +151,7 @@ class Guesser:
     def _foreseen(self, row: torch.Tensor) -> torch.Tensor:
         """How likely each token (V,) is to be the target's, but for what is drawn."""
         if self._draws:
-            return transform(row, self._sampling)
+            return row.clone()
         probabilities = torch.softmax(row, dim=-1)
         likeliest = int(probabilities.argmax())
         first = float(probabilities[likeliest])

@@ -1,4 +1,4 @@
-"""Outcomes a round may have: which are worth drafting behind, and in what order (FSD Algorithm 1)."""
+"""The outcomes that a round may have: which are worth drafting after, and in what order (FSD, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ EXIT, GUESS = "exit", "guess"
 
 @dataclass(eq=False)
 class Predraft:
-    """The next round's draft behind one outcome that the round may have."""
+    """The next round's draft after one outcome that the round may have."""
 
     accepted: int
     next_token: int
-    source: str  # who named it first, EXIT or GUESS
+    source: str  # who named it first: EXIT or GUESS
     score: float
-    order: int  # of being named
-    draft: GrowingDraft | None = None  # None: nobody has begun
+    order: int  # in which it was named
+    draft: GrowingDraft | None = None  # None: not begun
     begun: bool = False
-    stepping: bool = False  # a worker is at it
+    stepping: bool = False  # a worker is on it
     failed: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether the draft is there whole."""
+        """Whether all of the draft is there."""
         return self.draft is not None and self.draft.complete and not self.failed
 
 
-class Outcomes:
+class OutcomeQueue:
     """The outcomes named for one round, keyed by their tokens, and the queue of those to work on.
 
-    policy: "priority" (best score first), "fifo" (first named first) or "random"; ``budget``: how many are
-    begun at most. An outcome named again is never drafted twice. For one thread at a time.
+    policy: "priority" (best score first), "fifo" (first named first) or "random"; ``budget``: how many are begun at
+    most. An outcome that is named again is not drafted twice. For one thread at a time.
     """
 
     def __init__(self, of: DraftedRound, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
@@ -56,16 +56,16 @@ class Outcomes:
         return len(self._waiting)
 
     def find(self, accepted: int, next_token: int) -> Predraft | None:
-        """What there is for an outcome."""
+        """The pre-draft for an outcome."""
         return self._named.get(self.round.tokens_of(accepted, next_token))
 
     def name(self, accepted: int, next_token: int, source: str, score: float) -> Predraft | None:
-        """Note an outcome, or raise its score; None when there is nothing to draft behind it."""
+        """Note an outcome, or raise its score; None if there is nothing to draft after it."""
         known = self.find(accepted, next_token)
         if known is not None:
             known.score = max(known.score, score)
             return known
-        if not self.round.drafts_behind(accepted, next_token):
+        if not self.round.can_follow(accepted, next_token):
             return None
         predraft = Predraft(accepted, next_token, source, score, len(self._named))
         self._named[self.round.tokens_of(accepted, next_token)] = predraft
@@ -80,7 +80,7 @@ class Outcomes:
                 self.name(guess.accepted, guess.next_token, GUESS, score)
 
     def heed(self, accepted: int, next_token: int, confidence: float) -> None:
-        """An early exit says an outcome: it gains what the others lose.
+        """An early exit forecasts an outcome: it gains what the others lose.
 
         score <- s + (1 - s) score for the outcome of confidence s, and (1 - s) score for the others;
         guesses that fall below the floor before they are begun are dropped.
@@ -121,7 +121,7 @@ class Outcomes:
         return best
 
     def take_out(self, predraft: Predraft) -> None:
-        """Somebody goes to work on it."""
+        """A worker goes on with it."""
         if predraft in self._waiting:
             self._waiting.remove(predraft)
         if not predraft.begun:
@@ -129,5 +129,5 @@ class Outcomes:
             self.begun += 1
 
     def put_back(self, predraft: Predraft) -> None:
-        """A token further, and not complete."""
+        """It is a level further and not complete."""
         self._waiting.append(predraft)

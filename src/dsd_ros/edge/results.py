@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -38,6 +38,9 @@ class RoundRecord:
     rejected: tuple[int, ...] = ()  # drafted tokens that do not hold
     exit_layers: tuple[int, ...] = ()  # that early outcomes came from, in order of arrival
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
+
+
+Progress = Callable[[str, int, RoundRecord], None]  # text so far, verified tokens, the round
 
 
 @dataclass(frozen=True)

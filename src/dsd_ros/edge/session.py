@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import numpy as np
 
+from dsd_ros.decoding.methods import method_of
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
+from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
-from dsd_ros.edge.ahead import PredraftPool
-from dsd_ros.edge.alone import decode_alone
+from dsd_ros.edge.ahead import Ahead
 from dsd_ros.edge.client import LinkSettings, VerifierLink
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.draft_model import DraftedRound
+from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.limits import Limits
-from dsd_ros.edge.loop import Progress, Request, Rounds
+from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, Pictures
-from dsd_ros.edge.outgoing import draft_message
-from dsd_ros.edge.results import DecodedReply
-from dsd_ros.edge.translation import Translation, check_translatable
+from dsd_ros.edge.proposer import DecodeRequest, NoDraft, Proposer
+from dsd_ros.edge.reply_client import ReplyClient
+from dsd_ros.edge.results import DecodedReply, Progress, resources
+from dsd_ros.edge.translation import Translating, Translation, check_translatable
 from dsd_ros.edge.vocabulary import Vocabulary
+from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
@@ -82,7 +86,10 @@ class EdgeSession:
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
         self._pictures = Pictures(self._link.settings.image_encoding)
         self._reply = 0
-        self._pool = PredraftPool(settings, self._send_ahead) if settings.predrafts else None
+        method = method_of(settings.proven_by, settings.sampling.greedy)
+        self._client = ReplyClient(self._link, self._pictures, method)
+        self._proposer = self._make_proposer()
+        self._loop = DecodeLoop(self._proposer, self._client, method, settings, self._tuner)
 
     @property
     def verifier(self) -> SessionReply | None:
@@ -97,12 +104,12 @@ class EdgeSession:
         """
         self._open(Limits(deadline, cancelled))
 
-    def mend(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
-        """After a failed decode: dial anew, once, and resume the session or open another.
+    def reconnect(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
+        """After a failed decode: dial once more, and resume the session or open another.
 
         Raises what ``open`` raises, and DecodeCancelled.
         """
-        self._link.mend(Limits(deadline, cancelled))
+        self._link.reconnect(Limits(deadline, cancelled))
 
     def decode(
         self,
@@ -127,20 +134,17 @@ class EdgeSession:
         check_instruction(instruction)
         self._pictures.begin(image, history)
         self._reply += 1
-        request = Request(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
+        request = DecodeRequest(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
         try:
             for _ in range(self._link.settings.attempts):
                 try:
                     self._open(limits)
-                    rounds = Rounds(
-                        self._link, self._pictures, self.settings, self._draft_model, self._pool,
-                        self._translation, self._tuner,
-                    )  # fmt: skip
-                    return rounds.decode(request)
+                    return self._loop.decode(request)
                 except TargetChanged:
-                    self._forget_predrafts()
+                    self._proposer.reset()
         finally:
-            self._forget_predrafts()
+            self._proposer.reset()
+            self._client.reset()
         raise LinkClosed("the verifier's target keeps changing; is it being restarted?")
 
     @property
@@ -168,12 +172,11 @@ class EdgeSession:
         known = self._link.verifier if self._translation is None else None
         ends = known.eos_token_ids if known is not None else model.eos_token_ids
         limits = Limits(deadline, cancelled)
-        return decode_alone(model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits)
+        return _decode_alone(model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits)
 
     def close(self) -> None:
         """End the session at the verifier, and the worker threads. The channel is the caller's to close."""
-        if self._pool is not None:
-            self._pool.close()
+        self._proposer.close()
         self._link.close()
 
     def __enter__(self) -> EdgeSession:
@@ -213,12 +216,16 @@ class EdgeSession:
         settings = self.settings
         return settings.predrafts and settings.predraft_source != "guesses" and settings.exits is not None
 
-    def _send_ahead(self, drafted: DraftedRound) -> None:
-        self._link.post_ahead(draft_message(self._link.session, drafted, ahead=True))
-
-    def _forget_predrafts(self) -> None:
-        if self._pool is not None:
-            self._pool.reset()
+    def _make_proposer(self) -> Proposer:
+        """What proposes tokens under these settings."""
+        model, settings = self._draft_model, self.settings
+        if model is None:
+            return NoDraft(settings)
+        if self._translation is not None:
+            return Translating(model, settings, self._tuner, self._translation)
+        if settings.predrafts:
+            return Ahead(model, settings, self._tuner, self._client.send_ahead)
+        return DraftModel(model, settings, self._tuner)
 
     def text(self, tokens: list[int]) -> str:
         """The text of reply tokens; "" without a tokenizer."""
@@ -260,3 +267,54 @@ def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
             f"tree_expansion {settings.tree_expansion!r} takes {rows} distributions in one message, and of a "
             f"vocabulary of {vocab_size} no more than {most} fit; use a smaller one, or proof truncated or coupled"
         )
+
+
+def _decode_alone(
+    model: VisionLanguageModel,
+    settings: DecodeSettings,
+    eos_token_ids: frozenset[int],
+    number: int,
+    image: np.ndarray | None,
+    instruction: str,
+    history: History,
+    limits: Limits,
+) -> DecodedReply:
+    """Reply ``number`` by ``model`` alone: the one way that is not exact. Errors of ``EdgeSession.decode_alone``.
+
+    Coupled drafts use the noise that the target would have used.
+    """
+    began = time.perf_counter()
+    sequence = model.prefill(image, instruction, history)
+    prefill_seconds = time.perf_counter() - began
+    drafting = Drafting.of(settings, eos_token_ids, number)
+    generator = generator_for("draft", settings.seed, number, 0)  # of no round
+    tokens: list[int] = []
+    finished = False
+    while not finished and len(tokens) < settings.max_tokens:
+        limits.check()
+        try:
+            logits = sequence.next_logits()
+        except ContextError:
+            break
+        if drafting.draws:
+            token = sample(transform(logits, settings.sampling), generator)
+        else:
+            rows, _ = drafting.method.draw_from(logits.unsqueeze(0), [len(tokens)], drafting.context(0, 0))
+            token = int(rows.argmax())
+        tokens.append(token)
+        sequence.append([token])
+        finished = token in eos_token_ids
+    memory, threads = resources(model.device)
+    return DecodedReply(
+        tokens=tokens,
+        text=model.decode_text(tokens),
+        mode=settings.mode,
+        finished=finished,
+        seconds=time.perf_counter() - began,
+        prefill_seconds=prefill_seconds,
+        bytes_up=0,
+        bytes_down=0,
+        peak_memory=memory,
+        threads=threads,
+        verified=False,
+    )

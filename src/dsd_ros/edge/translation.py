@@ -16,7 +16,8 @@ from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import GrownTree
-from dsd_ros.edge.draft_model import DraftedRound, Drafting, GrowingDraft
+from dsd_ros.edge.draft_length import Tuner
+from dsd_ros.edge.draft_model import DraftedRound, Drafting, DraftModel, GrowingDraft
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -226,8 +227,21 @@ class TranslatedRound(DraftedRound):
         """The draft of the next round behind an outcome, to be made."""
         draft, gained = self.draft, self.tokens_of(accepted, next_token)
         draft.reply.verified(gained)
-        depth = self.depth_behind(len(gained))
+        depth = self.depth_after(len(gained))
         return TranslatedDraft(draft.reply, depth, self.drafting, self.number + 1, draft.able)
+
+
+class Translating(DraftModel):
+    """Proposes the draft model's text in tokens of a target with another tokenizer."""
+
+    def __init__(
+        self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None, translation: Translation
+    ) -> None:
+        super().__init__(model, settings, tuner)
+        self._translation = translation
+
+    def _first(self, drafting: Drafting, sequence: Sequence) -> DraftedRound:
+        return TranslatedRound.begin(drafting, self._translation.begin(sequence, drafting.eos_token_ids))
 
 
 def _settled(text: str, pieces: list[Piece]) -> int:

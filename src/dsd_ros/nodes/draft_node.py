@@ -175,7 +175,7 @@ class DraftNode(ManagedNode):
         try:
             with self._turn(time.monotonic() + _OPEN_LIMIT_S) as cancelled:
                 if self._session is not None and self.active:
-                    self._session.mend(time.monotonic() + _OPEN_LIMIT_S, cancelled)
+                    self._session.reconnect(time.monotonic() + _OPEN_LIMIT_S, cancelled)
         except DeadlineExceeded as error:
             raise LinkTimeout(str(error)) from error
 

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, MAX_VOCABULARY, Fields, Message, UInt16
 
 if TYPE_CHECKING:  # a relay that packs no distributions must not have to load torch
-    import torch
+    pass
 
 _NO_DEFAULT = msgspec.NODEFAULT
 _ID_BYTES = 3  # of a varint: 21 bits hold any token id
@@ -194,24 +193,3 @@ def check_finite(message: Message) -> None:
     for name in _FLOATS[type(message)]:
         if not math.isfinite(getattr(message, name)):
             raise WireError(f"a {type(message).__name__} whose {name} is not a finite number")
-
-
-def pack_distributions(q: torch.Tensor) -> bytes:
-    """Distributions (gamma, V) as little-endian float32, row by row."""
-    return q.detach().cpu().float().contiguous().numpy().astype("<f4", copy=False).tobytes()
-
-
-def unpack_distributions(data: bytes, rows: int, vocab_size: int) -> torch.Tensor:
-    """(rows, vocab_size) float32 from ``pack_distributions``; WireError when the size is another.
-
-    Checks sizes only: whether the rows are distributions is checked where they are used.
-    """
-    if len(data) != 4 * rows * vocab_size:
-        raise WireError(
-            f"distributions of {rows} tokens over a vocabulary of {vocab_size} take "
-            f"{4 * rows * vocab_size} bytes, not {len(data)}"
-        )
-    values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
-    import torch
-
-    return torch.from_numpy(values).reshape(rows, vocab_size)

@@ -26,7 +26,8 @@ from dsd_lab.papers.acceptance import (
 )
 from dsd_lab.papers.proofs import dssd_comm_seconds, expected_tokens
 from dsd_lab.papers.theory import TheoryError
-from dsd_ros.decoding.tree import TokenTree, verify_tree
+from dsd_ros.decoding.rejection import verify_tree
+from dsd_ros.decoding.tree import TokenTree
 
 SURE = 1e-6
 SAMPLES = 2000

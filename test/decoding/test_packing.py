@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from dsd_ros.decoding.rejection import rounded_up
-from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.packing import (
+from dsd_ros.decoding.methods.split import rounded_up
+from dsd_ros.decoding.packing import (
+    PackingError,
     count_rows,
     id_bits,
     kept_bytes,
     pack_chances,
     pack_distribution,
+    pack_distributions,
     pack_head,
     pack_ids,
     pack_kept,
@@ -23,6 +24,7 @@ from dsd_ros.wire.packing import (
     pack_rows,
     unpack_chances,
     unpack_distribution,
+    unpack_distributions,
     unpack_head,
     unpack_ids,
     unpack_kept,
@@ -76,7 +78,7 @@ def test_several_distributions_survive(count, seed):
     assert [row.tolist() for row in unpack_rows(data, count, 9)] == [row.tolist() for row in rows]
     for wrong in (count + 1, max(0, count - 1)):
         if wrong != count:
-            with pytest.raises(WireError, match="do not hold"):
+            with pytest.raises(PackingError, match="do not hold"):
                 unpack_rows(data, wrong, 9)
 
 
@@ -88,7 +90,7 @@ def test_probabilities_survive_rounded_up(values):
     assert len(data) == -(-3 * len(values) // 2)
     assert unpack_chances(data, len(values)).tolist() == r.tolist()
     assert bool((r >= q).all()) and bool((r <= q * (1 + 2**-7) + 2**-31).all())
-    with pytest.raises(WireError, match="bytes"):
+    with pytest.raises(PackingError, match="bytes"):
         unpack_chances(data + b"?", len(values))
 
 
@@ -121,13 +123,13 @@ def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
     ):
         try:
             unpack()
-        except WireError as error:
+        except PackingError as error:
             assert str(error)
 
 
 @pytest.mark.parametrize("ids", [[3, 3], [5, 2], [1, 14]])
 def test_ids_out_of_order_or_range_are_refused(ids):
-    with pytest.raises(WireError, match="ascend"):
+    with pytest.raises(PackingError, match="ascend"):
         unpack_ids(pack_ids(np.array(ids), 16), 2, 14)
 
 
@@ -143,9 +145,9 @@ def test_a_head_survives_bit_by_bit_whatever_the_vocabulary(chosen, data):
     assert len(packed) == 8 + -(-len(ids) * id_bits(size) // 8) + 4 * len(ids)
     again = unpack_head(packed, size)
     assert (again[0].tolist(), again[1].tolist(), again[2]) == (ids.tolist(), found, bound)
-    with pytest.raises(WireError):
+    with pytest.raises(PackingError):
         unpack_head(packed + b"?", size)
-    with pytest.raises(WireError):
+    with pytest.raises(PackingError):
         unpack_head(packed[:-1], size)
 
 
@@ -155,7 +157,7 @@ def test_rows_and_revealed_probabilities_survive_bit_by_bit(found):
     assert unpack_row(pack_row(p), len(p)).tolist() == p.tolist()
     assert unpack_revealed(pack_revealed(p), len(p)).tolist() == p.tolist()
     for unpack in (unpack_row, unpack_revealed):
-        with pytest.raises(WireError, match="take"):
+        with pytest.raises(PackingError, match="take"):
             unpack(pack_row(p), len(p) + 1)
 
 
@@ -168,11 +170,18 @@ def test_what_is_no_probability_is_refused(wrong):
         lambda: unpack_revealed(pack_revealed(p), 2),
         lambda: unpack_head(pack_head(ids, p, 0.5, 8), 8),
     ):
-        with pytest.raises(WireError, match="from 0 to 1"):
+        with pytest.raises(PackingError, match="from 0 to 1"):
             read()
 
 
 @pytest.mark.parametrize("bound", [np.nan, -1.0])
 def test_a_bound_that_is_none_is_refused(bound):
-    with pytest.raises(WireError, match="bound"):
+    with pytest.raises(PackingError, match="bound"):
         unpack_head(pack_head(np.array([1]), np.array([0.5], np.float32), bound, 8), 8)
+
+
+def test_distributions_survive_bit_by_bit():
+    q = torch.from_numpy(np.random.default_rng(0).random((3, 17), np.float32))
+    assert torch.equal(unpack_distributions(pack_distributions(q), 3, 17), q)
+    with pytest.raises(PackingError, match="bytes"):
+        unpack_distributions(pack_distributions(q), 3, 18)

@@ -10,8 +10,12 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from dsd_ros.wire.codec import WireError
+
+class PackingError(ValueError):
+    """Bytes that do not hold what they should; one sentence."""
+
 
 _DENSE, _SPARSE = 0, 1
 _COUNT_BYTES = 4
@@ -31,10 +35,10 @@ def pack_ids(ids: np.ndarray, vocab_size: int) -> bytes:
 
 
 def unpack_ids(data: bytes, count: int, vocab_size: int) -> np.ndarray:
-    """(count,) int64 ascending ids from ``pack_ids``; WireError unless each is above the one before."""
+    """(count,) int64 ascending ids from ``pack_ids``; PackingError unless each is above the one before."""
     ids = _unpack_bits(data, count, id_bits(vocab_size))
     if count and (int(ids[-1]) >= vocab_size or bool((np.diff(ids) <= 0).any())):
-        raise WireError(f"packed ids must ascend and be below the vocabulary's size, {vocab_size}")
+        raise PackingError(f"packed ids must ascend and be below the vocabulary's size, {vocab_size}")
     return ids
 
 
@@ -63,7 +67,7 @@ def pack_distribution(p: np.ndarray) -> bytes:
 
 
 def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
-    """(vocab_size,) float32 from ``pack_distribution``; WireError for bytes that hold something else."""
+    """(vocab_size,) float32 from ``pack_distribution``; PackingError for bytes that hold something else."""
     p = np.zeros(vocab_size, np.float32)
     if len(data) == 1 + 4 * vocab_size and data[0] == _DENSE:
         p[:] = np.frombuffer(data, "<f4", offset=1)
@@ -75,7 +79,7 @@ def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
             ids = unpack_ids(data[1 + _COUNT_BYTES : at], count, vocab_size)
             p[ids] = np.frombuffer(data, "<f4", offset=at)
             return p
-    raise WireError(f"{len(data)} bytes are no packed distribution over a vocabulary of {vocab_size}")
+    raise PackingError(f"{len(data)} bytes are no packed distribution over a vocabulary of {vocab_size}")
 
 
 def pack_rows(rows: Sequence[np.ndarray]) -> bytes:
@@ -85,7 +89,7 @@ def pack_rows(rows: Sequence[np.ndarray]) -> bytes:
 
 
 def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
-    """``rows`` arrays (vocab_size,) from ``pack_rows``; WireError for bytes that hold something else."""
+    """``rows`` arrays (vocab_size,) from ``pack_rows``; PackingError for bytes that hold something else."""
     found = []
     at = 0
     for _ in range(rows):
@@ -95,7 +99,7 @@ def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
             break
         found.append(unpack_distribution(data[begin:at], vocab_size))
     if len(found) != rows or at != len(data):
-        raise WireError(f"{len(data)} bytes do not hold {rows} packed distributions")
+        raise PackingError(f"{len(data)} bytes do not hold {rows} packed distributions")
     return found
 
 
@@ -118,10 +122,10 @@ def pack_chances(chances: np.ndarray) -> bytes:
 
 
 def unpack_chances(data: bytes, count: int) -> np.ndarray:
-    """(count,) float32 from ``pack_chances``, 2^-31 up to 2; WireError when the size is another."""
+    """(count,) float32 from ``pack_chances``, 2^-31 up to 2; PackingError when the size is another."""
     size = (_CHANCE_BITS * count + 7) // 8
     if len(data) != size:
-        raise WireError(f"probabilities of {count} tokens take {size} bytes, not {len(data)}")
+        raise PackingError(f"probabilities of {count} tokens take {size} bytes, not {len(data)}")
     upper = _unpack_bits(data, count, _CHANCE_BITS) + _LEAST_UPPER
     return (upper.astype(np.uint32) << 16).view(np.float32)
 
@@ -145,10 +149,10 @@ def kept_bytes(count: int, vocab_size: int, width: int = 2) -> int:
 
 
 def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """``rows`` pairs of ids and weights from ``pack_kept``; WireError for bytes that hold something else."""
+    """``rows`` pairs of ids and weights from ``pack_kept``; PackingError for bytes that hold something else."""
     width = data[0] if data else 0
     if width not in (2, 4):
-        raise WireError("truncated distributions must begin with the bytes of a weight, 2 or 4")
+        raise PackingError("truncated distributions must begin with the bytes of a weight, 2 or 4")
     kept = []
     at = 1
     for _ in range(rows):
@@ -156,12 +160,12 @@ def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarra
         end = at + kept_bytes(count, vocab_size, width)
         values = end - width * count
         if len(data) < end or count > vocab_size:
-            raise WireError(f"{len(data)} bytes do not hold {rows} truncated distributions")
+            raise PackingError(f"{len(data)} bytes do not hold {rows} truncated distributions")
         ids = unpack_ids(data[at + 2 : values], count, vocab_size)
         kept.append((ids, np.frombuffer(data[values:end], f"<f{width}").astype(f"=f{width}")))
         at = end
     if at != len(data):
-        raise WireError(f"{len(data) - at} bytes are left over behind {rows} truncated distributions")
+        raise PackingError(f"{len(data) - at} bytes are left over behind {rows} truncated distributions")
     return kept
 
 
@@ -171,9 +175,9 @@ def pack_row(p: np.ndarray) -> bytes:
 
 
 def unpack_row(data: bytes, vocab_size: int) -> np.ndarray:
-    """(vocab_size,) float32 from ``pack_row``; WireError when the size is another."""
+    """(vocab_size,) float32 from ``pack_row``; PackingError when the size is another."""
     if len(data) != 4 * vocab_size:
-        raise WireError(
+        raise PackingError(
             f"a distribution over a vocabulary of {vocab_size} takes {4 * vocab_size} bytes, not {len(data)}"
         )
     return _probabilities(data, 0)
@@ -188,7 +192,7 @@ def pack_head(ids: np.ndarray, values: np.ndarray, bound: float, vocab_size: int
 
 
 def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """(ids (k,) int64, probabilities (k,) float32, bound) from ``pack_head``; WireError for anything else.
+    """(ids (k,) int64, probabilities (k,) float32, bound) from ``pack_head``; PackingError for anything else.
 
     How many there are follows from the size: each takes more than four bytes.
     """
@@ -196,11 +200,11 @@ def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, f
     count = 8 * max(0, len(data) - _BOUND_BYTES) // (width + 32)
     at = _BOUND_BYTES + ids_bytes(count, vocab_size)
     if count > vocab_size or len(data) != at + 4 * count:
-        raise WireError(f"{len(data)} bytes are no head of a distribution over a vocabulary of {vocab_size}")
+        raise PackingError(f"{len(data)} bytes are no head of a distribution over a vocabulary of {vocab_size}")
     ids = unpack_ids(data[_BOUND_BYTES:at], count, vocab_size)
     (bound,) = struct.unpack_from("<d", data)
     if not bound >= 0:  # nor is a NaN
-        raise WireError("the bound of a distribution's head must be 0 or more")
+        raise PackingError("the bound of a distribution's head must be 0 or more")
     return ids, _probabilities(data, at), float(bound)
 
 
@@ -210,14 +214,35 @@ def pack_revealed(values: np.ndarray) -> bytes:
 
 
 def unpack_revealed(data: bytes, count: int) -> np.ndarray:
-    """(count,) float32 from ``pack_revealed``; WireError when the size is another, or for what is no probability."""
+    """(count,) float32 from ``pack_revealed``; PackingError when the size is another, or for what is no probability."""
     if len(data) != 4 * count:
-        raise WireError(f"probabilities of {count} tokens take {4 * count} bytes, not {len(data)}")
+        raise PackingError(f"probabilities of {count} tokens take {4 * count} bytes, not {len(data)}")
     return _probabilities(data, 0)
 
 
 def _probabilities(data: bytes, at: int) -> np.ndarray:
     values = np.frombuffer(data, "<f4", offset=at).astype(np.float32)
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise WireError("probabilities must be numbers from 0 to 1")
+        raise PackingError("probabilities must be numbers from 0 to 1")
     return values
+
+
+def pack_distributions(q: torch.Tensor) -> bytes:
+    """Distributions (gamma, V) as little-endian float32, row by row."""
+    return q.detach().cpu().float().contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+def unpack_distributions(data: bytes, rows: int, vocab_size: int) -> torch.Tensor:
+    """(rows, vocab_size) float32 from ``pack_distributions``; PackingError when the size is another.
+
+    Sizes only: whether the rows are distributions is checked where they are used.
+    """
+    if len(data) != 4 * rows * vocab_size:
+        raise PackingError(
+            f"distributions of {rows} tokens over a vocabulary of {vocab_size} take "
+            f"{4 * rows * vocab_size} bytes, not {len(data)}"
+        )
+    values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
+    import torch
+
+    return torch.from_numpy(values).reshape(rows, vocab_size)

@@ -1,0 +1,37 @@
+"""Temperature 0: the target's most likely tokens, whatever was drafted. Token ids alone travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dsd_ros.decoding.methods.base import Drafted, Drawn, RoundContext, Verdict, as_it_is
+from dsd_ros.decoding.rejection import verify_tree_greedy
+from dsd_ros.decoding.sampling import highest_of
+from dsd_ros.decoding.tree import TokenTree
+
+finish = as_it_is
+
+
+def draw_from(logits: torch.Tensor, positions: Sequence[int], context: RoundContext) -> Drawn:
+    """Robot: the logits (n, V) themselves, of which the most likely are drafted. SamplingError if not finite."""
+    highest_of(logits)
+    return logits, []
+
+
+def evidence(draft: Drafted) -> bytes:
+    """Robot: nothing."""
+    return b""
+
+
+def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
+    """Cloud: nothing to read."""
+
+
+def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> Verdict:
+    """Cloud: accept while a child is the target's argmax, then emit the target's argmax."""
+    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+        raise FloatingPointError("the target's logits are not finite")
+    found = verify_tree_greedy(tree, logits.argmax(dim=-1).tolist())
+    return Verdict(found.last + 1, found.next_token)

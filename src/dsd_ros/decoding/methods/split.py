@@ -1,0 +1,191 @@
+"""DSSD: split verification. One probability per drafted token goes up; after a rejection one distribution comes down.
+
+The cloud accepts by the drafted tokens' own probabilities; where it rejects, it sends p, and the robot, which still has
+q, draws what follows. The probabilities travel rounded up to 12 bits (r >= q), which the residual accounts for, so the
+result is exact. For trees the same holds level by level: what is left of the tree is decided on the robot.
+Source: DSSD, Algorithms 1 and 2 (their acceptance ratio is printed upside down); trees: TSLT, MCVeri.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.methods.base import Drafted, Drawn, Result, ResultError, RoundContext, Verdict
+from dsd_ros.decoding.packing import (
+    PackingError,
+    count_rows,
+    pack_chances,
+    pack_distribution,
+    pack_rows,
+    unpack_chances,
+    unpack_distribution,
+    unpack_rows,
+)
+from dsd_ros.decoding.rejection import TreeVerdict, WalkState, probability_of, walk
+from dsd_ros.decoding.sampling import SamplingError, sample, transform
+from dsd_ros.decoding.settings import TreeError
+from dsd_ros.decoding.tree import ROOT, TokenTree
+
+LEAST_CHANCE = 2.0**-31  # the smallest probability that travels
+
+
+def draw_from(logits: torch.Tensor, positions: Sequence[int], context: RoundContext) -> Drawn:
+    """Robot: q (n, V) by the sampling transform that the target's logits get."""
+    return transform(logits, context.sampling), []
+
+
+def evidence(draft: Drafted) -> bytes:
+    """Robot: q(x) of each drafted token, in 12 bits, rounded up."""
+    if not draft.q:
+        return b""
+    tree = draft.tree
+    row_of = dict(zip(tree.inner, draft.q, strict=True))
+    chances = [row_of[parent][x] for x, parent in zip(tree.tokens, tree.parents, strict=True)]
+    return pack_chances(rounded_up(torch.stack(chances)).numpy())
+
+
+def read(data: bytes, tree: TokenTree, vocab_size: int) -> list[float]:
+    """Cloud: r(x) of each drafted token; PackingError for another size."""
+    chances: list[float] = unpack_chances(data, len(tree)).tolist()
+    return chances
+
+
+def verify(tree: TokenTree, evidence: list[float], logits: torch.Tensor, context: RoundContext) -> Verdict:
+    """Cloud: accept x with min(1, p(x) / r(x)); at the first rejection p comes down."""
+    p = context.p(logits)
+    found = verify_split_tree(tree, evidence[: len(tree)], p, context.generator("verifier"))
+    if not found.owed:
+        return Verdict(found.last + 1, found.next_token)
+    rows = [found.last, *remaining_nodes(tree, found.last)]
+    return Verdict(found.last + 1, 0, p[[node + 1 for node in rows]])
+
+
+def pack_target(target: torch.Tensor, branches: bool) -> bytes:
+    """Cloud: the rows p (n, V) of a rejection as bytes; ``branches``: of a tree."""
+    rows = target.numpy()
+    return pack_rows(list(rows)) if branches else pack_distribution(rows[0])
+
+
+def finish(draft: Drafted, result: Result) -> Result:
+    """Robot: after a rejection a token from norm(max(0, p - q min(1, p / r))), and for a tree what is left of it.
+
+    ResultError where the verifier's rows cannot be what it means.
+    """
+    if not result.target:
+        return result
+    tree, node = draft.tree, result.accepted - 1
+    if not (node < len(tree) and tree.children(node)):
+        raise ResultError(
+            "the verifier sent a distribution where none was rejected; it does not follow the protocol", "out-of-step"
+        )
+    try:
+        p = _rows(result, tree, node)
+        found = finish_split_tree(tree, node, torch.stack(list(draft.q)), p, draft.context.generator("resample"))
+    except (PackingError, SamplingError) as error:
+        raise ResultError(f"the verifier's distribution cannot be used: {error}") from error
+    added = found.path[len(tree.path_to(node)) :]
+    return Result(found.last + 1, found.next_token, recovered=(*tree.tokens_of(added), found.next_token))
+
+
+def _rows(result: Result, tree: TokenTree, node: int) -> torch.Tensor:
+    """p (n, V) of ``node``, whose first child is rejected, and of the nodes that are left."""
+    if not tree.branches:
+        return torch.from_numpy(unpack_distribution(result.target, result.vocab_size)[None])
+    # Fewer rows where the verifier has cut the tree for want of room.
+    count = count_rows(result.target, 1 + len(remaining_nodes(tree, node)))
+    return torch.from_numpy(np.stack(unpack_rows(result.target, count, result.vocab_size)))
+
+
+def most_recovered(tree: TokenTree, node: int) -> int:
+    """How many tokens a robot can add where the first child of ``node`` is rejected."""
+    depths = (0, *tree.depths)
+    here = depths[node + 1]
+    return 1 + max((depths[left + 1] - here for left in remaining_nodes(tree, node)), default=0)
+
+
+def rounded_up(q: torch.Tensor) -> torch.Tensor:
+    """q, 0..1, as float32 that is all in the 12 bits that travel: the smallest of these that is not below.
+
+    They are 2^-31..1 with seven bits behind the leading one, so that no more than a relative 2^-7 is added.
+    """
+    bits = q.float().clamp(LEAST_CHANCE, 1.0).contiguous().view(torch.int32)
+    return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
+
+
+def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """What the token behind a rejection is drawn from where x was accepted with min(1, p(x) / r(x)), (V_p,).
+
+    r is ``rounded_up`` q. Accepted so, x is emitted with probability q(x) min(1, p(x) / r(x)), and this is the
+    rest of p, unnormalised: exact for any r >= q, where max(0, p - q) would not be. p where nothing is left.
+    """
+    shared = min(len(p), len(q))
+    q = q[:shared].float()
+    rest = p.to(torch.float64, copy=True)
+    rest[:shared] -= q * (rest[:shared] / rounded_up(q)).clamp(max=1.0)
+    rest = rest.clamp(min=0.0).float()
+    return rest if float(rest.sum()) > 0.0 else p
+
+
+def remaining_nodes(tree: TokenTree, node: int) -> tuple[int, ...]:
+    """What is left of a tree where ``node``'s first child is rejected: its other children's subtrees.
+
+    In the order of the nodes, so that of a tree cut at a depth they are the first ones.
+    """
+    inside = set(tree.children(node)[1:])
+    for candidate in range(node + 1, len(tree)):
+        if tree.parents[candidate] in inside:
+            inside.add(candidate)
+    return tuple(sorted(inside))
+
+
+def verify_split_tree(
+    tree: TokenTree, r: Sequence[float], p: torch.Tensor, generator: np.random.Generator
+) -> TreeVerdict:
+    """The cloud's half of split verification of a tree: first children alone, as it does not know q.
+
+    r: of each node's token its q(x) or a little more (``rounded_up``); p: (len(tree) + 1, V)
+    as of ``verify_tree``. A verdict that is ``owed`` says where the first child is rejected: whoever
+    holds q goes on with ``finish_split_tree``. For a tree without branches this is DSSD.
+    SamplingError for r that are no probabilities.
+    """
+    if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 for r_x in r):
+        raise SamplingError(f"{len(tree)} nodes need as many probabilities above 0 and up to 1")
+    if len(p) != len(tree) + 1:
+        raise SamplingError(f"a tree of {len(tree)} nodes needs {len(tree) + 1} rows of p, not {len(p)}")
+    node = ROOT
+    while children := tree.children(node):
+        child = children[0]
+        if generator.random() * r[child] >= probability_of(tree.tokens[child], p[node + 1]):
+            return TreeVerdict(tree.path_to(node), 0, owed=True)
+        node = child
+    return TreeVerdict(tree.path_to(node), sample(p[node + 1], generator))
+
+
+def finish_split_tree(
+    tree: TokenTree, node: int, q: torch.Tensor, p: torch.Tensor, generator: np.random.Generator
+) -> TreeVerdict:
+    """The robot's half: go on where the cloud rejected the first child of ``node``.
+
+    Both halves together leave tokens that are distributed as the target's alone. q: as of
+    ``verify_tree``. p: (1 + len(remaining_nodes(tree, node)), V), the target's behind ``node`` and
+    behind those; fewer rows where the cloud has cut the tree at a depth for want of room. The verdict's
+    path begins at the root. SamplingError when shapes do not fit, TreeError for a node without children.
+    """
+    if not tree.children(node):
+        raise TreeError(f"node {node} of a tree of {len(tree)} has no child to be rejected")
+    behind = remaining_nodes(tree, node)
+    if len(q) == len(tree.inner) and 1 < len(p) <= len(behind):
+        tree = tree.cut(tree.depths[behind[len(p) - 2]])
+        q, behind = q[: len(tree.inner)], remaining_nodes(tree, node)
+    if len(q) != len(tree.inner) or len(p) != len(behind) + 1:
+        raise SamplingError(
+            f"what is left of the tree behind node {node} needs {len(tree.inner)} rows of q and "
+            f"{len(behind) + 1} of p, not {len(q)} and {len(p)}"
+        )
+    p_row = {left: row for row, left in enumerate(behind, 1)}
+    weights = split_residual(p[0], q[tree.inner.index(node)])
+    here = WalkState(node, tree.children(node)[1:], weights, float(weights.sum()))
+    return walk(tree, here, q, lambda left: p[p_row[left]], generator)

@@ -1,0 +1,197 @@
+"""What proposes each round's tokens: the interface that the decode loop knows, and the proposer without a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dsd_ros.decoding.methods import Result, RoundContext
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.tree import TokenTree
+from dsd_ros.edge.limits import Limits
+from dsd_ros.edge.observation import History
+from dsd_ros.edge.results import Progress
+from dsd_ros.wire.messages import Outcome
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shape of one round's draft: a sequence of ``length`` tokens, or a tree of ``nodes`` in ``length`` levels."""
+
+    length: int
+    nodes: int = 0  # 0: a sequence
+
+    @property
+    def size(self) -> int:
+        """Tokens in the whole draft, at most."""
+        return self.nodes or self.length
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None."""
+
+    number: int
+    image: np.ndarray | None
+    instruction: str
+    on_progress: Progress | None
+    text: Callable[[list[int]], str]
+    limits: Limits
+    history: History = ()
+
+
+class RoundDraft(Protocol):
+    """A round's draft as loop, client and methods see it."""
+
+    @property
+    def number(self) -> int:
+        """The round, from 1."""
+
+    @property
+    def prefix(self) -> Sequence[int]:
+        """All tokens of the reply before the draft."""
+
+    @property
+    def tree(self) -> TokenTree:
+        """The drafted tokens."""
+
+    @property
+    def q(self) -> Sequence[torch.Tensor]:
+        """See ``methods.base.Drafted``."""
+
+    @property
+    def kept(self) -> Sequence[tuple[np.ndarray, np.ndarray]]:
+        """See ``methods.base.Drafted``."""
+
+    @property
+    def context(self) -> RoundContext:
+        """What both sides know of the round."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the draft model."""
+
+    @property
+    def plan(self) -> Plan:
+        """The shape the draft was to have."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the draft model took for it, whoever ran it and whenever."""
+
+    def ranks(self, accepted: int, next_token: int) -> list[int]:
+        """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
+
+    @property
+    def autonomous_rounds(self) -> int:
+        """For how many rounds the target is to go on alone; 0: it verifies this draft."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the next round's draft comes from.
+
+    source: "exit" or "guess" (begun before the outcome before it was known), "flight" (already sent), or "" (drafted
+    after it). ``complete``: all of it was there. ``begun``: drafts begun ahead for this outcome and for others.
+    """
+
+    source: str = ""
+    complete: bool = False
+    begun: int = 0
+
+
+class Proposer(Protocol):
+    """One session's source of drafts. All calls come from the session's thread."""
+
+    origin: Origin
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the draft model runs; None without one."""
+
+    @property
+    def error(self) -> str:
+        """The first failure of a worker in this reply, one sentence; "" if none."""
+
+    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+        """Start a reply: read its prompt. ``eos_token_ids`` are the target's."""
+
+    def propose(self, tokens: list[int]) -> RoundDraft:
+        """The draft that follows ``tokens``, all of the reply so far: made now, or ahead."""
+
+    def draft_ahead(self, draft: RoundDraft) -> None:
+        """``draft`` is being verified: use the time."""
+
+    def on_early(self, outcome: Outcome) -> None:
+        """An early exit's forecast of the round's outcome."""
+
+    def update(self, draft: RoundDraft, result: Result) -> None:
+        """The round is over, and this is what came of it."""
+
+    def reset(self) -> None:
+        """Drop what was made ahead: a reply is over, or begins again."""
+
+    def close(self) -> None:
+        """End worker threads; ``begin`` may start them again."""
+
+
+@dataclass(frozen=True)
+class NoTokens:
+    """The draft of a round in which the target goes on alone."""
+
+    number: int
+    prefix: list[int]
+    context: RoundContext
+    autonomous_rounds: int
+    tree: TokenTree = TokenTree((), ())
+    q: tuple[torch.Tensor, ...] = ()
+    kept: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    vocab_size: int = 0
+    plan: Plan = Plan(0)
+    seconds: float = 0.0
+
+    def ranks(self, accepted: int, next_token: int) -> list[int]:
+        """None."""
+        return []
+
+
+class NoDraft:
+    """Proposes nothing: the target decodes alone, token by token (mode ``ar``)."""
+
+    origin = Origin()
+    device = None
+    error = ""
+
+    def __init__(self, settings: DecodeSettings) -> None:
+        self._settings = settings
+        self._reply = self._number = 0
+
+    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+        """Nothing is read here: the target reads the prompt."""
+        self._reply, self._number = request.number, 0
+
+    def propose(self, tokens: list[int]) -> NoTokens:
+        """No tokens, and how many rounds the target is to go on."""
+        settings = self._settings
+        self._number += 1
+        context = RoundContext(settings.sampling, settings.seed, self._reply, self._number, len(tokens))
+        return NoTokens(self._number, list(tokens), context, settings.max_tokens - len(tokens))
+
+    def draft_ahead(self, draft: RoundDraft) -> None:
+        """Nothing."""
+
+    def on_early(self, outcome: Outcome) -> None:
+        """Nothing."""
+
+    def update(self, draft: RoundDraft, result: Result) -> None:
+        """Nothing."""
+
+    def reset(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

@@ -1,0 +1,155 @@
+"""The rounds of one reply as messages: what is sent, sent again, and what comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from dsd_ros.decoding.methods import Method, Result, ResultError
+from dsd_ros.edge.client import VerifierLink
+from dsd_ros.edge.observation import Pictures
+from dsd_ros.edge.proposer import DecodeRequest, RoundDraft
+from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
+
+
+class ReplyClient:
+    """Sends a session's drafts, one reply at a time, and waits for their results.
+
+    What the last round took is left for whoever measures: ``send_began``, ``sent_at`` and ``received_at`` are
+    time.perf_counter() instants, ``early`` the early outcomes with their seconds since ``sent_at``.
+    """
+
+    def __init__(self, link: VerifierLink, pictures: Pictures, method: Method) -> None:
+        self._link = link
+        self._pictures = pictures
+        self._method = method
+        self._request: DecodeRequest | None = None
+        self._recovered: list[int] = []
+        self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
+        self._in_flight = False
+        self._rounds = 0
+        self.send_began = self.sent_at = self.received_at = 0.0
+        self.early: list[tuple[Outcome, float]] = []
+        self.outcome: Outcome | None = None
+
+    @property
+    def session(self) -> int:
+        """The session's number."""
+        return self._link.session
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a reply of the target."""
+        assert self._link.verifier is not None
+        return frozenset(self._link.verifier.eos_token_ids)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over the link so far."""
+        return self._link.channel.bytes_up, self._link.channel.bytes_down
+
+    def begin(self, request: DecodeRequest) -> None:
+        """Send the observation of a reply."""
+        self._request = request
+        self._rounds, self._recovered = 0, []
+        self._ahead.clear()
+        self._link.begin_reply()
+        self._link.post(self._observation())
+
+    def send(self, draft: RoundDraft, recovered: Sequence[int]) -> None:
+        """Send a round, unless it has been sent ahead. A target that goes on alone is asked once.
+
+        ``recovered``: what the robot drew after the last round's rejection, which the verifier does not know yet.
+        DecodeCancelled, DeadlineExceeded.
+        """
+        assert self._request is not None
+        self._request.limits.check()
+        self.send_began = time.perf_counter()
+        self._recovered = list(recovered)
+        self._in_flight = self._ahead.get(draft.number) is draft
+        if not self._in_flight and (draft.number == 1 or not draft.autonomous_rounds):
+            self._link.post(self._message(draft, self._recovered))
+        self.sent_at = time.perf_counter()
+
+    def send_ahead(self, draft: RoundDraft) -> None:
+        """Send a round before the outcome before it is known; from any thread."""
+        self._ahead[draft.number] = draft
+        self._link.post_ahead(self._message(draft, [], ahead=True))
+
+    def wait(self, draft: RoundDraft, on_early: Callable[[Outcome], None]) -> Result:
+        """The target's result of the round that was sent.
+
+        VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1; ResultError for a
+        result that cannot be one of this draft.
+        """
+        request = self._request
+        assert request is not None
+        self.early = []
+
+        def heard(outcome: Outcome) -> None:
+            self.early.append((outcome, time.perf_counter() - self.sent_at))
+            on_early(outcome)
+
+        self.outcome = outcome = self._link.exchange(
+            request.number,
+            draft.number,
+            lambda whole: self._again(draft, whole),
+            request.limits,
+            heard,
+            self._in_flight,
+        )
+        self.received_at = time.perf_counter()
+        self._rounds = draft.number
+        self._pictures.arrived(self._link.session)
+        if outcome.accepted > len(draft.tree):
+            raise ResultError(
+                f"the verifier accepted {outcome.accepted} of {len(draft.tree)} drafted tokens; "
+                "it does not follow the protocol",
+                "out-of-step",
+            )
+        assert self._link.verifier is not None
+        size = self._link.verifier.vocab_size
+        return Result(outcome.accepted, outcome.next_token, outcome.distribution, size)
+
+    def end(self, tokens: list[int], recovered: Sequence[int]) -> None:
+        """The reply is over: tell the verifier of ``recovered`` tokens, since no round follows that would."""
+        if recovered:
+            assert self._request is not None
+            self._link.post(
+                Draft(self.session, self._request.number, self._rounds, len(tokens), [], resampled=list(recovered))
+            )
+
+    def reset(self) -> None:
+        """Give back the memory of the reply."""
+        self._request, self.outcome, self.early = None, None, []
+        self._ahead.clear()
+
+    def _again(self, draft: RoundDraft, whole: bool) -> list[Message]:
+        """What is sent again; ``whole``: the verifier knows nothing of the reply, so all of it."""
+        if not (whole or draft.number == 1):
+            return [self._message(draft, self._recovered)]
+        observation = self._observation(everything=whole or draft.number > 1)
+        so_far = msgspec.structs.replace(observation, verified=list(draft.prefix), rounds=draft.number - 1)
+        return [so_far, self._message(draft, [])]
+
+    def _observation(self, everything: bool = False) -> Observation:
+        request = self._request
+        assert request is not None
+        return self._pictures.observation(self.session, request.number, request.instruction, everything)
+
+    def _message(self, draft: RoundDraft, recovered: list[int], ahead: bool = False) -> Draft:
+        tree = draft.tree
+        return Draft(
+            session=self.session,
+            reply=draft.context.reply,
+            round=draft.number,
+            confirmed=len(draft.prefix),
+            tokens=list(tree.tokens),
+            evidence=self._method.evidence(draft),
+            parents=tree.parents_bytes() if tree.branches else b"",
+            assumed=prefix_digest(draft.prefix) if ahead else b"",
+            resampled=recovered,
+            autonomous_rounds=draft.autonomous_rounds,
+        )

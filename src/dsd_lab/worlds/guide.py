@@ -1,13 +1,13 @@
-"""Where a robot that knows what is truly there would go: one action for one picture, no memory.
+"""Where a robot that knows what is truly there would go: one action per picture, without memory.
 
-A model learns these decisions from pictures, so they must follow from pictures. What is gone round soon leaves the
-camera's field, 41 degrees to each side, and is still in the way. So the goal's place in the picture tells what goes on:
-round a thing in view the robot turns until the goal stands "on the left" (or right) and goes forward as long as it
-stands there, whether the thing can still be seen or not. A goal lost to the left is found again by the search, which
-turns left; to the right none is lost. What is out of view counts for nothing: rooms in which that ends in a contact, or
+A model learns these decisions from pictures, so they must follow from pictures. An obstacle soon leaves the camera's
+field, 41 degrees to each side, while it is still in the way. So the goal's place in the picture carries the plan: to
+pass a visible obstacle the robot turns until the goal stands "on the left" (or right), and goes forward as long as it
+stands there, whether the obstacle is still visible or not. The search turns left, so it finds a goal again that was
+lost to the left; none is lost to the right. What is out of view does not count; rooms where that leads to a contact, or
 nearly so, are not accepted.
 
-training/expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
+expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from dsd_ros.robot.sim.scene import CAMERA_AHEAD
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import REACH, ROBOT_RADIUS, World
 
-STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface: near enough
-# The same where something else is in the way: still in reach, also if it is a little farther than it seems.
+STOP_GAP = 0.40  # metres between the robot's circle and the goal's surface at which it stops
+# The same where something blocks the way: still within reach if the goal is a little farther than it seems.
 _BLOCKED_GAP = REACH - 0.05
-MIN_PIXELS = 60  # of 336 x 224: what shows less counts as not seen
+MIN_PIXELS = 60  # of 336 x 224: things with fewer count as not seen
 AHEAD = math.radians(10.0)
 LITTLE = math.radians(22.5)
 MUCH = math.radians(37.5)
-SEARCH_TURNS = 7  # of 45 degrees: with the picture before the first, a full round
-_MARGIN = 0.04  # metres kept from obstacles beside the way
-_LOOK_AHEAD = 1.6  # metres to the goal that must be free, for otherwise the robot goes round
-_FREE = 0.8  # metres that are free beside the obstacle on the side that is taken
-_LEAST = 0.3  # the same where no side has as much
-# What is begun goes on though it is misjudged a little: a goal is gone round something for from farther off than it is
-# passed by, and brought farther beside the way (turns come to it within 7.5 degrees) than it must be to be passed by.
+SEARCH_TURNS = 7  # of 45 degrees: with the picture before the first, a full turn
+_MARGIN = 0.04  # metres between the robot and obstacles beside its way
+_LOOK_AHEAD = 1.6  # metres towards the goal that must be free, else the robot makes a detour
+_FREE = 0.8  # metres that should be free on the side of a detour
+_LEAST = 0.3  # the same where no side has that much
+# Hysteresis, so that a small misjudgement does not end a detour: it begins farther from the goal than it goes on, and
+# brings the goal farther beside the way (turns are exact to 7.5 degrees) than it must stay.
 _NEAR, _NEARER = 1.0, 0.6  # metres
 _BESIDE, _PASSED = math.radians(31.5), math.radians(20.0)
-_SPARE = 0.04  # metres more beside a detour: turns come to it within 7.5 degrees
-# Off the camera's axis: where the nearer edge of a thing can still be told, and where a goal's middle is kept.
+_SPARE = 0.04  # more metres beside a detour, for turns that are exact to 7.5 degrees
+# Angles off the camera's axis: up to which a thing's nearer edge is seen, and up to which a goal's middle is kept.
 _SIGHT, _KEPT = math.radians(37.0), math.radians(39.0)
-_NOISE = 0.05  # of an action's amount, standard deviation
+_NOISE = 0.05  # standard deviation of a motion, as a share
 _WALK_STEP = 0.05  # metres between places where a walk is checked for contact
 
 
@@ -53,7 +53,7 @@ class View:
     world: World
     pose: tuple[float, float, float]
     pixels: dict[int, int]
-    faint: dict[int, int] = field(default_factory=dict)  # of what shows too little to count as seen
+    faint: dict[int, int] = field(default_factory=dict)  # things that show too little to count as seen
 
     @classmethod
     def of(cls, simulator: Simulator) -> View:
@@ -62,7 +62,7 @@ class View:
 
     @classmethod
     def at(cls, world: World, pose: tuple[float, float, float], name: str = "") -> View:
-        """What the camera would show from a pose, by geometry; with a name, only of what is called so."""
+        """What the camera would show from a pose, by geometry; with a name, only the things of that name."""
         if not name:
             return cls.showing(world, pose, sight.visible_pixels(world, pose))
         called = [i for i, thing in enumerate(world.things) if thing.name == name]
@@ -70,7 +70,7 @@ class View:
 
     @classmethod
     def showing(cls, world: World, pose: tuple[float, float, float], shown: dict[int, int]) -> View:
-        """The view in which things show so many pixels: seen with MIN_PIXELS or more, else faint."""
+        """The view in which things show these numbers of pixels: seen from MIN_PIXELS on, else faint."""
         faint = {i: n for i, n in shown.items() if n < MIN_PIXELS}
         return cls(world, pose, {i: n for i, n in shown.items() if i not in faint}, faint)
 
@@ -89,7 +89,7 @@ class View:
         return math.remainder(math.atan2(dy, dx) - yaw, 2 * math.pi)
 
     def column(self, index: int) -> float:
-        """Where a thing's middle stands in the picture's width, 0 (left edge) to 1, as the camera is pitched."""
+        """Column of a thing's middle in the picture, 0 (left edge) to 1, for the camera's pitch."""
         return sight.column_of(self.world, self.pose, index)
 
     def gap(self, index: int) -> float:
@@ -103,8 +103,8 @@ class View:
     def index_of(self, goal: str) -> int | None:
         """Index of the visible thing that a goal means, None when it is not seen.
 
-        "left red chair" is the leftmost red chair in view, "nearer red chair" the nearest; the only one in view
-        is each of them.
+        "left red chair" is the leftmost red chair in view, "nearer red chair" the nearest; where only one is in view,
+        it is any of these.
         """
         which, name = split_goal(goal)
         found = self.named(name)
@@ -128,13 +128,13 @@ class Decision:
     verb: str
     amount: int = 0
     index: int | None = None  # of the goal in view
-    obstacle: str = ""  # what is gone round, or blocks
-    side: str = ""  # the side of the obstacle on which it is gone round; "" where it blocks
-    free: float = 0.0  # metres that are free ahead
+    obstacle: str = ""  # what the robot passes, or what blocks it
+    side: str = ""  # the side on which it passes the obstacle; "" where that blocks
+    free: float = 0.0  # free metres ahead
 
     @property
     def action(self) -> str:
-        """As the reply grammar has it."""
+        """The action in the reply grammar."""
         unit = {"forward": " cm", "stop": ""}.get(self.verb, " degrees")
         return f"{self.verb} {self.amount}{unit}" if unit else self.verb
 
@@ -142,7 +142,7 @@ class Decision:
 def decide(view: View, goal: str, searched: bool = False) -> Decision:
     """The action for a goal such as "red chair" or "nearer red chair".
 
-    :param searched: the goal was in none of the pictures of a full round, this one included.
+    :param searched: no picture of a full turn showed the goal, this one included.
     """
     index = view.index_of(goal)
     if index is None:
@@ -153,7 +153,7 @@ def decide(view: View, goal: str, searched: bool = False) -> Decision:
     way, what = free_way(view, bearing, index)
     blocked = gap > _NEAR and way < min(gap, _LOOK_AHEAD)
     if gap > _NEARER and abs(bearing) > _PASSED:
-        free, _ = free_way(view, 0.0, None)  # of the goal, too: it must not be touched in passing
+        free, _ = free_way(view, 0.0, None)  # counts the goal, too: the robot must not touch it in passing
         step = _step_past(view, index, free)
         if step == 0:
             return _turn(bearing, index)
@@ -184,7 +184,7 @@ def _turn(angle: float, index: int) -> Decision:
 
 
 def _step_past(view: View, index: int, free: float) -> int:
-    """Centimetres to go with the goal beside the way; 0: none is free, or would keep a goal on the right in view."""
+    """Centimetres to go with the goal beside the way; 0 where no step is free and keeps a goal on the right in view."""
     bearing = view.bearing(index)
     for step in (75, 50, 25):
         if free >= step / 100 + 0.05 and _seen_at(view, index, bearing, step) >= -_KEPT:
@@ -193,7 +193,7 @@ def _step_past(view: View, index: int, free: float) -> int:
 
 
 def _seen_at(view: View, index: int, bearing: float, step: int) -> float:
-    """Radians off the camera's axis at which a goal that bears so from the base stands behind some cm forward."""
+    """Angle off the camera's axis, in radians, of a goal at a bearing from the base after some cm forward."""
     goal = view.world.things[index]
     distance = math.dist((goal.x, goal.y), view.pose[:2])
     ahead = distance * math.cos(bearing) - CAMERA_AHEAD - step / 100
@@ -201,14 +201,14 @@ def _seen_at(view: View, index: int, bearing: float, step: int) -> float:
 
 
 def _detour(view: View, index: int) -> tuple[float, str]:
-    """The turn (radians) behind which the goal stands beside a free way round, and that way's side.
+    """The turn in radians after which the goal stands beside a free detour, and the detour's side.
 
-    Rather the right one, on which a goal may get lost to the left; no side where nothing is free.
+    Preferably the right side, where the goal can be lost only to the left; no side where nothing is free.
     """
     ways = []
     for side, sign in (("right", -1), ("left", 1)):
         most = round(math.degrees(view.bearing(index) + sign * _BESIDE) / 15)
-        for parts in (most, most - sign):  # rather less beside the way than lost
+        for parts in (most, most - sign):  # better less beside the way than lost
             turn = math.radians(15.0 * parts)
             if 0 < abs(parts) <= 3 and _stays_beside(view, index, turn):
                 ways.append((free_way(view, turn, index, _SPARE)[0], turn, side))
@@ -222,17 +222,17 @@ def _detour(view: View, index: int) -> tuple[float, str]:
 
 
 def _stays_beside(view: View, index: int, turn: float) -> bool:
-    """Whether behind a turn the goal stands beside the way, in view, and on the right still is so a step later."""
+    """Whether after a turn the goal stands beside the way and in view; on the right also a step later."""
     bearing = view.bearing(index) - turn
     then = _seen_at(view, index, bearing, 25 if bearing < 0 else 0)
     return abs(bearing) > _PASSED and abs(then) <= _KEPT
 
 
 def free_way(view: View, heading: float, ignore: int | None, spare: float = 0.0) -> tuple[float, str]:
-    """Metres the robot can go along a heading (relative, radians) by what is in view, and what then ends the way.
+    """Free metres along a heading (relative, radians) by what is in view, and what ends the way.
 
     :param ignore: index of a thing that does not count.
-    :param spare: metres more that are kept beside the way.
+    :param spare: additional metres to keep beside the way.
     """
     x, y, yaw = view.pose
     c, s = math.cos(yaw + heading), math.sin(yaw + heading)
@@ -263,7 +263,7 @@ def free_way(view: View, heading: float, ignore: int | None, spare: float = 0.0)
 
 
 def _in_sight(pose: tuple[float, float, float], cx: float, cy: float, radius: float) -> bool:
-    """Whether a circle reaches far enough into the camera's field to be told, whatever stands before it."""
+    """Whether a circle reaches far enough into the camera's field to be recognized, whatever stands before it."""
     x, y, yaw = pose
     dx, dy = cx - x - CAMERA_AHEAD * math.cos(yaw), cy - y - CAMERA_AHEAD * math.sin(yaw)
     far = math.hypot(dx, dy)
@@ -272,9 +272,9 @@ def _in_sight(pose: tuple[float, float, float], cx: float, cy: float, radius: fl
 
 
 def full_round(actions: Sequence[str], seen: Sequence[bool]) -> bool:
-    """Whether a goal was looked for all round: the last turns come to 315 degrees or more, and no picture had it.
+    """Whether the robot looked for a goal all round: its last turns add up to 315 degrees, and no picture had the goal.
 
-    :param actions: what was done, oldest first, as the reply grammar has it ("turn left 45 degrees").
+    :param actions: the actions so far, oldest first ("turn left 45 degrees").
     :param seen: whether the goal was in the picture before each of them, and in the one after the last.
     """
     degrees = 0
@@ -292,7 +292,7 @@ def full_round(actions: Sequence[str], seen: Sequence[bool]) -> bool:
 
 @dataclass(frozen=True)
 class Walk:
-    """A run from a world's start by the guide's decisions, carried out exactly."""
+    """A run from a world's start by the guide's decisions."""
 
     reached: bool  # stopped by itself, near enough to the target, and touched nothing
     collided: bool
@@ -302,16 +302,16 @@ class Walk:
 
     @property
     def length(self) -> float:
-        """Metres gone."""
+        """Length of the path in metres."""
         return sum(math.dist(a, b) for a, b in zip(self.path, self.path[1:], strict=False))
 
 
 def walk(world: World, max_steps: int = 25, rng: np.random.Generator | None = None, clear: float = 0.0) -> Walk:
-    """The guide's own run in a world, by geometry alone: no renderer; with a generator, as noisy as a real robot.
+    """The guide's own run in a world, by geometry alone; with a generator, as noisy as a real robot.
 
-    Where the goal is absent, reached means stopped after a full round.
+    Where the goal is absent, reached means that the robot stopped after a full turn.
 
-    :param clear: metres that the robot keeps from everything; what comes nearer counts as a contact.
+    :param clear: clearance in metres below which a contact counts.
     """
     x, y, yaw = world.start
     actions: list[str] = []

@@ -1,6 +1,6 @@
-"""What the front camera would show of a world, worked out by geometry alone: no renderer. Pure numpy.
+"""What the front camera would show of a world, by geometry instead of a renderer. Pure numpy.
 
-One ray per pixel at half the picture's size, cut with the same primitives that scene.py draws.
+One ray per pixel at half the picture's size is intersected with the primitives that scene.py draws.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Window = tuple[slice, slice]  # rows and columns
 
 
 def visible_pixels(world: World, pose: tuple[float, float, float], alone: int | None = None) -> dict[int, int]:
-    """As :meth:`Simulator.visible_pixels`: pixels that show each thing, {index in world.things: count}.
+    """Pixels that show each thing, {index in world.things: count}, like :meth:`Simulator.visible_pixels`.
 
     :param pose: x, y (m) and yaw (rad) of the base's centre.
-    :param alone: only this thing, as if nothing stood before it.
+    :param alone: count only this thing, as if nothing stood before it.
     """
     eye = Eye.of(world, pose)
     depth, owner = _blank()
@@ -38,7 +38,7 @@ def visible_pixels(world: World, pose: tuple[float, float, float], alone: int | 
 
 
 def pixels_of(world: World, pose: tuple[float, float, float], index: int) -> int:
-    """As :func:`visible_pixels`, of one thing: faster, since only its part of the picture is looked at."""
+    """The same for one thing; faster, because only its part of the picture is computed."""
     eye = Eye.of(world, pose)
     thing = world.things[index]
     window = eye.span(eye.seen_at(thing.x, thing.y), _reach(thing.kind), HEIGHT[thing.kind])
@@ -56,14 +56,14 @@ def _blank() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _reach(kind: str) -> float:
-    """Metres from a thing's middle within which all of it stands: a chair's corners are beyond its radius."""
+    """Radius in metres around all of a thing: a chair's corners are beyond its collision radius."""
     return 0.28 if kind == "chair" else RADIUS[kind] + 0.01
 
 
 def column_of(world: World, pose: tuple[float, float, float], index: int) -> float:
-    """Where a thing's middle stands in the picture's width: 0 left edge, 1 right edge, beyond: out of view.
+    """Column of a thing's middle in the picture: 0 left edge, 1 right edge, beyond these out of view.
 
-    Infinite, with the side's sign, for what is behind the camera.
+    Infinite, with the side's sign, for a thing behind the camera.
     """
     eye, thing = Eye.of(world, pose), world.things[index]
     ahead, left = eye.seen_at(thing.x, thing.y)
@@ -75,7 +75,7 @@ def column_of(world: World, pose: tuple[float, float, float], index: int) -> flo
 
 
 class Eye:
-    """The front camera at a place: what it draws into depth and owner pictures."""
+    """The front camera at a pose, which draws into depth and owner pictures."""
 
     def __init__(self, x: float, y: float, yaw: float, height: float, pitch: float) -> None:
         self.x = x + CAMERA_AHEAD * math.cos(yaw)
@@ -95,14 +95,14 @@ class Eye:
     def draw_thing(
         self, world: World, index: int, depth: np.ndarray, owner: np.ndarray, window: Window | None = None
     ) -> None:
-        """Put one of the world's things before whatever is farther away."""
+        """Draw a thing over whatever is farther away."""
         thing = world.things[index]
         middle, turn = self.seen_at(thing.x, thing.y), thing.yaw - self.yaw
         span = self.span(middle, _reach(thing.kind), HEIGHT[thing.kind], window)
         self.draw(parts_of(thing.kind), middle, turn, span, index, depth, owner)
 
     def draw_furniture(self, world: World, depth: np.ndarray, owner: np.ndarray, window: Window | None = None) -> None:
-        """Put the cabinets, which count as nothing, before whatever is farther away."""
+        """Draw the cabinets, which own no pixels, over whatever is farther away."""
         for cabinet in world.furniture:
             size = (cabinet.half_x, cabinet.half_y, cabinet.height / 2)
             part = Part("box", size, (0.0, 0.0, cabinet.height / 2))
@@ -120,7 +120,7 @@ class Eye:
         depth: np.ndarray,
         owner: np.ndarray,
     ) -> None:
-        """Put an object, turned by `turn` (rad) about its middle, into the rows and columns of a span."""
+        """Draw an object, turned by `turn` (rad) about its middle, into the rows and columns of a span."""
         if span is None:
             return
         rays = _rays(self.pitch)[:, span[0], span[1]]
@@ -139,7 +139,7 @@ class Eye:
     def span(
         self, middle: tuple[float, float], reach: float, high: float, window: Window | None = None
     ) -> Window | None:
-        """Rows and columns (of a window) that can show an upright cylinder; None: none of them."""
+        """Rows and columns (within a window) that can show an upright cylinder; None if there are none."""
         c, s = math.cos(self.pitch), math.sin(self.pitch)
         columns, rows = [], []
         nearest = math.inf
@@ -181,7 +181,7 @@ def _rays(pitch: float) -> np.ndarray:
 
 
 def _cut_box(start: tuple[float, ...], way: np.ndarray, size: tuple[float, ...]) -> np.ndarray:
-    """Distance along rays to a box with half sizes; infinite where it is missed."""
+    """Distance along rays to a box with given half sizes; infinite where they miss it."""
     near, far = np.zeros(way.shape[1:]), np.full(way.shape[1:], np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         for axis in range(3):

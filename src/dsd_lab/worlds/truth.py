@@ -1,8 +1,8 @@
-"""Whether what a reply says of a picture is true: its words against what the simulator knows.
+"""Whether what a reply says about a picture is true, by what the simulator knows.
 
-The words are read loosely, so that other models than the shipped pair can be judged, too: a thing is a
-colour and a kind, a side any of the words for left, right and ahead, a distance a number of metres. The
-expert's own clauses on the other thing are read word for word.
+The words are read loosely, so that models other than the shipped pair can be judged: a thing is a colour and a kind, a
+side any word for left, right or ahead, a distance a number of metres. The expert's own clauses on the other thing are
+read word for word.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 import re
 from dataclasses import dataclass
 
-from dsd_lab.worlds.expert import View
+from dsd_lab.worlds.guide import View
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, Goal
 
 FIGURES = ("object", "colour", "side", "distance", "other")
-SIDE_SLACK = math.radians(3.0)  # a side may be called so this far across its edge
+SIDE_SLACK = math.radians(3.0)  # tolerance at the border between two sides
 METRES_SLACK = 0.25  # the smallest step, and the expert's coarsest rounding
-_AHEAD = math.radians(10.0)  # of the expert's words: straight ahead is up to here
+_AHEAD = math.radians(10.0)  # the expert says "straight ahead" up to here
 _PICTURE_SIDE = 0.2  # rad from the camera's axis: where its words for the other thing begin
 _BESIDE, _DEPTH = 0.12, 0.35  # rad and metres of its words for where the other thing stands
 _ANGLE_SLACK, _DEPTH_SLACK = 0.03, 0.1
@@ -32,7 +32,7 @@ _UNSEEN = re.compile(
     r"|(?:n't|not|cannot) see\b|\bnowhere\b|\bout of (?:view|sight)\b"
 )
 _SIDES = re.compile(r"\b(?:(?P<ahead>ahead|in front|centre|center|middle)|(?P<left>left)|(?P<right>right))\b")
-# Which of two is meant says nothing of where it stands.
+# The word for which of two says nothing about where the thing stands.
 _WHICH = re.compile(rf"\b(?:left|right)(?:most)?\s+(?=(?:{_COLOUR})\s+(?:{_KIND})\b|one\b)")
 _METRES = re.compile(r"(\d+(?:\.\d+)?)\s*(?:m|metres?|meters?)\b")
 _RELATION = re.compile(
@@ -45,10 +45,10 @@ _NOTHING = re.compile(r"\bnothing (?:else|but the room)\b")
 
 @dataclass(frozen=True)
 class Claims:
-    """What a reply says: ``None`` where it says nothing of it.
+    """What a reply says; None where it says nothing.
 
-    seen: whether the goal is in view. side: left, ahead or right. metres: the goal's distance. mentioned:
-    the other things, (colour, kind). relation: (beside, order) of the first of them, or (side,).
+    seen: whether the goal is in view. side: left, ahead or right. metres: the goal's distance. mentioned: the other
+    things, (colour, kind). relation: (beside, order) of the first of them, or (side,).
     """
 
     seen: bool
@@ -62,11 +62,11 @@ class Claims:
 
 
 def claims_of(text: str) -> Claims:
-    """What the words of a reply say in front of its action; never raises."""
+    """What the words of a reply say before its action; never raises."""
     words = " ".join(text.lower().split()).partition("action:")[0]
     clause, _, rest = words.partition(";")
     if not rest:
-        # Without the expert's semicolon the goal's side and distance are those said first.
+        # Without the expert's semicolon, the first side and distance are the goal's.
         clause = rest = words
     things = [(m[1], m[2]) for m in _THING.finditer(words)]
     colour, kind = things[0] if things else (None, None)
@@ -95,12 +95,11 @@ def claims_of(text: str) -> Claims:
 
 
 def truths(text: str, view: View, goal: str) -> dict[str, bool | None]:
-    """Which of ``FIGURES`` a reply says truthfully of a goal; None where there is nothing to say.
+    """Which of ``FIGURES`` a reply tells truly about a goal; None where there is nothing to tell.
 
-    object: it speaks of the goal's kind, and of its being in view as it is. colour: it has the goal's. side:
-    left, ahead or right as the goal's centre is, within 3 degrees; distance: within 0.25 m of the gap to it.
-    Both are asked for where the goal is in view. other: the thing it names beside the goal is in view, and
-    on the side and at the depth that it says; "nothing else" when there is nothing.
+    object: its kind, and whether it is in view. colour: its colour. side: left, ahead or right, within 3 degrees.
+    distance: within 0.25 m. Side and distance are asked for where the goal is in view. other: the other thing that it
+    names is in view, on the side and at the depth that it says; "nothing else" is true when there is nothing.
     """
     claims = claims_of(text)
     *_, colour, kind = goal.split()
@@ -128,12 +127,12 @@ def names_goal(text: str, goal: str) -> bool:
 
 
 def truthful(found: dict[str, bool | None]) -> bool:
-    """Whether nothing that was to be said is wrong."""
+    """Whether nothing that a reply has to tell is wrong."""
     return all(value is not False for value in found.values())
 
 
 def side_of(bearing: float) -> str:
-    """left, ahead or right, as the expert would say it of a bearing in radians."""
+    """The expert's word for a bearing in radians: left, ahead or right."""
     return "ahead" if abs(bearing) <= _AHEAD else "left" if bearing > 0 else "right"
 
 
@@ -159,13 +158,13 @@ def _named(view: View, index: int, name: tuple[str | None, str]) -> bool:
 
 
 def _is_so(claims: Claims, view: View, goal: int | None, index: int) -> bool:
-    """Whether the other thing is ``index``, as far as its place is told."""
+    """Whether ``index`` is the other thing, as far as the reply tells its place."""
     angle = view.camera_bearing(index)
     if len(claims.relation) == 1:
         return _around(claims.relation[0], angle, _PICTURE_SIDE, ("left", "middle", "right"))
     if len(claims.relation) == 2:
         if goal is None:
-            return False  # it is told of a goal that is not there
+            return False  # it stands in relation to a goal that is not there
         beside, order = claims.relation
         apart = angle - view.camera_bearing(goal)
         depth = view.gap(index) - view.gap(goal)

@@ -1,9 +1,9 @@
 """Synthetic documents and questions from which the reader learns to read one document. Pure Python.
 
-A question's answer has one form, whatever the document says, so that sequences that read different
-documents differ in their bets on the facts alone. Where the document at hand does not hold a fact, the
-answer's word is drawn at random, or the answer says that it does not know: the reader then learns bets
-that are flat but for that phrase, and a mixture of sequences takes the fact from the one that has it.
+A question's answer has the same form whatever the document says, so that sequences that read different documents
+differ in their distributions over the facts alone. Where a document lacks a fact, the answer's word is drawn at random,
+or the answer says that it does not know. So the reader's distribution there becomes flat but for that phrase, and a
+mixture of sequences takes each fact from the sequence that has it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dsd_ros.robot.sim.world import KINDS
 
 UNKNOWN = "I do not know."  # ends every answer that lacks a fact
 PROPERTIES = ("colour", "place", "material", "care")
-# What stands in front of a property, and what stands there when it is not known.
+# The words before a property, and the words instead of an unknown one.
 _SAID = {
     "colour": ("is", "is of a colour I do not know."),
     "place": ("stands", "stands somewhere I do not know."),
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """A document (may be ""), a question, its answer in pieces, and what the document supports."""
+    """A document (or ""), a question, its answer in pieces, and which facts the document holds."""
 
     kind: str  # of QUESTION_KINDS
     document: str
@@ -81,7 +81,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Fact:
-    """One sentence's content: a thing's name by a relation, or a property of the named thing."""
+    """The content of a sentence: a thing's name by a relation, or a property of a named thing."""
 
     kind: str
     name: str
@@ -92,7 +92,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question: of a thing known by a relation or by its name, after a property or the name."""
+    """A question about a thing, known by a relation or by name, for a property or the name."""
 
     kind: str  # of QUESTION_KINDS
     thing: str
@@ -163,7 +163,7 @@ def _which(rng: random.Random, ask: Ask, phrase: str) -> str:
 
 
 def answer_pieces(ask: Ask, name: Piece | None, value: Piece | None) -> tuple[Piece, ...]:
-    """The answer; None where the name or the value is not known, and it then ends there."""
+    """The pieces of the answer, which ends where the name or the value is unknown (None)."""
     pieces: list[Piece] = []
     if ask.relation is not None:
         pieces.append(Piece(f"The {ask.thing} {ask.relation.answered()} is the", SKELETON))
@@ -224,7 +224,7 @@ def draw_value(rng: random.Random, about: str, kind: str, held_out: bool = False
 
 
 def distractor(rng: random.Random, ask: Ask, facts: list[Fact], avoid: set[str]) -> Fact:
-    """A fact that answers nothing of the question, near it as often as not. ``avoid``: names."""
+    """A fact that does not answer the question but is often similar. ``avoid``: names not to use."""
     near = rng.random() < 0.75
     kind = ask.thing if near and ask.thing != "one" else rng.choice((*KINDS, *OTHER_KINDS))
     names = sorted(avoid)
@@ -264,7 +264,7 @@ def _close(rng: random.Random, relation: Relation) -> Relation:
 
 
 def _answers(fact: Fact, ask: Ask, avoid: set[str], facts: list[Fact]) -> bool:
-    """Whether a fact says something about the question, or what another fact has said of its thing."""
+    """Whether a fact bears on the question, or repeats what another fact says about its thing."""
     trait = fact.relation.trait if fact.relation is not None else fact.value
     asked = ask.relation
     if asked is not None and asked.trait and trait == asked.trait:
@@ -290,10 +290,9 @@ def draw_example(
     held_out: bool = False,
     support: frozenset[str] | None = None,
 ) -> Example:
-    """One example; ``crowd``: distractors at most, fewer oftener.
+    """One example, with up to ``crowd`` distractors.
 
-    ``support``: what of the answer the document is to hold. ``doubt``: how often it may lack something
-    where ``support`` does not say.
+    ``support``: the facts that the document holds. ``doubt``: how often it may lack some where that is not given.
     """
     kind = kind or rng.choices(QUESTION_KINDS, [share for _, share in _ABOUT])[0]
     if kind == "other":
@@ -332,7 +331,7 @@ def draw_example(
 
 
 def _needed(ask: Ask) -> frozenset[str]:
-    """The facts that a whole answer takes: whose name it is, and what the named thing is like."""
+    """The facts that a complete answer takes: the name, and what the named thing is like."""
     who = {"who"} if ask.relation is not None else set[str]()
     return frozenset(who | {"what"} if ask.about else who)
 
@@ -365,7 +364,7 @@ def _other(rng: random.Random, crowd: int) -> Example:
 
 
 def write_document(rng: random.Random, facts: list[Fact]) -> str:
-    """The facts in any order, a sentence each, and at times a sentence of no use."""
+    """The facts as sentences in any order, at times with a useless sentence."""
     sentences = [who_sentence(rng, fact) if fact.relation is not None else what_sentence(rng, fact) for fact in facts]
     if rng.random() < 0.15:
         sentences.append(rng.choice(FILLERS))

@@ -29,7 +29,11 @@ def _field(default: Any, kw_only: bool, metadata: Mapping[str, Any]) -> Any:
 
 
 def flag(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) -> Any:
-    """A flag. ``choices``: the values it takes; ``many``: one flag takes several values."""
+    """A flag of a command.
+
+    :param metadata: ``choices``: its values; ``metavar``: their name in the help; ``many``: it takes several values;
+        ``convert``: makes its value of a text; ``show``: False hides it.
+    """
     return _field(default, True, {"help": text, **metadata})
 
 
@@ -45,7 +49,7 @@ def part(settings: type[T]) -> T:
 
 
 def json_option(what: str = "the figures") -> Any:
-    """``--json [FILE]``; see `print_or_write`."""
+    """``--json [FILE]``, for `shared.write_json`."""
     return flag(None, f"write {what} as JSON to FILE, or print it in place of the text", convert=output_file)
 
 
@@ -78,7 +82,7 @@ def output_file(text: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonFlags:
     """The flags of every command, before its name or after it."""
 
     debug: bool = flag(False, "show the traceback of an error")
@@ -87,15 +91,15 @@ class Common:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag, word))
 def arguments(cls: type[T]) -> type[T]:
-    """Make ``cls`` a dataclass that cyclopts reads a command's arguments into. Words come before options."""
-    cls.__annotations__["common"], cls.common = Common, part(Common)  # type: ignore[attr-defined]
+    """Make ``cls`` the dataclass of a command's arguments, for cyclopts. Its words must come before its flags."""
+    cls.__annotations__["common"], cls.common = CommonFlags, part(CommonFlags)  # type: ignore[attr-defined]
     made = dataclass(frozen=True, kw_only=True)(cls)
     _annotate(made)
     return Parameter(name="*")(made)
 
 
 def _annotate(schema: Any) -> None:
-    """Say in the annotations of a dataclass what its fields' metadata means to cyclopts."""
+    """Write what the fields' metadata means to cyclopts into the annotations of a dataclass."""
     hints = typing.get_type_hints(schema)
     for item in dataclasses.fields(schema):
         hint = hints[item.name]
@@ -109,10 +113,10 @@ def _annotate(schema: Any) -> None:
 
 
 def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
-    """What cyclopts has to know about a field beyond its type, default and help."""
+    """What cyclopts must know about a field beyond its type, default and help."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     known = item.metadata
-    given: dict[str, Any] = {"choices": known.get("choices"), "metavar": known.get("metavar")}
+    given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show")}
     words: Mapping[str, Any] = known.get("words", {})
     convert = known.get("convert")
     if words:
@@ -120,7 +124,8 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
         def convert(text: str) -> Any:
             return words[text] if text in words else kinds[0](text)
 
-        given["show_default"] = {value: said for said, value in words.items()}.get
+        names = {value: name for name, value in words.items()}
+        given["show_default"] = lambda value: names.get(value, value)
     if convert is not None:
         given["converter"] = lambda _, tokens: convert(tokens[0].value)
     if known.get("many"):
@@ -138,7 +143,7 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def with_json_value(argv: Sequence[str]) -> list[str]:
-    """``argv``, where ``--json`` without a file says that it means stdout."""
+    """``argv``, with stdout as the value of a ``--json`` without a file."""
     left, found = list(argv), []
     while left:
         one = left.pop(0)

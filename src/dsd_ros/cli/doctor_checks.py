@@ -15,7 +15,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """Which machine is being examined."""
+    """The machine to examine."""
 
     LAPTOP = "laptop"  # the demo: every part on one machine
     ROBOT = "robot"  # draft model, ROS 2 nodes, robot driver
@@ -28,7 +28,7 @@ WITH_ROS = frozenset({Role.LAPTOP, Role.ROBOT})
 
 @dataclass(frozen=True)
 class Finding:
-    """One examined thing. ``required`` is false for what only some set-ups want."""
+    """The result of one check. ``required`` is false for what only some set-ups need."""
 
     name: str
     ok: bool
@@ -38,7 +38,7 @@ class Finding:
 
 
 def examine(role: Role) -> list[Finding]:
-    """Run every check that concerns ``role``. Nothing is changed on the machine."""
+    """Run every check for ``role``. Changes nothing on the machine."""
     return [check(role) for roles, check in _CHECKS if role in roles]
 
 
@@ -47,7 +47,7 @@ def healthy(findings: list[Finding]) -> bool:
 
 
 def render(findings: list[Finding]) -> str:
-    """One line per finding: a mark, the name, what was found, and the remedy where one is needed."""
+    """One line per finding: mark, name and what was found; the remedy on a second line if needed."""
     lines = []
     for finding in findings:
         mark = "ok     " if finding.ok else ("MISSING" if finding.required else "optional")
@@ -172,7 +172,7 @@ def _rendering(_: Role) -> Finding:
     except subprocess.TimeoutExpired:
         return Finding("offscreen rendering", False, True, "no image within 60 s", _RENDER_REMEDY)
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["the renderer ended without a word"])[-1]
+        last = (done.stderr.strip().splitlines() or ["the renderer ended without an error message"])[-1]
         return Finding("offscreen rendering", False, True, last, _RENDER_REMEDY)
     return Finding("offscreen rendering", True, True, done.stdout.strip())
 

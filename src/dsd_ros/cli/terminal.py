@@ -1,4 +1,4 @@
-"""What a person sees who waits: colours and progress."""
+"""Colours and progress for whoever waits at a terminal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """``text`` in a colour where ``stream`` (stdout) is a terminal; NO_COLOR, not empty, is honoured."""
+    """``text`` in a colour if ``stream`` (default: stdout) is a terminal and NO_COLOR is not set."""
     if os.environ.get("NO_COLOR") or not is_terminal(sys.stdout if stream is None else stream):
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 class Progress:
-    """A bar on stderr, with the last line said behind it.
+    """A bar on stderr, followed by the latest line.
 
-    Where stderr is no terminal: such a line at most once a minute, for the log of a job of hours.
+    If stderr is no terminal, it prints that line at most once a minute instead, for the log of a long job.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Progress:
         self.close()
 
     def to(self, share: float, line: str) -> None:
-        """Be at ``share`` of the whole, 0 to 1."""
+        """Show ``share`` of the whole, 0 to 1, and ``line``."""
         share = min(max(share, 0.0), 1.0)
         line = " ".join(line.split())
         if not is_terminal(sys.stderr):
@@ -73,7 +73,7 @@ class Progress:
         print(f"{share:4.0%} {line} [{elapsed}]", file=sys.stderr, flush=True)
 
     def step(self, of: int, line: str) -> None:
-        """Another of ``of`` parts is done."""
+        """Count one more of ``of`` parts as done."""
         self._steps += 1
         self.to(self._steps / of, line)
 
@@ -87,7 +87,7 @@ class Progress:
             stream.flush()
 
     def report(self, line: str, share: float) -> None:
-        """``to``, as trainings and evaluations tell of themselves."""
+        """`to`, with the order of arguments that trainings and evaluations use."""
         self.to(share, line)
 
     def close(self) -> None:

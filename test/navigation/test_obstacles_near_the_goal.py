@@ -71,7 +71,7 @@ class Run:
         if self._steps % SENSOR_EVERY == 1:
             self._supervisor.on_distance(self._distance(), self.now)
         self._supervisor.on_odometry(self._pose, self.now, self.now)
-        self._supervisor.on_navigation(Motion.of(command), self.now)
+        self._supervisor.on_navigation(Motion(command.vx, 0.0, command.wz), self.now)
         decision = self._supervisor.decide(self.now)
         self.causes |= {cause for cause, _ in decision.causes}
         motion = decision.motion

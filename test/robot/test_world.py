@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS, World, named_thing
+from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS, Goal, World, named_goal
 
 
 def test_the_same_seed_gives_the_same_world_and_another_seed_another() -> None:
@@ -31,7 +31,7 @@ def test_an_instruction_that_names_nothing_is_refused_with_what_can_be_named() -
         World.from_seed(0, "find the purple cow")
     with pytest.raises(ValueError, match="must not be negative"):
         World.from_seed(-1)
-    assert named_thing("the silver  bottle") == ("bottle", "silver")
+    assert named_goal("the silver  bottle") == Goal("bottle", "silver")
 
 
 def test_worlds_have_look_alikes_one_target_and_a_free_way() -> None:

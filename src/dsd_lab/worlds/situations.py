@@ -15,7 +15,7 @@ import numpy as np
 
 from dsd_lab.worlds import sight
 from dsd_lab.worlds.guide import MIN_PIXELS, View, walk
-from dsd_ros.robot.sim.looks import Split, look_of
+from dsd_lab.worlds.looks import look_of
 from dsd_ros.robot.sim.world import (  # fmt: skip
     COLOURS,
     KINDS,
@@ -24,6 +24,7 @@ from dsd_ros.robot.sim.world import (  # fmt: skip
     WHICH,
     Furniture,
     NoLayoutError,
+    Split,
     Thing,
     World,
     against_wall,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dsd_ros.navigation.controller import MotionSettings, Velocity
+from dsd_ros.navigation.controller import MotionSettings
 from dsd_ros.options import option
 
 
@@ -81,10 +81,6 @@ class Motion:
         share = 1.0 if fastest <= speed else speed / fastest
         turn = max(-turn_rate, min(turn_rate, self.wz))
         return Motion(self.vx * share, self.vy * share, turn)
-
-    @staticmethod
-    def of(velocity: Velocity) -> Motion:
-        return Motion(velocity.vx, 0.0, velocity.wz)
 
 
 _REACTION_S = 0.2  # from a sensor's reading to the robot's reaction

@@ -38,16 +38,13 @@ class Watchdog:
         """Forget the command: zero until the next one."""
         self._command_time = -math.inf
 
-    def command_age(self, now: float) -> float:
-        return now - self._command_time
-
     def odometry_age(self, now: float) -> float:
         return now - self._odometry_time
 
     def fresh(self, now: float) -> bool:
         """Whether the last command passes now."""
         limit = self.timeout
-        return self.command_age(now) < limit and self.odometry_age(now) < limit
+        return now - self._command_time < limit and self.odometry_age(now) < limit
 
     def output(self, now: float) -> Velocity:
         """The velocity to send to the robot now."""

@@ -15,15 +15,26 @@ import numpy as np
 import pytest
 
 from dsd_lab.worlds.guide import MIN_PIXELS, View, decide, full_round, walk
+from dsd_lab.worlds.looks import JITTER, PALETTES, look_of
 from dsd_lab.worlds.phrases import fill
 from dsd_lab.worlds.sight import column_of, visible_pixels
 from dsd_lab.worlds.situations import NAMES, Situation, may_meet, split_of_pair, world_of
 from dsd_lab.worlds.wordings import FIND
-from dsd_ros.robot.sim.looks import CAMERA_HEIGHT, CAMERA_PITCH, JITTER, PALETTES, Split, look_of
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf
 from dsd_ros.robot.sim.simulator import Simulator
-from dsd_ros.robot.sim.world import COLOURS, KINDS, REACH, WHICH, Goal, World, named_goal
+from dsd_ros.robot.sim.world import (
+    CAMERA_HEIGHT,
+    CAMERA_PITCH,
+    COLOURS,
+    KINDS,
+    REACH,
+    WHICH,
+    Goal,
+    Split,
+    World,
+    named_goal,
+)
 
 SEEDS = range(4)
 ALL = [(situation, split) for situation in Situation for split in Split]

@@ -21,8 +21,8 @@ from dsd_ros.robot.go2.protocol import (
     SPORT,
     AvoidApi,
     Code,
-    Link,
     ServiceCalls,
+    ServiceLink,
     ServiceRequest,
     ServiceResponse,
     SportApi,
@@ -76,7 +76,9 @@ class Go2Settings:
 class Go2Driver:
     """See the module and :class:`dsd_ros.robot.driver.Driver`."""
 
-    def __init__(self, link: Link, settings: Go2Settings | None = None, limits: MotionLimits | None = None) -> None:
+    def __init__(
+        self, link: ServiceLink, settings: Go2Settings | None = None, limits: MotionLimits | None = None
+    ) -> None:
         self.limits = limits or MotionLimits()
         self.settings = settings or Go2Settings()
         self.avoiding = False

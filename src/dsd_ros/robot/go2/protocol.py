@@ -275,7 +275,7 @@ def robot_state(sport: SportState, now: float, velocity_frame: str = "body") -> 
     )
 
 
-class Link(Protocol):
+class ServiceLink(Protocol):
     """Carries requests to the robot's services, and calls the driver's ``on_`` methods with answers and state."""
 
     def send(self, service: str, request: ServiceRequest) -> bool:
@@ -285,7 +285,7 @@ class Link(Protocol):
 class ServiceCalls:
     """Sends requests over a link and waits for the answers, which another thread passes in. Thread-safe."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServiceLink) -> None:
         self._link = link
         self._changed = threading.Condition()
         # Answers reach every client of a service, so identities must differ from those of other clients.

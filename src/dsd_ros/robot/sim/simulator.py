@@ -215,12 +215,6 @@ class Simulator:
         self.close()
 
 
-def camera_bearing(bearing: float, distance: float) -> float:
-    """Bearing (rad) from the front camera of a point at a bearing (rad) and distance (m) from the base."""
-    ahead = distance * math.cos(bearing) - CAMERA_AHEAD
-    return math.atan2(distance * math.sin(bearing), ahead)
-
-
 @dataclass(frozen=True)
 class Arrival:
     """The result of :func:`check_arrival`. ``distance``: to the target's surface, m; -1 for an unknown target."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
-from dsd_ros.robot.sim.looks import CAMERA_HEIGHT, CAMERA_PITCH, Look
+Colour = tuple[float, float, float]  # red, green, blue, 0 to 1
 
 KINDS = ("bottle", "chair", "box", "ball", "can")
 COLOURS = ("red", "green", "blue", "yellow", "silver", "white", "black", "orange")
@@ -19,6 +20,8 @@ HEIGHT = {"bottle": 0.42, "chair": 0.80, "box": 0.27, "ball": 0.30, "can": 0.22}
 
 ROBOT_RADIUS = 0.3  # m, of the circle that represents the Go2 (0.70 m x 0.31 m)
 REACH = 0.6  # m; the target is reached within this gap
+CAMERA_HEIGHT = 0.36  # m above the floor; this and the pitch (rad, downwards) are for worlds without a look
+CAMERA_PITCH = math.radians(17.0)
 _CORRIDOR = ROBOT_RADIUS + 0.2  # kept free on both sides of the line from start to target
 
 # Which of several things of one name is meant, and the words for it.
@@ -35,6 +38,54 @@ class NoLayoutError(ValueError):
 
     def __str__(self) -> str:
         return f"No layout was found for the world's seed {self.args[0]}; take another seed."
+
+
+class Split(StrEnum):
+    """The purpose of a world."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+    TEST = "test"
+
+    @property
+    def number(self) -> int:
+        """0, 1 or 2: part of every random seed, so that no two splits share a stream."""
+        return list(Split).index(self)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A MuJoCo texture: pattern, mark on each tile, two colours, tiles along a side."""
+
+    pattern: str
+    mark: str
+    colour: Colour
+    second: Colour
+    repeat: float
+
+
+@dataclass(frozen=True)
+class Light:
+    """A lamp: position in metres, brightness of each channel."""
+
+    x: float
+    y: float
+    z: float
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Look:
+    """The look of a room. ``camera_height`` in metres, ``camera_pitch`` in radians downwards."""
+
+    split: Split
+    floor: Surface
+    wall: Surface
+    wood: Colour
+    ambient: float
+    lights: tuple[Light, ...]
+    camera_height: float
+    camera_pitch: float
 
 
 @dataclass(frozen=True)
@@ -217,12 +268,6 @@ def named_goal(instruction: str) -> Goal:
     said = first.groupdict().get("which") or (one["which"] if one else None)
     which = next((name for name, words in WHICH.items() if said in words), "")
     return Goal(first["kind"], first["colour"], which)
-
-
-def named_thing(instruction: str) -> tuple[str, str]:
-    """(kind, colour) of the first "colour kind" phrase in an instruction; ValueError if none."""
-    goal = named_goal(instruction)
-    return goal.kind, goal.colour
 
 
 def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str, which: str = "") -> World | None:

@@ -1,4 +1,4 @@
-"""The appearance of rooms: textures, lights and the camera's mounting. Pure numpy.
+"""Looks of rooms by split: textures, lights and the camera's mounting. Pure numpy.
 
 Training, validation and test draw from their own palettes, patterns and bands. The bands interleave, so validation and
 test interpolate between training's values instead of extrapolating. The camera and the colours of worlds without a look
@@ -9,64 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
-Colour = tuple[float, float, float]  # red, green, blue, 0 to 1
+from dsd_ros.robot.sim.world import Colour, Light, Look, Split, Surface
+
 Band = tuple[float, float]
 
-CAMERA_HEIGHT = 0.36  # m above the floor; this and the pitch (rad, downwards) are for worlds without a look
-CAMERA_PITCH = math.radians(17.0)
 JITTER = 0.02  # on each channel of a palette's colour
-
-
-class Split(StrEnum):
-    """The purpose of a world."""
-
-    TRAINING = "training"
-    VALIDATION = "validation"
-    TEST = "test"
-
-    @property
-    def number(self) -> int:
-        """0, 1 or 2: part of every random seed, so that no two splits share a stream."""
-        return list(Split).index(self)
-
-
-@dataclass(frozen=True)
-class Surface:
-    """A MuJoCo texture: pattern, mark on each tile, two colours, tiles along a side."""
-
-    pattern: str
-    mark: str
-    colour: Colour
-    second: Colour
-    repeat: float
-
-
-@dataclass(frozen=True)
-class Light:
-    """A lamp: position in metres, brightness of each channel."""
-
-    x: float
-    y: float
-    z: float
-    colour: Colour
-
-
-@dataclass(frozen=True)
-class Look:
-    """The look of a room. ``camera_height`` in metres, ``camera_pitch`` in radians downwards."""
-
-    split: Split
-    floor: Surface
-    wall: Surface
-    wood: Colour
-    ambient: float
-    lights: tuple[Light, ...]
-    camera_height: float
-    camera_pitch: float
 
 
 @dataclass(frozen=True)

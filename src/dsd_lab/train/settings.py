@@ -103,9 +103,9 @@ class TrainSettings:
         cache = self.cache / "smoke"
         return replace(
             found, out=cache / "models" if self.out == Path("models") else self.out, cache=cache, start=None,
-            size="small", worlds=12, workers=1, threads=1, batch=32, live_batch=8, vision_steps=40,
-            language_steps=80, joint_steps=6, draft_steps=30, exit_steps=12, dagger_rounds=1, dagger_worlds=2,
-            draft_worlds=2, distilled=48, exit_worlds=1, evaluate=False,
+            size="small", worlds=24, workers=1, threads=1, batch=32, live_batch=16, vision_steps=120,
+            language_steps=80, joint_steps=10, draft_steps=40, exit_steps=20, dagger_rounds=1, dagger_worlds=4,
+            draft_worlds=4, distilled=64, exit_worlds=2, evaluate=False,
         )  # fmt: skip
 
 

@@ -25,9 +25,9 @@ from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
+from dsd_ros.ros.base_messages import world_markers
 from dsd_ros.ros.images import to_rgb
 from dsd_ros.ros.stamps import yaw_of
-from dsd_ros.ros.world_markers import world_markers
 
 # Display class of RViz 2 (rviz_default_plugins of Jazzy) -> the type it subscribes to.
 DISPLAYS = {

@@ -12,8 +12,7 @@ from nav_msgs.msg import Odometry
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import Image
 
-from dsd_ros.ros.cdr import Picture, PictureOut, picture_in, pose_in
-from dsd_ros.ros.images import from_rgb, to_bgr
+from dsd_ros.ros.images import Picture, PictureOut, from_rgb, picture_in, pose_in, to_bgr
 from dsd_ros.ros.stamps import pose_of
 
 FRAMES = ("", "o", "odom", "front_camera", "ns/base_link")

@@ -9,7 +9,7 @@ from lifecycle_msgs.srv import GetState
 from rclpy.callback_groups import ReentrantCallbackGroup
 from ros_rig import Rig
 
-from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.managed import LifecycleWatch
 
 
 class Asked:

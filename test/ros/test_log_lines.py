@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-from dsd_ros.ros.log_lines import NodeLog
+from dsd_ros.ros.running import NodeLog
 
 
 class Logger:

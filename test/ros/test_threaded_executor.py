@@ -10,7 +10,7 @@ import rclpy
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.context import Context
 
-from dsd_ros.ros.threaded_executor import ThreadedExecutor
+from dsd_ros.ros.running import ThreadedExecutor
 
 LONG_S = 60.0  # never waited for where all is well
 

@@ -28,10 +28,10 @@ from dsd_msgs.srv import Decode
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.images import from_rgb
-from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
+from dsd_ros.ros.running import ThreadedExecutor
 from dsd_ros.ros.stamps import pose_of, seconds, velocity_of
-from dsd_ros.ros.threaded_executor import ThreadedExecutor
 
 PATIENCE_S = 180.0  # for a process to get ready on a busy machine
 _ASK_AGAIN_S = 3.0

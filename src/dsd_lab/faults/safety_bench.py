@@ -20,7 +20,7 @@ from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.safety import Cause, Fallback
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup
-from dsd_ros.ros.realtime import ask_for_realtime, end_realtime
+from dsd_ros.ros.running import ask_for_realtime, end_realtime
 from dsd_ros.ros.standalone import SpinningNode
 
 # What a supervisor under test watches.

@@ -27,7 +27,7 @@ from dsd_ros.observe.view.web import program
 from dsd_ros.paths import models_directory
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.processes import Child, ProcessGroup
 from dsd_ros.ros.standalone import SpinningNode
 

@@ -48,7 +48,7 @@ def command(args: InspectArguments) -> int:
         if args.html is not None:
             args.html.write_text(page(run), encoding="utf-8")
     if args.repair is not None:
-        from dsd_ros.observe.bag.bag_repair import repair
+        from dsd_ros.observe.bag.reader import repair
 
         print(f"\n{args.repair}: {repair(bag, args.repair)} messages")
     return EXIT_DONE

@@ -28,14 +28,13 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.camera import Camera
+from dsd_ros.ros.camera import Camera, Frames
 from dsd_ros.ros.dds_channel import DdsChannel
-from dsd_ros.ros.frames import Frames
 from dsd_ros.ros.images import ImageError, to_rgb
 from dsd_ros.ros.link_keeper import LinkKeeper
-from dsd_ros.ros.log_lines import NodeLog
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.running import NodeLog
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds

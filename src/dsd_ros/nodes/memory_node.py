@@ -31,10 +31,10 @@ from dsd_ros.paths import documents_directory
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
-from dsd_ros.ros.log_lines import NodeLog
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.polled import Polled, take
+from dsd_ros.ros.running import NodeLog
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import MemoryNodeSettings
 from dsd_ros.ros.stamps import pose_of, seconds

@@ -27,7 +27,7 @@ from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.realtime import ask_for_realtime
+from dsd_ros.ros.running import ask_for_realtime
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.sensor_ahead import listen_ahead
 from dsd_ros.ros.settings import SupervisorNodeSettings

@@ -19,7 +19,7 @@ from dsd_ros.navigation.actions import Action, format_action
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
-from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 from dsd_ros.ros.standalone import SpinningNode
 

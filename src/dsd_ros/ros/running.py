@@ -8,21 +8,31 @@ interpreter (what hung is said); 2 when it could not start (parameters, models).
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import rclpy
+from rclpy.context import Context
 from rclpy.exceptions import InvalidParameterValueException
-from rclpy.executors import Executor, SingleThreadedExecutor
+from rclpy.executors import (
+    Executor,
+    ExternalShutdownException,
+    ShutdownException,
+    SingleThreadedExecutor,
+    TimeoutException,
+)
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Task
 
-from dsd_ros.ros.threaded_executor import ThreadedExecutor
+from dsd_ros.logs import ROOT, fields_of
 
 RCLError = rclpy_implementation.RCLError
 
@@ -165,3 +175,110 @@ def _force_end_later(code: int) -> Callable[[], None]:
 
 def _program() -> str:
     return os.path.splitext(os.path.basename(sys.argv[0]))[0]
+
+
+class ThreadedExecutor(Executor):
+    """Callbacks in different groups run side by side, in ``threads`` threads at most.
+
+    An exception in a callback is raised by a later :meth:`spin_once`, as rclpy's executors do.
+    """
+
+    def __init__(self, threads: int, context: Context | None = None) -> None:
+        super().__init__(context=context)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="callback")
+        self._handed: dict[Task, tuple[Future[None], threading.Event]] = {}
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Hand over the next callback, and wait until a thread has begun it."""
+        self._settle()
+        try:
+            task, _, _ = self.wait_for_ready_callbacks(timeout_sec=timeout_sec)
+        except (TimeoutException, ShutdownException, ExternalShutdownException):
+            return
+        if task not in self._handed:
+            begun = threading.Event()
+            self._handed[task] = self._pool.submit(_run, task, begun), begun
+        self._handed[task][1].wait(timeout_sec)
+
+    def _settle(self) -> None:
+        for task, (run, _) in list(self._handed.items()):
+            if run.done():
+                del self._handed[task]
+                if task.done():
+                    task.result()  # raises what the callback raised
+
+    def shutdown(self, timeout_sec: float | None = None) -> bool:
+        """Begin no more callbacks. Returns False when those that run have not ended in time (s)."""
+        ended = super().shutdown(timeout_sec)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return ended
+
+
+def _run(task: Task, begun: threading.Event) -> None:
+    begun.set()
+    task()
+
+
+class NodeLog(logging.Handler):
+    """Lines of ``logging.getLogger("dsd_ros...")``, with session, reply and round, as the node's; until closed."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._logger = node.get_logger()
+        ours = logging.getLogger(ROOT)
+        self._before = ours.level
+        ours.setLevel(int(self._logger.get_effective_level()))
+        ours.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        about = "".join(f" {name}={value}" for name, value in fields_of(record).items())
+        line = record.getMessage() + about
+        if record.exc_info:
+            line += "\n" + logging.Formatter().formatException(record.exc_info)
+        # rclpy wants each severity to have a call of its own.
+        if record.levelno >= logging.ERROR:
+            self._logger.error(line)
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(line)
+        elif record.levelno >= logging.INFO:
+            self._logger.info(line)
+        else:
+            self._logger.debug(line)
+
+    def close(self) -> None:
+        ours = logging.getLogger(ROOT)
+        if self in ours.handlers:
+            ours.removeHandler(self)
+            ours.setLevel(self._before)
+        super().close()
+
+
+_LEAST = 1  # any real-time priority comes before every ordinary process
+
+
+def ask_for_realtime(inherited: bool = True) -> bool:
+    """Give every thread of this process real-time scheduling.
+
+    :param inherited: threads and processes that are started later have it, too.
+
+    False where the system does not have it or does not allow it: that takes CAP_SYS_NICE, or a limit such as
+    systemd's LimitRTPRIO=1.
+    """
+    if not hasattr(os, "SCHED_RR"):
+        return False
+    return _schedule(os.SCHED_RR if inherited else os.SCHED_RR | os.SCHED_RESET_ON_FORK, _LEAST)
+
+
+def end_realtime() -> None:
+    """Back to ordinary scheduling."""
+    if hasattr(os, "SCHED_OTHER"):
+        _schedule(os.SCHED_OTHER, 0)
+
+
+def _schedule(policy: int, priority: int) -> bool:
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+    except OSError:
+        return False
+    return True

@@ -17,8 +17,7 @@ from mcap_ros2.decoder import DecoderFactory
 from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-from dsd_ros.observe.bag.bag_repair import repair
-from dsd_ros.observe.bag.reader import BagError, open_bag
+from dsd_ros.observe.bag.reader import BagError, open_bag, repair
 from dsd_ros.observe.bag.writer import STORAGES, BagWriter, RecordError
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 

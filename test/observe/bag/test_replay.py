@@ -15,8 +15,7 @@ from PIL import Image
 from dsd_ros.observe.bag.plots import page
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.bag.replay import Wishes, compare, history_of, prepare
-from dsd_ros.observe.bag.replay_steps import Reply
-from dsd_ros.observe.bag.replay_system import ReplayPlan
+from dsd_ros.observe.bag.replay_system import ReplayPlan, Reply
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
 from dsd_ros.observe.bag.run import picture_sent, read_run

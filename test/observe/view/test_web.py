@@ -17,10 +17,10 @@ from views_sample import sample_overlay, sample_reply, share
 from dsd_ros.observe.view import web
 from dsd_ros.observe.view.figures import Decoded, Figures
 from dsd_ros.observe.view.overlay import OverlayPainter
-from dsd_ros.observe.view.pictures import Pictures
 from dsd_ros.observe.view.state import Step
 from dsd_ros.observe.view.timeline import draw_board
 from dsd_ros.observe.view.typeset import ACCEPTED, OWN, PAPER
+from dsd_ros.observe.view.web import PictureSender
 
 needs_rerun = pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
 SKY = (40, 120, 200)  # of the picture shown, RGB
@@ -135,7 +135,7 @@ def test_pictures_are_sent_as_rerun_sends_them():
     import rerun
 
     data = bytes(range(7))
-    ours = Pictures(None)
+    ours = PictureSender(None)
     theirs = rerun.EncodedImage.columns(blob=[data])
     (blob,) = list(theirs)
     assert ours.blobs(np.frombuffer(data, np.uint8)) == blob.as_arrow_array()

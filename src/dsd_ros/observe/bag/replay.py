@@ -9,8 +9,7 @@ from typing import Any
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag, BagError
-from dsd_ros.observe.bag.replay_steps import Question, Reply
-from dsd_ros.observe.bag.replay_system import ReplayPlan, apart, taken
+from dsd_ros.observe.bag.replay_system import Question, ReplayPlan, Reply, apart, taken
 from dsd_ros.observe.bag.run import Run, Step, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 
 _HISTORY = 8  # steps before, as navigation tells of

@@ -16,7 +16,7 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, Safe
 from dsd_ros.observe.view.figures import Decoded, Figures
 from dsd_ros.observe.view.state import Overlay, Pose, Reply, Round, Step, Walk
 from dsd_ros.ros import qos
-from dsd_ros.ros.cdr import Picture, picture_in, pose_in
+from dsd_ros.ros.images import Picture, picture_in, pose_in
 from dsd_ros.ros.polled import Polled, take, take_raw
 from dsd_ros.ros.stamps import seconds
 

@@ -13,11 +13,11 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply
 from dsd_msgs.srv import Decode
-from dsd_ros.observe.bag.replay_steps import Question, Reply
+from dsd_ros.observe.bag.replay_system import Question, Reply
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.ros.bag_pictures import from_png
 from dsd_ros.ros import qos
-from dsd_ros.ros.lifecycle_watch import LifecycleWatch
+from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.standalone import SpinningNode
 
 _TICK_S = 0.05  # between two clocks, and two pictures: best effort may lose one

@@ -7,8 +7,7 @@ from rclpy.node import Node
 
 from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT, PAUSE_S, OverlayPainter
-from dsd_ros.ros.cdr import PictureOut
-from dsd_ros.ros.images import to_bgr
+from dsd_ros.ros.images import PictureOut, to_bgr
 
 
 class Sight:

@@ -14,8 +14,8 @@ from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker
 
 from dsd_ros.observe.view.state import Overlay, Pose, Step, motion_of
+from dsd_ros.ros.base_messages import marker_at
 from dsd_ros.ros.stamps import quaternion
-from dsd_ros.ros.world_markers import marker_at
 
 MAP_FRAME, ODOM_FRAME = "map", "odom"
 STEPS_SHOWN = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsd_ros.ros.frames import KEPT_FRAMES, Frames
+from dsd_ros.ros.camera import KEPT_FRAMES, Frames
 
 
 def picture(value: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from tiny_models import make_tiny_model
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.exits import ExitListener, ExitRules
 from dsd_ros.cloud.settings import EngineSettings
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import Outcome, SessionClose
@@ -191,7 +191,7 @@ def listener(rows, said, clock=None, judge=None, cost=0.0, **rules):
         return rows[layer - 1]
 
     def first(row):
-        return Verdict(0, int(row[0].argmax()))
+        return DraftVerdict(0, int(row[0].argmax()))
 
     layers = tuple(range(1, len(rows) + 1))
     model = SimpleNamespace(exits=SimpleNamespace(layers=layers, logits=logits))

@@ -10,7 +10,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from sequence_rules import verify_draft, verify_greedy
 
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.decoding.rejection import check_distributions, residual
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, transform
 
@@ -60,10 +60,10 @@ class Scripted:
 def test_acceptance_threshold_is_target_over_draft():
     q, p = torch.tensor([[0.8, 0.2]]), torch.tensor([[0.4, 0.6], [1.0, 0.0]])
     # min(1, .4 / .8) = .5, then the bonus token
-    assert verify_draft([0], q, p, Scripted(0.499, 0.5)) == Verdict(1, 0)
-    assert verify_draft([0], q, p, Scripted(0.501, 0.5)) == Verdict(0, 1)
+    assert verify_draft([0], q, p, Scripted(0.499, 0.5)) == DraftVerdict(1, 0)
+    assert verify_draft([0], q, p, Scripted(0.501, 0.5)) == DraftVerdict(0, 1)
     # p(1) > q(1): always
-    assert verify_draft([1], q, p, Scripted(1 - 2**-53, 0.5)) == Verdict(1, 0)
+    assert verify_draft([1], q, p, Scripted(1 - 2**-53, 0.5)) == DraftVerdict(1, 0)
 
 
 @pytest.mark.parametrize("q_size, p_size", [(5, 5), (7, 5), (5, 7)])

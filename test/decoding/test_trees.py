@@ -14,7 +14,7 @@ from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
 from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.decoding.rejection import TreeVerdict, check_tree, follow_tree, residual, verify_tree, verify_tree_greedy
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes, parse_expansion
@@ -313,7 +313,7 @@ def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
     one, other = np.random.default_rng(seed), np.random.default_rng(seed)
     verdict = verify_tree(TokenTree.chain(tokens), q, p, one)
     expected = verify_draft(tokens, q, p, other)
-    assert Verdict(len(verdict.path), verdict.next_token) == expected
+    assert DraftVerdict(len(verdict.path), verdict.next_token) == expected
     assert one.random() == other.random()
     # What the target says whatever was drafted: its argmax, or its own sample of shared noise.
     argmax = p.argmax(-1).tolist()
@@ -328,7 +328,7 @@ def test_without_branches_it_is_the_rule_of_sequences(seed, gamma, difference):
     assert (followed.last + 1, followed.next_token) == _pair(coupled)
 
 
-def _pair(verdict: Verdict) -> tuple[int, int]:
+def _pair(verdict: DraftVerdict) -> tuple[int, int]:
     return verdict.accepted, verdict.next_token
 
 

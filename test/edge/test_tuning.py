@@ -9,7 +9,7 @@ import pytest
 
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.edge.draft_length import Tuner, accepted_by_tree
-from dsd_ros.edge.estimates import Line
+from dsd_ros.edge.estimates import LineFit
 from dsd_ros.edge.proposer import Plan
 from dsd_ros.edge.results import RoundRecord
 
@@ -251,7 +251,7 @@ def test_trees_are_chosen_by_what_nodes_and_levels_cost(draft: float, per_node: 
 
 def test_a_line_of_two_slopes_is_found_under_noise() -> None:
     chance = np.random.default_rng(0)
-    line = Line()
+    line = LineFit()
     for _ in range(200):
         up, down = chance.integers(10, 5000, 2)
         line.add(0.1 + 2e-5 * up + 1e-5 * down + 0.003 * chance.random(), up, down)
@@ -261,11 +261,11 @@ def test_a_line_of_two_slopes_is_found_under_noise() -> None:
 
 def test_noise_is_not_taken_for_a_slope_nor_a_jump_of_the_level() -> None:
     chance = np.random.default_rng(0)
-    line = Line()
+    line = LineFit()
     for number in range(60):
         line.add(0.1 + 0.02 * chance.random(), 40 + number % 3)
     assert line.at(64_000) == pytest.approx(0.11, abs=0.01)
-    line = Line()
+    line = LineFit()
     for number in range(60):
         line.add(0.1 if number < 40 else 0.9, 40 if number < 40 else 400)
         line.add(0.1 if number < 40 else 0.9, 44 if number < 40 else 404)

@@ -10,7 +10,7 @@ from table_model import TableModel, joint_distribution
 import dsd_ros.decoding.methods.full as full
 import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.decoding.rejection import TreeVerdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
@@ -64,16 +64,16 @@ def _inverted(draft_tokens, q, p, generator):
     for i, x in enumerate(draft_tokens):
         if generator.random() * float(p[i][x]) < float(q[i][x]):  # min(1, q/p)
             continue
-        return Verdict(i, sample(residual(p[i], q[i]), generator))
-    return Verdict(len(draft_tokens), sample(p[-1], generator))
+        return DraftVerdict(i, sample(residual(p[i], q[i]), generator))
+    return DraftVerdict(len(draft_tokens), sample(p[-1], generator))
 
 
 def _resampled_from_p(draft_tokens, q, p, generator):
     for i, x in enumerate(draft_tokens):
         if generator.random() * float(q[i][x]) < float(p[i][x]):
             continue
-        return Verdict(i, sample(p[i], generator))  # instead of norm(max(0, p - q))
-    return Verdict(len(draft_tokens), sample(p[-1], generator))
+        return DraftVerdict(i, sample(p[i], generator))  # instead of norm(max(0, p - q))
+    return DraftVerdict(len(draft_tokens), sample(p[-1], generator))
 
 
 @pytest.mark.parametrize("rule", [_inverted, _resampled_from_p])

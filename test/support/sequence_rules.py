@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.coupling import choose
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.decoding.rejection import residual
 from dsd_ros.decoding.sampling import SamplingError, sample
 
 
 def verify_draft(
     draft_tokens: Sequence[int], q: torch.Tensor, p: torch.Tensor, generator: np.random.Generator
-) -> Verdict:
+) -> DraftVerdict:
     """Accept a prefix of the draft and add one token, so that the result is distributed as p alone.
 
     draft_tokens: gamma ids, the i-th drawn from q[i].
@@ -39,14 +39,14 @@ def verify_draft(
         if generator.random() * q_x < p_x:
             continue
         # 2. First rejection: draw from norm(max(0, p - q)) and stop.
-        return Verdict(i, sample(residual(p[i], q[i]), generator))
+        return DraftVerdict(i, sample(residual(p[i], q[i]), generator))
     # 3. All accepted: the bonus token.
-    return Verdict(gamma, sample(p[gamma], generator))
+    return DraftVerdict(gamma, sample(p[gamma], generator))
 
 
 def verify_split(
     draft_tokens: Sequence[int], chances: Sequence[float], p: torch.Tensor, generator: np.random.Generator
-) -> Verdict:
+) -> DraftVerdict:
     """The cloud's half of split verification (DSSD): it knows q_i(x_i) alone, ``rounded_up``, as ``chances``.
 
     p: (gamma + 1, V). The verdict of a rejection names no token: whoever holds q draws it from
@@ -56,11 +56,11 @@ def verify_split(
         raise SamplingError(f"{len(draft_tokens)} drafted tokens need as many probabilities above 0 and up to 1")
     for i, (x, q_x) in enumerate(zip(draft_tokens, chances, strict=True)):
         if generator.random() * q_x >= _at(p[i], x):
-            return Verdict(i, 0, p[i])
-    return Verdict(len(draft_tokens), sample(p[-1], generator))
+            return DraftVerdict(i, 0, p[i])
+    return DraftVerdict(len(draft_tokens), sample(p[-1], generator))
 
 
-def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> Verdict:
+def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> DraftVerdict:
     """The limit of ``verify_draft`` at temperature 0: accept while x is the target's argmax.
 
     argmax: gamma + 1 ids, the target's likeliest token at each position.
@@ -68,10 +68,10 @@ def verify_greedy(draft_tokens: Sequence[int], argmax: Sequence[int]) -> Verdict
     accepted = 0
     while accepted < len(draft_tokens) and draft_tokens[accepted] == argmax[accepted]:
         accepted += 1
-    return Verdict(accepted, argmax[accepted])
+    return DraftVerdict(accepted, argmax[accepted])
 
 
-def verify_coupled(draft_tokens: Sequence[int], p: torch.Tensor, noise: Callable[[int], np.ndarray]) -> Verdict:
+def verify_coupled(draft_tokens: Sequence[int], p: torch.Tensor, noise: Callable[[int], np.ndarray]) -> DraftVerdict:
     """Accept while the draft is what the target draws itself with the shared noise, then emit that.
 
     p: (gamma + 1, V) the target's distributions; noise(i): row i of it, (V,), from ``coupling.gumbel``. The
@@ -81,9 +81,9 @@ def verify_coupled(draft_tokens: Sequence[int], p: torch.Tensor, noise: Callable
     for i, x in enumerate(draft_tokens):
         drawn = choose(p[i], noise(i))
         if drawn != x:
-            return Verdict(i, drawn)
+            return DraftVerdict(i, drawn)
     gamma = len(draft_tokens)
-    return Verdict(gamma, choose(p[gamma], noise(gamma)))
+    return DraftVerdict(gamma, choose(p[gamma], noise(gamma)))
 
 
 def _at(row: torch.Tensor, token: int) -> float:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import torch
 
-from dsd_ros.decoding.methods import Verdict
+from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import SessionRequest
 
 _log = logging.getLogger(__name__)
 _POLL_S = 50e-6
 
-Judge = Callable[[torch.Tensor], Verdict]
-Say = Callable[[Verdict, int, float], object]
+Judge = Callable[[torch.Tensor], DraftVerdict]
+Say = Callable[[DraftVerdict, int, float], object]
 
 
 def confidence_of(logits: torch.Tensor) -> float:
@@ -73,7 +73,7 @@ class ExitListener:
         self._began = clock()
         self._spent = 0.0
         self._ran = 0
-        self._said: set[Verdict] = set()
+        self._said: set[DraftVerdict] = set()
         self._broken = False
         self._stream: torch.cuda.Stream | None = None
         self._pending: list[tuple[int, torch.Tensor, torch.cuda.Event]] = []

@@ -15,7 +15,7 @@ import torch
 from dsd_ros.cloud.exits import ExitListener, Judge, confidence_of
 from dsd_ros.cloud.sessions import Prefix
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
-from dsd_ros.decoding.methods import RoundContext, Verdict, method_of, split
+from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import LayerHook
@@ -109,7 +109,7 @@ class LocalTarget:
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         began = time.perf_counter()
 
-        def say(verdict: Verdict, layer: int, confidence: float) -> None:
+        def say(verdict: DraftVerdict, layer: int, confidence: float) -> None:
             on_early(round, round.outcome(verdict, layer, confidence, microseconds_since(began), final=False))
 
         listener = None
@@ -157,7 +157,7 @@ def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
     return lambda logits: method.verify(tree, evidence, logits, context)
 
 
-def _keep(sequence: TokenSequence, tree: TokenTree, confirmed: int, verdict: Verdict) -> None:
+def _keep(sequence: TokenSequence, tree: TokenTree, confirmed: int, verdict: DraftVerdict) -> None:
     """Leave the sequence at the accepted tokens and the one that follows, where the target determined that."""
     if tree.branches:
         sequence.keep_path(tree.path_to(verdict.accepted - 1))

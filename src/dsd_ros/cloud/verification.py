@@ -11,7 +11,7 @@ import numpy as np
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.sessions import ReplyState, Session
-from dsd_ros.decoding.methods import Verdict, split
+from dsd_ros.decoding.methods import DraftVerdict, split
 from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.settings import TreeError
@@ -66,7 +66,7 @@ class PendingRound:
         """The early exits that speak in this round, if any."""
         return None if self.alone else self.session.exits
 
-    def outcome(self, verdict: Verdict, layer: int, confidence: float, ran_us: int, final: bool) -> Outcome:
+    def outcome(self, verdict: DraftVerdict, layer: int, confidence: float, ran_us: int, final: bool) -> Outcome:
         """The message for a verdict that took ``ran_us`` microseconds; WireError when no message holds it."""
         return Outcome(
             session=self.session.id,
@@ -172,7 +172,7 @@ def _known(reply: ReplyState) -> str:
     return f"{known}, and 1 to {reply.owed} that the robot determines" if reply.owed else f"{known}"
 
 
-def _packed(draft: Draft, verdict: Verdict) -> bytes:
+def _packed(draft: Draft, verdict: DraftVerdict) -> bytes:
     """The rows of p that the robot needs to go on after a rejection; WireError when no message holds them."""
     if verdict.target is None:
         return b""

@@ -21,7 +21,7 @@ from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.draft_model import DraftedRound, DraftModel, GrowingDraft, Step, advance
+from dsd_ros.edge.draft_model import DraftedRound, DraftModel, DraftStep, GrowingDraft, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
 from dsd_ros.edge.proposer import Origin, RoundDraft
@@ -68,7 +68,7 @@ class _Job:
     level: _Level
     task: Predraft | _LookPast
 
-    def begin(self) -> Step:
+    def begin(self) -> DraftStep:
         task, of = self.task, self.level.round
         if isinstance(task, _LookPast):
             return of.draft.look_past(task.leaves)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.edge.estimates import Line, Mean, Numbers, Share
+from dsd_ros.edge.estimates import LineFit, Mean, Numbers, Share
 from dsd_ros.edge.proposer import Plan, RoundDraft
 from dsd_ros.edge.results import RoundRecord
 
@@ -35,7 +35,7 @@ _RANKS = 8
 _NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
-class Acceptance:
+class AcceptanceEstimate:
     """How much of a draft holds: rates by position, ranks of the target's tokens, and how drafts end early."""
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class Times:
     """What a round's seconds go to: drafting, the link, the target; and what drafting ahead hides of it."""
 
     def __init__(self) -> None:
-        self.draft = Line()  # a level of the draft by its nodes
-        self._ahead = Line()  # the same, where only drafts made ahead are known
-        self.verify = Line()  # by the draft's tokens
-        self.link = Line()  # both ways, by bytes
-        self.bytes_up = Line()  # by the draft's tokens
+        self.draft = LineFit()  # a level of the draft by its nodes
+        self._ahead = LineFit()  # the same, where only drafts made ahead are known
+        self.verify = LineFit()  # by the draft's tokens
+        self.link = LineFit()  # both ways, by bytes
+        self.bytes_up = LineFit()  # by the draft's tokens
         self.down_held, self.down_rejected = Mean(), Mean()  # bytes, by the round's end
         self.fitted = Share()  # drafts begun ahead that fitted, of those that could be
         self._speed = Mean()  # seconds of drafting done in a second of waiting
@@ -185,7 +185,7 @@ class Tuner:
 
     def __init__(self, tree: bool = False, overlap: bool = False, longest: int = MAX_DRAFT_LENGTH) -> None:
         """``tree``: drafts are trees by node budget. ``overlap``: drafts are made ahead. ``longest``: a limit."""
-        self.acceptance = Acceptance()
+        self.acceptance = AcceptanceEstimate()
         self.times = Times()
         self._tree = tree
         self._overlap = overlap
@@ -219,7 +219,7 @@ class Tuner:
             return self._plans[reply, number]
 
     def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
-        """A round is over that was drafted by ``plan``. ranks: see ``Acceptance.learn``."""
+        """A round is over that was drafted by ``plan``. ranks: see ``AcceptanceEstimate.learn``."""
         self.times.learn(record)
         if record.drafted:
             self.acceptance.learn(plan, record.drafted, record.accepted, ranks)

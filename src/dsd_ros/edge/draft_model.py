@@ -2,7 +2,7 @@
 
 A round's draft depends only on the tokens before it and on the round's number, so it may be made by any thread, at any
 time: before the outcome of the round before is known, or after. A draft is a tree of tokens, mostly one without
-branches. It grows level by level: a ``Step`` says what the draft model is to be fed, and many steps make one pass
+branches. It grows level by level: a ``DraftStep`` says what the draft model is to be fed, and many steps make one pass
 (``advance``).
 """
 
@@ -24,11 +24,10 @@ from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.proposer import DecodeRequest, Origin, Plan, RoundDraft
+from dsd_ros.edge.proposer import Origin, Plan, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_together
-from dsd_ros.wire.messages import Outcome
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ class Drafting:
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 
 
-class Step(NamedTuple):
+class DraftStep(NamedTuple):
     """What a draft brings to a pass of the model: nodes to add to ``sequence``, as for its ``grow_tree``.
 
     Without nodes, what is wanted is the one row after its text.
@@ -120,7 +119,7 @@ class Step(NamedTuple):
     parents: list[int]
 
 
-def advance(steps: list[Step]) -> list[torch.Tensor | None]:
+def advance(steps: list[DraftStep]) -> list[torch.Tensor | None]:
     """Logits (nodes, or 1, V) of each step, all in one pass; None for a step whose context is full."""
     try:
         if len(steps) == 1 and not steps[0].tokens:
@@ -225,7 +224,7 @@ class GrowingDraft:
             self.take(*advance([self.step()]))
         self.seconds += time.perf_counter() - began
 
-    def step(self) -> Step:
+    def step(self) -> DraftStep:
         """What the next level needs; its logits go to ``take``."""
         return self._step(self.sequence, *self._grower.level)
 
@@ -245,7 +244,7 @@ class GrowingDraft:
         if self._grower.complete:
             self._grown = self._grower.grown()
 
-    def look_past(self, leaves: Tokens[int]) -> Step:
+    def look_past(self, leaves: Tokens[int]) -> DraftStep:
         """The pass that says what follows ``leaves`` that were not fed; the draft stays as it is."""
         fed, tree = self.grown.fed, self.tree
         parents = [tree.parents[node] for node in leaves]
@@ -266,12 +265,12 @@ class GrowingDraft:
         sequence.append([*missing, next_token])
         return sequence
 
-    def _step(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> Step:
+    def _step(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> DraftStep:
         if not self.is_sequence:
-            return Step(sequence, tokens, parents)
+            return DraftStep(sequence, tokens, parents)
         if tokens:
             sequence.append(tokens)
-        return Step(sequence, [], [])
+        return DraftStep(sequence, [], [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -388,28 +387,18 @@ class DraftedRound:
         return replace(self, number=self.number + 1, prefix=prefix, draft=draft)
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Proposes what the robot's own model drafts, each round after the outcome of the round before."""
 
     def __init__(self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None = None) -> None:
         """``tuner`` chooses the drafts' shape where the settings leave it open."""
-        self.origin = Origin()
         self.model = model
+        self.device = model.device
         self._settings = settings
         self._tuner = tuner
         self._next: DraftedRound | None = None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the draft model runs."""
-        return self.model.device
-
-    @property
-    def error(self) -> str:
-        """No worker, no failure."""
-        return ""
-
-    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+    def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Read the prompt with the draft model."""
         if self._tuner is not None:
             self._tuner.begin_reply()
@@ -433,9 +422,6 @@ class DraftModel:
             self._tuner.catch_up()
             self._tuner.plan(draft.context.reply, draft.number + 1)
 
-    def on_early(self, outcome: Outcome) -> None:
-        """Nothing is drafted ahead."""
-
     def update(self, draft: RoundDraft, result: Result) -> None:
         """Go on after the round's result."""
         assert isinstance(draft, DraftedRound)
@@ -445,6 +431,3 @@ class DraftModel:
     def reset(self) -> None:
         """Give back the memory of the reply."""
         self._next = None
-
-    def close(self) -> None:
-        """No threads."""

@@ -52,7 +52,7 @@ class Share:
         return (self._yes + 0.5) / (self._all + 1.0)
 
 
-class Line:
+class LineFit:
     """y = level + slopes * x with slopes of 0 or more, from the last observations of it.
 
     Slopes come from the steps between one observation and the next, so that a change of the level is not

@@ -6,21 +6,20 @@ from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.errors import VerifierRefused
-from dsd_ros.edge.proposer import DecodeRequest, Proposer, RoundDraft
+from dsd_ros.edge.proposer import Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.recorder import Recorder
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply
 
 
-class Reply:
+class GrowingReply:
     """The verified tokens of one reply, up to the token that ends it."""
 
     def __init__(self, max_tokens: int, eos_token_ids: frozenset[int]) -> None:
         self.tokens: list[int] = []
         self.ended = False  # by one of its end tokens
-        self.recovered: list[
-            int
-        ] = []  # the last of ``tokens``, which the robot drew and the verifier does not know yet
+        # The last of ``tokens``, where the robot drew them itself and the verifier does not know them yet.
+        self.recovered: list[int] = []
         self._max_tokens = max_tokens
         self._eos = eos_token_ids
 
@@ -51,7 +50,7 @@ class DecodeLoop:
         self._settings = settings
         self._tuner = tuner
 
-    def decode(self, request: DecodeRequest) -> DecodedReply:
+    def decode(self, request: ReplyRequest) -> DecodedReply:
         """See ``EdgeSession.decode``; TargetChanged if another target answers before anything is verified."""
         client, proposer = self._client, self._proposer
         recorder = Recorder(request, self._settings, proposer, client, self._tuner)
@@ -59,7 +58,7 @@ class DecodeLoop:
         client.begin(request)
         proposer.begin(request, client.eos_token_ids)
         recorder.begun()
-        reply = Reply(self._settings.max_tokens, client.eos_token_ids)
+        reply = GrowingReply(self._settings.max_tokens, client.eos_token_ids)
         try:
             self._run(reply, recorder)
         except ResultError as error:
@@ -67,7 +66,7 @@ class DecodeLoop:
         client.end(reply.tokens, reply.recovered)
         return recorder.reply(reply.tokens, reply.ended)
 
-    def _run(self, reply: Reply, recorder: Recorder) -> None:
+    def _run(self, reply: GrowingReply, recorder: Recorder) -> None:
         proposer, client, method = self._proposer, self._client, self._method
         while not reply.finished:
             draft = proposer.propose(reply.tokens)  # 1. draft gamma tokens, or take those drafted ahead

@@ -18,7 +18,7 @@ History = Sequence[tuple[np.ndarray, str]]
 _OTHER_BYTES = 64 * 1024  # at most, of an observation besides its pictures
 
 
-class Pictures:
+class SessionPictures:
     """Of one reply at a time, its present picture and the earlier ones; for one thread.
 
     What the verifier has is known once it has answered a round about it (``arrived``), and forgotten with

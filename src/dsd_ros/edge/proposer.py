@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dsd_ros.decoding.methods import Result, RoundContext
+from dsd_ros.decoding.methods import Drafted, Result, RoundContext
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.edge.limits import Limits
@@ -32,7 +33,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class DecodeRequest:
+class ReplyRequest:
     """One reply to be decoded. ``text`` turns tokens into text; ``image`` is RGB uint8 (H, W, 3), or None."""
 
     number: int
@@ -44,51 +45,26 @@ class DecodeRequest:
     history: History = ()
 
 
-class RoundDraft(Protocol):
-    """A round's draft as loop, client and methods see it."""
+class RoundDraft(Drafted, Protocol):
+    """A round's draft as loop, client and recorder see it."""
 
     @property
-    def number(self) -> int:
-        """The round, from 1."""
+    def number(self) -> int: ...  # the round, from 1
 
     @property
-    def prefix(self) -> Sequence[int]:
-        """All tokens of the reply before the draft."""
+    def prefix(self) -> Sequence[int]: ...  # all tokens of the reply before the draft
 
     @property
-    def tree(self) -> TokenTree:
-        """The drafted tokens."""
+    def plan(self) -> Plan: ...  # the shape that the draft was to have
 
     @property
-    def q(self) -> Sequence[torch.Tensor]:
-        """See ``methods.base.Drafted``."""
+    def seconds(self) -> float: ...  # in the draft model, whoever ran it and whenever
 
     @property
-    def kept(self) -> Sequence[tuple[np.ndarray, np.ndarray]]:
-        """See ``methods.base.Drafted``."""
-
-    @property
-    def context(self) -> RoundContext:
-        """What both sides know of the round."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V of the draft model."""
-
-    @property
-    def plan(self) -> Plan:
-        """The shape the draft was to have."""
-
-    @property
-    def seconds(self) -> float:
-        """How long the draft model took for it, whoever ran it and whenever."""
+    def autonomous_rounds(self) -> int: ...  # for how many rounds the target is to go on alone; 0: it verifies this
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:
         """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
-
-    @property
-    def autonomous_rounds(self) -> int:
-        """For how many rounds the target is to go on alone; 0: it verifies this draft."""
 
 
 @dataclass(frozen=True)
@@ -104,39 +80,39 @@ class Origin:
     begun: int = 0
 
 
-class Proposer(Protocol):
+class Proposer(ABC):
     """One session's source of drafts. All calls come from the session's thread."""
 
-    origin: Origin
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the draft model runs; None without one."""
+    origin = Origin()
+    device: torch.device | None = None  # where the draft model runs
 
     @property
     def error(self) -> str:
         """The first failure of a worker in this reply, one sentence; "" if none."""
+        return ""
 
-    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+    @abstractmethod
+    def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Start a reply: read its prompt. ``eos_token_ids`` are the target's."""
 
+    @abstractmethod
     def propose(self, tokens: list[int]) -> RoundDraft:
         """The draft that follows ``tokens``, all of the reply so far: made now, or ahead."""
 
-    def draft_ahead(self, draft: RoundDraft) -> None:
+    def draft_ahead(self, draft: RoundDraft) -> None:  # noqa: B027
         """``draft`` is being verified: use the time."""
 
-    def on_early(self, outcome: Outcome) -> None:
-        """An early exit's forecast of the round's outcome."""
+    def on_early(self, outcome: Outcome) -> None:  # noqa: B027
+        """An early exit forecasts the round's outcome."""
 
-    def update(self, draft: RoundDraft, result: Result) -> None:
-        """The round is over, and this is what came of it."""
+    def update(self, draft: RoundDraft, result: Result) -> None:  # noqa: B027
+        """The round is over, with this result."""
 
-    def reset(self) -> None:
-        """Drop what was made ahead: a reply is over, or begins again."""
+    def reset(self) -> None:  # noqa: B027
+        """Drop what was made for the reply: it is over, or begins again."""
 
-    def close(self) -> None:
-        """End worker threads; ``begin`` may start them again."""
+    def close(self) -> None:  # noqa: B027
+        """End worker threads; the next reply may start them again."""
 
 
 @dataclass(frozen=True)
@@ -159,39 +135,20 @@ class NoTokens:
         return []
 
 
-class NoDraft:
+class NoDraft(Proposer):
     """Proposes nothing: the target decodes alone, token by token (mode ``ar``)."""
-
-    origin = Origin()
-    device = None
-    error = ""
 
     def __init__(self, settings: DecodeSettings) -> None:
         self._settings = settings
         self._reply = self._number = 0
 
-    def begin(self, request: DecodeRequest, eos_token_ids: frozenset[int]) -> None:
+    def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Nothing is read here: the target reads the prompt."""
         self._reply, self._number = request.number, 0
 
     def propose(self, tokens: list[int]) -> NoTokens:
-        """No tokens, and how many rounds the target is to go on."""
+        """No tokens, and for how many rounds the target is to go on."""
         settings = self._settings
         self._number += 1
         context = RoundContext(settings.sampling, settings.seed, self._reply, self._number, len(tokens))
         return NoTokens(self._number, list(tokens), context, settings.max_tokens - len(tokens))
-
-    def draft_ahead(self, draft: RoundDraft) -> None:
-        """Nothing."""
-
-    def on_early(self, outcome: Outcome) -> None:
-        """Nothing."""
-
-    def update(self, draft: RoundDraft, result: Result) -> None:
-        """Nothing."""
-
-    def reset(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

@@ -8,7 +8,7 @@ import time
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.proposer import DecodeRequest, Origin, Proposer, RoundDraft
+from dsd_ros.edge.proposer import Origin, Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, RoundRecord, resources
 from dsd_ros.wire.messages import Outcome
@@ -21,7 +21,7 @@ class Recorder:
 
     def __init__(
         self,
-        request: DecodeRequest,
+        request: ReplyRequest,
         settings: DecodeSettings,
         proposer: Proposer,
         client: ReplyClient,

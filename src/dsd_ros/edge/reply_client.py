@@ -9,8 +9,8 @@ import msgspec
 
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.edge.client import VerifierLink
-from dsd_ros.edge.observation import Pictures
-from dsd_ros.edge.proposer import DecodeRequest, RoundDraft
+from dsd_ros.edge.observation import SessionPictures
+from dsd_ros.edge.proposer import ReplyRequest, RoundDraft
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
 
 
@@ -21,11 +21,11 @@ class ReplyClient:
     time.perf_counter() instants, ``early`` the early outcomes with their seconds since ``sent_at``.
     """
 
-    def __init__(self, link: VerifierLink, pictures: Pictures, method: Method) -> None:
+    def __init__(self, link: VerifierLink, pictures: SessionPictures, method: Method) -> None:
         self._link = link
         self._pictures = pictures
         self._method = method
-        self._request: DecodeRequest | None = None
+        self._request: ReplyRequest | None = None
         self._recovered: list[int] = []
         self._ahead: dict[int, RoundDraft] = {}  # rounds sent ahead, by number
         self._in_flight = False
@@ -50,7 +50,7 @@ class ReplyClient:
         """Bytes sent and received over the link so far."""
         return self._link.channel.bytes_up, self._link.channel.bytes_down
 
-    def begin(self, request: DecodeRequest) -> None:
+    def begin(self, request: ReplyRequest) -> None:
         """Send the observation of a reply."""
         self._request = request
         self._rounds, self._recovered = 0, []

@@ -19,8 +19,8 @@ from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.loop import DecodeLoop
-from dsd_ros.edge.observation import History, Pictures
-from dsd_ros.edge.proposer import DecodeRequest, NoDraft, Proposer
+from dsd_ros.edge.observation import History, SessionPictures
+from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, Progress, resources
 from dsd_ros.edge.translation import Translating, Translation, check_translatable
@@ -84,7 +84,7 @@ class EdgeSession:
                 check_translatable(settings)
                 self._translation = Translation(vocabulary, self._draft_model)
         self._link = VerifierLink(channel, self._request, link or LinkSettings())
-        self._pictures = Pictures(self._link.settings.image_encoding)
+        self._pictures = SessionPictures(self._link.settings.image_encoding)
         self._reply = 0
         method = method_of(settings.proven_by, settings.sampling.greedy)
         self._client = ReplyClient(self._link, self._pictures, method)
@@ -134,7 +134,7 @@ class EdgeSession:
         check_instruction(instruction)
         self._pictures.begin(image, history)
         self._reply += 1
-        request = DecodeRequest(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
+        request = ReplyRequest(self._reply, image, instruction, on_progress, self.text, limits, tuple(history))
         try:
             for _ in range(self._link.settings.attempts):
                 try:

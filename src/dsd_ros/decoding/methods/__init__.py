@@ -13,10 +13,10 @@ the same way. A sequence is a tree without branches: the rules of trees (TSLT, M
 from __future__ import annotations
 
 from dsd_ros.decoding.methods import coupled, full, greedy, split, truncated
-from dsd_ros.decoding.methods.base import Method, Result, ResultError, RoundContext, Verdict
+from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Method, Result, ResultError, RoundContext
 from dsd_ros.decoding.modes import Proof
 
-__all__ = ["Method", "Result", "ResultError", "RoundContext", "Verdict", "method_of"]
+__all__ = ["DraftVerdict", "Drafted", "Method", "Result", "ResultError", "RoundContext", "method_of"]
 
 _BY_PROOF: dict[Proof, Method] = {
     Proof.FULL: full,

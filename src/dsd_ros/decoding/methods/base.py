@@ -56,28 +56,23 @@ class Drafted(Protocol):
     """A round's draft as a method sees it."""
 
     @property
-    def tree(self) -> TokenTree:
-        """The drafted tokens."""
+    def tree(self) -> TokenTree: ...
 
     @property
-    def q(self) -> Sequence[torch.Tensor]:
-        """The distributions (V,) that the children of each inner node were drawn from; none when greedy or coupled."""
+    def q(self) -> Sequence[torch.Tensor]: ...  # (V,), which the children of each inner node were drawn from, if drawn
 
     @property
-    def kept(self) -> Sequence[Kept]:
-        """What ``draw_from`` kept of each of these, where it truncates."""
+    def kept(self) -> Sequence[Kept]: ...  # what ``draw_from`` kept of each of these, where it truncates
 
     @property
-    def context(self) -> RoundContext:
-        """The round."""
+    def context(self) -> RoundContext: ...
 
     @property
-    def vocab_size(self) -> int:
-        """V of the draft model."""
+    def vocab_size(self) -> int: ...  # V of the draft model
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DraftVerdict:
     """The cloud's word on a draft: ``accepted`` drafted tokens hold, and ``next_token`` follows them.
 
     For a tree ``accepted`` is 1 + the index of the last accepted node.
@@ -113,7 +108,7 @@ class Method(Protocol):
 
     def read(self, data: bytes, tree: TokenTree, vocab_size: int) -> Any: ...
 
-    def verify(self, tree: TokenTree, evidence: Any, logits: torch.Tensor, context: RoundContext) -> Verdict: ...
+    def verify(self, tree: TokenTree, evidence: Any, logits: torch.Tensor, context: RoundContext) -> DraftVerdict: ...
 
     def finish(self, draft: Drafted, result: Result) -> Result: ...
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.coupling import choose, scores
-from dsd_ros.decoding.methods.base import Drafted, Drawn, RoundContext, Verdict, as_it_is
+from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
 from dsd_ros.decoding.rejection import follow_tree
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.tree import TokenTree
@@ -35,7 +35,7 @@ def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
     """Cloud: nothing to read."""
 
 
-def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> Verdict:
+def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:
     """Cloud: accept while a child is argmax(log p + G), then emit argmax(log p + G)."""
     p = context.p(logits)
     depths = (0, *tree.depths)
@@ -45,4 +45,4 @@ def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: Round
         return choose(p[node + 1], context.noise(position, p.shape[-1]))
 
     found = follow_tree(tree, emitted)
-    return Verdict(found.last + 1, found.next_token)
+    return DraftVerdict(found.last + 1, found.next_token)

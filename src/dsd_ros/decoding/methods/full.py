@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dsd_ros.decoding.methods.base import Drafted, Drawn, RoundContext, Verdict, as_it_is
+from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
 from dsd_ros.decoding.packing import pack_distributions, unpack_distributions
 from dsd_ros.decoding.rejection import check_tree, verify_tree
 from dsd_ros.decoding.sampling import SamplingError, transform
@@ -39,8 +39,8 @@ def read(data: bytes, tree: TokenTree, vocab_size: int) -> torch.Tensor:
     return q
 
 
-def verify(tree: TokenTree, evidence: torch.Tensor, logits: torch.Tensor, context: RoundContext) -> Verdict:
+def verify(tree: TokenTree, evidence: torch.Tensor, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:
     """Cloud: accept x with min(1, p(x) / q(x)); after a rejection emit a sample of norm(max(0, p - q))."""
     q = evidence[: len(tree.inner)]
     found = verify_tree(tree, q, context.p(logits), context.generator("verifier"))
-    return Verdict(found.last + 1, found.next_token)
+    return DraftVerdict(found.last + 1, found.next_token)

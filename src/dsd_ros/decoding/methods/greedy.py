@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dsd_ros.decoding.methods.base import Drafted, Drawn, RoundContext, Verdict, as_it_is
+from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
 from dsd_ros.decoding.rejection import verify_tree_greedy
 from dsd_ros.decoding.sampling import highest_of
 from dsd_ros.decoding.tree import TokenTree
@@ -29,9 +29,9 @@ def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
     """Cloud: nothing to read."""
 
 
-def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> Verdict:
+def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:
     """Cloud: accept while a child is the target's argmax, then emit the target's argmax."""
     if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
         raise FloatingPointError("the target's logits are not finite")
     found = verify_tree_greedy(tree, logits.argmax(dim=-1).tolist())
-    return Verdict(found.last + 1, found.next_token)
+    return DraftVerdict(found.last + 1, found.next_token)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dsd_ros.decoding.methods.base import Drafted, Drawn, Result, ResultError, RoundContext, Verdict
+from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, Result, ResultError, RoundContext
 from dsd_ros.decoding.packing import (
     PackingError,
     count_rows,
@@ -53,14 +53,14 @@ def read(data: bytes, tree: TokenTree, vocab_size: int) -> list[float]:
     return chances
 
 
-def verify(tree: TokenTree, evidence: list[float], logits: torch.Tensor, context: RoundContext) -> Verdict:
+def verify(tree: TokenTree, evidence: list[float], logits: torch.Tensor, context: RoundContext) -> DraftVerdict:
     """Cloud: accept x with min(1, p(x) / r(x)); at the first rejection p comes down."""
     p = context.p(logits)
     found = verify_split_tree(tree, evidence[: len(tree)], p, context.generator("verifier"))
     if not found.owed:
-        return Verdict(found.last + 1, found.next_token)
+        return DraftVerdict(found.last + 1, found.next_token)
     rows = [found.last, *remaining_nodes(tree, found.last)]
-    return Verdict(found.last + 1, 0, p[[node + 1 for node in rows]])
+    return DraftVerdict(found.last + 1, 0, p[[node + 1 for node in rows]])
 
 
 def pack_target(target: torch.Tensor, branches: bool) -> bytes:

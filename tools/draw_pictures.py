@@ -25,7 +25,7 @@ from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.sweeps import Variant, parse_modes
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.observe.view.overlay import draw_legend, draw_tokens
-from dsd_ros.observe.view.state import Reply, Round
+from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.timeline import draw_timeline, spans_of
 from dsd_ros.observe.view.typeset import INK, PAPER, line_height, write
 from dsd_ros.paths import models_directory
@@ -80,9 +80,9 @@ def _captioned(view: np.ndarray, step: dict[str, Any], number: int) -> Image.Ima
     return sheet
 
 
-def reply_of(decoded: DecodedReply, text: Callable[[int], str], time_scale: float = 1.0) -> Reply:
+def reply_of(decoded: DecodedReply, text: Callable[[int], str], time_scale: float = 1.0) -> ShownReply:
     """A decoded reply as views show it; its seconds divided by ``time_scale``. ``text``: of one token."""
-    reply = Reply(text=decoded.text, done=True)
+    reply = ShownReply(text=decoded.text, done=True)
     for record in decoded.records:
         reply = reply.with_round(_round_of(record, text, time_scale))
     return reply
@@ -109,7 +109,7 @@ def _round_of(record: RoundRecord, text: Callable[[int], str], scale: float) -> 
     )
 
 
-def draw_rounds(replies: Sequence[tuple[str, Reply]], width: int = WIDTH) -> np.ndarray:
+def draw_rounds(replies: Sequence[tuple[str, ShownReply]], width: int = WIDTH) -> np.ndarray:
     """uint8 (height, width, 3), RGB: each reply's title, tokens and lanes; the longest one takes the whole width."""
     seconds = [max(span.end for span in spans_of(reply)) for _, reply in replies]
     parts = []
@@ -131,12 +131,12 @@ def _sheet(height: int, width: int) -> np.ndarray:
     return np.full((height, width, 3), PAPER, np.uint8)
 
 
-def measure_rounds() -> list[tuple[str, Reply]]:
+def measure_rounds() -> list[tuple[str, ShownReply]]:
     """One held-out picture in each mode, over the profile's link and with its models' times."""
     models = models_directory()
     tokenizer = Tokenizer.from_file(str(models / "draft" / "tokenizer.json"))
     profile = load_profile(PROFILE)
-    found: list[tuple[str, Reply]] = []
+    found: list[tuple[str, ShownReply]] = []
 
     def keep(_: int, __: int, variant: Variant, decoded: DecodedReply) -> None:
         figures = f"{len(decoded.tokens)} tokens in {decoded.rounds} rounds"

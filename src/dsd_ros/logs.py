@@ -80,7 +80,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-class Flood(logging.Filter):
+class RateLimit(logging.Filter):
     """Lets so many lines below a warning through in a second, and then says how many it left out."""
 
     def __init__(self, most: int = LINES_PER_SECOND) -> None:
@@ -110,7 +110,7 @@ def logging_to_stderr(settings: LogSettings) -> Iterator[None]:
     """Write this package's lines from ``settings.log_level`` up, and other packages' warnings."""
     handler = _Stderr()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
-    handler.addFilter(Flood())
+    handler.addFilter(RateLimit())
     root, ours = logging.getLogger(), logging.getLogger(ROOT)
     before = ours.level
     # Others' lines may hold what must not be logged, e.g. the headers of a handshake.

@@ -18,7 +18,7 @@ import pytest
 
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.logs import Flood, JsonFormatter, LogSettings, TextFormatter, logging_to_stderr
+from dsd_ros.logs import JsonFormatter, LogSettings, RateLimit, TextFormatter, logging_to_stderr
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.websocket import WebsocketChannel
 
@@ -105,7 +105,7 @@ def test_a_flood_is_cut_and_told(monkeypatch):
 
     now = [10.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    flood = Flood(3)
+    flood = RateLimit(3)
     assert [flood.filter(record("x")) for _ in range(5)] == [True] * 3 + [False] * 2
     assert flood.filter(record("x", level=logging.WARNING))
     now[0] = 11.0

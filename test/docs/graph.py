@@ -121,7 +121,7 @@ def make_all(notes: Notes) -> None:
             settings = supervisor._settings
             for sensor in ("range", "scan", "depth"):
                 wants = replace(settings.require, obstacle=sensor)
-                sensor_ahead.listen_ahead(supervisor, wants, settings.limit, settings.depth, print)
+                sensor_ahead.subscribe_obstacle_sensor(supervisor, wants, settings.limit, settings.depth, print)
             seen = live.Live(nodes["visual_node"])
             seen.picture()
             seen.close()

@@ -20,7 +20,7 @@ from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
 from dsd_ros.robot.go2.protocol import SportApi
 from dsd_ros.ros import qos
 from dsd_ros.ros.go2_messages import RosLink
-from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.stamps import seconds
 from unitree_api.msg import Request, Response
 
@@ -223,5 +223,5 @@ def test_pictures_survive_the_robots_jpeg_and_others_are_refused():
     assert back.shape == picture.shape and np.abs(back.astype(int) - picture).mean() < 3.0
     data = encode_picture(picture)
     for damaged in (b"", b"no picture", data[:100], data[: len(data) // 2], bytes(9 << 20)):
-        with pytest.raises(ImageError):
+        with pytest.raises(ImageMessageError):
             decode_picture(damaged)

@@ -16,7 +16,7 @@ from dsd_ros.navigation.safety import Cause
 from dsd_ros.robot.sim.simulator import range_ahead
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
-from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.stamps import seconds, to_stamp
 
 SEED = 0
@@ -134,7 +134,7 @@ def test_faults_on_demand(rig):
     assert len({seconds(picture.header.stamp) for picture in repeated}) == 1
     tell("camera garbage")
     for picture in more(pictures):
-        with pytest.raises(ImageError):
+        with pytest.raises(ImageMessageError):
             to_rgb(picture)
     tell("camera ok")
     assert to_rgb(more(pictures)[-1]).std() > 5.0

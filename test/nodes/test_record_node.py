@@ -17,7 +17,7 @@ from std_msgs.msg import String
 from dsd_msgs.msg import NavAction, ReplyProgress, SafetyState
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.ros import bag_pictures as record_pictures
-from dsd_ros.observe.ros.bag_pictures import Pictures, from_png
+from dsd_ros.observe.ros.bag_pictures import PictureSelector, from_png
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.images import from_rgb, to_rgb
@@ -159,19 +159,19 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
 
 def test_pictures_are_chosen_by_time_and_by_what_replies_are_about():
     second = 1_000_000_000
-    pictures = Pictures(1.0)
+    pictures = PictureSelector(1.0)
     chosen = [kept(pictures.take(cdr(n), n * second // 10)) for n in range(1, 31)]
     assert [n for n in chosen if n] == [1, 11, 21]
     assert kept(pictures.named(15 * second)) == 15
     assert pictures.named(15 * second) is None and pictures.named(11 * second) is None  # kept already
     assert pictures.named(31 * second) is None  # not here yet
     assert kept(pictures.take(cdr(31), 3_100_000_000)) == 31
-    assert all(kept(Pictures(0.0).take(cdr(n), n)) == n for n in range(1, 5))
+    assert all(kept(PictureSelector(0.0).take(cdr(n), n)) == n for n in range(1, 5))
 
 
 def test_what_is_held_of_pictures_is_bounded(monkeypatch):
     monkeypatch.setattr(record_pictures, "_HELD_BYTES", 100_000)
-    pictures = Pictures(0.001)
+    pictures = PictureSelector(0.001)
     for number in range(1, 200):
         pictures.take(cdr(number, 40), number)
     assert pictures.named(150_000_000_000) is None

@@ -19,7 +19,7 @@ from dsd_ros.observe.view import web
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import to_bgr
-from dsd_ros.ros.polled import Beat, Paced
+from dsd_ros.ros.polled import PacedThread, RateTimer
 
 
 @pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
@@ -75,11 +75,11 @@ def test_a_picture_is_drawn_once_for_both(rig):
 
 
 def test_a_beat_keeps_its_rate_and_makes_up_for_nothing():
-    beat = Beat(5.0)
+    beat = RateTimer(5.0)
     ticks = [n / 15 + (0.01 if n % 2 else -0.01) for n in range(150)]
     assert sum(map(beat.due, ticks)) in (50, 51)
     assert [beat.due(at) for at in (20.0, 20.01, 20.21)] == [True, False, True]
-    fast = Beat(15.0)
+    fast = RateTimer(15.0)
     assert all(map(fast.due, ticks))
 
 
@@ -91,7 +91,7 @@ def test_a_pace_ends_while_it_waits():
             return "node"
 
     calls = []
-    pace = Paced(Node(), lambda: calls.append(1) or 3600.0)
+    pace = PacedThread(Node(), lambda: calls.append(1) or 3600.0)
     pace.start()
     while not calls:
         time.sleep(0.001)

@@ -19,8 +19,8 @@ from dsd_msgs.msg import NavAction, ReplyProgress, RoundStats
 from dsd_ros.edge.results import RoundRecord
 from dsd_ros.nodes.draft_node import ReplyPublisher, shortened
 from dsd_ros.observe.ros import visual_messages
-from dsd_ros.observe.ros.live import round_of, step_of
-from dsd_ros.observe.view.state import Overlay, Step
+from dsd_ros.observe.ros.live import round_from, step_from
+from dsd_ros.observe.view.state import Overlay, ShownStep
 from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
 from dsd_ros.robot.sim.world import World
@@ -132,7 +132,7 @@ def test_the_configuration_against_the_live_graph(rig):
 
 
 def test_markers_have_stable_ids_and_what_is_momentary_fades():
-    steps = [Step(n, "forward 25 cm", 0.25, 0.0, n != 2, (0.1 * n, 0.0, 0.0)) for n in (1, 2, 3)]
+    steps = [ShownStep(n, "forward 25 cm", 0.25, 0.0, n != 2, (0.1 * n, 0.0, 0.0)) for n in (1, 2, 3)]
     lasting = visual_messages.step_markers(steps, HEADER)
     assert [(m.ns, m.id, m.lifetime.sec) for m in lasting] == [("steps", n, 0) for n in (1, 2, 3)]
     assert lasting[1].color != lasting[0].color  # not verified
@@ -141,7 +141,7 @@ def test_markers_have_stable_ids_and_what_is_momentary_fades():
     assert [(m.ns, m.id) for m in momentary] == [("intended", 0), ("reply", 0), ("safety", 0)]
     assert all(m.lifetime.sec + m.lifetime.nanosec > 0 for m in momentary)
     assert len(momentary[0].points) >= 2
-    stop = Step(4, "stop", 0.0, 0.0, True, (0.0, 0.0, 0.0))
+    stop = ShownStep(4, "stop", 0.0, 0.0, True, (0.0, 0.0, 0.0))
     assert len(visual_messages.present_markers(overlay, stop, (0.0,) * 3, HEADER)[0].points) == 2
 
 
@@ -199,7 +199,7 @@ def test_progress_tells_each_rounds_tokens():
     progress.publish("a b", 2, record)
     message = told[0]
     assert (message.instruction, message.rounds) == ("find it", 1)
-    seen = round_of(message.last_round)
+    seen = round_from(message.last_round)
     assert seen.gained == ("<1>", "<2>") and seen.rejected[0] == "<8>"
     assert len(seen.rejected[1].encode()) <= 64
     assert seen.exits == ((2, pytest.approx(0.1)), (4, pytest.approx(0.15)))
@@ -209,6 +209,6 @@ def test_progress_tells_each_rounds_tokens():
 
 def test_actions_become_steps():
     left = NavAction(kind=NavAction.TURN_LEFT, amount=30, step=2, verified=True)
-    assert step_of(left, (1.0, 2.0, 0.0)).phrase == "turn left 30 degrees"
-    assert step_of(left, (1.0, 2.0, 0.0)).turn == pytest.approx(math.radians(30))
-    assert step_of(NavAction(kind=9), (0.0, 0.0, 0.0)).phrase == "unknown action"
+    assert step_from(left, (1.0, 2.0, 0.0)).phrase == "turn left 30 degrees"
+    assert step_from(left, (1.0, 2.0, 0.0)).turn == pytest.approx(math.radians(30))
+    assert step_from(NavAction(kind=9), (0.0, 0.0, 0.0)).phrase == "unknown action"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsd_ros.ros.camera import KEPT_FRAMES, Frames
+from dsd_ros.ros.camera import KEPT_FRAMES, RecentFrames
 
 
 def picture(value: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def values(history) -> list[tuple[int, str]]:
 
 
 def test_the_last_steps_whose_pictures_are_there():
-    frames = Frames()
+    frames = RecentFrames()
     for step in range(6):
         frames.remember((step, 5), picture(step))
     stamps, actions = [(step, 5) for step in range(6)], list("abcdef")
@@ -31,13 +31,13 @@ def test_the_last_steps_whose_pictures_are_there():
 
 
 def test_what_is_remembered_is_bounded_and_used_ones_stay():
-    frames = Frames(size=10 * 12)  # ten of these
+    frames = RecentFrames(size=10 * 12)  # ten of these
     for step in range(10 * KEPT_FRAMES):
         frames.remember((step, 0), picture(step % 256))
         stamps = [(n, 0) for n in range(max(0, step - 7), step + 1)]
         assert len(frames.history(stamps, ["go"] * len(stamps), 8)) == len(stamps)
         assert len(frames._kept) <= 10
-    many = Frames()
+    many = RecentFrames()
     for step in range(10 * KEPT_FRAMES):
         many.remember((step, 0), picture(0))
     assert len(many._kept) == KEPT_FRAMES

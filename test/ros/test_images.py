@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sensor_msgs.msg import Image
 
-from dsd_ros.ros.images import ENCODINGS, ImageError, by_numpy, from_rgb, has_cv_bridge, to_rgb
+from dsd_ros.ros.images import ENCODINGS, ImageMessageError, by_numpy, from_rgb, has_cv_bridge, to_rgb
 
 CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}
 
@@ -87,7 +87,7 @@ def test_a_damaged_message_is_refused(change, sentence):
     message = from_rgb(np.zeros((3, 4, 3), np.uint8))
     for name, value in change.items():
         setattr(message, name, value)
-    with pytest.raises(ImageError, match=sentence):
+    with pytest.raises(ImageMessageError, match=sentence):
         to_rgb(message)
 
 
@@ -95,9 +95,9 @@ def test_a_damaged_message_is_refused(change, sentence):
     "picture", [np.zeros((3, 4), np.uint8), np.zeros((3, 4, 4), np.uint8), np.zeros((3, 4, 3), np.float32)]
 )
 def test_only_rgb_bytes_are_published(picture):
-    with pytest.raises(ImageError):
+    with pytest.raises(ImageMessageError):
         from_rgb(picture)
-    with pytest.raises(ImageError, match="not as 'mono8'"):
+    with pytest.raises(ImageMessageError, match="not as 'mono8'"):
         from_rgb(np.zeros((3, 4, 3), np.uint8), "mono8")
 
 

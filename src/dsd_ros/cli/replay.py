@@ -34,13 +34,13 @@ def command(args: ReplayArguments) -> int:
     Exits with 0 when every reply, action and token is as recorded; with 1 and a difference by step when not.
     """
     from dsd_ros.observe.bag.reader import open_bag
-    from dsd_ros.observe.bag.replay import Wishes, prepare
+    from dsd_ros.observe.bag.replay import ReplayOptions, prepare
     from dsd_ros.observe.bag.replay_system import ReplayFailed
     from dsd_ros.observe.bag.run import read_run
 
     if args.rate < 0.0 or not 0.5 <= args.timeout <= 3600.0:
         raise ValueError("--rate must not be negative, and --timeout 0.5 to 3600 seconds")
-    wishes = Wishes(args.mode, args.transport, args.draft_model, args.target_model)
+    wishes = ReplayOptions(args.mode, args.transport, args.draft_model, args.target_model)
     tasks = []
     for path in args.bags:
         bag = open_bag(path)

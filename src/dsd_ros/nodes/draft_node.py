@@ -28,9 +28,9 @@ from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.camera import Camera, Frames
+from dsd_ros.ros.camera import Camera, RecentFrames
 from dsd_ros.ros.dds_channel import DdsChannel
-from dsd_ros.ros.images import ImageError, to_rgb
+from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
@@ -87,7 +87,7 @@ class DraftNode(ManagedNode):
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
         self._interruptions = 0  # of opening the session, which a decode request does not interrupt
-        self._frames = Frames()
+        self._frames = RecentFrames()
         self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
 
         self._camera = Camera(self)
@@ -224,7 +224,7 @@ class DraftNode(ManagedNode):
             history = self._history(request, image, rgb)
             options = {"deadline": deadline, "cancelled": cancelled, "history": history}
             reply = self._reply(image, rgb, text, request.allow_unverified, options)
-        except ImageError as error:
+        except ImageMessageError as error:
             return _fail(answer, Answer.NO_IMAGE, str(error))
         except DeadlineExceeded as error:
             self._link_lost(str(error))

@@ -32,7 +32,7 @@ from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, 
 from dsd_ros.robot.go2.sdk_link import SdkLink
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
-from dsd_ros.ros.images import MAX_SIDE, ImageError, from_rgb
+from dsd_ros.ros.images import MAX_SIDE, ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import StartError
@@ -283,7 +283,7 @@ class Go2Node(ManagedNode):
                 picture = self._picture(driver)
                 if not stop.is_set():
                     self._show(picture, stamp)
-            except (DriverError, ImageError) as error:
+            except (DriverError, ImageMessageError) as error:
                 self._camera_trouble = str(error)
             except Exception as error:
                 if not stop.is_set():
@@ -296,7 +296,7 @@ class Go2Node(ManagedNode):
         """A picture from the robot: uint8 (height, width, 3), RGB."""
         answer = driver.request(VIDEO, VideoApi.GET_IMAGE_SAMPLE, "", 1.0, 1)
         if answer.code != Code.OK:
-            raise ImageError(f"The robot sends no picture: {code_text(answer.code)}.")
+            raise ImageMessageError(f"The robot sends no picture: {code_text(answer.code)}.")
         return decode_picture(answer.binary)
 
     def _show(self, picture: np.ndarray, asked: Time) -> None:
@@ -313,18 +313,18 @@ class Go2Node(ManagedNode):
 
 
 def decode_picture(data: bytes) -> np.ndarray:
-    """A JPEG as uint8 (height, width, 3), RGB. :raises ImageError: for anything else."""
+    """A JPEG as uint8 (height, width, 3), RGB. :raises ImageMessageError: for anything else."""
     if len(data) > JPEG_LIMIT_BYTES:
-        raise ImageError(f"The robot sent a picture of {len(data)} bytes.")
+        raise ImageMessageError(f"The robot sent a picture of {len(data)} bytes.")
     try:
         with Pictures.open(io.BytesIO(data), formats=("JPEG",)) as picture:
             if max(picture.size) > MAX_SIDE:
-                raise ImageError(f"The robot sent a picture of {picture.size} pixels.")
+                raise ImageMessageError(f"The robot sent a picture of {picture.size} pixels.")
             return np.asarray(picture.convert("RGB"))
-    except ImageError:
+    except ImageMessageError:
         raise
     except (OSError, ValueError, SyntaxError) as error:  # from PIL, for damaged files
-        raise ImageError(f"The robot sent {len(data)} bytes that are no JPEG: {error}") from error
+        raise ImageMessageError(f"The robot sent {len(data)} bytes that are no JPEG: {error}") from error
 
 
 def main() -> None:

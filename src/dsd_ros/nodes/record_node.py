@@ -29,10 +29,10 @@ from rclpy.serialization import deserialize_message
 from dsd_msgs.msg import ReplyProgress
 from dsd_ros import __version__
 from dsd_ros.observe.bag.writer import BagWriter, RecordError
-from dsd_ros.observe.ros.bag_pictures import Pictures
+from dsd_ros.observe.ros.bag_pictures import PictureSelector
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 from dsd_ros.ros import health
-from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.record_topics import (
     CAMERA,
@@ -68,7 +68,7 @@ class RecordNode(Node):
         refuse_unknown(self)
         if not self._settings.directory:
             raise StartError("The parameter 'directory' is empty: name a folder for the bag.")
-        self._pictures = Pictures(self._settings.camera_hz)
+        self._pictures = PictureSelector(self._settings.camera_hz)
         self._room = self._settings.queue_mb << 20
         self._lock = threading.Lock()
         self._waiting = self.dropped = 0
@@ -215,7 +215,7 @@ class RecordNode(Node):
     def _write_picture(self, bag: BagWriter, topic: str, qos: list[Any], choose: Any) -> None:
         try:
             chosen = choose()
-        except ImageError as error:
+        except ImageMessageError as error:
             self.get_logger().warning(f"a picture is left out: {error}", throttle_duration_sec=10.0)
             return
         if chosen is not None:

@@ -29,7 +29,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import ask_for_realtime
 from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.sensor_ahead import listen_ahead
+from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 
@@ -87,7 +87,7 @@ class SupervisorNode(Node):
         subscribe(String, "heartbeat", self._on_heartbeat, qos.STATE)
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         settings = self._settings
-        listen_ahead(self, settings.require, settings.limit, settings.depth, self._on_distance)
+        subscribe_obstacle_sensor(self, settings.require, settings.limit, settings.depth, self._on_distance)
         self._pictures = self._subscribe_to_camera()
 
     def _subscribe_to_camera(self) -> Any:

@@ -20,11 +20,11 @@ from visualization_msgs.msg import Marker, MarkerArray
 from dsd_ros.nodes.visual_node import VisualNode
 from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.observe.view.timeline import draw_board
-from dsd_ros.observe.view.web import Thing, ViewError, WebServer, WebView, is_local
+from dsd_ros.observe.view.web import MapObject, ViewError, WebServer, WebView, is_local
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.polled import Beat, Paced, Polled, spare_the_machine, take
+from dsd_ros.ros.polled import PacedThread, Polled, RateTimer, lower_priority, take
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import ViewNodeSettings
 
@@ -61,12 +61,12 @@ class ViewNode(Node):
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)
         self._seen: dict[str, object] = {}
         self._number = 0  # of the picture shown last
-        self._beat, self._seldom = Beat(settings.rate), Beat(min(settings.rate, _UNSEEN_RATE))
+        self._beat, self._seldom = RateTimer(settings.rate), RateTimer(min(settings.rate, _UNSEEN_RATE))
         self._checked = float("-inf")  # when the server was checked last
         self._watched = True
         rates = [settings.rate] + ([self.visual.rate] if self.visual is not None else [])
         self._period = 1.0 / max(rates)
-        self._pace = Paced(self, self._tick)
+        self._pace = PacedThread(self, self._tick)
         self._pace.start()
 
     @property
@@ -103,7 +103,7 @@ class ViewNode(Node):
             self.visual.look_around(now)
         try:
             self._sight.look(due or (self.visual is not None and self.visual.pictures_wanted))
-        except ImageError as error:
+        except ImageMessageError as error:
             self._health.report(health.WARN, str(error))
         if self.visual is not None and self.visual.wanted:
             self.visual.show(self._sight, now)  # first: its picture is the larger one
@@ -198,7 +198,7 @@ def has_desktop() -> bool:
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def things_of(message: MarkerArray) -> list[Thing]:
+def things_of(message: MarkerArray) -> list[MapObject]:
     """The boxes and cylinders of a world's markers, as the map shows them."""
     things = []
     for marker in message.markers:
@@ -206,15 +206,15 @@ def things_of(message: MarkerArray) -> list[Thing]:
         rgb = (round(255 * colour.r), round(255 * colour.g), round(255 * colour.b))
         half = (size.x / 2, size.y / 2) if marker.type == Marker.CUBE else None
         label = f"goal: {marker.text}" if marker.ns == "goal" else marker.text
-        things.append(Thing(place.x, place.y, size.x / 2, rgb, label, half))
+        things.append(MapObject(place.x, place.y, size.x / 2, rgb, label, half))
     goals = [thing for thing in things if thing.label.startswith("goal: ")]
     named = {(goal.x, goal.y) for goal in goals}
     return [
-        Thing(t.x, t.y, t.radius, t.colour, "", t.half) if (t.x, t.y) in named and t not in goals else t
+        MapObject(t.x, t.y, t.radius, t.colour, "", t.half) if (t.x, t.y) in named and t not in goals else t
         for t in sorted(things, key=lambda t: t not in goals)
     ]
 
 
 def main() -> None:
-    spare_the_machine()  # this process and the server's
+    lower_priority()  # this process and the server's
     run_main(ViewNode, events=True, wake_s=0.3)

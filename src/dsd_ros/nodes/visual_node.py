@@ -22,9 +22,9 @@ from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.paths import config_directory
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.companion import named
-from dsd_ros.ros.images import ImageError
+from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.polled import Beat, Paced, spare_the_machine
+from dsd_ros.ros.polled import PacedThread, RateTimer, lower_priority
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
@@ -52,7 +52,7 @@ class VisualNode(Node):
         self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
         self._publish_description()
         self.rate = settings.rate
-        self._beat = Beat(settings.rate)
+        self._beat = RateTimer(settings.rate)
         self._sight: Sight | None = None  # None with a host, or without subscribers
         self._looked = self._present = self._wanted = float("-inf")
         self.wanted = False  # whether any topic has subscribers
@@ -62,9 +62,9 @@ class VisualNode(Node):
         self._rounds = 0  # of publications
         self._health = health.Health(self)
         self._health.report(health.OK, "no subscribers")
-        self._pace: Paced | None = None
+        self._pace: PacedThread | None = None
         if host is None:
-            self._pace = Paced(self, self._work)
+            self._pace = PacedThread(self, self._work)
             self._pace.start()
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class VisualNode(Node):
             self._sight = Sight(self)
         try:
             self._sight.look(self.pictures_wanted)
-        except ImageError as error:
+        except ImageMessageError as error:
             self._health.report(health.WARN, str(error))
         self.show(self._sight, now)
         return 1.0 / self.rate
@@ -161,5 +161,5 @@ class VisualNode(Node):
 
 
 def main() -> None:
-    spare_the_machine()
+    lower_priority()
     run_main(VisualNode, events=True, wake_s=0.3)

@@ -78,7 +78,7 @@ KEPT_BYTES = 256 << 20
 Stamp = tuple[int, int]  # seconds and nanoseconds
 
 
-class Frames:
+class RecentFrames:
     """Pictures by their stamps, bounded in number and in bytes. For one thread."""
 
     def __init__(self, count: int = KEPT_FRAMES, size: int = KEPT_BYTES) -> None:

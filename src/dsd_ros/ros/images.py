@@ -33,7 +33,7 @@ _LAYOUT: dict[str, tuple[int, tuple[int, int, int]]] = {
 ENCODINGS = tuple(_LAYOUT)
 
 
-class ImageError(ValueError):
+class ImageMessageError(ValueError):
     """An Image message that holds no picture; one sentence."""
 
 
@@ -50,7 +50,7 @@ def to_rgb(message: Image) -> np.ndarray:
 
     ``is_bigendian`` concerns samples wider than a byte, which none of the known encodings has.
 
-    :raises ImageError: for an unknown encoding, or sizes that do not fit the data.
+    :raises ImageMessageError: for an unknown encoding, or sizes that do not fit the data.
     """
     _check(message)
     if has_cv_bridge():
@@ -81,12 +81,12 @@ def by_numpy(message: Image) -> np.ndarray:
 def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
     """An Image message (header left empty) of uint8 (height, width, 3) RGB, as rgb8 or bgr8.
 
-    :raises ImageError: for another shape, type or encoding.
+    :raises ImageMessageError: for another shape, type or encoding.
     """
     if encoding not in ("rgb8", "bgr8"):
-        raise ImageError(f"Pictures are published as rgb8 or bgr8, not as {encoding!r}.")
+        raise ImageMessageError(f"Pictures are published as rgb8 or bgr8, not as {encoding!r}.")
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-        raise ImageError(f"A picture is uint8 (height, width, 3), not {image.dtype} {image.shape}.")
+        raise ImageMessageError(f"A picture is uint8 (height, width, 3), not {image.dtype} {image.shape}.")
     pixels = image if encoding == "rgb8" else image[..., ::-1]
     height, width = image.shape[:2]
     data = array.array("B")
@@ -104,15 +104,15 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
 
 def _check(message: Image) -> None:
     if message.encoding not in _LAYOUT:
-        raise ImageError(
+        raise ImageMessageError(
             f"The camera sends pictures encoded as {message.encoding!r}; known are {', '.join(ENCODINGS)}."
         )
     height, width = message.height, message.width
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
-        raise ImageError(f"The camera sent a picture of {width} x {height} pixels.")
+        raise ImageMessageError(f"The camera sent a picture of {width} x {height} pixels.")
     row = width * _LAYOUT[message.encoding][0]
     if message.step < row or len(message.data) < message.step * height:
-        raise ImageError(
+        raise ImageMessageError(
             f"The camera sent {len(message.data)} bytes with a step of {message.step} for a "
             f"picture of {width} x {height} pixels in {message.encoding}."
         )
@@ -124,7 +124,7 @@ def _by_cv_bridge(message: Image) -> np.ndarray:
     try:
         return np.ascontiguousarray(CvBridge().imgmsg_to_cv2(message, desired_encoding="rgb8"))
     except CvBridgeError as error:
-        raise ImageError(f"cv_bridge cannot convert the camera's picture: {error}") from error
+        raise ImageMessageError(f"cv_bridge cannot convert the camera's picture: {error}") from error
 
 
 _LITTLE_ENDIAN = b"\x00\x01\x00\x00"
@@ -135,7 +135,7 @@ _PLACE = struct.Struct("<7d")  # position x, y, z; orientation x, y, z, w
 
 
 @dataclass(frozen=True)
-class Picture:
+class RawImage:
     """A sensor_msgs/Image as it came; :func:`dsd_ros.ros.images.to_bgr` takes it for one.
 
     ``header``: its std_msgs/Header as it was sent.
@@ -149,7 +149,7 @@ class Picture:
     data: memoryview
 
 
-class PictureOut:
+class ImageBuffer:
     """A serialised Image, bgr8, whose pixels are drawn in place. Its memory serves again and again."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class PictureOut:
         self._pixels = np.empty((0, 0, 3), np.uint8)
 
     def canvas(self, header: bytes, height: int, width: int) -> np.ndarray:
-        """Where to draw: uint8 (height, width, 3); ``header`` as :class:`Picture` has it.
+        """Where to draw: uint8 (height, width, 3); ``header`` as :class:`RawImage` has it.
 
         The same array as before, with what was drawn on it, unless the size has changed.
         """
@@ -174,11 +174,11 @@ class PictureOut:
         return self._pixels
 
 
-def picture_in(sent: bytes) -> Picture:
+def read_image(sent: bytes) -> RawImage:
     """A serialised Image. The pixels are not copied."""
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Image)
-        return Picture(
+        return RawImage(
             _header_out(message.header),
             message.height,
             message.width,
@@ -191,10 +191,10 @@ def picture_in(sent: bytes) -> Picture:
     encoding, end = _text(sent, at + 8)
     step, count = struct.unpack_from("<2I", sent, at := _aligned(end + 1, 4))  # behind is_bigendian
     pixels = memoryview(sent)[at + 8 : at + 8 + count]
-    return Picture(sent[_START:header_end], height, width, encoding, step, pixels)
+    return RawImage(sent[_START:header_end], height, width, encoding, step, pixels)
 
 
-def pose_in(sent: bytes) -> tuple[tuple[float, float, float], str]:
+def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
     """Pose (m, rad) and frame of a serialised Odometry."""
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Odometry)

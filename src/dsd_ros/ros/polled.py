@@ -61,7 +61,7 @@ def take_raw(subscription: Any) -> list[bytes]:
     return found
 
 
-def spare_the_machine() -> None:
+def lower_priority() -> None:
     """Settings of this process that pictures are cheaper with; for processes that only draw."""
     cv2.setNumThreads(1)  # the models want the other cores
     os.nice(_NICENESS)  # and come first on this one
@@ -77,7 +77,7 @@ def _unused(_: object) -> None:
     """No executor ever calls it."""
 
 
-class Beat:
+class RateTimer:
     """Tells when something done so often a second is due, asked no less often."""
 
     def __init__(self, rate: float) -> None:
@@ -93,7 +93,7 @@ class Beat:
         return True
 
 
-class Paced:
+class PacedThread:
     """Calls ``work`` in a thread of its own; it returns how long to wait from its beginning, s.
 
     An executor takes about a millisecond to wake for a timer. A failure of ``work`` ends the thread and becomes the

@@ -17,7 +17,7 @@ from dsd_ros.ros.stamps import seconds
 OnDistance = Callable[[float | None, float | None], None]
 
 
-def listen_ahead(
+def subscribe_obstacle_sensor(
     node: Node, required: Requirements, limits: SafetyLimits, view: DepthView, on_distance: OnDistance
 ) -> None:
     """Subscribe to what ``required.obstacle`` names, and report every distance."""

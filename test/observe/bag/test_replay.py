@@ -14,8 +14,8 @@ from PIL import Image
 
 from dsd_ros.observe.bag.plots import page
 from dsd_ros.observe.bag.reader import BagError, open_bag
-from dsd_ros.observe.bag.replay import Wishes, compare, history_of, prepare
-from dsd_ros.observe.bag.replay_system import ReplayPlan, Reply
+from dsd_ros.observe.bag.replay import ReplayOptions, compare, history_of, prepare
+from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
 from dsd_ros.observe.bag.run import picture_sent, read_run
@@ -194,7 +194,7 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     step = run.steps[0]
     assert (step.action, step.executed) == ("forward 25 cm", "forward 25 cm")
     assert step.stamp == 51 * SECOND + 7 and step.rounds[0]["bytes_up"] == 11
-    task = prepare(bag, run, Wishes())
+    task = prepare(bag, run, ReplayOptions())
     ((asked, question),) = task.asked
     assert asked is step and question.stamp == step.stamp and question.instruction == "find it"
     assert question.png == png(1)[1] and question.history == ()
@@ -209,24 +209,24 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
         and task.plan == ReplayPlan("dds", {"decode.seed": 3, "decode.proof": "full", "decode.draft_length": 4})
         and task.shareable
     )
-    other = prepare(bag, run, Wishes(mode="best", transport="websocket", draft_model="d", target_model="t"))
+    other = prepare(bag, run, ReplayOptions(mode="best", transport="websocket", draft_model="d", target_model="t"))
     assert other.plan.draft["decode.mode"] == "best" and other.plan.transport == "websocket"
     assert (other.plan.draft["model.path"], other.plan.verifier["model.path"]) == ("d", "t")
 
 
 def test_differences_are_told_by_step(tmp_path):
     step = read_run(make_bag(tmp_path / "bag")).steps[0]
-    same = compare(step, Reply(REPLY, [4, 5, 6], 3, 1, 0.1, step.stamp))
+    same = compare(step, ReplayReply(REPLY, [4, 5, 6], 3, 1, 0.1, step.stamp))
     assert same.same
-    assert compare(step, Reply(REPLY, None, 3, 1, 0.1, step.stamp)).same
-    assert compare(step, Reply(REPLY, None, 4, 1, 0.1, step.stamp)).changed == ("tokens",)
+    assert compare(step, ReplayReply(REPLY, None, 3, 1, 0.1, step.stamp)).same
+    assert compare(step, ReplayReply(REPLY, None, 4, 1, 0.1, step.stamp)).changed == ("tokens",)
     text = REPLY.replace("forward 25 cm", "stop")
-    verdict = compare(step, Reply(text, [4, 7], 2, 1, 0.1, step.stamp))
+    verdict = compare(step, ReplayReply(text, [4, 7], 2, 1, 0.1, step.stamp))
     assert verdict.changed == ("reply", "action", "tokens")
     told = "\n".join(verdict.lines())
     for part in (REPLY, text, "51.000000007 s", "forward 25 cm -> stop", "3 -> 2, from token 2 on", "[5, 6] -> [7]"):
         assert part in told, part
-    failed = compare(step, Reply(message="The link is lost."))
+    failed = compare(step, ReplayReply(message="The link is lost."))
     assert not failed.same and "The link is lost." in "\n".join(failed.lines())
     assert json.loads(json.dumps(verdict.as_json()))["replayed"]["action"] == "stop"
 
@@ -234,13 +234,13 @@ def test_differences_are_told_by_step(tmp_path):
 @pytest.mark.parametrize(
     ("parameters", "wishes", "sentence"),
     [
-        ({"decode.temperature": 1.0}, Wishes(), ""),
-        ({"decode.temperature": 1.0}, Wishes(mode="fsd"), ""),
-        ({"decode.temperature": 1.0}, Wishes(mode="dssd"), "draws others of the same distribution"),
-        ({"decode.temperature": 1.0, "decode.draft_length": 0}, Wishes(), "chosen by the clock"),
-        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, Wishes(mode="best"), ""),
-        ({"decode.temperature": 0.0}, Wishes(mode="best"), ""),
-        ({"decode.temperature": -1.0}, Wishes(), "settings of another time"),
+        ({"decode.temperature": 1.0}, ReplayOptions(), ""),
+        ({"decode.temperature": 1.0}, ReplayOptions(mode="fsd"), ""),
+        ({"decode.temperature": 1.0}, ReplayOptions(mode="dssd"), "draws others of the same distribution"),
+        ({"decode.temperature": 1.0, "decode.draft_length": 0}, ReplayOptions(), "chosen by the clock"),
+        ({"decode.temperature": 1.0, "decode.mode": "coupled"}, ReplayOptions(mode="best"), ""),
+        ({"decode.temperature": 0.0}, ReplayOptions(mode="best"), ""),
+        ({"decode.temperature": -1.0}, ReplayOptions(), "settings of another time"),
     ],
 )
 def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, parameters, wishes, sentence):
@@ -256,7 +256,7 @@ def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, 
 def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
     bag = make_bag(tmp_path / "bag", temperature=1.0, replies=(2, 3))
     with pytest.raises(BagError, match="hangs on their numbers"):
-        prepare(bag, read_run(bag), Wishes())
+        prepare(bag, read_run(bag), ReplayOptions())
 
 
 def test_a_report_has_every_reply_and_round(tmp_path):

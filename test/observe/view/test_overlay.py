@@ -9,7 +9,7 @@ import pytest
 from views_sample import picture, sample_overlay, sample_reply, share
 
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT, OverlayPainter, panel, token_run
-from dsd_ros.observe.view.state import Overlay, Reply, Round
+from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
     AHEAD,
@@ -105,8 +105,8 @@ def test_pictures_of_any_size_fit(shape):
     "overlay",
     [
         Overlay(),
-        Overlay(Reply("x" * 8000, "y " * 4000, (Round(gained=("z" * 64,) * 128),) * 50)),
-        Overlay(Reply("寻找银色瓶子", "\n\tAction: \x00 stop", (Round(gained=("", "\ufffd", "\n")),))),
+        Overlay(ShownReply("x" * 8000, "y " * 4000, (Round(gained=("z" * 64,) * 128),) * 50)),
+        Overlay(ShownReply("寻找银色瓶子", "\n\tAction: \x00 stop", (Round(gained=("", "\ufffd", "\n")),))),
         Overlay(causes=("a very long cause " * 30,) * 32, link="word " * 400),
     ],
 )
@@ -116,7 +116,7 @@ def test_any_text_can_be_shown(overlay):
 
 
 def test_the_newest_tokens_stay_visible():
-    long = Reply("go", rounds=(Round(accepted=0, gained=("old ",) * 100),) * 3)
+    long = ShownReply("go", rounds=(Round(accepted=0, gained=("old ",) * 100),) * 3)
     new = long.with_round(Round(drafted=1, accepted=0, gained=(), rejected=("news ",)))
     assert share(panel(Overlay(new))[:80], REJECTED) > 0 and share(panel(Overlay(long))[:80], REJECTED) == 0
 

@@ -7,19 +7,19 @@ import math
 import pytest
 
 from dsd_ros.observe.view import state
-from dsd_ros.observe.view.figures import Decoded, Figures, size
-from dsd_ros.observe.view.state import Reply, Round, Walk, motion_of
+from dsd_ros.observe.view.figures import Figures, ReplyFigures, size
+from dsd_ros.observe.view.state import Round, ShownReply, Walk, motion_of
 
 
 def test_tau_counts_what_the_rounds_gained():
-    reply = Reply("go", rounds=(Round(4, 2, ("a", "b", "c")), Round(4, 0, ("d",))))
+    reply = ShownReply("go", rounds=(Round(4, 2, ("a", "b", "c")), Round(4, 0, ("d",))))
     assert reply.tokens == 4 and reply.tau == 2.0
-    assert Reply().tau == 0.0
+    assert ShownReply().tau == 0.0
 
 
 def test_a_reply_keeps_its_newest_rounds(monkeypatch):
     monkeypatch.setattr(state, "ROUNDS_KEPT", 3)
-    reply = Reply()
+    reply = ShownReply()
     for number in range(5):
         reply = reply.with_round(Round(accepted=number))
     assert [round_.accepted for round_ in reply.rounds] == [2, 3, 4]
@@ -52,20 +52,20 @@ def test_an_action_leads_where_it_says(ahead, turn, end):
 
 def test_the_target_alone_is_estimated_from_its_own_passes():
     # Picture 0.2 s, then four rounds of 0.1 s each; 20 tokens take the target alone 19 more passes.
-    reply = Decoded(
+    reply = ReplyFigures(
         tokens=20, rounds=4, seconds=0.9, verify_seconds=0.2 + 0.1 + 3 * 0.1,
         verify_round_seconds=0.1, link_delay_seconds=0.05,
     )  # fmt: skip
     assert reply.alone_seconds == pytest.approx(0.3 + 19 * 0.1 + 0.1)
     assert reply.speedup == pytest.approx(2.3 / 0.9)
-    assert Decoded(tokens=3, rounds=1, seconds=1.0).speedup == 0.0  # nothing to reckon with
+    assert ReplyFigures(tokens=3, rounds=1, seconds=1.0).speedup == 0.0  # nothing to reckon with
 
 
 def test_figures_sum_up_a_run():
     figures = Figures()
     assert "no reply yet" in figures.markdown()
-    figures.add_reply(Decoded("fsd", "dds", 30, 6, 5.0, 0.3, miss_rate=0.5, bytes_up=1500))
-    figures.add_reply(Decoded("fsd", "dds", 10, 4, 2.5, 0.1, miss_rate=0.0, bytes_up=2_500_000))
+    figures.add_reply(ReplyFigures("fsd", "dds", 30, 6, 5.0, 0.3, miss_rate=0.5, bytes_up=1500))
+    figures.add_reply(ReplyFigures("fsd", "dds", 10, 4, 2.5, 0.1, miss_rate=0.0, bytes_up=2_500_000))
     figures.add_step(2.0)
     figures.add_step(0.0)  # a first action has none in front of it
     rows = {name: (newest, run) for name, newest, run in figures.rows()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from views_sample import sample_reply, share
 
-from dsd_ros.observe.view.state import Reply, Round
+from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.timeline import DRAFT, HIT, LANES, PARTLY, READ, draw_board, draw_timeline, exits_of, spans_of
 from dsd_ros.observe.view.typeset import ACCEPTED, AHEAD, OWN
 
@@ -48,11 +48,11 @@ def test_the_first_exit_that_held_is_told_from_the_others():
 def test_odd_measurements_are_drawn_all_the_same():
     # A verifier that says it took longer than the robot waited: rounds sent ahead overlap.
     flight = Round(4, 4, ("a",) * 5, source="flight", began=0.1, draft=0.01, wait=0.02, verify=0.5)
-    for reply in (Reply(), Reply(rounds=(flight, flight)), Reply(rounds=(Round(),))):
+    for reply in (ShownReply(), ShownReply(rounds=(flight, flight)), ShownReply(rounds=(Round(),))):
         spans = spans_of(reply)
         assert all(span.end >= span.start for span in spans)
         assert draw_timeline(reply).shape[1:] == (480, 3)
-    assert not [span for span in spans_of(Reply(rounds=(flight,))) if span.what == DRAFT]
+    assert not [span for span in spans_of(ShownReply(rounds=(flight,))) if span.what == DRAFT]
 
 
 @pytest.mark.parametrize("width", [240, 480, 1000])
@@ -68,5 +68,5 @@ def test_the_board_has_tokens_over_lanes():
     board, lanes = draw_board(sample_reply()), draw_timeline(sample_reply())
     assert np.array_equal(board[-lanes.shape[0] :], lanes)
     assert share(board[: -lanes.shape[0]], ACCEPTED) > 0.005
-    hundred = Reply(rounds=sample_reply().rounds * 20)
+    hundred = ShownReply(rounds=sample_reply().rounds * 20)
     assert draw_board(hundred).shape == board.shape

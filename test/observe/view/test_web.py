@@ -15,9 +15,9 @@ from PIL import Image
 from views_sample import sample_overlay, sample_reply, share
 
 from dsd_ros.observe.view import web
-from dsd_ros.observe.view.figures import Decoded, Figures
+from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.overlay import OverlayPainter
-from dsd_ros.observe.view.state import Step
+from dsd_ros.observe.view.state import ShownStep
 from dsd_ros.observe.view.timeline import draw_board
 from dsd_ros.observe.view.typeset import ACCEPTED, OWN, PAPER
 from dsd_ros.observe.view.web import PictureSender
@@ -154,8 +154,8 @@ def served():
         picture = np.empty((224, 336, 3), np.uint8)
         picture[:] = SKY[::-1]
         figures = Figures()
-        figures.add_reply(Decoded("fsd", "dds", 38, 8, 4.75, 0.21, 0.16, 0.02, 0.004, 0.2, 17_100, 900))
-        view.world([web.Thing(2.0, 0.5, 0.5, GOAL, "goal"), web.Thing(1.0, 3.0, 0.1, PAPER, "", (2.0, 0.05))])
+        figures.add_reply(ReplyFigures("fsd", "dds", 38, 8, 4.75, 0.21, 0.16, 0.02, 0.004, 0.2, 17_100, 900))
+        view.world([web.MapObject(2.0, 0.5, 0.5, GOAL, "goal"), web.MapObject(1.0, 3.0, 0.1, PAPER, "", (2.0, 0.05))])
         number = 0
 
         def send() -> None:
@@ -166,7 +166,7 @@ def served():
             view.figures(figures, True)
             view.robot((0.01 * number, 0.0, 0.2))
             view.path([(0.01 * step, 0.0, 0.0) for step in range(number)])
-            view.intention(Step(1, "forward 75 cm", 0.75, 0.0, True, (0.0, 0.0, 0.2)))
+            view.intention(ShownStep(1, "forward 75 cm", 0.75, 0.0, True, (0.0, 0.0, 0.2)))
 
         yield server, send
         view.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsd_ros.observe.view.state import Overlay, Reply, Round
+from dsd_ros.observe.view.state import Overlay, Round, ShownReply
 
 _ROUNDS = (
     ("I see a silver bottle", 4, (), ""),
@@ -15,8 +15,8 @@ _ROUNDS = (
 )
 
 
-def sample_reply() -> Reply:
-    reply = Reply("find the silver bottle", "I see a silver bottle. Action: turn left 30 degrees")
+def sample_reply() -> ShownReply:
+    reply = ShownReply("find the silver bottle", "I see a silver bottle. Action: turn left 30 degrees")
     began = 0.014
     for words, accepted, rejected, source in _ROUNDS:
         ready = source == "exit"

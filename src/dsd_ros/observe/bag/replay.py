@@ -9,15 +9,21 @@ from typing import Any
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag, BagError
-from dsd_ros.observe.bag.replay_system import Question, ReplayPlan, Reply, apart, taken
-from dsd_ros.observe.bag.run import Run, Step, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
+from dsd_ros.observe.bag.replay_system import (
+    ReplayPlan,
+    ReplayReply,
+    ReplayRequest,
+    changed_parameters,
+    reusable_parameters,
+)
+from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 
 _HISTORY = 8  # steps before, as navigation tells of
 _SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw alike when sampling
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ReplayOptions:
     """How a bag is to be replayed; empty: as it was recorded."""
 
     mode: str = ""
@@ -27,14 +33,14 @@ class Wishes:
 
 
 @dataclass
-class Task:
+class ReplayTask:
     """A bag made ready: its questions, each with the step it is about, and how to start the nodes."""
 
     bag: Bag
     run: Run
     plan: ReplayPlan
     mode: str
-    asked: list[tuple[Step, Question]]
+    asked: list[tuple[RecordedStep, ReplayRequest]]
     shareable: bool  # whether nodes that have replayed another bag will do
     notes: list[str] = field(default_factory=list)
 
@@ -49,11 +55,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepComparison:
     """One step, recorded and replayed. ``changed``: of reply, action and tokens, what is not the same."""
 
-    step: Step
-    reply: Reply
+    step: RecordedStep
+    reply: ReplayReply
     changed: tuple[str, ...]
 
     @property
@@ -93,7 +99,7 @@ class Verdict:
         }  # fmt: skip
 
 
-def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
+def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
     """The questions of a recorded run.
 
     :raises BagError: when it has none, or cannot be replayed exactly in the way that is wished for.
@@ -115,7 +121,7 @@ def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
         if found is None:
             notes.append(f"step {step.number} is left out: the bag lacks its picture")
             continue
-        asked.append((step, Question(step.stamp, *found, step.instruction, history_of(run, step))))
+        asked.append((step, ReplayRequest(step.stamp, *found, step.instruction, history_of(run, step))))
     if not asked:
         why = " ".join(f"{note.capitalize()}." for note in notes) or "No reply was completed in it."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
@@ -124,20 +130,22 @@ def prepare(bag: Bag, run: Run, wishes: Wishes) -> Task:
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])
-    draft = taken(run.parameters_of("draft_node"), "draft_node")
+    draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
     draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
     if wishes.mode:
         draft |= {"decode.mode": wishes.mode, "decode.draft_length": -1}
-    verifier = taken(run.parameters_of("verifier_node"), "verifier_node")
+    verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
     if wishes.draft_model:
         draft["model.path"] = wishes.draft_model
     if wishes.target_model:
         verifier["model.path"] = wishes.target_model
     transport = wishes.transport or str(run.steps[0].stats.get("transport", "dds"))
     plan = ReplayPlan(
-        transport if transport == "websocket" else "dds", apart(draft, "draft_node"), apart(verifier, "verifier_node")
+        transport if transport == "websocket" else "dds",
+        changed_parameters(draft, "draft_node"),
+        changed_parameters(verifier, "verifier_node"),
     )
-    return Task(bag, run, plan, settings.mode, asked, not sampled, notes)
+    return ReplayTask(bag, run, plan, settings.mode, asked, not sampled, notes)
 
 
 def settings_of(run: Run) -> DecodeSettings:
@@ -168,7 +176,7 @@ def settings_of(run: Run) -> DecodeSettings:
         raise BagError(f"{run.bag.path} was recorded with settings of another time: {error}") from None
 
 
-def history_of(run: Run, step: Step) -> tuple[tuple[int, str], ...]:
+def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
     """The steps that the same run carried out before, oldest first, as navigation tells the draft node."""
     mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
     number = int(mine[0].step) if mine else 1 << 32  # of the action, counted within a run
@@ -184,7 +192,7 @@ def history_of(run: Run, step: Step) -> tuple[tuple[int, str], ...]:
     return tuple(reversed(before))
 
 
-def compare(step: Step, reply: Reply) -> Verdict:
+def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:
     """What is not as it was recorded."""
     changed = []
     if reply.text != step.text:
@@ -195,7 +203,7 @@ def compare(step: Step, reply: Reply) -> Verdict:
     same = step.tokens == reply.tokens if both else int(step.stats["tokens"]) == reply.count
     if not same:
         changed.append("tokens")
-    return Verdict(step, reply, tuple(changed))
+    return StepComparison(step, reply, tuple(changed))
 
 
 def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: list[int]) -> None:

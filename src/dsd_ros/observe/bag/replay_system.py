@@ -40,7 +40,7 @@ class ReplayPlan:
     verifier: dict[str, Any] = field(default_factory=dict)
 
 
-def taken(recorded: dict[str, Any], node: str) -> dict[str, Any]:
+def reusable_parameters(recorded: dict[str, Any], node: str) -> dict[str, Any]:
     """Of a node's recorded parameters, those that a replay takes over: what it still has, and what matters."""
     known = _flat(_file_of(node))
     return {
@@ -50,7 +50,7 @@ def taken(recorded: dict[str, Any], node: str) -> dict[str, Any]:
     }
 
 
-def apart(parameters: dict[str, Any], node: str) -> dict[str, Any]:
+def changed_parameters(parameters: dict[str, Any], node: str) -> dict[str, Any]:
     """Of a node's parameters, those that are not as in its file."""
     known = _flat(_file_of(node))
     return {name: value for name, value in parameters.items() if known.get(name) != value}
@@ -178,7 +178,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Question:
+class ReplayRequest:
     """One recorded step: what a reply is asked about."""
 
     stamp: int  # of the picture, ns
@@ -189,7 +189,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ReplayReply:
     """What came of it. ``tokens`` None where they could not be read off the topics; ``message``: why there is none."""
 
     text: str = ""

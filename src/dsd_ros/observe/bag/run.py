@@ -29,7 +29,7 @@ _END = re.compile(r"[A-Z][A-Z_]+: ")  # of a goal, as navigation's health says i
 
 
 @dataclass
-class Step:
+class RecordedStep:
     """One reply that was completed. Times in ns; ``tokens`` None where the bag has not all of its messages."""
 
     number: int
@@ -66,7 +66,7 @@ class Run:
     """A bag, read as a run."""
 
     bag: Bag
-    steps: list[Step]
+    steps: list[RecordedStep]
     stops: list[Stop]
     refusals: list[tuple[int, str, str]]  # when, code, sentence
     requests: list[Any]  # SessionRequest, in order
@@ -130,14 +130,14 @@ def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
     """The camera's pictures of these stamps (ns), as PNG and their format; those the bag has."""
     found: dict[int, tuple[bytes, str]] = {}
     for record in bag.messages([bag.topic(_PICTURES)]):
-        stamp = _stamp_in(record.data)
+        stamp = header_stamp(record.data)
         if stamp in stamps and stamp not in found:
             message = bag.decode(record)
             found[stamp] = message.data.tobytes(), message.format
     return found
 
 
-def picture_sent(step: Step) -> tuple[bytes, str] | None:
+def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
     """A reply's picture as it went to the verifier, without loss, as PNG and its format; None where it is unknown."""
     sent = step.seen
     form = "rgb8; png compressed bgr8"
@@ -244,14 +244,14 @@ class _Reading:
             traffic = self._traffic.before(at)
             action = executed.get(stamp)
             self._run.steps.append(
-                Step(
+                RecordedStep(
                     number=number,
                     stamp=stamp,
                     at=at,
                     text=text,
                     instruction=traffic.instruction if traffic is not None else "",
                     reply=traffic.reply if traffic is not None else 0,
-                    tokens=_tokens(traffic, int(stats["tokens"])),
+                    tokens=traffic.tokens(int(stats["tokens"])) if traffic is not None else None,
                     stats=stats,
                     rounds=[mine[key] for key in sorted(mine)],
                     executed=executed_phrase(action) if action is not None else "",
@@ -259,10 +259,6 @@ class _Reading:
                     seen=traffic,
                 )
             )
-
-
-def _tokens(traffic: Traffic | None, count: int) -> list[int] | None:
-    return traffic.tokens(count) if traffic is not None else None
 
 
 def executed_phrase(message: Any) -> str:
@@ -293,8 +289,8 @@ def plain(message: Any) -> dict[str, Any]:
     return result
 
 
-def _stamp_in(data: bytes) -> int:
-    """The header's stamp of a message that begins with one, ns."""
+def header_stamp(data: bytes) -> int:
+    """The stamp (ns) in the CDR of a message whose first field is its header."""
     order = "<" if data[1] & 1 else ">"
     sec, nanosec = np.frombuffer(data[4:12], dtype=order + "i4")
     return int(sec) * 1_000_000_000 + int(nanosec)

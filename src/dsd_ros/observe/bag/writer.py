@@ -216,7 +216,7 @@ class BagWriter:
         file, self._file = self._file, None
         if file is not None:
             try:
-                self._files[-1]["counts"] = file.kept()
+                self._files[-1]["counts"] = file.message_counts()
                 file.close(_VERSION, yaml.safe_dump(self._information(), sort_keys=False))
             except (OSError, sqlite3.Error):
                 file.abort()  # without its index, which readers can do without
@@ -243,7 +243,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
         self.path = path
         self.bio: Any = _Appended(path)
         self.bio.write(head)
-        self.bio.mark()
+        self.bio.commit()
 
     def close_chunk(self) -> None:
         chunk = self.chunk
@@ -255,7 +255,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
                 self.channel_stats[connection] -= len(messages)
             self.chunk = PendingChunk(2**63 - 1, 0, BytesIO(), defaultdict(list))
             raise
-        self.bio.mark()
+        self.bio.commit()
 
     def close(self, version: int, metadata: str) -> None:
         try:
@@ -270,7 +270,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
             self.close_chunk()
             self.bio.sync()
 
-    def kept(self) -> dict[int, int]:
+    def message_counts(self) -> dict[int, int]:
         """The messages of each connection that have not been lost to a full disk."""
         return {connection: count for connection, count in self.channel_stats.items() if count}
 
@@ -298,7 +298,7 @@ class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
         """Write what is still in memory; sqlite3.OperationalError when the disk does not take it."""
         self.conn.commit()
 
-    def kept(self) -> dict[int, int]:
+    def message_counts(self) -> dict[int, int]:
         """The messages of each topic that have not been lost to a full disk; what was not saved is given up."""
         self.conn.rollback()
         return dict(self.conn.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
@@ -326,7 +326,7 @@ class _Appended:
     def tell(self) -> int:
         return self._size
 
-    def mark(self) -> None:
+    def commit(self) -> None:
         self._good = self._size
 
     def roll_back(self) -> None:

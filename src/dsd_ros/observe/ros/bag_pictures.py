@@ -9,7 +9,8 @@ import numpy as np
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
-from dsd_ros.ros.images import ImageError, from_rgb, to_rgb
+from dsd_ros.observe.bag.run import header_stamp
+from dsd_ros.ros.images import ImageMessageError, from_rgb, to_rgb
 
 _HELD_S = 30.0  # a reply's beginning names its picture long before
 _HELD_BYTES = 96 << 20
@@ -17,26 +18,26 @@ _LEVEL = 3  # of zlib: the simulator's pictures take a millisecond each
 
 
 def to_png(message: Image) -> CompressedImage:
-    """A picture without loss, named as image_transport does; ImageError for one that is none."""
+    """A picture without loss, named as image_transport does; ImageMessageError for one that is none."""
     picture = to_rgb(message)
     done, data = cv2.imencode(".png", picture[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, _LEVEL])
     if not done:
-        raise ImageError("OpenCV could not encode the camera's picture.")
+        raise ImageMessageError("OpenCV could not encode the camera's picture.")
     result = CompressedImage(header=message.header, format=f"{message.encoding}; png compressed bgr8")
     result.data.frombytes(data.tobytes())
     return result
 
 
 def from_png(data: bytes, form: str) -> Image:
-    """The camera's message (header left empty) of a PNG and its ``format``; ImageError for one that is none."""
+    """The camera's message (header left empty) of a PNG and its ``format``; ImageMessageError for one that is none."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if pixels is None or pixels.dtype != np.uint8:
-        raise ImageError(f"A picture of the bag cannot be read; its format is {form!r}.")
+        raise ImageMessageError(f"A picture of the bag cannot be read; its format is {form!r}.")
     encoding = form.split(";")[0].strip()
     return from_rgb(pixels[..., ::-1], encoding if encoding == "rgb8" else "bgr8")
 
 
-class Pictures:
+class PictureSelector:
     """Chooses pictures: all of them, or ``rate`` a second and those that replies are about.
 
     What is not chosen is held for a while, in a bounded room, until a reply may name it.
@@ -52,7 +53,7 @@ class Pictures:
     def take(self, payload: bytes, received: int) -> tuple[int, bytes] | None:
         """A picture that has come, as (received, CDR of a CompressedImage) if it is to be kept now."""
         if self._rate > 0.0:
-            stamp = self._newest = _stamp_of(payload)
+            stamp = self._newest = header_stamp(payload)
             if stamp in self._missing:
                 self._missing.remove(stamp)
             elif received - self._last < 1e9 / self._rate:
@@ -78,13 +79,6 @@ class Pictures:
         self._held_bytes += len(payload)
         while self._held_bytes > _HELD_BYTES or received - self._held[0][1] > _HELD_S * 1e9:
             self._held_bytes -= len(self._held.popleft()[2])
-
-
-def _stamp_of(payload: bytes) -> int:
-    """The header's stamp in ns, out of the CDR of an Image: its first two fields behind CDR's own four bytes."""
-    order = "<" if payload[1] & 1 else ">"
-    sec, nanosec = np.frombuffer(payload[4:12], dtype=order + "i4")
-    return int(sec) * 1_000_000_000 + int(nanosec)
 
 
 def _compressed(payload: bytes) -> bytes:

@@ -13,10 +13,10 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
-from dsd_ros.observe.view.figures import Decoded, Figures
-from dsd_ros.observe.view.state import Overlay, Pose, Reply, Round, Step, Walk
+from dsd_ros.observe.view.figures import Figures, ReplyFigures
+from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
-from dsd_ros.ros.images import Picture, picture_in, pose_in
+from dsd_ros.ros.images import RawImage, read_image, read_pose
 from dsd_ros.ros.polled import Polled, take, take_raw
 from dsd_ros.ros.stamps import seconds
 
@@ -50,7 +50,7 @@ class Live:
         self.overlay = Overlay()
         self.figures = Figures()
         self.walk = Walk()
-        self.steps: list[Step] = []
+        self.steps: list[ShownStep] = []
         self.pose: Pose | None = None
         self.frame = "odom"  # of poses, as odometry names it
         self.replies = 0  # grows with every complete reply
@@ -69,7 +69,7 @@ class Live:
             return
         self._looked = now
         for odometry in take_raw(self._odometry):
-            self.pose, self.frame = pose_in(odometry)
+            self.pose, self.frame = read_pose(odometry)
             self.walk.add(self.pose)
         for progress in take(self._progress):
             self._on_progress(progress)
@@ -84,7 +84,7 @@ class Live:
             if any(name in sent for name in _LINK_NAMES):  # most of them are others'
                 self._on_health(deserialize_message(sent, DiagnosticArray))
 
-    def picture(self) -> Picture | None:
+    def picture(self) -> RawImage | None:
         """The newest picture since the last call, if any. Listens to the camera from the first call on."""
         now = time.monotonic()
         if self._camera is not None and now - self._heard > _DEAF_S:
@@ -96,7 +96,7 @@ class Live:
         if not pictures:
             return None
         self._heard = now
-        return picture_in(pictures[-1])
+        return read_image(pictures[-1])
 
     def rest_camera(self) -> None:
         """Do not listen to the camera while nobody wants pictures."""
@@ -109,21 +109,21 @@ class Live:
         reply = self.overlay.reply
         fresh = picture != reply.picture or (reply.done and not message.done)
         if fresh:
-            reply = Reply(message.instruction, picture=picture)
+            reply = ShownReply(message.instruction, picture=picture)
         if not message.done or fresh:
-            reply = reply.with_round(round_of(message.last_round))
+            reply = reply.with_round(round_from(message.last_round))
             self.rounds += 1
         self.overlay = replace(self.overlay, reply=replace(reply, text=message.text, done=message.done))
 
     def _on_stats(self, message: DecodeStats) -> None:
-        self.figures.add_reply(decoded_of(message))
+        self.figures.add_reply(reply_figures(message))
         self.replies += 1
         self.overlay = replace(
             self.overlay, mode=message.mode, tau=message.tau, seconds=message.seconds, age=message.observation_age
         )
 
     def _on_action(self, message: NavAction) -> None:
-        step = step_of(message, self.pose or (0.0, 0.0, 0.0))
+        step = step_from(message, self.pose or (0.0, 0.0, 0.0))
         if step.number <= 1:
             self.runs += 1
             self.steps.clear()
@@ -144,7 +144,7 @@ class Live:
         self.overlay = replace(self.overlay, link=text, link_ok=not bad)
 
 
-def round_of(message: RoundStats) -> Round:
+def round_from(message: RoundStats) -> Round:
     """A round as it came over the wire."""
     return Round(
         drafted=message.drafted,
@@ -168,9 +168,9 @@ def round_of(message: RoundStats) -> Round:
     )
 
 
-def decoded_of(message: DecodeStats) -> Decoded:
+def reply_figures(message: DecodeStats) -> ReplyFigures:
     """What a reply cost."""
-    return Decoded(
+    return ReplyFigures(
         mode=message.mode,
         transport=message.transport,
         tokens=message.tokens,
@@ -190,12 +190,12 @@ def decoded_of(message: DecodeStats) -> Decoded:
     )
 
 
-def step_of(message: NavAction, pose: Pose) -> Step:
+def step_from(message: NavAction, pose: Pose) -> ShownStep:
     """An announced action, beginning at ``pose``."""
     amount = message.amount
     turns = {NavAction.TURN_LEFT: 1, NavAction.TURN_RIGHT: -1}.get(message.kind, 0)
     age = seconds(message.header.stamp) - seconds(message.observation_stamp)
-    return Step(
+    return ShownStep(
         number=message.step,
         phrase=_PHRASES.get(message.kind, "unknown action").format(amount),
         ahead=amount / 100.0 if message.kind == NavAction.FORWARD else 0.0,

@@ -13,7 +13,7 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply
 from dsd_msgs.srv import Decode
-from dsd_ros.observe.bag.replay_system import Question, Reply
+from dsd_ros.observe.bag.replay_system import ReplayReply, ReplayRequest
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.ros.bag_pictures import from_png
 from dsd_ros.ros import qos
@@ -77,11 +77,11 @@ class ReplayClient:
         """The clock, ns."""
         return self._now + int((time.monotonic() - self._since) * self._rate * 1e9)
 
-    def ask(self, question: Question, timeout: float, waited: Waited) -> Reply:
+    def ask(self, question: ReplayRequest, timeout: float, waited: Waited) -> ReplayReply:
         """Show a picture until the reply about it is there.
 
         :param timeout: for the whole reply, s.
-        :raises ImageError: when the picture cannot be read.
+        :raises ImageMessageError: when the picture cannot be read.
         """
         picture = from_png(question.png, question.format)
         picture.header.stamp = _time(question.stamp)
@@ -97,17 +97,17 @@ class ReplayClient:
         while not future.done():
             waited()
             if time.monotonic() - began > timeout + 10.0:
-                return Reply(message="The draft node did not answer.", seconds=timeout)
+                return ReplayReply(message="The draft node did not answer.", seconds=timeout)
             time.sleep(0.002)
         with self._lock:
             self._shown = None
         answer = future.result()
         if not answer.success:
-            return Reply(message=answer.message or "The decode failed.", seconds=time.monotonic() - began)
+            return ReplayReply(message=answer.message or "The decode failed.", seconds=time.monotonic() - began)
         stats = answer.stats
         tokens = self._tokens(stats.tokens)
         observed = answer.observation_stamp
-        return Reply(
+        return ReplayReply(
             text=answer.text,
             tokens=tokens,
             count=stats.tokens,

@@ -7,7 +7,7 @@ from rclpy.node import Node
 
 from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT, PAUSE_S, OverlayPainter
-from dsd_ros.ros.images import PictureOut, to_bgr
+from dsd_ros.ros.images import ImageBuffer, to_bgr
 
 
 class Sight:
@@ -26,7 +26,7 @@ class Sight:
     def look(self, picture: bool) -> None:
         """Take in what has come since the last call, with ``picture`` from the camera, too.
 
-        :raises ImageError: when the camera sends what is no picture.
+        :raises ImageMessageError: when the camera sends what is no picture.
         """
         self.live.poll()
         if not picture:
@@ -67,7 +67,7 @@ class _Sheet:
 
     def __init__(self, width: int) -> None:
         self.painter = OverlayPainter(width, bgr=True, pause=PAUSE_S)
-        self.out = PictureOut()
+        self.out = ImageBuffer()
         self.number = 0  # of the picture on it
         self.panel = False
         self.drawn = np.empty((0, width, 3), np.uint8)

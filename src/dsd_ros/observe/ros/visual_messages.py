@@ -13,7 +13,7 @@ from nav_msgs.msg import Path
 from std_msgs.msg import ColorRGBA, Header
 from visualization_msgs.msg import Marker
 
-from dsd_ros.observe.view.state import Overlay, Pose, Step, motion_of
+from dsd_ros.observe.view.state import Overlay, Pose, ShownStep, motion_of
 from dsd_ros.ros.base_messages import marker_at
 from dsd_ros.ros.stamps import quaternion
 
@@ -36,7 +36,7 @@ def path_message(poses: Iterable[Pose], header: Header) -> Path:
     return path
 
 
-def intended_path(step: Step | None, header: Header) -> Path:
+def intended_path(step: ShownStep | None, header: Header) -> Path:
     """Where the action under way leads; empty without one."""
     poses = motion_of(step.pose, step.ahead, step.turn) if step is not None else []
     return path_message(poses, header)
@@ -47,7 +47,7 @@ def fresh_start(header: Header) -> Marker:
     return Marker(header=header, action=Marker.DELETEALL)
 
 
-def step_markers(steps: Iterable[Step], header: Header) -> list[Marker]:
+def step_markers(steps: Iterable[ShownStep], header: Header) -> list[Marker]:
     """The actions carried out: namespace "steps", id: the action's number. They stay until the next run."""
     markers = []
     for step in list(steps)[-STEPS_SHOWN:]:
@@ -59,7 +59,7 @@ def step_markers(steps: Iterable[Step], header: Header) -> list[Marker]:
     return markers
 
 
-def present_markers(overlay: Overlay, step: Step | None, pose: Pose, header: Header) -> list[Marker]:
+def present_markers(overlay: Overlay, step: ShownStep | None, pose: Pose, header: Header) -> list[Marker]:
     """What holds at this moment: "intended", "reply" and "safety", each with id 0; they fade when not said again."""
     markers = []
     if step is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Decoded:
+class ReplyFigures:
     """What one reply cost; seconds of monotonic clocks, one machine's each."""
 
     mode: str = ""
@@ -50,7 +50,7 @@ class Figures:
     """Sums over a run."""
 
     def __init__(self) -> None:
-        self.newest = Decoded()
+        self.newest = ReplyFigures()
         self.replies = 0
         self.tokens = self.rounds = 0
         self.seconds = self.bytes_up = self.bytes_down = 0.0
@@ -59,7 +59,7 @@ class Figures:
         self.steps = 0
         self.step_seconds = 0.0
 
-    def add_reply(self, reply: Decoded) -> None:
+    def add_reply(self, reply: ReplyFigures) -> None:
         """One more reply is complete."""
         self.newest = reply
         self.replies += 1

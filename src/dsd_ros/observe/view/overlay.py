@@ -9,7 +9,7 @@ from dataclasses import replace
 import cv2
 import numpy as np
 
-from dsd_ros.observe.view.state import Overlay, Reply
+from dsd_ros.observe.view.state import Overlay, ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
     AHEAD,
@@ -118,7 +118,7 @@ def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
     return canvas
 
 
-def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
+def draw_tokens(canvas: np.ndarray, reply: ShownReply, size: int) -> None:
     """The reply's tokens in reading order; the newest stay visible when there is no room for all.
 
     Accepted drafts are green, rejected ones red and struck out, the target's own blue; an amber line under a
@@ -149,7 +149,7 @@ def draw_tokens(canvas: np.ndarray, reply: Reply, size: int) -> None:
                 x = put(canvas, x, y, shown)
 
 
-def token_run(reply: Reply) -> list[tuple[str, Colour, bool, bool]]:
+def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
     """(text, colour, struck out, drafted ahead) of every token to show."""
     run: list[tuple[str, Colour, bool, bool]] = []
     for round_ in reply.rounds:

@@ -42,7 +42,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ShownReply:
     """A reply as far as it is verified. ``picture``: stamp of the picture it is about, s."""
 
     instruction: str = ""
@@ -51,7 +51,7 @@ class Reply:
     done: bool = False
     picture: float = 0.0
 
-    def with_round(self, news: Round) -> Reply:
+    def with_round(self, news: Round) -> ShownReply:
         """The reply one round later."""
         return replace(self, rounds=(*self.rounds[-(ROUNDS_KEPT - 1) :], news))
 
@@ -66,7 +66,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Step:
+class ShownStep:
     """An action as it is announced. ``phrase``: e.g. "turn left 30 degrees"; ``pose`` where it begins."""
 
     number: int
@@ -84,7 +84,7 @@ class Step:
 class Overlay:
     """All that is written over and under the robot's view; compared to see whether to draw anew."""
 
-    reply: Reply = Reply()
+    reply: ShownReply = ShownReply()
     action: str = ""
     verified: bool = True
     link: str = ""  # what the link's nodes say

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsd_ros.observe.view.overlay import WIDTH, draw_tokens, with_legend
-from dsd_ros.observe.view.state import Reply
+from dsd_ros.observe.view.state import ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
     AHEAD,
@@ -80,7 +80,7 @@ class Exit:
     held: bool  # it was the first to say what the last layer said
 
 
-def spans_of(reply: Reply) -> list[Span]:
+def spans_of(reply: ShownReply) -> list[Span]:
     """Every span of a reply's rounds, in order of rounds."""
     spans: list[Span] = []
     before = None
@@ -106,7 +106,7 @@ def spans_of(reply: Reply) -> list[Span]:
     return spans
 
 
-def exits_of(reply: Reply) -> list[Exit]:
+def exits_of(reply: ShownReply) -> list[Exit]:
     """Every early outcome of a reply, when it left the target by the robot's reckoning."""
     found = []
     for number, now in enumerate(reply.rounds, 1):
@@ -125,7 +125,7 @@ def _one_way(wait: float, verify: float) -> float:
     return max(0.0, wait - verify) / 2
 
 
-def draw_timeline(reply: Reply, width: int = WIDTH) -> np.ndarray:
+def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     """The swim-lane: uint8 (height, width, 3), RGB."""
     canvas = _lanes(width).copy()
     height = canvas.shape[0]
@@ -169,7 +169,7 @@ def _lanes(width: int) -> np.ndarray:
     return canvas
 
 
-def draw_board(reply: Reply, width: int = WIDTH) -> np.ndarray:
+def draw_board(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     """Tokens over the swim-lane: uint8 (height, width, 3), RGB."""
     legend = line_height(12) + 6
     head = with_legend(TOKENS_HEIGHT + legend, width, TOKENS_HEIGHT).copy()

@@ -27,7 +27,7 @@ import cv2
 import numpy as np
 
 from dsd_ros.observe.view.figures import Figures
-from dsd_ros.observe.view.state import Pose, Step, motion_of
+from dsd_ros.observe.view.state import Pose, ShownStep, motion_of
 
 MISSING = "The web view needs rerun-sdk, which is not installed: pip install -r requirements/view.txt."
 _START_S = 20.0
@@ -140,7 +140,7 @@ class WebServer:
 
 
 @dataclass(frozen=True)
-class Thing:
+class MapObject:
     """Something on the map: a circle of this radius, or with ``half`` a box (m)."""
 
     x: float
@@ -194,7 +194,7 @@ class WebView:
             self._send("curves/seconds_per_reply", rr.Scalars(newest.seconds))
             self._send("curves/estimated_speedup", rr.Scalars(newest.speedup))
 
-    def world(self, things: Sequence[Thing]) -> None:
+    def world(self, things: Sequence[MapObject]) -> None:
         """What stands in the room. Said once."""
         rr = self._rr
         boxes = [thing for thing in things if thing.half is not None]
@@ -229,7 +229,7 @@ class WebView:
         strip = _on_map([(x, y) for x, y, _ in poses])
         self._send("map/walked", self._rr.LineStrips2D([strip], colors=(240, 98, 92), radii=0.015))
 
-    def intention(self, step: Step) -> None:
+    def intention(self, step: ShownStep) -> None:
         """Where the action under way leads."""
         rr = self._rr
         reach = 0.5 if step.turn else 0.0

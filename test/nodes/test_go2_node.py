@@ -213,7 +213,7 @@ def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(
 def test_a_fault_that_does_not_exist_is_refused(rig):
     child = rig.start("go2_standin_node", fault="explode")
     assert child.process.wait(timeout=60) == 2
-    rig.until(lambda: any("none of none, freeze" in line for line in rig.lines), 20.0)
+    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 20.0)
 
 
 def test_pictures_survive_the_robots_jpeg_and_others_are_refused():

@@ -81,7 +81,6 @@ class RecordNode(Node):
         # have had time to match as well.
         self._matched: set[str] = set()
         self._heard: list[str] = []
-        self._stop = threading.Event()
         self._health = health.Health(self)
         started: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, args=(started,), name="bag writer", daemon=True)
@@ -98,7 +97,6 @@ class RecordNode(Node):
 
     def close(self) -> None:
         """Write everything that has come, and close the bag."""
-        self._stop.set()
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import yaml
 
 from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
-from dsd_ros.ros.settings import parameter
+from dsd_ros.ros.settings import NODES, specs
 
 INTERRUPT_S = 1.6  # a child that has not ended this long after SIGINT is killed
 _PR_SET_PDEATHSIG = 1
@@ -302,12 +302,14 @@ class ProcessGroup:
         """
         content = yaml.safe_load(file.read_text())
         merged = content[f"/**/{start.name}"]["ros__parameters"]
+        known = {spec.name: spec for spec in specs(NODES[start.name])}
         for name, value in start.parameters.items():
             *groups, last = name.split(".")
             place = merged
             for group in groups:
                 place = place.setdefault(group, {})
-            place[last] = parameter(start.name, name).read(value) if isinstance(value, str) else value
+            # The node itself refuses a name that it does not have.
+            place[last] = known[name].read(value) if name in known and isinstance(value, str) else value
         with tempfile.NamedTemporaryFile("w", prefix=f"{start.name}_", suffix=".yaml", delete=False) as made:
             yaml.safe_dump(content, made)
         self._files.append(Path(made.name))

@@ -195,7 +195,7 @@ def test_what_was_not_answered_is_sent_again(target, draft, walk, expected):
     ("image", "history", "error", "sentence"),
     [
         (None, [(0, "stop")], ImageError, "without a present one"),
-        (0, [(0, "stop")] * 9, WireError, "8 pictures and"),
+        (0, [(0, "stop")] * 9, WireError, "8 pictures with"),
         (0, [(0, "")], PromptError, "action of an earlier step"),
         (0, [(np.zeros((4, 4), np.uint8), "stop")], ImageError, "shape"),
     ],

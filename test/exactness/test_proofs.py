@@ -16,8 +16,8 @@ from table_model import TableModel, joint_distribution
 
 import dsd_ros.decoding.methods.base as base
 import dsd_ros.decoding.methods.split as split
+import dsd_ros.decoding.methods.truncated as truncated
 import dsd_ros.decoding.tree_growth as tree_growth
-import dsd_ros.edge.draft_model as drafter
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.rejection import TreeVerdict
 from dsd_ros.decoding.sampling import sample, transform
@@ -179,7 +179,7 @@ def test_truncation_after_sampling_is_noticed(monkeypatch):
         drawn = sample(whole[-1][0], generator)
         return [[drawn if q[0, drawn] > 0 else int((whole[-1] * (q > 0)).argmax())]]
 
-    monkeypatch.setattr(drafter, "transform", noting)
+    monkeypatch.setattr(truncated, "transform", noting)
     monkeypatch.setattr(tree_growth, "draw_children", from_whole)
     assert sampled("truncated", 1500, top_k_proof=2, draft_length=4) < ALPHA
 

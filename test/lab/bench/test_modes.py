@@ -215,7 +215,7 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--time-scale", "0"], "time-scale is 0"),
         (["--time-scale", "nan"], "time-scale is nan"),
         (["--profile", "lte", "--time-scale", "0.5"], "no time-scale changes"),
-        (["--transport", "pigeon"], "unknown transport 'pigeon'"),
+        (["--transport", "pigeon"], "invalid value 'pigeon' for --transport"),
         (["--plot", "plot.jpeg2"], "is no picture file"),
         (["--plot", "no/such/place/plot.png"], "no directory"),
         (["--temperature", "-1"], "temperature"),

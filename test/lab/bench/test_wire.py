@@ -184,7 +184,7 @@ def test_what_is_kept_is_a_number_or_a_share():
         (["--shapes", ","], "no shape is named"),
         (["--shapes", "9x9x9"], "makes 819 nodes"),
         (["--shapes", "budget9", "--proofs", "full,split"], "a budget draws no nodes"),
-        (["--model", "lamp"], "unknown model 'lamp'"),
+        (["--model", "lamp"], "invalid value 'lamp' for --model"),
         (["--model", "text", "--target", ""], "name both --draft and --target"),
         (["--model", "text", "--images", "9"], "use 1 to 8 instructions"),
         (["--profile", "mars"], "unknown profile 'mars'"),

@@ -1,7 +1,7 @@
-"""Log lines as text or JSON, each with what it is about: session, reply, round and the like.
+"""Structured log lines on stderr, as text or JSON, with fields such as session, reply and round.
 
-Code logs as ever, and names what a line is about by ``extra``; only FIELDS are written. What a peer may have put into
-a line cannot end it: control characters are escaped.
+Code logs as usual and passes fields in ``extra``; only FIELDS are written. Control characters are escaped, so that
+text from a peer cannot forge a line.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LEVELS = ("debug", "info", "warning", "error")
 FIELDS = (
     "session", "reply", "round", "mode", "drafted", "accepted", "tokens", "rounds", "tau", "seconds", "code", "attempt",
 )  # fmt: skip
-LINES_PER_SECOND = 200  # below warnings: what a peer provokes must not fill a disk
+LINES_PER_SECOND = 200  # below warnings, so that a peer cannot fill a disk
 
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What is logged to stderr, and how."""
+    """What is logged to stderr, and in which format."""
 
     log_format: str = option("text", "format of log lines on stderr", choices=FORMATS)
     log_level: str = option("warning", "least level that is logged", choices=LEVELS)
@@ -39,7 +39,7 @@ class LogSettings:
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line says it is about."""
+    """A record's fields."""
     return {name: vars(record)[name] for name in FIELDS if name in vars(record)}
 
 
@@ -54,7 +54,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, FIELDS, and the traceback of an exception."""
+    """One object per line: time, level, logger, message, FIELDS, and the traceback of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """To sys.stderr as it is when a line comes."""
+    """Writes to the current sys.stderr."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -81,7 +81,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class RateLimit(logging.Filter):
-    """Lets so many lines below a warning through in a second, and then says how many it left out."""
+    """Passes at most ``most`` lines below a warning per second, and reports how many it dropped."""
 
     def __init__(self, most: int = LINES_PER_SECOND) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class RateLimit(logging.Filter):
 
 @contextmanager
 def logging_to_stderr(settings: LogSettings) -> Iterator[None]:
-    """Write this package's lines from ``settings.log_level`` up, and other packages' warnings."""
+    """Log this package's lines from ``settings.log_level`` up, and other packages' warnings."""
     handler = _Stderr()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     handler.addFilter(RateLimit())
     root, ours = logging.getLogger(), logging.getLogger(ROOT)
     before = ours.level
-    # Others' lines may hold what must not be logged, e.g. the headers of a handshake.
+    # Other packages' lines may hold secrets, e.g. the headers of a handshake.
     ours.setLevel(settings.log_level.upper())
     root.addHandler(handler)
     try:

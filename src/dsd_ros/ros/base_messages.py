@@ -1,4 +1,4 @@
-"""What a robot's base publishes, real or simulated: odometry, imu, transform, camera info; and its frames' names."""
+"""Publish what a robot base provides, real or simulated: odometry, IMU, transform, camera info, ground truth."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
 
 
 class BasePublisher:
-    """Publishes ``odom``, ``imu`` and, where ROS has tf2, the transform between them.
+    """Publishes ``odom``, ``imu`` and, where tf2_msgs is installed, the transform odom -> base_link.
 
-    :param flat: only the yaw of the orientation is published, and no height.
+    :param flat: publish a height of 0.
     """
 
     def __init__(self, node: Node, flat: bool = False) -> None:
@@ -36,7 +36,7 @@ class BasePublisher:
         self._transforms: Any = None
         try:
             from tf2_msgs.msg import TFMessage
-        except ImportError:  # nothing that drives the robot needs it
+        except ImportError:  # only viewers need it
             return
         self._transform_type = TFMessage
         self._transforms = node.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
@@ -71,7 +71,7 @@ class BasePublisher:
 
 
 class GroundTruthPublisher:
-    """What only the simulated world knows, and the service ``check_arrival``, which judges a run by it."""
+    """Publishes the simulator's ground truth, and serves ``check_arrival``, which judges a run by it."""
 
     def __init__(self, node: Node, simulator: Simulator) -> None:
         self._node, self._simulator = node, simulator
@@ -103,7 +103,7 @@ class GroundTruthPublisher:
 
 
 def camera_info(header: Header, width: int, height: int, focal: float) -> CameraInfo:
-    """Of a camera without distortion, centred; a focal length of 0 (pixels) says that it is not known."""
+    """CameraInfo of a centred camera without distortion; ``focal`` in pixels, 0: unknown."""
     info = CameraInfo(header=header, height=height, width=width)
     info.distortion_model, info.d = "plumb_bob", [0.0] * 5
     if focal > 0.0:
@@ -114,12 +114,12 @@ def camera_info(header: Header, width: int, height: int, focal: float) -> Camera
     return info
 
 
-_FADE_S = 2.5  # a marker that fades and is not sent again vanishes after this long
+_FADE_S = 2.5  # lifetime of a fading marker that is not sent again
 _Pose = tuple[float, float, float]  # x and y in metres, yaw in radians
 
 
 def world_markers(world: World, header: Header) -> MarkerArray:
-    """A simulated world: namespaces "walls", "furniture", "things" and, where it is there, "goal"; ids from 0."""
+    """A simulated world as markers: namespaces "walls", "furniture", "things" and, if any, "goal"; ids from 0."""
     markers = []
     hx, hy = world.half_x, world.half_y
     sides = ((hx, 0.0, 0.1, 2 * hy), (-hx, 0.0, 0.1, 2 * hy), (0.0, hy, 2 * hx, 0.1), (0.0, -hy, 2 * hx, 0.1))
@@ -158,7 +158,7 @@ def _solid(header: Header, name: str, number: int, kind: int, pose: _Pose, size:
 
 
 def marker_at(header: Header, name: str, number: int, kind: int, pose: _Pose, fades: bool = False) -> Marker:
-    """A marker on the floor; with ``fades`` it vanishes unless it is sent again."""
+    """A marker on the floor; with ``fades`` it vanishes unless sent again."""
     marker = Marker(header=header, ns=name, id=number, type=kind, action=Marker.ADD)
     marker.pose.position.x, marker.pose.position.y = pose[0], pose[1]
     marker.pose.orientation = quaternion(pose[2])

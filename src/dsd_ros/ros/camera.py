@@ -1,4 +1,4 @@
-"""The newest camera picture, and waiting for one that is fresh enough."""
+"""The newest camera picture, and the pictures of recent decodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.wire.messages import MAX_HISTORY
 
-_SILENT_S = 2.0  # without any picture for so long, the subscription is made anew
+_SILENT_S = 2.0  # resubscribe after this long without a picture
 
 
 class Camera:
-    """Keeps the newest Image of ``camera/image_raw``; pictures are converted only when one is wanted."""
+    """Keeps the newest Image of ``camera/image_raw``, unconverted."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -42,9 +42,9 @@ class Camera:
         return time.monotonic() - self._arrived
 
     def fresh(self, not_before: float, timeout: float, cancelled: Callable[[], bool]) -> Image | None:
-        """A picture stamped at or after ``not_before`` (s, the stamps' clock), or None in time or when cancelled.
+        """Wait for a picture stamped at or after ``not_before`` (s); None after ``timeout`` s or when cancelled.
 
-        With ``not_before`` 0, one that arrived within the last ``timeout`` seconds.
+        With ``not_before`` 0: a picture that arrived within the last ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -58,8 +58,8 @@ class Camera:
                     break
                 self._changed.wait(min(remaining, 0.1))
         if not cancelled() and self.silence > max(timeout, _SILENT_S):
-            # After this process was frozen, or a sender died in mid-picture, a best-effort reader can
-            # stay deaf for good while all other topics work: a new one hears again.
+            # After this process was suspended, or a sender died in mid-picture, a best-effort reader can stay silent
+            # for good while all other topics work; a new one recovers.
             deaf, self._subscription = self._subscription, self._subscribe()
             self._node.destroy_subscription(deaf)
         return None
@@ -72,26 +72,26 @@ class Camera:
             self._changed.notify_all()
 
 
-KEPT_FRAMES = 4 * MAX_HISTORY  # some were decoded and never acted upon
+KEPT_FRAMES = 4 * MAX_HISTORY  # some decodes never lead to an action
 KEPT_BYTES = 256 << 20
 
 Stamp = tuple[int, int]  # seconds and nanoseconds
 
 
 class RecentFrames:
-    """Pictures by their stamps, bounded in number and in bytes. For one thread."""
+    """Pictures of recent decodes by stamp, bounded in number and bytes: a prompt's history. Not thread-safe."""
 
     def __init__(self, count: int = KEPT_FRAMES, size: int = KEPT_BYTES) -> None:
-        # Each picture counts as a fair share of the room at least, which bounds their number too.
+        # Each picture counts as at least a fair share of the size, which also bounds the number.
         self._kept: LRUCache[Stamp, np.ndarray] = LRUCache(size, lambda image: max(image.nbytes, size // count))
 
     def remember(self, stamp: Stamp, image: np.ndarray) -> None:
-        """Keep a picture, RGB uint8 (height, width, 3), in place of the oldest when there is no room."""
+        """Keep a picture, RGB uint8 (height, width, 3), evicting the least recently used."""
         if image.nbytes <= self._kept.maxsize:
             self._kept[stamp] = image
 
     def history(self, stamps: Sequence[Stamp], actions: Sequence[str], most: int) -> list[tuple[np.ndarray, str]]:
-        """The last ``most`` of those steps whose pictures are still here, oldest first, with their actions."""
+        """The last ``most`` steps whose pictures are still kept, oldest first, with their actions."""
         if most < 1:
             return []
         steps = [

@@ -1,4 +1,4 @@
-"""The operator's side of the demo: sends the goal, prints a line per step, collects ground truth."""
+"""The operator's side of the demo: send the goal, print a line per step, collect ground truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dsd_ros.ros.standalone import SpinningNode
 _PATH_SPACING_M = 0.03
 
 
-_FIGURES = (  # of DecodeStats, as they are
+_FIGURES = (  # copied from DecodeStats
     "draft_round_seconds",
     "verify_round_seconds",
     "cost_ratio",
@@ -43,7 +43,7 @@ _FIGURES = (  # of DecodeStats, as they are
 
 
 class DemoClient:
-    """A ROS node of its own, spinning in a thread of its own."""
+    """A ROS node that spins in its own thread."""
 
     LINK_OUTCOMES: ClassVar[tuple[str, ...]] = (
         RunOutcome.LINK_LOST.name,
@@ -53,14 +53,14 @@ class DemoClient:
 
     def __init__(self, live: bool = True, driver: str = "", memory: bool = False, recorded: bool = False) -> None:
         """:param driver: the robot's driver node, whose health says when the robot stands; empty: none.
-        :param memory: a memory_node has to be active as well.
-        :param recorded: a record_node is asked what it hears, for `unheard`.
+        :param memory: wait for a memory_node as well.
+        :param recorded: watch the record_node's topics, for `unheard`.
         """
         self._ros = SpinningNode("demo_client")
         node = self._ros.node
         self._lock = threading.Lock()
         self._stats: dict[tuple[int, int], DecodeStats] = {}
-        self._actions: list[tuple[NavAction, list[float]]] = []  # and the pose it began at
+        self._actions: list[tuple[NavAction, list[float]]] = []  # each with the pose it began at
         self._pose: list[float] = []
         self._steps: list[dict[str, Any]] = []
         self._path: list[list[float]] = []
@@ -84,8 +84,8 @@ class DemoClient:
         if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
-        # Behind the action client: a node that answers has found both (DDS tells of them in the order in which they
-        # were made), so the navigation node's word that it has accepted a goal is not dropped.
+        # After the action client: DDS announces both in this order, so a node that answers has discovered the
+        # client, and its acceptance of a goal is not dropped.
         names = ["navigation_node", "draft_node"] + ["memory_node"] * memory
         self._watches = [LifecycleWatch(node, name) for name in names]
         self._ros.start()
@@ -94,8 +94,8 @@ class DemoClient:
         self._ros.close()
 
     def ready(self) -> bool:
-        """Whether robot, camera, navigation and a session with the verifier are there."""
-        active = [watch.active() for watch in self._watches]  # each asks, also behind one that waits
+        """Whether robot, camera, navigation and a session with the verifier are ready."""
+        active = [watch.active() for watch in self._watches]  # a list, so that every watch asks
         return (
             all(active)
             and self._camera_seen
@@ -105,15 +105,15 @@ class DemoClient:
         )
 
     def unheard(self) -> set[str]:
-        """Topics of a run that the recorder does not hear, or not yet: all that somebody publishes, and its core."""
-        from dsd_ros.ros.record_topics import CORE, TOPICS  # they bring what writes bags
+        """Published or core topics of a run that the recorder is not matched with yet."""
+        from dsd_ros.ros.record_topics import CORE, TOPICS  # imports rosbags
 
         node = self._ros.node
         published = {n for n in TOPICS if node.count_publishers(node.resolve_topic_name(n))}
         return (published | CORE) - self._heard
 
     def send_goal(self, instruction: str, time_limit: float) -> None:
-        """Ask for the run. In the spinning thread: rclpy loses an answer that overtakes the asking thread."""
+        """Send the goal from the spinning thread: rclpy loses a response that overtakes the requesting thread."""
         goal = Navigate.Goal(instruction=instruction, time_limit=float(time_limit))
         self._ros.executor.create_task(
             lambda: self._navigate.send_goal_async(goal).add_done_callback(self._on_accepted)
@@ -123,11 +123,11 @@ class DemoClient:
         return self._result is not None or self._rejected
 
     def settle(self, seconds: float = 0.3) -> None:
-        """Give the last measurements time to arrive."""
+        """Wait for the last measurements."""
         time.sleep(seconds)
 
     def fill(self, report: Any) -> None:
-        """Write what was seen into a DemoReport."""
+        """Fill in a DemoReport."""
         with self._lock:
             self._join(force=True)
             report.steps, report.path = self._steps, self._path
@@ -201,12 +201,12 @@ class DemoClient:
             self._join()
 
     def _join(self, force: bool = False) -> None:
-        """Actions and statistics come on two topics; the picture they share joins them."""
+        """Match actions with statistics, which come on two topics, by their picture's stamp."""
         while self._actions:
             action, pose = self._actions[0]
             stamp = action.observation_stamp
             stats = self._stats.get((stamp.sec, stamp.nanosec))
-            if stats is None and action.verified and not force:  # only proved replies have any
+            if stats is None and action.verified and not force:  # only verified replies have statistics
                 return
             self._actions.pop(0)
             self._add_step(action, pose, stats if stats is not None else DecodeStats())

@@ -1,4 +1,4 @@
-"""The Go2's own messages and topics in ROS: unitree_api and unitree_go, and the link that carries a driver's calls."""
+"""The Go2's messages and topics in ROS (unitree_api, unitree_go), and the link that a driver's calls use."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ except ImportError as error:
 
 
 def topic(prefix: str, name: str) -> str:
-    """A topic of the robot: absolute, because the robot has no namespaces. A prefix tells stand-ins apart."""
+    """A topic of the robot, absolute because the robot has no namespaces. A prefix tells stand-ins apart."""
     return f"{prefix.rstrip('/')}/{name}"
 
 
 class RosLink:
-    """Sends a driver's requests and gives it answers, state and battery; one for each robot."""
+    """Sends a driver's requests, and delivers responses, state and battery to it; one per robot."""
 
     def __init__(self, node: Node, prefix: str, group: CallbackGroup | None = None) -> None:
         self._driver: Any = None
-        self.on_arrival: Callable[[], None] = lambda: None  # called after every state
+        self.on_arrival: Callable[[], None] = lambda: None  # called after every state message
         self._requests = {
             service: node.create_publisher(RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE)
             for service in SERVICES
@@ -54,15 +54,15 @@ class RosLink:
                 lambda message, service=service: self._on_response(service, message),
                 qos.ROBOT_SERVICE,
             )
-        # As bytes: two layouts share this type's name, and only one could be read as a message. This project's own
-        # definition is the longer one, because Fast DDS drops samples that are longer than the reader's type.
+        # As bytes, because two layouts share this type's name. This project defines the longer one, since Fast DDS
+        # drops samples that are longer than the reader's type.
         self._subscribe(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
         self._subscribe(
             LowState, "lf/lowstate", lambda message: driver.on_battery(message.bms_state.soc / 100.0), qos.ROBOT_STATE
         )
 
     def close(self) -> None:
-        """Destroy publishers and subscriptions; call it after the driver's own close."""
+        """Destroy publishers and subscriptions; call it after the driver's close."""
         for subscription in self._subscriptions:
             self._node.destroy_subscription(subscription)
         for publisher in self._requests.values():

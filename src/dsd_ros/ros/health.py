@@ -1,4 +1,4 @@
-"""A node's line in /diagnostics, published once a second and on every change of level, and its heartbeat."""
+"""A node's status in /diagnostics, published every second and on every change of level, and its heartbeat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from std_msgs.msg import String
 
 from dsd_ros.ros import qos
 
-HEARD = "heard"  # of record_node's figures: its topics of which every publisher is heard, with ", " between
+HEARD = "heard"  # record_node's value: topics whose publishers are all matched, separated by ", "
 HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
 
 OK = DiagnosticStatus.OK
@@ -23,10 +23,10 @@ ERROR = DiagnosticStatus.ERROR
 
 
 class Health:
-    """Thread-safe. ``report`` may be called from any thread.
+    """Publishes a node's status. Thread-safe.
 
-    :param heartbeat: also say the node's name on ``heartbeat``, from the executor: what blocks it
-        silences the heart, too.
+    :param heartbeat: also publish the node's name on ``heartbeat``, from the executor, so that a blocked executor
+        silences it.
     """
 
     def __init__(self, node: Node, hardware: str = "", heartbeat: bool = False) -> None:
@@ -55,7 +55,7 @@ class Health:
             return self._status.level
 
     def report(self, level: bytes, message: str, values: Mapping[str, object] | None = None) -> None:
-        """Say how the node is. A change of level is published and logged at once."""
+        """Set the status. A change of level is published and logged immediately."""
         with self._lock:
             changed = level != self._status.level
             self._status.level = level
@@ -64,7 +64,7 @@ class Health:
         if not changed:
             return
         logger = self._node.get_logger()
-        # rclpy wants each severity to have a call of its own.
+        # rclpy requires a separate call site per severity.
         if level == OK:
             logger.info(message)
         elif level == WARN:

@@ -1,7 +1,11 @@
-"""ROS Image messages to RGB arrays and back: by cv_bridge where it is installed, else by its
-equivalent here.
+"""Convert ROS Image messages to arrays and back, and read images and poses straight from CDR.
 
-Both honour ``step`` (rows may be padded) and check the sizes, so that a damaged message is refused.
+Conversions use cv_bridge where it is installed, else the equivalent here. Both honour ``step`` (padded rows) and check
+sizes, so a damaged message is refused.
+
+CDR (OMG DDSI-RTPS 2.3, 10; DDS-XTypes 1.3, 7.4.3) is four bytes that name the byte order, then the fields, each
+aligned to its size from there. Reading it directly saves three copies of a 225 kB picture and the 17 objects of an
+Odometry, many times a second. Big-endian data is deserialized normally.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from std_msgs.msg import Header
 from dsd_ros.ros.stamps import pose_of
 from dsd_ros.wire.messages import MAX_SIDE
 
-# Channels of each encoding, and where red, green and blue are in a pixel.
+# Encoding -> channels, and the indices of red, green and blue in a pixel.
 _LAYOUT: dict[str, tuple[int, tuple[int, int, int]]] = {
     "rgb8": (3, (0, 1, 2)),
     "bgr8": (3, (2, 1, 0)),
@@ -34,12 +38,12 @@ ENCODINGS = tuple(_LAYOUT)
 
 
 class ImageMessageError(ValueError):
-    """An Image message that holds no picture; one sentence."""
+    """The Image message holds no valid picture; one sentence."""
 
 
 @functools.cache
 def has_cv_bridge() -> bool:
-    """Whether ROS's own converter is installed (its namesake for ROS 1 on PyPI does not count)."""
+    """Whether ROS 2's cv_bridge is installed (PyPI's package of that name is ROS 1's)."""
     if importlib.util.find_spec("cv_bridge") is None:
         return False
     return importlib.util.find_spec("cv_bridge.core") is not None
@@ -48,7 +52,7 @@ def has_cv_bridge() -> bool:
 def to_rgb(message: Image) -> np.ndarray:
     """The picture as uint8 (height, width, 3), RGB, contiguous.
 
-    ``is_bigendian`` concerns samples wider than a byte, which none of the known encodings has.
+    ``is_bigendian`` does not matter: all known encodings have one byte per sample.
 
     :raises ImageMessageError: for an unknown encoding, or sizes that do not fit the data.
     """
@@ -59,7 +63,7 @@ def to_rgb(message: Image) -> np.ndarray:
 
 
 def to_bgr(message: Image) -> np.ndarray:
-    """:func:`to_rgb` with blue first; without a copy where the message is so: do not write to it."""
+    """Like :func:`to_rgb`, as BGR. A view of the message where that is bgr8, so do not write to it."""
     _check(message)
     if message.encoding != "bgr8":
         return np.ascontiguousarray(to_rgb(message)[..., ::-1])
@@ -79,7 +83,7 @@ def by_numpy(message: Image) -> np.ndarray:
 
 
 def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
-    """An Image message (header left empty) of uint8 (height, width, 3) RGB, as rgb8 or bgr8.
+    """An Image message (empty header) from uint8 (height, width, 3) RGB, encoded as rgb8 or bgr8.
 
     :raises ImageMessageError: for another shape, type or encoding.
     """
@@ -97,7 +101,7 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
         encoding=encoding,
         is_bigendian=0,
         step=3 * width,
-        # An array is taken over as it is; bytes or lists would be checked value by value.
+        # An array is used as it is; bytes or lists would be checked value by value.
         data=data,
     )
 
@@ -136,10 +140,7 @@ _PLACE = struct.Struct("<7d")  # position x, y, z; orientation x, y, z, w
 
 @dataclass(frozen=True)
 class RawImage:
-    """A sensor_msgs/Image as it came; :func:`dsd_ros.ros.images.to_bgr` takes it for one.
-
-    ``header``: its std_msgs/Header as it was sent.
-    """
+    """A serialized sensor_msgs/Image, accepted by :func:`to_bgr`. ``header`` is the CDR of its std_msgs/Header."""
 
     header: bytes
     height: int
@@ -150,7 +151,7 @@ class RawImage:
 
 
 class ImageBuffer:
-    """A serialised Image, bgr8, whose pixels are drawn in place. Its memory serves again and again."""
+    """A serialized bgr8 Image whose pixels are drawn in place; the memory is reused."""
 
     def __init__(self) -> None:
         self.sent = bytearray()  # to publish
@@ -158,9 +159,9 @@ class ImageBuffer:
         self._pixels = np.empty((0, 0, 3), np.uint8)
 
     def canvas(self, header: bytes, height: int, width: int) -> np.ndarray:
-        """Where to draw: uint8 (height, width, 3); ``header`` as :class:`RawImage` has it.
+        """The pixels to draw on, uint8 (height, width, 3); ``header`` as in :class:`RawImage`.
 
-        The same array as before, with what was drawn on it, unless the size has changed.
+        The same array as before, with its content, unless the size has changed.
         """
         shape, count = (height, width, 3), 3 * height * width
         head = _LITTLE_ENDIAN + header + bytes(-len(header) % 4)
@@ -175,7 +176,7 @@ class ImageBuffer:
 
 
 def read_image(sent: bytes) -> RawImage:
-    """A serialised Image. The pixels are not copied."""
+    """Parse a serialized Image without copying its pixels."""
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Image)
         return RawImage(
@@ -189,13 +190,13 @@ def read_image(sent: bytes) -> RawImage:
     _, header_end = _text(sent, _START + _STAMP)
     height, width = struct.unpack_from("<2I", sent, at := _aligned(header_end, 4))
     encoding, end = _text(sent, at + 8)
-    step, count = struct.unpack_from("<2I", sent, at := _aligned(end + 1, 4))  # behind is_bigendian
+    step, count = struct.unpack_from("<2I", sent, at := _aligned(end + 1, 4))  # after is_bigendian
     pixels = memoryview(sent)[at + 8 : at + 8 + count]
     return RawImage(sent[_START:header_end], height, width, encoding, step, pixels)
 
 
 def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
-    """Pose (m, rad) and frame of a serialised Odometry."""
+    """Pose (x, y in m, yaw in rad) and frame of a serialized Odometry."""
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Odometry)
         at = pose_of(message)
@@ -208,7 +209,7 @@ def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
 
 
 def _text(sent: bytes, at: int) -> tuple[str, int]:
-    """A string and where it ends."""
+    """A string and the offset of its end."""
     (count,) = _COUNT.unpack_from(sent, at)
     end = at + 4 + count
     return sent[at + 4 : end - 1].decode("utf-8", "replace"), end

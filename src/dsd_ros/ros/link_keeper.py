@@ -1,4 +1,4 @@
-"""Restores a lost session in the background, so that the node's health says when the link is back."""
+"""Restore a lost session in the background, so that the node's health reports when the link is back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class LinkKeeper:
             return
         except LinkError as error:
             failure = error
-        except Exception as error:  # a defect, or a node that is ending: no reason to stop trying
+        except Exception as error:  # a bug, or the node is shutting down; keep trying
             failure = LinkError(f"the session cannot be restored: {error!r}")
         with self._wake:
             if self._losses != losses:

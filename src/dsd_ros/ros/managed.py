@@ -1,17 +1,17 @@
-"""A lifecycle node as this project has them: hooks that raise, and a way to be active without being told.
+"""The base of this project's lifecycle nodes: hooks that raise, and autostart; and a watch on other nodes' states.
 
-A subclass says what happens by overriding the hooks, which raise on failure instead of returning codes:
+A subclass overrides the hooks, which raise on failure instead of returning codes:
 
-    load        unconfigured -> inactive    read files, load models; nothing moves, nobody is answered
+    load        unconfigured -> inactive    read files, load models; no motion, no answers
     begin       inactive -> active          open sessions, start to answer
-    end         active -> inactive          robot at rest first, then no more answers; always leaves the node inactive
-    unload      inactive -> unconfigured    give memory back
-    give_back   before the process ends     what the constructor made
+    end         active -> inactive          bring the robot to rest, then stop answering; always ends inactive
+    unload      inactive -> unconfigured    free memory
+    give_back   before the process ends     release what the constructor created
 
-``shutdown`` is allowed in each of these states and does what is left of ``end`` and ``unload``. No two transitions
-overlap, whoever asked for them; a transition that the state does not have is refused with an answer, where rclpy
-gives none. With the parameter ``autostart`` the node takes itself to active and tries again while ``begin`` fails;
-a transition made over the lifecycle services ends that: from then on whoever asked for it is in charge.
+``shutdown`` is allowed in every state and does what remains of ``end`` and ``unload``. Transitions never overlap. One
+that the current state does not allow is refused with a response, where rclpy sends none. With the parameter
+``autostart`` the node activates itself and retries while ``begin`` fails; the first transition requested over the
+lifecycle services ends that, and the requester is in charge from then on.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError
 from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.wire.channel import Backoff, LinkError
 
-_EXPECTED = (ValueError, OSError, RuntimeError, LinkError)  # what a hook may raise without a defect
-_CLOSE_PATIENCE_S = 0.4  # for a transition under way when the process ends
+_EXPECTED = (ValueError, OSError, RuntimeError, LinkError)  # what a hook may raise in normal operation
+_CLOSE_PATIENCE_S = 0.4  # for a transition in progress at shutdown
 SUCCESS, FAILURE, ERROR = (
     TransitionCallbackReturn.SUCCESS,
     TransitionCallbackReturn.FAILURE,
@@ -47,18 +47,18 @@ _GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized
 
 
 class ManagedNode(LifecycleNode):
-    """See the module. A subclass declares its parameters, and calls :meth:`autostart` last in its constructor.
+    """A subclass declares its parameters, and calls :meth:`autostart` last in its constructor.
 
-    Spin it with two threads or more: a transition occupies one while it lasts.
+    Spin it with two threads or more: a transition occupies one.
 
-    :param heartbeat: also say the node's name on ``heartbeat``, in every state: the process is alive.
+    :param heartbeat: publish the node's name on ``heartbeat`` in every state, to show that the process is alive.
     :param options: rclpy's, e.g. ``context``.
     """
 
     def __init__(self, name: str, hardware: str = "", heartbeat: bool = False, **options: Any) -> None:
         Node.__init__(self, name, **options)
-        # rclpy's own constructor has no group for these; in the default one a long transition would
-        # keep even get_state from being answered.
+        # rclpy's constructor takes no group for these services; in the default one a long transition would block
+        # even get_state.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self.failure: str | None = None  # a sentence once the node has given up; ends the process
         self.exit_code = EXIT_GAVE_UP
@@ -78,49 +78,49 @@ class ManagedNode(LifecycleNode):
         """unconfigured -> inactive. Raises ValueError, OSError or RuntimeError with a sentence."""
 
     def begin(self) -> None:
-        """inactive -> active. Raises those, or LinkError, and then leaves nothing behind."""
+        """inactive -> active. Raises the same or LinkError, and then cleans up after itself."""
 
     def end(self) -> None:
         """active -> inactive, the robot at rest first. ``active`` is already False."""
 
     def unload(self) -> None:
-        """inactive -> unconfigured. Must bear being called after a :meth:`load` that failed."""
+        """inactive -> unconfigured. Also called after a failed :meth:`load`."""
 
     def interrupt(self) -> None:
-        """Somebody waits for a transition: whatever a hook or a callback waits for may be given up. Any thread."""
+        """A transition was requested: hooks and callbacks should stop waiting. Called from any thread."""
 
     def give_back(self) -> None:
-        """The process ends: give back what the constructor made. The executor still spins."""
+        """The process ends: release what the constructor created. The executor still spins."""
 
     # -- for subclasses ------------------------------------------------------------------------
 
     @property
     def active(self) -> bool:
-        """Between a :meth:`begin` that worked and the :meth:`end` behind it."""
+        """Between a successful :meth:`begin` and the next :meth:`end`."""
         return self._active
 
     @property
     def closing(self) -> bool:
-        """The process is ending: under a second is left."""
+        """The process ends in less than a second."""
         return self._closing.is_set()
 
     @property
     def state(self) -> str:
-        """unconfigured, inactive, active or finalized, or the name of the transition under way."""
+        """unconfigured, inactive, active, finalized, or the name of the transition in progress."""
         return str(self._state_machine.current_state[1])
 
     def autostart(self) -> None:
-        """Take the node to active in a thread, where its parameter says so."""
+        """Activate the node from a thread if the parameter ``autostart`` is set."""
         if self._managed.autostart:
             threading.Thread(target=self._start, name="autostart", daemon=True).start()
 
     def give_up(self, sentence: str, exit_code: int = EXIT_GAVE_UP) -> None:
-        """End the process with this sentence. May be called from any thread."""
+        """End the process with this sentence. Thread-safe."""
         self.exit_code = exit_code
         self.failure = sentence
 
     def close(self) -> None:
-        """What run_node calls when the process ends."""
+        """Called by run_node when the process ends."""
         self._closing.set()
         self.interrupt()
         if self._transition.acquire(timeout=_CLOSE_PATIENCE_S):
@@ -131,7 +131,7 @@ class ManagedNode(LifecycleNode):
         self.give_back()
 
     def destroy_node(self) -> None:
-        """rclpy's, and what it leaves: its state machine keeps the participant, whose shared memory outlives us."""
+        """Also drop rclpy's state machine, which would keep the participant and its shared memory alive."""
         super().destroy_node()
         self._state_machine = _GONE
 
@@ -157,7 +157,7 @@ class ManagedNode(LifecycleNode):
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         done = self._end()
         self._stand(f"The {self.get_name()} is not active.", "inactive")
-        return SUCCESS if done else ERROR  # from which on_error leads to unconfigured
+        return SUCCESS if done else ERROR  # on_error then leads to unconfigured
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         return self._unloaded()
@@ -175,13 +175,13 @@ class ManagedNode(LifecycleNode):
         return SUCCESS
 
     def _on_change_state(self, request: Any, response: Any) -> Any:
-        """The service's callback: as rclpy's, one at a time, and with an answer also to what is refused."""
+        """rclpy's service callback, one call at a time, with a response to refused transitions."""
         self.interrupt()
         with self._transition:
             before, self._by_hand = self._by_hand, True
             try:
                 return self._rcl_change_state(request, response)
-            except RCLError:  # raised before anything has happened
+            except RCLError:  # raised before the transition began
                 self._by_hand = before
                 asked = request.transition.label or request.transition.id
                 self.get_logger().warning(f"{asked}: no transition of the state {self.state}")
@@ -189,7 +189,7 @@ class ManagedNode(LifecycleNode):
                 return response
 
     def _start(self) -> None:
-        """Takes the node to active, as often as it needs."""
+        """Activate the node, retrying until it works."""
         backoff = Backoff(0.2, 2.0)
         while not self._closing.is_set():
             with self._transition:
@@ -203,7 +203,7 @@ class ManagedNode(LifecycleNode):
             self._closing.wait(backoff.next_delay())
 
     def _attempt(self, hook: Any) -> str | None:
-        """Call a hook; None, or a sentence for what it raised."""
+        """Call a hook; returns None, or a sentence for what it raised."""
         try:
             hook()
         except _EXPECTED as error:
@@ -226,7 +226,7 @@ class ManagedNode(LifecycleNode):
         self._health.report(health.WARN, message)
 
     def _end(self) -> bool:
-        """:meth:`end`, where the node is active; False when it raised."""
+        """Call :meth:`end` if the node is active; returns False when it raised."""
         if not self._active:
             return True
         self._active = False
@@ -243,28 +243,27 @@ class ManagedNode(LifecycleNode):
 
 
 def free_memory() -> None:
-    """Give back what a dropped model held, also to the GPU's driver."""
+    """Free the memory of a dropped model, on the GPU too."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return  # then there was no model
+        return  # so no model was loaded
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-_PATIENCE_S = 2.0  # for an answer
+_PATIENCE_S = 2.0  # before a request is repeated
 
 
 class LifecycleWatch:
-    """Asks a lifecycle node for its state each time the last answer was another than active.
+    """Asks a lifecycle node for its state until it is active.
 
-    A node that has found this client's question before it found the client drops its answer (DDS tells the two sides
-    of each other independently), and while a killed node is not missed yet, its successor may not hear the question.
-    So an answer that does not come is asked for again.
+    A response can get lost: DDS discovers the two sides independently, so a node may receive the request before it
+    knows the client; and a restarted node may miss a request. So an unanswered request is repeated.
     """
 
     def __init__(self, node: Node, name: str) -> None:
-        """:param node: spinning elsewhere. :param name: of the node to be watched, in its namespace."""
+        """:param node: spun elsewhere. :param name: the watched node, relative to the namespace."""
         self._node = node
         self._client = node.create_client(GetState, f"{name}/get_state")
         self._call: Any = None
@@ -272,7 +271,7 @@ class LifecycleWatch:
         self._active = False
 
     def active(self) -> bool:
-        """Whether the node has been active; asks on, without waiting."""
+        """Whether the node has been active; polls without blocking."""
         if self._active:
             return True
         if self._call is not None and self._call.done():
@@ -286,5 +285,5 @@ class LifecycleWatch:
         return self._active
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._node.destroy_client(self._client)

@@ -1,7 +1,7 @@
-"""Topics that are looked into now and then, instead of waking a process with every message.
+"""Poll topics at a node's own rate, instead of waking the process for every message.
 
-An executor takes longer over a message than most of these nodes over its content, and odometry comes 50 times a
-second: who needs only what is newest 15 times a second, asks 15 times a second.
+An executor takes longer per message than these nodes do for its content. Odometry arrives 50 times a second; a node
+that needs the newest value 15 times a second polls 15 times a second.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 class Polled:
-    """Subscriptions of a node of its own, ``<owner>_ears``, which no executor knows of."""
+    """Subscriptions on a companion node, ``<owner>_ears``, that no executor spins."""
 
     def __init__(self, owner: Node) -> None:
         self._node = companion(owner, "ears")
 
     def subscribe(self, kind: type, topic: str, profile: QoSProfile) -> Any:
-        """A subscription for :func:`take` and :meth:`drop`."""
+        """A subscription for :func:`take` and :meth:`unsubscribe`."""
         return self._node.create_subscription(kind, topic, _unused, profile)
 
-    def drop(self, subscription: Any) -> None:
-        """Listen no more."""
+    def unsubscribe(self, subscription: Any) -> None:
+        """Destroy a subscription."""
         self._node.destroy_subscription(subscription)
 
     def close(self) -> None:
@@ -44,16 +44,16 @@ class Polled:
 
 
 def take(subscription: Any) -> list[Any]:
-    """The messages that have come since the last call, oldest first, as far as the topic's depth kept them."""
+    """The messages since the last call, oldest first, up to the topic's depth."""
     return [deserialize_message(sent, subscription.msg_type) for sent in take_raw(subscription)]
 
 
 def take_raw(subscription: Any) -> list[bytes]:
-    """:func:`take` with the messages as they were sent. Where none came, no message object is made, either."""
+    """:func:`take` without deserialization."""
     found: list[bytes] = []
     depth = subscription.qos_profile.depth
     with subscription.handle:
-        while len(found) < depth:  # to ask in vain costs as much as to be given a message
+        while len(found) < depth:  # an empty take costs as much as a message
             taken = subscription.handle.take_message(subscription.msg_type, True)
             if taken is None:
                 break
@@ -62,11 +62,11 @@ def take_raw(subscription: Any) -> list[bytes]:
 
 
 def lower_priority() -> None:
-    """Settings of this process that pictures are cheaper with; for processes that only draw."""
-    cv2.setNumThreads(1)  # the models want the other cores
-    os.nice(_NICENESS)  # and come first on this one
+    """Spare the other processes: one OpenCV thread, low priority, fewer page faults. For processes that only draw."""
+    cv2.setNumThreads(1)  # leave the other cores to the models
+    os.nice(_NICENESS)  # and let them go first on this one
     if sys.platform == "linux":
-        # Every picture would otherwise be given fresh pages by the kernel, and give them back.
+        # Otherwise malloc maps and unmaps fresh pages for every picture.
         libc = ctypes.CDLL(None)
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             if hasattr(libc, "mallopt"):
@@ -74,35 +74,35 @@ def lower_priority() -> None:
 
 
 def _unused(_: object) -> None:
-    """No executor ever calls it."""
+    """The callback, which no executor ever calls."""
 
 
 class RateTimer:
-    """Tells when something done so often a second is due, asked no less often."""
+    """Says when the next call is due at a fixed rate; ask at least that often."""
 
     def __init__(self, rate: float) -> None:
         self._period = 1.0 / rate
         self._next = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Whether it is; ``now`` (s) may be a quarter of the time between two early."""
+        """Whether a call is due at ``now`` (s), a quarter of the period early at most."""
         if now < self._next - 0.25 * self._period:
             return False
-        late = now - self._next > self._period  # what was missed is not made up for
+        late = now - self._next > self._period  # missed calls are skipped
         self._next = (now if late else self._next) + self._period
         return True
 
 
 class PacedThread:
-    """Calls ``work`` in a thread of its own; it returns how long to wait from its beginning, s.
+    """Calls ``work`` in its own thread; ``work`` returns the period until the next call, s.
 
-    An executor takes about a millisecond to wake for a timer. A failure of ``work`` ends the thread and becomes the
-    node's: ``node.failure``.
+    An executor takes about a millisecond to wake for a timer. An exception in ``work`` ends the thread and sets
+    ``node.failure``.
     """
 
     def __init__(self, node: Any, work: Callable[[], float]) -> None:
         self._node, self._work = node, work
-        # A plain lock: an Event wakes through a hundred lines of Python, here 15 times a second.
+        # A plain lock wakes faster than an Event, which runs a hundred lines of Python.
         self._open = threading.Lock()
         self._open.acquire()
         self._closed = False
@@ -112,7 +112,7 @@ class PacedThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Call no more; returns once a call under way is over."""
+        """Stop calling; returns when a call in progress has finished."""
         if not self._closed:
             self._closed = True
             self._open.release()
@@ -123,7 +123,7 @@ class PacedThread:
         due = time.monotonic()
         try:
             while not self._open.acquire(timeout=max(0.0, due - time.monotonic())):
-                # Too slow means fewer calls, not a pile of them.
+                # A late call shifts the schedule; calls never pile up.
                 due = max(due, time.monotonic() - 0.1) + self._work()
         except Exception as error:
             if not self._closed:

@@ -14,17 +14,17 @@ _VOLATILE = DurabilityPolicy.VOLATILE
 CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the newest picture matters
 STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
-# Imu, range, battery: best effort listens to every kind of publisher.
+# IMU, range, battery: best effort matches every kind of publisher.
 SENSOR = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
 LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
-# With an exit behind every layer and several rounds in flight, a final one must not be pushed out.
+# With an exit after every layer and several rounds in flight, a final outcome must not be dropped.
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
-# A side that drafts 64 tokens ahead is rejected now and then while the other is slow to look.
+# A side that drafts 64 tokens ahead may be rejected while the other is slow to read.
 PROPOSALS = _keep_last(200, ReliabilityPolicy.RELIABLE, _VOLATILE)
 CLOCK = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 TRANSFORMS = _keep_last(100, ReliabilityPolicy.RELIABLE, _VOLATILE)
 LATCHED = _keep_last(1, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)
-# The Go2's own topics. Its state is taken best effort, which suits either kind of writer: only the newest matters.
+# The Go2's topics. Best effort for its state matches either kind of writer; only the newest matters.
 ROBOT_STATE = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 ROBOT_SERVICE = _keep_last(20, ReliabilityPolicy.RELIABLE, _VOLATILE)  # requests and answers

@@ -1,4 +1,4 @@
-"""What a bag of a run holds: the system's topics, and those of the robot that happen to be there."""
+"""The topics that a bag records, and how to subscribe to them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPo
 from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
 
 CAMERA = "camera/image_raw"
-PICTURES = "camera/image_raw/compressed"  # what is kept of it; image_transport's name
+PICTURES = "camera/image_raw/compressed"  # recorded in its place; image_transport's name
 PICTURE_TYPE = "sensor_msgs/msg/CompressedImage"
 
-# Relative name -> type. Subscribed to from the beginning, so that nothing said at first is missed.
+# Relative name -> type. Subscribed to from the start, so that no first message is missed.
 TOPICS: dict[str, str] = {
     CAMERA: "sensor_msgs/msg/Image",
     "camera/camera_info": "sensor_msgs/msg/CameraInfo",
@@ -33,27 +33,27 @@ TOPICS: dict[str, str] = {
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
 }
-# Without these no run can be replayed.
+# Required for a replay.
 CORE = frozenset({CAMERA, "instruction", "observation", "draft", "outcome", "reply_progress", "nav_action"})
-# Recorded with whatever type they have, once somebody publishes them.
+# Recorded with whatever type they have, once published.
 WHERE_THERE = (
     "/tf", "/tf_static", "/clock", "imu", "collision", "ground_truth/target_distance",
     "ground_truth/reached", "simulator/fault",
 )  # fmt: skip
 _LATCHED = frozenset({"instruction", "safety_state"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
-_DEPTH = 200  # messages that wait for this process
+_DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20
 _FOREVER = QosTime(9223372036, 854775807)
 
 
 def first_profile(name: str) -> QoSProfile:
-    """How to listen to a topic before its publishers are known."""
+    """QoS for a topic whose publishers are not known yet."""
     return profile(name, name in _BEST_EFFORT, name in _LATCHED)
 
 
 def profile(name: str, best_effort: bool, latched: bool) -> QoSProfile:
-    """A subscription's quality of service that publishers of the kind named will serve."""
+    """A subscription's QoS."""
     reliable, lasting = ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST,
@@ -64,14 +64,14 @@ def profile(name: str, best_effort: bool, latched: bool) -> QoSProfile:
 
 
 def fitting_profile(name: str, offered: Sequence[QoSProfile]) -> QoSProfile:
-    """How to listen so that every one of these publishers is heard."""
+    """QoS that is compatible with all these publishers."""
     best_effort = any(q.reliability == ReliabilityPolicy.BEST_EFFORT for q in offered)
     latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)
     return profile(name, best_effort, latched)
 
 
 def as_recorded(qos: QoSProfile) -> Qos:
-    """A profile as a bag says it was offered."""
+    """A profile in the form that a bag stores."""
     latched = qos.durability == DurabilityPolicy.TRANSIENT_LOCAL
     best_effort = qos.reliability == ReliabilityPolicy.BEST_EFFORT
     return Qos(

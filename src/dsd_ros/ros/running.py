@@ -1,8 +1,7 @@
-"""Runs one node as a process: signals, clean end within a second, exit codes, one sentence per
-failure.
+"""Run one node as a process: executor, signals, logging, priority, and a clean shutdown within a second.
 
-Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or hung at its end in native code that kept the
-interpreter (what hung is said); 2 when it could not start (parameters, models).
+Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or hung at shutdown in native code that held the
+interpreter (its traceback is printed); 2 when it could not start (parameters, models). A failure is one sentence.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ EXIT_OK = 0
 EXIT_GAVE_UP = 1
 EXIT_BAD_START = 2
 
-_END_LIMIT_S = 0.9  # a callback that hangs must not keep the process past this
-_HELD_S = 0.4  # later than that: no Python runs, native code keeps the interpreter
+_END_LIMIT_S = 0.9  # a hanging callback must not delay the exit beyond this
+_HELD_S = 0.4  # extra time before a hang in native code is reported
 
 
 class StartError(RuntimeError):
-    """A node that cannot start; one sentence with the remedy."""
+    """The node cannot start; one sentence with the remedy."""
 
 
 class RunnableNode(Protocol):
-    """What :func:`run_node` needs beside rclpy's Node."""
+    """What :func:`run_node` needs besides rclpy's Node."""
 
-    failure: str | None  # a sentence once the node has given up; ends the process
+    failure: str | None  # set to a sentence to end the process
 
     def close(self) -> None:
-        """Stop threads, leave the robot at rest, give devices and sockets back."""
+        """Stop threads, bring the robot to rest, release devices and sockets."""
         ...
 
 
 class _Interrupted(BaseException):
-    """SIGINT or SIGTERM while the node was still being built."""
+    """SIGINT or SIGTERM while the node was being constructed."""
 
 
 def run_node(
@@ -69,12 +68,12 @@ def run_node(
     events: bool = False,
     wake_s: float = 0.1,
 ) -> int:
-    """Build a node, spin it until a signal or its own failure, close it. Returns the exit code.
+    """Construct a node, spin it until a signal or its own failure, close it. Returns the exit code.
 
-    :param threads: above 1, callbacks in different groups run side by side.
-    :param events: one thread, woken by events instead of by asking every entity, where rclpy has that: a third
-        of the processor time, so that a busy machine delays the node less.
-    :param wake_s: longest time from a signal or a failure to the node's end, s; to look for them costs time, too.
+    :param threads: above 1, callbacks of different groups run in parallel.
+    :param events: use rclpy's single-threaded EventsExecutor where available: a third of the processor time, so a
+        busy machine delays the node less.
+    :param wake_s: maximum delay before a signal or failure is noticed, s; shorter costs processor time.
     """
     stop = threading.Event()
     starting = True
@@ -109,11 +108,11 @@ def run_node(
     if node.failure is not None:  # type: ignore[attr-defined]
         node.get_logger().error(node.failure)  # type: ignore[attr-defined]
         code = getattr(node, "exit_code", EXIT_GAVE_UP)
-    spare = _force_end_later(code)
+    cancel = _force_end_later(code)
     _close(node, executor)
     executor.shutdown(timeout_sec=0.1)
     code = _leave(node, code)
-    spare()
+    cancel()
     return code
 
 
@@ -128,17 +127,16 @@ def _executor(threads: int, events: bool) -> Executor:
 
 
 def main(make: Callable[[], Node], threads: int = 1, events: bool = False, wake_s: float = 0.1) -> None:
-    """Entry point of a node's executable: never returns."""
+    """Entry point of a node's executable; never returns."""
     code = run_node(make, threads=threads, events=events, wake_s=wake_s)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of the middleware and of the models are daemons in all but name; waiting for them can
-    # hang.
+    # Waiting for the threads of the middleware and the models can hang.
     os._exit(code)
 
 
 def _close(node: Node, executor: Executor) -> None:
-    """Close the node while it still spins, so that a last result and a last command get out."""
+    """Close the node while it still spins, so that its last result and command are sent."""
     closer = threading.Thread(target=node.close, name="closer", daemon=True)  # type: ignore[attr-defined]
     closer.start()
     while closer.is_alive():
@@ -157,20 +155,20 @@ def _leave(node: Node | None, code: int) -> int:
 
 
 def _force_end_later(code: int) -> Callable[[], None]:
-    """End the process in a while, whatever hangs; also what holds the interpreter, and then say what it was.
+    """End the process after _END_LIMIT_S whatever hangs; print a traceback if native code holds the interpreter.
 
-    Returns what calls that off.
+    Returns a function that cancels this.
     """
     faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__)
     timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
 
-    def spare() -> None:
+    def cancel() -> None:
         timer.cancel()
         faulthandler.cancel_dump_traceback_later()
 
-    return spare
+    return cancel
 
 
 def _program() -> str:
@@ -178,37 +176,40 @@ def _program() -> str:
 
 
 class ThreadedExecutor(Executor):
-    """Callbacks in different groups run side by side, in ``threads`` threads at most.
+    """Runs callbacks of different groups in parallel, in at most ``threads`` threads, each submitted once.
 
-    An exception in a callback is raised by a later :meth:`spin_once`, as rclpy's executors do.
+    rclpy's MultiThreadedExecutor submits a callback again and again until a thread has begun it
+    (https://github.com/ros2/rclpy/issues/1452, fixed after https://github.com/ros2/rclpy/pull/1547): its main loop uses
+    a whole core and holds the GIL. A node that received 100 messages a second fell half a second behind.
+    An exception in a callback is raised by a later :meth:`spin_once`, as in rclpy's executors.
     """
 
     def __init__(self, threads: int, context: Context | None = None) -> None:
         super().__init__(context=context)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="callback")
-        self._handed: dict[Task, tuple[Future[None], threading.Event]] = {}
+        self._submitted: dict[Task, tuple[Future[None], threading.Event]] = {}
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Hand over the next callback, and wait until a thread has begun it."""
+        """Submit the next callback, and wait until a thread has begun it."""
         self._settle()
         try:
             task, _, _ = self.wait_for_ready_callbacks(timeout_sec=timeout_sec)
         except (TimeoutException, ShutdownException, ExternalShutdownException):
             return
-        if task not in self._handed:
+        if task not in self._submitted:
             begun = threading.Event()
-            self._handed[task] = self._pool.submit(_run, task, begun), begun
-        self._handed[task][1].wait(timeout_sec)
+            self._submitted[task] = self._pool.submit(_run, task, begun), begun
+        self._submitted[task][1].wait(timeout_sec)
 
     def _settle(self) -> None:
-        for task, (run, _) in list(self._handed.items()):
+        for task, (run, _) in list(self._submitted.items()):
             if run.done():
-                del self._handed[task]
+                del self._submitted[task]
                 if task.done():
                     task.result()  # raises what the callback raised
 
     def shutdown(self, timeout_sec: float | None = None) -> bool:
-        """Begin no more callbacks. Returns False when those that run have not ended in time (s)."""
+        """Start no more callbacks. Returns False when running ones do not end within the timeout (s)."""
         ended = super().shutdown(timeout_sec)
         self._pool.shutdown(wait=False, cancel_futures=True)
         return ended
@@ -220,7 +221,7 @@ def _run(task: Task, begun: threading.Event) -> None:
 
 
 class NodeLog(logging.Handler):
-    """Lines of ``logging.getLogger("dsd_ros...")``, with session, reply and round, as the node's; until closed."""
+    """Forwards the package's log lines, with their fields, to the node's logger and so to /rosout; until closed."""
 
     def __init__(self, node: Node) -> None:
         super().__init__()
@@ -235,7 +236,7 @@ class NodeLog(logging.Handler):
         line = record.getMessage() + about
         if record.exc_info:
             line += "\n" + logging.Formatter().formatException(record.exc_info)
-        # rclpy wants each severity to have a call of its own.
+        # rclpy requires a separate call site per severity.
         if record.levelno >= logging.ERROR:
             self._logger.error(line)
         elif record.levelno >= logging.WARNING:
@@ -253,24 +254,23 @@ class NodeLog(logging.Handler):
         super().close()
 
 
-_LEAST = 1  # any real-time priority comes before every ordinary process
+_PRIORITY = 1  # the lowest real-time priority already precedes every ordinary process
 
 
 def ask_for_realtime(inherited: bool = True) -> bool:
-    """Give every thread of this process real-time scheduling.
+    """Give all threads of this process real-time scheduling, so that busy models cannot delay the safety supervisor.
 
-    :param inherited: threads and processes that are started later have it, too.
+    :param inherited: later threads and child processes get it, too.
 
-    False where the system does not have it or does not allow it: that takes CAP_SYS_NICE, or a limit such as
-    systemd's LimitRTPRIO=1.
+    Returns False where it is unavailable or not permitted; it takes CAP_SYS_NICE or e.g. systemd's LimitRTPRIO=1.
     """
     if not hasattr(os, "SCHED_RR"):
         return False
-    return _schedule(os.SCHED_RR if inherited else os.SCHED_RR | os.SCHED_RESET_ON_FORK, _LEAST)
+    return _schedule(os.SCHED_RR if inherited else os.SCHED_RR | os.SCHED_RESET_ON_FORK, _PRIORITY)
 
 
 def end_realtime() -> None:
-    """Back to ordinary scheduling."""
+    """Return to ordinary scheduling."""
     if hasattr(os, "SCHED_OTHER"):
         _schedule(os.SCHED_OTHER, 0)
 

@@ -1,4 +1,4 @@
-"""The sensor that looks ahead of the robot, as a distance: range finder, laser scan or depth camera."""
+"""Distance to the nearest obstacle ahead, from a range finder, laser scan or depth camera."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dsd_ros.navigation.safety import Requirements, SafetyLimits, nearest_ahead,
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import seconds
 
-# Takes metres (infinite: nothing ahead; None: the sensor does not know) and a stamp in seconds, where there is one.
+# Takes metres (infinite: nothing ahead; None: unknown) and a stamp in seconds, or None.
 OnDistance = Callable[[float | None, float | None], None]
 
 
 def subscribe_obstacle_sensor(
     node: Node, required: Requirements, limits: SafetyLimits, view: DepthView, on_distance: OnDistance
 ) -> None:
-    """Subscribe to what ``required.obstacle`` names, and report every distance."""
+    """Subscribe to the sensor that ``required.obstacle`` names, and report every distance."""
     if required.obstacle == "range":
 
         def on_range(message: Range) -> None:
@@ -45,7 +45,7 @@ def subscribe_obstacle_sensor(
 
 
 class _DepthCamera:
-    """Without the camera's info nothing is known of its images: the sensor is silent until it comes."""
+    """Reports nothing until the camera's info has arrived."""
 
     def __init__(self, node: Node, limits: SafetyLimits, view: DepthView, on_distance: OnDistance) -> None:
         self._node, self._limits, self._view = node, limits, view

@@ -1,4 +1,4 @@
-"""Conversions of times, poses, velocities and action kinds between ROS messages and plain values."""
+"""Convert times, poses, velocities and action kinds between ROS messages and plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ACTION_KINDS = {
 
 
 def seconds(stamp: Time) -> float:
-    """A stamp in seconds (float64: 0.3 microseconds of resolution in this century)."""
+    """A stamp in seconds (float64 resolves 0.3 microseconds)."""
     return stamp.sec + stamp.nanosec * 1e-9
 
 

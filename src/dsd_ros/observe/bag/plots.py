@@ -1,16 +1,17 @@
-"""A recorded run as a picture, and as a page that holds everything in one file."""
+"""Plot a recorded run, and write it as a self-contained HTML page."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from dsd_ros.observe.bag.report import rounds_of, summary, summary_lines
 from dsd_ros.observe.bag.run import Run, picture_sent, pictures_of
 
-_SHOWN = 60  # steps with their pictures in a page, beyond which it grows too large
+_SHOWN = 60  # steps shown with their pictures, which keeps the page small
 _COLOURS = {"draft": "#4477aa", "verify": "#ee6677", "link": "#ccbb44"}
 _STYLE = (
     "body{font:14px system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}"
@@ -21,9 +22,9 @@ _STYLE = (
 
 
 def draw(run: Run) -> bytes:
-    """A PNG: the way walked, seconds and tokens of every reply, and when the robot was held.
+    """A PNG of the path, seconds and tokens of every reply, and the times the robot was held.
 
-    :raises ValueError: where matplotlib is not installed.
+    :raises ValueError: when matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -47,7 +48,7 @@ def draw(run: Run) -> bytes:
 
 
 def page(run: Run) -> str:
-    """An HTML page without any reference to another file; ValueError as :func:`draw`."""
+    """A self-contained HTML page. Raises ValueError like :func:`draw`."""
     plot = base64.b64encode(draw(run)).decode()
     pictures = pictures_of(run.bag, {step.stamp for step in run.steps[:_SHOWN]})
     rows = []
@@ -67,18 +68,15 @@ def page(run: Run) -> str:
         )
     title = html.escape(f"Run of {run.bag.path.name}")
     overview = html.escape("\n".join(summary_lines(run)))
-    head = "".join(
-        f"<th>{name}</th>"
-        for name in (
-            "step", "picture", "reply", "tokens", "rounds", "tau", "s", "bytes up", "bytes down",
-            "accepted, round by round",
-        )
+    names = (
+        "step", "picture", "reply", "tokens", "rounds", "tau", "s", "bytes up", "bytes down",
+        "accepted, round by round",
     )  # fmt: skip
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style><h1>{title}</h1><pre>{overview}</pre>"
         f'<img alt="plots of the run" src="data:image/png;base64,{plot}">'
-        f"<h2>Replies</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+        f"<h2>Replies</h2>{_table(names, rows)}"
         f"<h2>Rounds</h2>{_round_table(run)}</html>\n"
     )
 
@@ -88,11 +86,15 @@ def _round_table(run: Run) -> str:
         "step", "round", "drafted", "accepted", "draft_seconds", "wait_seconds", "verify_seconds",
         "bytes_up", "bytes_down", "source", "ready",
     )  # fmt: skip
-    head = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in names)
     rows = []
     for row in rounds_of(run):
         cells = (f"{row[name]:.4f}" if isinstance(row[name], float) else html.escape(str(row[name])) for name in names)
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return _table([name.replace("_", " ") for name in names], rows)
+
+
+def _table(names: Sequence[str], rows: Sequence[str]) -> str:
+    head = "".join(f"<th>{name}</th>" for name in names)
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 

@@ -1,4 +1,4 @@
-"""Reads bags, whole ones and what is left of those whose recorder was killed. Needs no ROS: types are in the bag."""
+"""Read bags, including truncated or damaged ones, and repair them. Needs no ROS: the bag holds its message types."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_
 
 from dsd_ros.observe.bag.writer import BagWriter
 
-_RECORD_LIMIT = 256 << 20  # bytes of one record: more is a damaged length
+_RECORD_LIMIT = 256 << 20  # bytes of one record; anything larger is a corrupted length
 _SUFFIXES = (".mcap", ".db3")
 
 
 class BagError(ValueError):
-    """A bag that cannot be read at all; one sentence."""
+    """The bag cannot be read at all; one sentence."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One message: ``at`` is when it was received (ns), ``data`` its CDR."""
+    """A message: ``at`` is its receive time (ns), ``data`` its CDR."""
 
     topic: str
     kind: str
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass
 class Bag:
-    """A bag's files, open for reading as often as wanted. ``notes``: what is wrong with it, sentence by sentence."""
+    """An opened bag. ``notes`` describe its damage, one sentence each."""
 
     path: Path
     files: list[Path]
@@ -49,8 +49,8 @@ class Bag:
     counts: dict[str, int]  # topic -> messages
     kinds: dict[str, str]  # topic -> type
     notes: list[str] = field(default_factory=list)
-    damaged: set[Path] = field(default_factory=set)  # files whose index cannot be used
-    namespace: str = ""  # of the robot's topics, with a slash in front, "" for none
+    damaged: set[Path] = field(default_factory=set)  # files without a usable index
+    namespace: str = ""  # of the robot's topics, with a leading slash; "" for none
     _store: Any = None
 
     def topic(self, name: str) -> str:
@@ -58,7 +58,7 @@ class Bag:
         return name if name.startswith("/") else f"{self.namespace}/{name}"
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
-        """The messages of these topics, all where None, by the time they came (where the index is lost, nearly so)."""
+        """Messages of these topics (None: all) in receive order; approximately so in files without an index."""
         for path in self.files:
             for record in _records(path, path not in self.damaged, lambda _: None):
                 if isinstance(record, Record) and (topics is None or record.topic in topics):
@@ -67,7 +67,7 @@ class Bag:
     def decode(self, record: Record) -> Any:
         """The message as an object with its fields as attributes.
 
-        :raises BagError: where the bag does not define its type, or the bytes are not of it.
+        :raises BagError: when the bag does not define its type, or the bytes do not match it.
         """
         if self._store is None:
             self._store = get_typestore(Stores.EMPTY)
@@ -91,9 +91,9 @@ class Bag:
 
 
 def open_bag(path: Path | str) -> Bag:
-    """Look through a bag: a folder, or one of its files alone.
+    """Open and index a bag: a folder, or a single file.
 
-    :raises BagError: when there is nothing in it that can be read.
+    :raises BagError: when nothing in it can be read.
     """
     path = Path(path)
     files, about = _files_of(path)
@@ -102,7 +102,7 @@ def open_bag(path: Path | str) -> Bag:
     for file in files:
         try:
             found = _look_through(bag, file, True)
-        except Exception:  # what damage does to readers is beyond any list of errors
+        except Exception:  # damaged files make the readers raise anything
             bag.damaged.add(file)
             found = _look_through(bag, file, False)
         if found:
@@ -123,7 +123,7 @@ def open_bag(path: Path | str) -> Bag:
 
 
 def _look_through(bag: Bag, file: Path, indexed: bool) -> Counter[tuple[str, str]]:
-    """How many messages of which topic and type a file holds; its types are noted."""
+    """Count a file's messages by topic and type, and collect its type definitions."""
     found: Counter[tuple[str, str]] = Counter()
     for record in _records(file, indexed, bag.notes.append):
         if isinstance(record, _Type):
@@ -144,7 +144,7 @@ _Note = Callable[[str], None]
 
 
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The storage files of a bag in their order, and what its metadata.yaml says."""
+    """A bag's storage files in order, and the content of its metadata.yaml."""
     if path.is_file():
         if path.suffix not in _SUFFIXES:
             raise BagError(f"{path} is no bag; one is a folder, or a file {' or '.join(_SUFFIXES)}.")
@@ -156,11 +156,11 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
         text = (path / "metadata.yaml").read_text(encoding="utf-8")
         about = yaml.safe_load(text)["rosbag2_bagfile_information"]
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        pass  # the files say the most of it, too
+        pass  # the storage files repeat most of it
     if not isinstance(about, dict):
         about = {}
     listed = [path / Path(str(name)).name for name in about.get("relative_file_paths") or []]
-    # A file that was begun after metadata.yaml was written, in the order of their numbers.
+    # Files started after metadata.yaml was written, ordered by number.
     found = sorted((p for p in path.iterdir() if p.suffix in _SUFFIXES), key=lambda p: (len(p.name), p.name))
     files = [p for p in listed if p.is_file()] + [p for p in found if p not in listed]
     if not files:
@@ -169,7 +169,7 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def _records(path: Path, indexed: bool, note: _Note) -> Iterator[_Type | Record]:
-    """A file's types and messages; ``note`` is told when it ends too early."""
+    """A file's types and messages; ``note`` is called with a sentence when the file is incomplete."""
     if path.suffix == ".db3":
         yield from _of_database(path, note)
     elif indexed:
@@ -191,7 +191,7 @@ def _all_of(reader: Reader) -> Iterator[_Type | Record]:
 
 
 def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
-    """The whole chunks of an .mcap file whose end is missing."""
+    """The complete chunks of an .mcap file that was never closed or is cut off."""
     schemas: dict[int, Schema] = {}
     channels: dict[int, Channel] = {}
     count = 0
@@ -231,7 +231,7 @@ def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
     journal = path.with_name(path.name + "-journal")
     count = 0
     with tempfile.TemporaryDirectory(prefix="dsd_bag_") as folder:
-        if journal.exists():  # killed in the middle: sqlite takes back what was half written, in a copy
+        if journal.exists():  # killed in mid-write: let SQLite roll back in a copy
             for file in (path, journal):
                 shutil.copy(file, folder)
             path = Path(folder) / path.name
@@ -256,9 +256,9 @@ def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
 
 
 def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
-    """Copy the readable messages into a new bag; how many there were.
+    """Copy the readable messages of a damaged bag into a new one; returns their number.
 
-    :raises ValueError: when the folder is there already, or cannot be written.
+    :raises ValueError: when the folder exists or cannot be written.
     """
 
     def define(kind: str) -> tuple[str, str]:
@@ -272,7 +272,7 @@ def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
         writer.set_metadata(key, text)
     saved = 0
     for record in bag.messages():
-        if record.at - saved > 1_000_000_000:  # in chunks as a recorder makes them
+        if record.at - saved > 1_000_000_000:  # one chunk per second, like the recorder
             writer.save()
             saved = record.at
         writer.write(record.topic, record.kind, (), record.at, record.data)

@@ -1,4 +1,4 @@
-"""What a bag asks of a replay, and how its answers compare with the recorded ones."""
+"""Turn a bag into replay requests, and compare the replayed replies with the recorded ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dsd_ros.observe.bag.replay_system import (
 )
 from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 
-_HISTORY = 8  # steps before, as navigation tells of
-_SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw alike when sampling
+_HISTORY = 8  # previous steps, as many as the navigation node sends
+_SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw the same tokens when sampling
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How a bag is to be replayed; empty: as it was recorded."""
+    """How to replay a bag; an empty option means as recorded."""
 
     mode: str = ""
     transport: str = ""
@@ -34,14 +34,14 @@ class ReplayOptions:
 
 @dataclass
 class ReplayTask:
-    """A bag made ready: its questions, each with the step it is about, and how to start the nodes."""
+    """A prepared bag: its requests, each with its recorded step, and how to start the nodes."""
 
     bag: Bag
     run: Run
     plan: ReplayPlan
     mode: str
     asked: list[tuple[RecordedStep, ReplayRequest]]
-    shareable: bool  # whether nodes that have replayed another bag will do
+    shareable: bool  # nodes that replayed another bag can be reused
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -56,7 +56,7 @@ class ReplayTask:
 
 @dataclass(frozen=True)
 class StepComparison:
-    """One step, recorded and replayed. ``changed``: of reply, action and tokens, what is not the same."""
+    """One step, recorded and replayed. ``changed`` names what differs: reply, action, tokens."""
 
     step: RecordedStep
     reply: ReplayReply
@@ -67,7 +67,7 @@ class StepComparison:
         return not self.changed
 
     def lines(self) -> list[str]:
-        """The difference for people."""
+        """The difference as text."""
         step, reply = self.step, self.reply
         result = [f"step {step.number}: {', '.join(self.changed)} changed"]
         result.append(f"  - recorded, picture of {_seconds(step.stamp)}: {step.text!r}")
@@ -100,9 +100,9 @@ class StepComparison:
 
 
 def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
-    """The questions of a recorded run.
+    """The replay requests of a recorded run.
 
-    :raises BagError: when it has none, or cannot be replayed exactly in the way that is wished for.
+    :raises BagError: when it has none, or cannot be replayed exactly with these options.
     """
     notes: list[str] = []
     wanted = []
@@ -116,7 +116,7 @@ def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
     pictures = pictures_of(bag, {step.stamp for step in wanted})
     asked = []
     for step in wanted:
-        # A picture that the recorder missed has gone to the verifier nevertheless.
+        # A picture that the recorder missed may still be in the observation sent to the verifier.
         found = pictures.get(step.stamp) or picture_sent(step)
         if found is None:
             notes.append(f"step {step.number} is left out: the bag lacks its picture")
@@ -149,9 +149,9 @@ def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
 
 
 def settings_of(run: Run) -> DecodeSettings:
-    """How the recorded run decoded: by its parameters, or where they are missing, by what its session was opened with.
+    """The decode settings of the recorded run: its parameters, else those its session was opened with.
 
-    :raises BagError: when neither is in the bag, or they are none of today's.
+    :raises BagError: when they are not valid in this version.
     """
     given = {
         name.removeprefix("decode."): value
@@ -177,7 +177,7 @@ def settings_of(run: Run) -> DecodeSettings:
 
 
 def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
-    """The steps that the same run carried out before, oldest first, as navigation tells the draft node."""
+    """The previous steps of the same run, oldest first, as the navigation node sends them to the draft node."""
     mine = [a for a in run.actions if stamp_of(a.observation_stamp) == step.stamp]
     number = int(mine[0].step) if mine else 1 << 32  # of the action, counted within a run
     before: list[tuple[int, str]] = []
@@ -186,14 +186,14 @@ def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
         if stamp >= step.stamp or getattr(action, "retracing", False):
             continue
         if int(action.step) >= number or len(before) == _HISTORY:
-            break  # of the run before
+            break  # belongs to the previous run
         before.append((stamp, executed_phrase(action)))
         number = int(action.step)
     return tuple(reversed(before))
 
 
 def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:
-    """What is not as it was recorded."""
+    """Compare a replayed reply with its recorded step."""
     changed = []
     if reply.text != step.text:
         changed.append("reply")
@@ -207,7 +207,7 @@ def compare(step: RecordedStep, reply: ReplayReply) -> StepComparison:
 
 
 def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: list[int]) -> None:
-    """BagError where sampled replies would not be drawn as they were."""
+    """Raise BagError when sampled replies would not be drawn as they were recorded."""
     if numbers != list(range(1, len(numbers) + 1)):
         raise BagError(
             "The bag's replies are sampled, and some of those before them are missing in it; what was drawn "

@@ -1,6 +1,6 @@
-"""The nodes that a replay goes through: draft node and verifier as processes, over either transport.
+"""Start the draft node and the verifier of a replay as processes, over either transport.
 
-They run in a namespace of their own and on this machine alone, so that a robot nearby never hears of them.
+They run in their own namespace and with discovery limited to this machine, so that no robot nearby hears them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dsd_ros.ros.processes import ProcessGroup
 
 READY_LIMIT_S = 180.0
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
-# Of the recorded parameters: what belongs to the machine that recorded, or to its link.
-_NOT_TAKEN = ("autostart", "transport", "use_sim_time", "link.", "engine.")
+# Recorded parameters that describe the recording machine or its link.
+_MACHINE_PARAMETERS = ("autostart", "transport", "use_sim_time", "link.", "engine.")
 
 
 class ReplayFailed(RuntimeError):
-    """The nodes of a replay could not be kept running; one sentence."""
+    """A node of the replay did not start or ended; one sentence."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """How the nodes are started: flat parameters over those of their files."""
+    """How to start the nodes: flat parameters that override those of the nodes' files."""
 
     transport: str
     draft: dict[str, Any] = field(default_factory=dict)
@@ -41,25 +41,25 @@ class ReplayPlan:
 
 
 def reusable_parameters(recorded: dict[str, Any], node: str) -> dict[str, Any]:
-    """Of a node's recorded parameters, those that a replay takes over: what it still has, and what matters."""
+    """The recorded parameters of a node that still exist and do not depend on the machine."""
     known = _flat(_file_of(node))
     return {
         name: value
         for name, value in recorded.items()
-        if name in known and not name.startswith(_NOT_TAKEN) and isinstance(value, type(known[name]))
+        if name in known and not name.startswith(_MACHINE_PARAMETERS) and isinstance(value, type(known[name]))
     }
 
 
 def changed_parameters(parameters: dict[str, Any], node: str) -> dict[str, Any]:
-    """Of a node's parameters, those that are not as in its file."""
+    """The parameters that differ from the node's shipped file."""
     known = _flat(_file_of(node))
     return {name: value for name, value in parameters.items() if known.get(name) != value}
 
 
 class ReplaySystem:
-    """The running nodes, with the client that asks them. Use it as a context manager.
+    """The running nodes and the client that queries them, as a context manager.
 
-    Processes end with it, and it must be made in a thread that outlives them.
+    Create it in a thread that outlives it: the processes end with that thread.
     """
 
     def __init__(self, plan: ReplayPlan, printer: Callable[[str, str], None], interrupted: Callable[[], bool]) -> None:
@@ -77,7 +77,7 @@ class ReplaySystem:
 
     @property
     def client(self) -> Any:
-        """The ReplayClient, once the system has been entered."""
+        """The ReplayClient; None before ``__enter__``."""
         return self._client
 
     def __enter__(self) -> ReplaySystem:
@@ -86,7 +86,7 @@ class ReplaySystem:
         namespace = f"replay_{os.getpid()}"
         try:
             self._start(namespace)
-            # Imported late: the nodes are already starting while this process loads ROS.
+            # Imported late, so that the nodes start while this process loads ROS.
             from dsd_ros.observe.ros.replay_client import ReplayClient
 
             verifies = "verifier_node" if self._plan.transport == "dds" else "bridge_node"
@@ -104,7 +104,7 @@ class ReplaySystem:
         self._folder.cleanup()
 
     def check(self) -> None:
-        """KeyboardInterrupt when interrupted, ReplayFailed when a node has ended."""
+        """Raise KeyboardInterrupt when interrupted, ReplayFailed when a node has ended."""
         if self._interrupted():
             raise KeyboardInterrupt
         child = self._group.ended()
@@ -113,7 +113,7 @@ class ReplaySystem:
             raise ReplayFailed(f"{child.name} ended with exit code {child.process.returncode}; its last lines:\n{tail}")
 
     def wait(self, done: Callable[[], bool], sentence: str) -> None:
-        """Poll until ``done()``; ReplayFailed when that takes too long."""
+        """Poll until ``done()``; raises ReplayFailed after READY_LIMIT_S."""
         deadline = time.monotonic() + READY_LIMIT_S
         while not done():
             self.check()
@@ -179,23 +179,23 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """One recorded step: what a reply is asked about."""
+    """One recorded step, to be decoded again."""
 
     stamp: int  # of the picture, ns
     png: bytes
     format: str  # of a CompressedImage
     instruction: str
-    history: tuple[tuple[int, str], ...] = ()  # (stamp in ns, action) of the steps before, oldest first
+    history: tuple[tuple[int, str], ...] = ()  # (stamp in ns, action) of the previous steps, oldest first
 
 
 @dataclass(frozen=True)
 class ReplayReply:
-    """What came of it. ``tokens`` None where they could not be read off the topics; ``message``: why there is none."""
+    """The replayed reply. ``tokens`` is None when a message was missed; ``message`` says why there is no reply."""
 
     text: str = ""
     tokens: list[int] | None = None
     count: int = 0  # of its tokens
     rounds: int = 0
     seconds: float = 0.0
-    stamp: int = 0  # of the picture it is about, ns
+    stamp: int = 0  # of its picture, ns
     message: str = ""

@@ -1,6 +1,6 @@
-"""The tokens of replies, read off the drafts and outcomes that went over the topics.
+"""Reconstruct the token ids of replies from the draft and outcome messages on the topics.
 
-Takes messages of rclpy as well as those read from a bag: only fields are looked at. Imports nothing of ROS.
+Works on rclpy messages and on those decoded from a bag alike, since only fields are read. Needs no ROS.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Key = tuple[int, int]  # session, reply
 
 @dataclass
 class Traffic:
-    """What was said about one reply, under one session or, where that was lost, under several."""
+    """The messages about one reply; after a reconnect they come from several sessions."""
 
     reply: int
     instruction: str
@@ -23,13 +23,13 @@ class Traffic:
     encoding: str
     height: int
     width: int
-    at: int  # when its first observation came, ns
-    starts: dict[int, list[int]] = field(default_factory=lambda: {0: []})  # rounds -> tokens by then
+    at: int  # receive time of its first observation, ns
+    starts: dict[int, list[int]] = field(default_factory=lambda: {0: []})  # rounds -> tokens verified by then
     drafts: dict[int, list[Any]] = field(default_factory=dict)
     outcomes: dict[int, Any] = field(default_factory=dict)  # the final ones
 
     def tokens(self, count: int) -> list[int] | None:
-        """The first ``count`` tokens of the reply; None where a message is missing."""
+        """The first ``count`` tokens of the reply; None when a message is missing."""
         done, found = 0, list[int]()
         while len(found) < count:
             outcome = self.outcomes.get(done + 1)
@@ -45,7 +45,7 @@ class Traffic:
                 return None
             found += gained
             done += 1
-        return found[:count]  # behind a reply's end a draft may have gone on
+        return found[:count]  # a draft may run past the end of the reply
 
     def _gained(self, number: int, outcome: Any, before: list[int]) -> list[int] | None:
         draft = self._draft(number, before)
@@ -57,14 +57,14 @@ class Traffic:
             return None
         if len(outcome.distribution) == 0:
             return [*held, int(outcome.next_token)]
-        # Split: what follows was drawn on the robot, which tells of it with its next draft.
-        for told in (*self.drafts.get(number + 1, ()), *self.drafts.get(number, ())):
-            if len(told.resampled) and told is not draft:
-                return [*held, *map(int, told.resampled)]
+        # Split mode: the robot drew the recovered token and reports it with its next draft.
+        for later in (*self.drafts.get(number + 1, ()), *self.drafts.get(number, ())):
+            if len(later.resampled) and later is not draft:
+                return [*held, *map(int, later.resampled)]
         return None
 
     def _draft(self, number: int, before: list[int]) -> Any:
-        """The draft that this round's outcome is about: one on an assumption only where that came true."""
+        """The draft that this round's outcome verified; a draft on an assumed prefix only if the assumption held."""
         plain = None
         for draft in self.drafts.get(number, ()):
             if len(draft.assumed) == 0:
@@ -76,7 +76,7 @@ class Traffic:
 
 
 def _path(draft: Any, accepted: int) -> list[int] | None:
-    """The tokens that hold; None where the draft has no such node."""
+    """The accepted tokens; None when the draft has no such node."""
     tokens = [int(token) for token in draft.tokens]
     if accepted > len(tokens):
         return None
@@ -90,15 +90,15 @@ def _path(draft: Any, accepted: int) -> list[int] | None:
 
 
 class TrafficLog:
-    """Sorts the messages of the protocol by reply. ``replies`` in the order of their first observations."""
+    """Groups protocol messages by reply. ``replies`` are in the order of their first observations."""
 
     def __init__(self) -> None:
         self.replies: list[Traffic] = []
         self._by_key: dict[Key, Traffic] = {}
-        self._waiting: dict[Key, list[tuple[str, Any]]] = {}  # what overtook its observation
+        self._waiting: dict[Key, list[tuple[str, Any]]] = {}  # messages that arrived before their observation
 
     def observation(self, message: Any, at: int) -> None:
-        """An Observation; of a reply that is known it may tell how far that is."""
+        """Add an Observation; for a known reply it may carry the verified prefix."""
         key = int(message.session), int(message.reply)
         picture = bytes(message.image)
         traffic = self._by_key.get(key)
@@ -119,19 +119,19 @@ class TrafficLog:
             (self.draft if kind == "draft" else self.outcome)(waiting)
 
     def draft(self, message: Any) -> None:
-        """A Draft."""
+        """Add a Draft."""
         traffic = self._of(message, "draft")
         if traffic is not None:
             traffic.drafts.setdefault(int(message.round), []).append(message)
 
     def outcome(self, message: Any) -> None:
-        """An Outcome; early ones bind nobody."""
+        """Add an Outcome; early exits are ignored, since they are not binding."""
         traffic = self._of(message, "outcome")
         if traffic is not None and message.is_final:
             traffic.outcomes.setdefault(int(message.round), message)
 
     def before(self, at: int) -> Traffic | None:
-        """The reply that was last begun before a time, ns."""
+        """The last reply that began by the time ``at``, ns."""
         begun = [traffic for traffic in self.replies if traffic.at <= at]
         return begun[-1] if begun else None
 

@@ -1,4 +1,4 @@
-"""A recorded run in figures: a summary, its steps and rounds as tables, CSV, JSON and Parquet."""
+"""Summarize a recorded run: text, tables of steps and rounds, CSV, JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP_COLUMNS = ("stamp_ns", "action", "reply_tokens", "reply_seconds", "reply_t
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The run in one object of plain values; seconds, metres, bytes."""
+    """The run as plain values, in seconds, metres and bytes."""
     stats = [step.stats for step in run.steps]
     tokens, rounds = sum(s["tokens"] for s in stats), sum(s["rounds"] for s in stats)
     drafts = [r for step in run.steps for r in step.rounds[1:] if r.get("drafted")]
@@ -62,7 +62,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def summary_lines(run: Run) -> list[str]:
-    """The summary for people."""
+    """The summary as text."""
     s = summary(run)
     miss = "" if s["miss_rate"] is None else f", miss rate {100 * s['miss_rate']:.1f} %"
     lines = [
@@ -111,7 +111,7 @@ def round_lines(run: Run) -> list[str]:
 
 
 def rounds_of(run: Run) -> list[dict[str, Any]]:
-    """Every round of every reply, as flat rows."""
+    """Every round of every reply as a flat row."""
     rows = []
     for step in run.steps:
         of_step = (
@@ -125,7 +125,7 @@ def rounds_of(run: Run) -> list[dict[str, Any]]:
 
 
 def as_csv(run: Run) -> str:
-    """The rounds, comma-separated, with a line of names."""
+    """The rounds as CSV with a header line."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*ROUND_COLUMNS, *_STEP_COLUMNS], lineterminator="\n")
     writer.writeheader()
@@ -147,9 +147,9 @@ def as_json(run: Run) -> dict[str, Any]:
 
 
 def write_parquet(run: Run, path: Path) -> None:
-    """The rounds as Parquet.
+    """Write the rounds as Parquet.
 
-    :raises ValueError: where pyarrow is not installed; it is no requirement, being 55 MB.
+    :raises ValueError: when pyarrow is not installed; at 55 MB it is optional.
     """
     try:
         import pyarrow
@@ -166,7 +166,7 @@ def _since(run: Run, at: int) -> float:
 
 
 def _gaps(run: Run) -> Iterable[float]:
-    """From one reply to the next, within a run, s."""
+    """Seconds from one reply to the next within a run."""
     for a, b in zip(run.steps, run.steps[1:], strict=False):
         if not any(a.at < end < b.at for end, _ in run.ends):
             yield (b.at - a.at) * 1e-9

@@ -13,47 +13,44 @@ import numpy as np
 from PIL import Image
 
 from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, format_action, parse_reply
+from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 
-CAUSES = (
-    "", "EMERGENCY_STOP", "DEADMAN", "TILT", "OPERATOR", "ROBOT_FAULT", "ODOMETRY_STALE", "STATE_STALE",
-    "CAMERA_STALE", "OBSTACLE", "OBSTACLE_SENSOR_STALE", "LOW_BATTERY", "NODE_SILENT", "LINK_LOST",
-    "UNVERIFIED_ACTION", "UNPARSABLE_ACTION", "STALE_REPLY", "NO_ACTION", "MOTION_REFUSED", "COMMAND_STALE",
-)  # fmt: skip
+_CAUSES = {cause.value: cause.name for cause in Cause}
 _KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
 _PICTURES = "camera/image_raw/compressed"
 _PATH_S = 0.1
 _SAME_STOP_S = 0.5
-_END = re.compile(r"[A-Z][A-Z_]+: ")  # of a goal, as navigation's health says it
+_END = re.compile(r"[A-Z][A-Z_]+: ")  # outcome of a goal in the navigation node's diagnostics
 
 
 @dataclass
 class RecordedStep:
-    """One reply that was completed. Times in ns; ``tokens`` None where the bag has not all of its messages."""
+    """A completed reply. Times in ns; ``tokens`` is None when the bag lacks some of its messages."""
 
     number: int
     stamp: int  # of its picture
-    at: int  # when it was there
+    at: int  # when it was complete
     text: str
     instruction: str
-    reply: int  # its number in the session; 0: not known
+    reply: int  # its number in the session; 0: unknown
     tokens: list[int] | None
     stats: dict[str, Any]
     rounds: list[dict[str, Any]]
-    executed: str = ""  # the action that navigation announced; empty: none
+    executed: str = ""  # the action that the navigation node announced; empty: none
     verified: bool = True
-    seen: Traffic | None = None  # what was said of it; has the picture as the verifier got it
+    seen: Traffic | None = None  # its messages, with the picture as the verifier received it
 
     @property
     def action(self) -> str:
-        """The action that the reply ends in, in the grammar's words; empty where it does not parse."""
+        """The action that the reply ends in, as the grammar writes it; empty when it does not parse."""
         return action_of(self.text)
 
 
 @dataclass
 class Stop:
-    """A time in which the supervisor kept the robot from moving, with the causes it named in the course of it."""
+    """A period in which the supervisor kept the robot from moving, with every cause it named."""
 
     began: int
     ended: int
@@ -73,7 +70,7 @@ class Run:
     verifiers: list[Any]  # SessionReply
     actions: list[Any]  # NavAction
     path: list[tuple[int, float, float, float]]  # when, x, y (m), yaw (rad)
-    ends: list[tuple[int, str]] = field(default_factory=list)  # when a goal ended, and what it came to
+    ends: list[tuple[int, str]] = field(default_factory=list)  # when each goal ended, and its outcome
     began: int = 0
     ended: int = 0
     parameters: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -81,11 +78,11 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the first to the last message."""
+        """Duration from the first to the last message."""
         return (self.ended - self.began) * 1e-9
 
     def parameters_of(self, node: str) -> dict[str, Any]:
-        """The parameters of the node of that name; empty where the bag has none of it."""
+        """The parameters of the node of that name; empty when the bag has none."""
         for name, values in self.parameters.items():
             if name.rpartition("/")[2] == node:
                 return values
@@ -93,7 +90,7 @@ class Run:
 
 
 def action_of(text: str) -> str:
-    """The action that a reply ends in; empty where it does not parse."""
+    """The action that a reply ends in; empty when it does not parse."""
     try:
         return format_action(parse_reply(text).action)
     except UnparsableReply:
@@ -101,7 +98,7 @@ def action_of(text: str) -> str:
 
 
 def read_run(bag: Bag) -> Run:
-    """Read a bag's messages once, all but its pictures."""
+    """Read all messages of a bag but its pictures, in one pass."""
     run = Run(bag, [], [], [], [], [], [], [])
     run.parameters = _object(bag.custom.get("parameters"))
     run.versions = _object(bag.custom.get("versions"))
@@ -127,7 +124,7 @@ def read_run(bag: Bag) -> Run:
 
 
 def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
-    """The camera's pictures of these stamps (ns), as PNG and their format; those the bag has."""
+    """The camera's pictures with these stamps (ns), as PNG and format; missing ones are left out."""
     found: dict[int, tuple[bytes, str]] = {}
     for record in bag.messages([bag.topic(_PICTURES)]):
         stamp = header_stamp(record.data)
@@ -138,7 +135,7 @@ def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
 
 
 def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
-    """A reply's picture as it went to the verifier, without loss, as PNG and its format; None where it is unknown."""
+    """A reply's picture as it was sent to the verifier, as PNG and format; None when it is unknown."""
     sent = step.seen
     form = "rgb8; png compressed bgr8"
     if sent is None or not sent.picture:
@@ -153,7 +150,7 @@ def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
 
 
 class _Reading:
-    """Puts the messages of a run together."""
+    """Assembles a Run from its messages."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -192,7 +189,7 @@ class _Reading:
         of_stamp[-1][number] = {"round": number} | plain(message.last_round)
 
     def _safety(self, message: Any, record: Record) -> None:
-        names = [CAUSES[c] if c < len(CAUSES) else f"CAUSE_{c}" for c in map(int, message.causes)]
+        names = [_CAUSES.get(int(cause), f"CAUSE_{cause}") for cause in message.causes]
         held = bool(message.stopped) and bool(names) and names != ["NO_ACTION"]
         stop = self._stop
         if stop is not None and not held:
@@ -202,7 +199,7 @@ class _Reading:
         elif held:
             last = self._run.stops[-1] if self._run.stops else None
             if stop is None and last is not None and record.at - last.ended < _SAME_STOP_S * 1e9:
-                stop = self._run.stops.pop()  # what comes back at once has not been away
+                stop = self._run.stops.pop()  # a stop that returns at once never ended
             if stop is None:
                 stop = Stop(record.at, record.at, [], [])
             stop.ended = record.at
@@ -239,7 +236,7 @@ class _Reading:
             texts, rounds = self._texts.get(stamp, []), self._rounds.get(stamp, [])
             text = texts.pop(0) if texts else ""
             mine: dict[int, dict[str, Any]] = {}
-            while rounds and len(mine) < stats["rounds"]:  # a reply that came to nothing may be in front
+            while rounds and len(mine) < stats["rounds"]:  # an abandoned reply may come first
                 mine = rounds.pop(0)
             traffic = self._traffic.before(at)
             action = executed.get(stamp)
@@ -262,7 +259,7 @@ class _Reading:
 
 
 def executed_phrase(message: Any) -> str:
-    """A NavAction's action in the grammar's words."""
+    """A NavAction's action as the grammar writes it."""
     try:
         return format_action(Action(_KINDS[int(message.kind)], int(message.amount)))
     except (IndexError, ValueError):
@@ -275,7 +272,7 @@ def stamp_of(time: Any) -> int:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A flat message's fields as plain values; messages within it are left out."""
+    """A message's fields as plain values, without nested messages."""
     result: dict[str, Any] = {}
     for name, value in vars(message).items():
         if name.startswith("__"):

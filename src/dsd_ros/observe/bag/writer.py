@@ -1,6 +1,7 @@
-"""Writes a bag: a folder as rosbag2 has it, with one or more files and metadata.yaml.
+"""Write bags in rosbag2's layout: a folder with metadata.yaml and one or more MCAP or SQLite files.
 
-Imports nothing of ROS. Everything is called from one thread.
+A bag is readable at every moment: after each ``save`` the files are complete up to that point, so a killed recorder
+loses nothing saved, and a failed write (a full disk) is rolled back. Needs no ROS. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from rosbags.rosbag2.storage_sqlite3 import Sqlite3Writer
 
 STORAGES = {"mcap": ".mcap", "sqlite3": ".db3"}
 _VERSION = 9  # of rosbag2's metadata
-_RESERVE_BYTES = 2 << 20  # given up when the disk is full, for the index and metadata.yaml
-_FILE_BYTES = 1 << 30  # a longer recording goes on in a next file, whose index is small again
+_RESERVE_BYTES = 2 << 20  # kept free on disk, so that the index and metadata.yaml fit when it is full
+_FILE_BYTES = 1 << 30  # a longer recording continues in the next file, to keep each index small
 
 Define = Callable[[str], tuple[str, str]]  # message type -> definition, hash
 
 
 class RecordError(ValueError):
-    """A bag that cannot be written; one sentence."""
+    """The bag cannot be written; one sentence."""
 
 
 class BagWriter:
-    """See the module. After a RecordError what had been saved is a whole bag, and nothing more is written."""
+    """Writes one bag. After a RecordError the saved messages are a complete bag, and further writes are ignored."""
 
     def __init__(self, folder: Path, define: Define, storage: str = "mcap", file_bytes: int = _FILE_BYTES) -> None:
-        """Make the folder, which must not be there yet.
+        """Create the folder.
 
-        :raises RecordError: when it is, or cannot be made, or for an unknown storage.
+        :raises RecordError: when it exists, cannot be created, or the storage is unknown.
         """
         if storage not in STORAGES:
             raise RecordError(f"There is no storage {storage!r}; use {' or '.join(STORAGES)}.")
@@ -72,15 +73,15 @@ class BagWriter:
         return self._file is None
 
     def set_metadata(self, key: str, text: str) -> None:
-        """Keep a text in the bag's custom data, at once."""
+        """Store a text in the bag's custom data immediately."""
         self._custom[key] = text
         if not self.closed:
             self.write_metadata()
 
     def write(self, topic: str, kind: str, qos: Sequence[Qos], timestamp: int, data: bytes | memoryview) -> None:
-        """One message of type ``kind`` as CDR, received at ``timestamp`` (ns).
+        """Write a CDR message of type ``kind``, received at ``timestamp`` (ns).
 
-        :raises RecordError: when the disk does not take it; the bag is closed then.
+        :raises RecordError: when the write fails; the bag is then closed.
         """
         if self.closed:
             return
@@ -98,7 +99,7 @@ class BagWriter:
             raise self._fail(error) from None
 
     def save(self) -> None:
-        """Bring all messages to the disk; what is killed after it loses none of them. RecordError as ``write``."""
+        """Flush all messages to disk, so that a kill loses none of them. Raises RecordError like :meth:`write`."""
         if self.closed:
             return
         try:
@@ -107,7 +108,7 @@ class BagWriter:
             raise self._fail(error) from None
 
     def close(self) -> None:
-        """End the bag: index and metadata.yaml. May be called twice; RecordError as ``write``."""
+        """Write the index and metadata.yaml. May be called twice. Raises RecordError like :meth:`write`."""
         if self.closed:
             return
         try:
@@ -118,7 +119,7 @@ class BagWriter:
             raise self._fail(error) from None
 
     def write_metadata(self) -> None:
-        """metadata.yaml as of now, put in the old one's place in one step."""
+        """Replace metadata.yaml atomically with the current state."""
         text = yaml.safe_dump({"rosbag2_bagfile_information": self._information()}, sort_keys=False)
         path = self.folder / "metadata.yaml"
         new = path.with_suffix(".yaml.tmp")
@@ -168,7 +169,7 @@ class BagWriter:
         self._file.add_connection(connection, profiles)
 
     def _information(self) -> dict[str, Any]:
-        """What rosbag2's metadata.yaml says."""
+        """The content of metadata.yaml (rosbag2, version 9)."""
         filled = [about for about in self._files if about["counts"]]
         counts: Counter[int] = Counter()
         for about in filled:
@@ -211,7 +212,7 @@ class BagWriter:
         }
 
     def _fail(self, error: Exception) -> RecordError:
-        """Save what can be saved in the room that was kept for that, and say what happened."""
+        """Free the reserve, save what fits in it, and return the error to raise."""
         self._reserve.unlink(missing_ok=True)
         file, self._file = self._file, None
         if file is not None:
@@ -219,18 +220,18 @@ class BagWriter:
                 self._files[-1]["counts"] = file.message_counts()
                 file.close(_VERSION, yaml.safe_dump(self._information(), sort_keys=False))
             except (OSError, sqlite3.Error):
-                file.abort()  # without its index, which readers can do without
-        with contextlib.suppress(OSError):  # the one written before stays
+                file.abort()  # leaves the file without an index; readers cope
+        with contextlib.suppress(OSError):  # the previous metadata.yaml stays
             self.write_metadata()
         reason = getattr(error, "strerror", None) or str(error)
         return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. What it holds can be read.")
 
 
 class McapFile(McapWriter):  # type: ignore[misc]
-    """One .mcap file, of chunks compressed by zstd. Use it from one thread."""
+    """An .mcap file of zstd-compressed chunks."""
 
     def __init__(self, path: Path) -> None:
-        # The parent's constructor wants a folder and names the file itself: let it write into a folder of that name.
+        # The parent's constructor takes a folder and names the file itself, so let it write into a temporary folder.
         folder = path.with_suffix("")
         folder.mkdir()
         try:
@@ -265,23 +266,23 @@ class McapFile(McapWriter):  # type: ignore[misc]
             raise
 
     def save(self) -> None:
-        """Write what is still in memory; OSError when the disk does not take it."""
+        """Write and sync what is still in memory; raises OSError when that fails."""
         if self.chunk.msgs:
             self.close_chunk()
             self.bio.sync()
 
     def message_counts(self) -> dict[int, int]:
-        """The messages of each connection that have not been lost to a full disk."""
+        """Messages per connection that reached the disk."""
         return {connection: count for connection, count in self.channel_stats.items() if count}
 
     @property
     def size(self) -> int:
-        """Bytes, those still in memory included."""
+        """Bytes, including those still in memory."""
         return int(self.bio.tell()) + int(self.chunk.bio.tell())
 
 
 class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
-    """One .db3 file. Use it from one thread."""
+    """A .db3 (SQLite) file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -295,11 +296,11 @@ class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
         self._written += len(data)
 
     def save(self) -> None:
-        """Write what is still in memory; sqlite3.OperationalError when the disk does not take it."""
+        """Commit what was written; raises sqlite3.OperationalError when that fails."""
         self.conn.commit()
 
     def message_counts(self) -> dict[int, int]:
-        """The messages of each topic that have not been lost to a full disk; what was not saved is given up."""
+        """Messages per topic that reached the disk; uncommitted ones are rolled back."""
         self.conn.rollback()
         return dict(self.conn.execute("SELECT topic_id, count(*) FROM messages GROUP BY topic_id"))
 
@@ -309,7 +310,7 @@ class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
 
 
 class _Appended:
-    """A file that only grows, written without a buffer, which can take back what is behind the last mark."""
+    """An unbuffered append-only file that can be rolled back to its last commit."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -335,7 +336,7 @@ class _Appended:
         self._size = self._good
 
     def sync(self) -> None:
-        """To the disk itself, so that a loss of power takes no more than a kill."""
+        """Sync to disk, so that a power failure loses no more than a kill does."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:

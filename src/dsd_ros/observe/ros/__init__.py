@@ -1,1 +1,1 @@
-"""What the observing nodes make of messages."""
+"""The parts of observation that use ROS messages."""

@@ -1,4 +1,4 @@
-"""Which of the camera's pictures are kept, and how: as PNG, since replaying takes every bit of them."""
+"""Select the camera pictures that a bag keeps, as lossless PNG: an exact replay needs every bit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sensor_msgs.msg import CompressedImage, Image
 from dsd_ros.observe.bag.run import header_stamp
 from dsd_ros.ros.images import ImageMessageError, from_rgb, to_rgb
 
-_HELD_S = 30.0  # a reply's beginning names its picture long before
+_HELD_S = 30.0  # a reply names its picture much sooner than that
 _HELD_BYTES = 96 << 20
-_LEVEL = 3  # of zlib: the simulator's pictures take a millisecond each
+_LEVEL = 3  # of zlib; 1 ms for a simulator picture
 
 
 def to_png(message: Image) -> CompressedImage:
-    """A picture without loss, named as image_transport does; ImageMessageError for one that is none."""
+    """Compress losslessly, with image_transport's format name. Raises ImageMessageError for an invalid picture."""
     picture = to_rgb(message)
     done, data = cv2.imencode(".png", picture[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, _LEVEL])
     if not done:
@@ -29,7 +29,7 @@ def to_png(message: Image) -> CompressedImage:
 
 
 def from_png(data: bytes, form: str) -> Image:
-    """The camera's message (header left empty) of a PNG and its ``format``; ImageMessageError for one that is none."""
+    """An Image (empty header) from a PNG and its ``format``. Raises ImageMessageError for an invalid PNG."""
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if pixels is None or pixels.dtype != np.uint8:
         raise ImageMessageError(f"A picture of the bag cannot be read; its format is {form!r}.")
@@ -38,9 +38,9 @@ def from_png(data: bytes, form: str) -> Image:
 
 
 class PictureSelector:
-    """Chooses pictures: all of them, or ``rate`` a second and those that replies are about.
+    """Keeps all pictures (``rate`` 0), or ``rate`` a second plus those that replies are about.
 
-    What is not chosen is held for a while, in a bounded room, until a reply may name it.
+    The others are held for a while, within bounds, in case a reply names them.
     """
 
     def __init__(self, rate: float) -> None:
@@ -48,10 +48,10 @@ class PictureSelector:
         self._held: deque[tuple[int, int, bytes]] = deque()  # (stamp, received, CDR)
         self._held_bytes = 0
         self._last = self._newest = -(2**63)
-        self._missing: deque[int] = deque(maxlen=16)  # stamps that were named before their pictures came
+        self._missing: deque[int] = deque(maxlen=16)  # stamps named before their pictures arrived
 
     def take(self, payload: bytes, received: int) -> tuple[int, bytes] | None:
-        """A picture that has come, as (received, CDR of a CompressedImage) if it is to be kept now."""
+        """Add a picture (CDR); returns (received, CDR of a CompressedImage) if it is kept now."""
         if self._rate > 0.0:
             stamp = self._newest = header_stamp(payload)
             if stamp in self._missing:
@@ -64,7 +64,7 @@ class PictureSelector:
         return received, _compressed(payload)
 
     def named(self, stamp: int) -> tuple[int, bytes] | None:
-        """The picture of that stamp (ns), if it was held; as :meth:`take`."""
+        """A reply names this stamp (ns): its held picture, if any, in the form of :meth:`take`."""
         for item in self._held:
             if item[0] == stamp:
                 self._held.remove(item)

@@ -1,10 +1,10 @@
-"""What views show, gathered from the topics of a running system."""
+"""Collect what the views show from the topics of a running system."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
@@ -22,8 +22,8 @@ from dsd_ros.ros.stamps import seconds
 
 LINK_NODES = ("draft_node", "bridge_node")
 _LINK_NAMES = tuple(name.encode() for name in LINK_NODES)
-_LOOK_S = 0.19  # least time between two looks at all but pictures: people read no faster, and the map shows no more
-_DEAF_S = 3.0  # a camera silent for so long is subscribed to anew
+_POLL_S = 0.19  # minimum interval between two polls of everything but pictures; people read no faster
+_DEAF_S = 3.0  # resubscribe to a camera that is silent for this long
 _PHRASES = {
     NavAction.STOP: "stop",
     NavAction.FORWARD: "forward {} cm",
@@ -33,41 +33,41 @@ _PHRASES = {
 
 
 class Live:
-    """The present state of a robot and its decoder. Call :meth:`poll` as often as a view is drawn."""
+    """The current state of a robot and its decoder. Call :meth:`poll` for every frame drawn."""
 
     def __init__(self, node: Node) -> None:
-        self._ears = ears = Polled(node)
-        # Only the newest matters, so none is acknowledged: that would wake both sides 50 times a second.
-        self._odometry = ears.subscribe(Odometry, "odom", qos.SENSOR)
-        self._progress = ears.subscribe(ReplyProgress, "reply_progress", qos.LINK)
-        self._stats = ears.subscribe(DecodeStats, "decode_stats", qos.STATE)
-        self._actions = ears.subscribe(NavAction, "nav_action", qos.STATE)
-        self._safety = ears.subscribe(SafetyState, "safety_state", qos.LATCHED)
-        self._health = ears.subscribe(DiagnosticArray, "/diagnostics", qos.STATE)
+        self._subscriptions = subscriptions = Polled(node)
+        # Best effort: acknowledging odometry would wake both sides 50 times a second.
+        self._odometry = subscriptions.subscribe(Odometry, "odom", qos.SENSOR)
+        self._progress = subscriptions.subscribe(ReplyProgress, "reply_progress", qos.LINK)
+        self._stats = subscriptions.subscribe(DecodeStats, "decode_stats", qos.STATE)
+        self._actions = subscriptions.subscribe(NavAction, "nav_action", qos.STATE)
+        self._safety = subscriptions.subscribe(SafetyState, "safety_state", qos.LATCHED)
+        self._health = subscriptions.subscribe(DiagnosticArray, "/diagnostics", qos.STATE)
         self._camera: object = None
-        self._heard = 0.0  # the last picture, monotonic
+        self._polled = float("-inf")
+        self._heard = 0.0  # when the last picture arrived, monotonic s
 
         self.overlay = Overlay()
         self.figures = Figures()
         self.walk = Walk()
         self.steps: list[ShownStep] = []
         self.pose: Pose | None = None
-        self.frame = "odom"  # of poses, as odometry names it
-        self.replies = 0  # grows with every complete reply
-        self._looked = float("-inf")
-        self.rounds = 0  # grows with every round
-        self.runs = 0  # grows with every run
+        self.frame = "odom"  # frame_id of the odometry
+        self.replies = 0  # number of complete replies
+        self.rounds = 0
+        self.runs = 0
         self._links: dict[str, tuple[bool, str]] = {}
 
     def close(self) -> None:
-        self._ears.close()
+        self._subscriptions.close()
 
     def poll(self) -> None:
-        """Take in what has come since the last time, a few times a second."""
+        """Process the messages since the last call, at most every _POLL_S."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._polled < _POLL_S:
             return
-        self._looked = now
+        self._polled = now
         for odometry in take_raw(self._odometry):
             self.pose, self.frame = read_pose(odometry)
             self.walk.add(self.pose)
@@ -81,16 +81,16 @@ class Live:
             causes = tuple(safety.sentences)
             self.overlay = replace(self.overlay, causes=causes, stopped=safety.stopped)
         for sent in take_raw(self._health):
-            if any(name in sent for name in _LINK_NAMES):  # most of them are others'
+            if any(name in sent for name in _LINK_NAMES):  # most are from other nodes
                 self._on_health(deserialize_message(sent, DiagnosticArray))
 
     def picture(self) -> RawImage | None:
-        """The newest picture since the last call, if any. Listens to the camera from the first call on."""
+        """The newest picture since the last call, if any. Subscribes to the camera on the first call."""
         now = time.monotonic()
         if self._camera is not None and now - self._heard > _DEAF_S:
-            self.rest_camera()  # a best-effort reader can stay deaf when a sender died in mid-picture
+            self.rest_camera()  # a best-effort reader can stall when a sender dies in mid-picture
         if self._camera is None:
-            self._camera = self._ears.subscribe(Image, "camera/image_raw", qos.CAMERA)
+            self._camera = self._subscriptions.subscribe(Image, "camera/image_raw", qos.CAMERA)
             self._heard = now
         pictures = take_raw(self._camera)
         if not pictures:
@@ -99,9 +99,9 @@ class Live:
         return read_image(pictures[-1])
 
     def rest_camera(self) -> None:
-        """Do not listen to the camera while nobody wants pictures."""
+        """Unsubscribe from the camera until the next call of :meth:`picture`."""
         if self._camera is not None:
-            self._ears.drop(self._camera)
+            self._subscriptions.unsubscribe(self._camera)
             self._camera = None
 
     def _on_progress(self, message: ReplyProgress) -> None:
@@ -145,7 +145,7 @@ class Live:
 
 
 def round_from(message: RoundStats) -> Round:
-    """A round as it came over the wire."""
+    """A Round from its message."""
     return Round(
         drafted=message.drafted,
         accepted=min(message.accepted, len(message.gained)),
@@ -169,29 +169,13 @@ def round_from(message: RoundStats) -> Round:
 
 
 def reply_figures(message: DecodeStats) -> ReplyFigures:
-    """What a reply cost."""
-    return ReplyFigures(
-        mode=message.mode,
-        transport=message.transport,
-        tokens=message.tokens,
-        rounds=message.rounds,
-        tau=_finite(message.tau),
-        seconds=_finite(message.seconds),
-        verify_seconds=_finite(message.verify_seconds),
-        verify_round_seconds=_finite(message.verify_round_seconds),
-        link_delay_seconds=_finite(message.link_delay_seconds),
-        miss_rate=_finite(message.miss_rate),
-        bytes_up=message.bytes_up,
-        bytes_down=message.bytes_down,
-        predrafts_used=message.predrafts_used,
-        predrafts_wasted=message.predrafts_wasted,
-        mean_exit=_finite(message.mean_exit),
-        observation_age=_finite(message.observation_age),
-    )
+    """The figures of a reply from its message, whose fields have the same names."""
+    values = {field.name: getattr(message, field.name) for field in fields(ReplyFigures)}
+    return ReplyFigures(**{name: _finite(v) if isinstance(v, float) else v for name, v in values.items()})
 
 
 def step_from(message: NavAction, pose: Pose) -> ShownStep:
-    """An announced action, beginning at ``pose``."""
+    """An announced action that begins at ``pose``."""
     amount = message.amount
     turns = {NavAction.TURN_LEFT: 1, NavAction.TURN_RIGHT: -1}.get(message.kind, 0)
     age = seconds(message.header.stamp) - seconds(message.observation_stamp)

@@ -1,6 +1,6 @@
-"""Message types by name: their Python classes, and the definitions that a bag stores.
+"""Look up message types by name: their Python classes, and the definitions that a bag stores.
 
-A definition is rosbag2's: the text of the .msg file, then those of the types that it contains.
+A definition follows rosbag2: the text of the .msg file, then those of the types it contains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUILTIN = frozenset(
 
 
 class TypeUnknown(ValueError):
-    """A message type that is not installed here; one sentence."""
+    """The message type is not installed; one sentence."""
 
 
 def message_class(name: str) -> type:
@@ -41,7 +41,7 @@ def message_class(name: str) -> type:
 
 @cache
 def definition(name: str) -> tuple[str, str]:
-    """A type's definition and its RIHS01 hash ("" where ROS is too old to have one).
+    """A type's definition and its RIHS01 hash ("" before ROS 2 Iron).
 
     :raises TypeUnknown: when its .msg file, or that of a type it contains, is missing.
     """
@@ -53,7 +53,7 @@ def definition(name: str) -> tuple[str, str]:
 
 
 def _collect(name: str, texts: dict[str, str]) -> None:
-    """Add the texts of a type and of all types that it contains, depth first."""
+    """Add the texts of a type and of all types it contains, depth first."""
     if name in texts:
         return
     package, short = _parts(name)
@@ -85,7 +85,7 @@ def _hash(name: str) -> str:
 
 @cache
 def _share(package: str) -> Path:
-    """Where a package's interfaces are: below a sourced prefix, or a parent folder of its Python module."""
+    """The share folder of a package: below a sourced prefix, or below a parent of its Python module."""
     places = [Path(p) for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p]
     with contextlib.suppress(ImportError):
         places += Path(importlib.import_module(package).__file__ or "").resolve().parents

@@ -1,4 +1,4 @@
-"""Asks a draft node for replies about recorded pictures, and notes the tokens that go over the topics."""
+"""Ask a draft node to decode recorded pictures, and collect the tokens from the topics."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dsd_ros.ros import qos
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.standalone import SpinningNode
 
-_TICK_S = 0.05  # between two clocks, and two pictures: best effort may lose one
-_SETTLE_S = 2.0  # what the topics may still bring after the service has answered
+_TICK_S = 0.05  # interval of clock and picture messages; best effort may lose one
+_SETTLE_S = 2.0  # wait for the last topic messages after the service has answered
 
 Waited = Callable[[], None]  # called while waiting; raises to end it
 
 
 class ReplayClient:
-    """A node in a namespace of its own, spinning in a thread of its own."""
+    """A ROS node in its own namespace, spinning in its own thread."""
 
     def __init__(self, namespace: str, nodes: tuple[str, ...]) -> None:
-        """:param nodes: the lifecycle nodes whose messages are noted: the draft node, and what verifies on topics."""
+        """:param nodes: the lifecycle nodes to wait for: the draft node and the verifier or bridge."""
         self._ros = SpinningNode("replay_client", namespace)
         node = self._ros.node
         self._lock = threading.Lock()
         self._now = 0
         self._since = time.monotonic()
-        self._rate = 0.0  # at which the clock goes on between two steps
+        self._rate = 0.0  # of the clock between two steps, s per s
         self._shown: Image | None = None
         self._log = TrafficLog()
         self.target_fingerprint = ""
@@ -50,8 +50,8 @@ class ReplayClient:
         ):
             node.create_subscription(kind, topic, self._locked(take), qos.OUTCOMES)
         self._decode = node.create_client(Decode, "decode")
-        # Made behind the subscriptions: DDS tells of both in this order, so who answers here has found those, and
-        # nothing of the first reply is missed.
+        # Created after the subscriptions: DDS announces both in this order, so a node that answers has discovered the
+        # subscriptions, and nothing of the first reply is missed.
         self._watches = [LifecycleWatch(node, name) for name in nodes]
         node.create_timer(_TICK_S, self._tick)
         self._ros.start()
@@ -60,7 +60,7 @@ class ReplayClient:
         self._ros.close()
 
     def ready(self) -> bool:
-        """Whether the draft node has a session with the verifier and listens to this node, which hears both."""
+        """Whether the draft node has a session with the verifier and receives this node's pictures."""
         return (
             all(watch.active() for watch in self._watches)
             and self._decode.service_is_ready()
@@ -68,7 +68,7 @@ class ReplayClient:
         )
 
     def run_clock(self, stamp: int, rate: float) -> None:
-        """Set the clock to ``stamp`` (ns); it goes on at ``rate`` seconds per second, standing still at 0."""
+        """Set the clock to ``stamp`` (ns); it advances at ``rate`` seconds per second (0: it stands still)."""
         with self._lock:
             self._now, self._rate, self._since = stamp, rate, time.monotonic()
 
@@ -78,7 +78,7 @@ class ReplayClient:
         return self._now + int((time.monotonic() - self._since) * self._rate * 1e9)
 
     def ask(self, question: ReplayRequest, timeout: float, waited: Waited) -> ReplayReply:
-        """Show a picture until the reply about it is there.
+        """Publish a picture until the reply about it arrives.
 
         :param timeout: for the whole reply, s.
         :raises ImageMessageError: when the picture cannot be read.
@@ -117,7 +117,7 @@ class ReplayClient:
         )
 
     def _tokens(self, count: int) -> list[int] | None:
-        """Those of the newest reply; messages on their way are waited for."""
+        """The tokens of the newest reply; waits for messages still on their way."""
         deadline = time.monotonic() + _SETTLE_S
         while True:
             with self._lock:

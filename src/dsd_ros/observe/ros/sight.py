@@ -1,4 +1,4 @@
-"""What the views of one process look at: gathered once, and each picture drawn on once, for all of them."""
+"""Share the collected state and the drawn camera picture among the views of one process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dsd_ros.ros.images import ImageBuffer, to_bgr
 
 
 class Sight:
-    """The state of a robot and its decoder, and the camera's newest picture with its overlay. For one thread."""
+    """The live state, and the newest camera picture with its overlay. Not thread-safe."""
 
     def __init__(self, node: Node) -> None:
         self.live = Live(node)
-        self.number = 0  # of the newest picture; 0: none has come
+        self.number = 0  # of the newest picture; 0: none yet
         self._picture = np.empty((0, 0, 3), np.uint8)
         self._header = b""
         self._sheets: dict[int, _Sheet] = {}
@@ -24,9 +24,9 @@ class Sight:
         self.live.close()
 
     def look(self, picture: bool) -> None:
-        """Take in what has come since the last call, with ``picture`` from the camera, too.
+        """Process new messages and, with ``picture``, the newest camera picture.
 
-        :raises ImageMessageError: when the camera sends what is no picture.
+        :raises ImageMessageError: when the camera sends an invalid picture.
         """
         self.live.poll()
         if not picture:
@@ -38,9 +38,9 @@ class Sight:
             self.number += 1
 
     def frame(self, width: int, panel: bool) -> np.ndarray:
-        """The newest picture, drawn on: uint8 (H, width, 3), blue first, valid until the next call of :meth:`look`.
+        """The newest picture with its overlay: uint8 (H, width, 3), BGR, valid until the next :meth:`look`.
 
-        With ``panel``, tokens and figures stand under it.
+        With ``panel``, tokens and figures are drawn below it.
         """
         sheet = self._sheet(width)
         drawn = sheet.drawn
@@ -63,7 +63,7 @@ class Sight:
 
 
 class _Sheet:
-    """Pictures of one width."""
+    """The canvas of one width."""
 
     def __init__(self, width: int) -> None:
         self.painter = OverlayPainter(width, bgr=True, pause=PAUSE_S)

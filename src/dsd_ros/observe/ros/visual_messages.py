@@ -1,4 +1,4 @@
-"""Paths, markers and transforms as RViz shows them."""
+"""Build the paths, markers and transforms that RViz shows."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def intended_path(step: ShownStep | None, header: Header) -> Path:
 
 
 def fresh_start(header: Header) -> Marker:
-    """Takes away whatever an earlier run has left."""
+    """A marker that deletes those of earlier runs."""
     return Marker(header=header, action=Marker.DELETEALL)
 
 
 def step_markers(steps: Iterable[ShownStep], header: Header) -> list[Marker]:
-    """The actions carried out: namespace "steps", id: the action's number. They stay until the next run."""
+    """The executed actions: namespace "steps", id: the action's number. They stay until the next run."""
     markers = []
     for step in list(steps)[-STEPS_SHOWN:]:
         marker = marker_at(header, "steps", step.number, Marker.ARROW, step.pose)
@@ -60,19 +60,19 @@ def step_markers(steps: Iterable[ShownStep], header: Header) -> list[Marker]:
 
 
 def present_markers(overlay: Overlay, step: ShownStep | None, pose: Pose, header: Header) -> list[Marker]:
-    """What holds at this moment: "intended", "reply" and "safety", each with id 0; they fade when not said again."""
+    """The current state: "intended", "reply" and "safety", each with id 0; they fade unless sent again."""
     markers = []
     if step is not None:
         marker = marker_at(header, "intended", 0, Marker.LINE_STRIP, (0.0, 0.0, 0.0), fades=True)
         marker.scale.x = 0.04
         marker.color = _GREEN if step.verified else _AMBER
-        reach = 0.35 if step.turn else 0.0  # a turn is shown by where the nose goes
+        reach = 0.35 if step.turn else 0.0  # a turn is drawn as the arc of the nose
         marker.points = [
             Point(x=x + reach * math.cos(yaw), y=y + reach * math.sin(yaw), z=0.03)
             for x, y, yaw in motion_of(step.pose, step.ahead, step.turn)
         ]
         if len(marker.points) < 2:
-            marker.points = marker.points * 2  # a line takes two ends
+            marker.points = marker.points * 2  # a line strip needs two points
         markers.append(marker)
     text = overlay.action or overlay.reply.text[-80:]
     if text:
@@ -113,7 +113,7 @@ def fixed_transforms(urdf: str, stamp: Time, odom: bool = True) -> list[Transfor
 
 
 def quaternion_of(roll: float, pitch: float, yaw: float) -> Quaternion:
-    """Of angles about the fixed axes x, y, z in this order, as URDF has them (rad)."""
+    """Quaternion of URDF's roll, pitch, yaw: rotations (rad) about the fixed axes x, y, z in this order."""
     cr, sr = math.cos(roll / 2), math.sin(roll / 2)
     cp, sp = math.cos(pitch / 2), math.sin(pitch / 2)
     cy, sy = math.cos(yaw / 2), math.sin(yaw / 2)
@@ -126,9 +126,9 @@ def quaternion_of(roll: float, pitch: float, yaw: float) -> Quaternion:
 
 
 def description(file: FilePath, base_height: float = 0.0) -> str:
-    """A robot's URDF; its joint to base_footprint, if it has one, is set ``base_height`` (m) below base_link.
+    """A robot's URDF, with any joint to base_footprint set ``base_height`` (m) below base_link.
 
-    :raises ValueError: when the file cannot be read, or is no XML.
+    :raises ValueError: when the file cannot be read or parsed.
     """
     try:
         root = ElementTree.fromstring(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The figures of a view: of the newest reply, and over the run."""
+"""Figures of the newest reply and of the whole run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReplyFigures:
-    """What one reply cost; seconds of monotonic clocks, one machine's each."""
+    """The cost of one reply. Each duration is measured on one machine's monotonic clock."""
 
     mode: str = ""
     transport: str = ""
@@ -15,7 +15,7 @@ class ReplyFigures:
     rounds: int = 0
     tau: float = 0.0
     seconds: float = 0.0
-    verify_seconds: float = 0.0  # all rounds in the target, reading the picture included
+    verify_seconds: float = 0.0  # in the target, all rounds and the prefill
     verify_round_seconds: float = 0.0  # T_q
     link_delay_seconds: float = 0.0  # T_c, one way
     miss_rate: float = 0.0
@@ -28,11 +28,10 @@ class ReplyFigures:
 
     @property
     def alone_seconds(self) -> float:
-        """What the target alone in the cloud would have taken for as many tokens: an estimate; 0 when unknown.
+        """Estimated time of the target alone in the cloud for as many tokens; 0 when unknown.
 
-        The picture is read once and crosses the link once; then every token is a pass of the target, T_q. T_q
-        is measured on a whole draft, which takes the target slightly longer than a token: that makes this
-        estimate, and the speed-up with it, slightly too large on a machine short of arithmetic.
+        One prefill and one round trip, then a pass of T_q per token. T_q is measured on a whole draft, which takes
+        slightly longer than one token, so the estimate is slightly high on a compute-bound machine.
         """
         if not self.verify_round_seconds or self.rounds < 2:
             return 0.0
@@ -42,7 +41,7 @@ class ReplyFigures:
 
     @property
     def speedup(self) -> float:
-        """Over :attr:`alone_seconds`; 0 when unknown."""
+        """Relative to :attr:`alone_seconds`; 0 when unknown."""
         return self.alone_seconds / self.seconds if self.seconds > 0.0 else 0.0
 
 
@@ -60,7 +59,7 @@ class Figures:
         self.step_seconds = 0.0
 
     def add_reply(self, reply: ReplyFigures) -> None:
-        """One more reply is complete."""
+        """Add a completed reply."""
         self.newest = reply
         self.replies += 1
         self.tokens += reply.tokens
@@ -74,7 +73,7 @@ class Figures:
             self.compared += reply.seconds
 
     def add_step(self, seconds: float) -> None:
-        """One more action was announced, ``seconds`` after the one before (0: unknown, not counted)."""
+        """Add an action announced ``seconds`` after the previous one (0: unknown, not counted)."""
         if seconds > 0.0:
             self.steps += 1
             self.step_seconds += seconds
@@ -92,7 +91,7 @@ class Figures:
         return self.step_seconds / self.steps if self.steps else 0.0
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(what, of the newest reply, over the run), as text."""
+        """(name, newest reply, whole run) as text."""
         new, count = self.newest, max(1, self.replies)
         return [
             ("tokens per round (tau)", f"{new.tau:.2f}", f"{self.tau:.2f}"),
@@ -109,7 +108,7 @@ class Figures:
         ]
 
     def markdown(self) -> str:
-        """A table of :meth:`rows`."""
+        """A Markdown table of :meth:`rows`."""
         title = f"**{self.newest.mode or 'no reply yet'}** {self.newest.transport}".strip()
         replies = "1 reply" if self.replies == 1 else f"{self.replies} replies"
         lines = [f"{title}, {replies}", "", "| | newest | run |", "|---|---|---|"]
@@ -117,7 +116,7 @@ class Figures:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A readable number of bytes."""
     if count < 1000:
         return f"{count:.0f} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.2f} MB"

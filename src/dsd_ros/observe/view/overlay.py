@@ -1,4 +1,4 @@
-"""The robot's view with what it is told, thinks and does written over it, and the reply's tokens under it."""
+"""Draw instruction, reasoning and action over the camera picture, and the reply's tokens below it."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from dsd_ros.observe.view.typeset import (
 WIDTH = 480
 PANEL_HEIGHT = 132
 PAUSE_S = 0.25
-_ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than there is room for
+_ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than fit
 _SIZE, _SMALL = 14, 12
 _MARGIN = 6
-_MAX_INSTRUCTION = 200  # characters looked at
+_MAX_INSTRUCTION = 200  # characters
 
 
 class OverlayPainter:
-    """Draws frames of one camera; what is written is drawn only when it changed.
+    """Draws the frames of one camera; text is redrawn only when it changes.
 
-    :param bgr: pictures have blue first, and so will the frames; else red.
-    :param pause: s that what is written stays as it is, at least; a reply grows faster than people read.
+    :param bgr: pictures and frames are BGR, else RGB.
+    :param pause: minimum time between two redraws of the text, s; a reply grows faster than people read.
     """
 
     def __init__(self, width: int = WIDTH, bgr: bool = False, pause: float = 0.0) -> None:
@@ -56,21 +56,21 @@ class OverlayPainter:
         self._with_panel = True
         self._top = self._bottom = blank(1, width)
         self._panel = blank(PANEL_HEIGHT, width)
-        self._canvas: np.ndarray | None = None  # that has the panel on it
-        self.drawn = 0  # times that something was written anew
+        self._canvas: np.ndarray | None = None  # the canvas that has the panel on it
+        self.drawn = 0  # number of redraws of the text
 
     def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
-        """Of :meth:`frame`."""
+        """The shape of :meth:`frame`."""
         height = max(1, round(image.shape[0] * self._width / image.shape[1]))
         return height + (PANEL_HEIGHT if panel else 0), self._width, 3
 
     def frame(
         self, image: np.ndarray, overlay: Overlay, panel: bool = True, canvas: np.ndarray | None = None
     ) -> np.ndarray:
-        """A picture (uint8 (H, W, 3)) at the painter's width, written on.
+        """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay.
 
-        With ``panel``, tokens and figures stand under it. ``canvas``: to draw on, of :meth:`shape`; else a new one. Of
-        the same canvas as last time, nothing else may have drawn on the panel.
+        With ``panel``, tokens and figures are drawn below it. ``canvas``, of :meth:`shape`, is drawn on instead of a
+        new array; when it is reused, its panel must be unchanged since the last call.
         """
         self._write(overlay, panel)
         rows, width, _ = shape = self.shape(image, panel)
@@ -86,7 +86,7 @@ class OverlayPainter:
         return canvas
 
     def _write(self, overlay: Overlay, with_panel: bool) -> None:
-        # What a poll did not change is the same object; comparing all its rounds would take longer.
+        # Identity first: comparing all rounds takes longer, and an unchanged overlay is the same object.
         if with_panel == self._with_panel and (overlay is self._shown or overlay == self._shown):
             return
         now = time.monotonic()
@@ -106,7 +106,7 @@ class OverlayPainter:
 
 
 def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
-    """Tokens of the reply, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
+    """The reply's tokens, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
     canvas = with_legend(PANEL_HEIGHT, width, legend_y).copy()
     draw_tokens(canvas[: legend_y - 2], overlay.reply, _SIZE)
@@ -119,10 +119,10 @@ def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
 
 
 def draw_tokens(canvas: np.ndarray, reply: ShownReply, size: int) -> None:
-    """The reply's tokens in reading order; the newest stay visible when there is no room for all.
+    """Draw the reply's tokens in reading order; the newest stay visible when not all fit.
 
-    Accepted drafts are green, rejected ones red and struck out, the target's own blue; an amber line under a
-    token says that its draft was made or sent ahead.
+    Accepted drafts are green, rejected ones red and struck out, the target's own tokens blue. An amber underline
+    marks tokens drafted or sent ahead.
     """
     step, right = line_height(size) + 3, canvas.shape[1] - _MARGIN
     lines: list[list[tuple[np.ndarray, bool]]] = [[]]
@@ -138,7 +138,7 @@ def draw_tokens(canvas: np.ndarray, reply: ShownReply, size: int) -> None:
     room = max(1, canvas.shape[0] // step)
     for number, line in enumerate(lines[-room:]):
         x, y = _MARGIN, 4 + number * step
-        begin = -1  # of the line under neighbours drafted ahead: one for each would take longer
+        begin = -1  # start of the underline; one line per run of neighbours is faster
         for shown, ahead in [*line, (None, False)]:
             if ahead and begin < 0:
                 begin = x
@@ -150,7 +150,7 @@ def draw_tokens(canvas: np.ndarray, reply: ShownReply, size: int) -> None:
 
 
 def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
-    """(text, colour, struck out, drafted ahead) of every token to show."""
+    """(text, colour, struck out, drafted ahead) of every token shown."""
     run: list[tuple[str, Colour, bool, bool]] = []
     for round_ in reply.rounds:
         ahead = bool(round_.source)
@@ -162,7 +162,7 @@ def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
 
 @functools.lru_cache(maxsize=8)
 def with_legend(height: int, width: int, y: int) -> np.ndarray:
-    """An empty canvas but for the legend at ``y``, read-only: uint8 (height, width, 3), RGB."""
+    """A canvas with only the legend at ``y``, read-only: uint8 (height, width, 3), RGB."""
     canvas = blank(height, width)
     draw_legend(canvas, _MARGIN, y)
     canvas.setflags(write=False)
@@ -170,7 +170,7 @@ def with_legend(height: int, width: int, y: int) -> np.ndarray:
 
 
 def draw_legend(canvas: np.ndarray, x: int, y: int) -> None:
-    """What the tokens' colours mean."""
+    """Explain the tokens' colours."""
     for text, colour in (("accepted", ACCEPTED), ("rejected", REJECTED), ("target's own", OWN)):
         x = write(canvas, x, y, text, _SMALL, colour, PAPER) + 10
     end = write(canvas, x, y, "drafted ahead", _SMALL, FAINT, PAPER)
@@ -197,7 +197,7 @@ def _top_bar(overlay: Overlay, width: int) -> np.ndarray:
 
 
 def _bottom_bar(overlay: Overlay, width: int) -> np.ndarray:
-    """What keeps the robot from moving if anything does; the reasoning as far as it is verified; the action."""
+    """Causes of a stop, the verified reasoning, and the action."""
     inside = width - 2 * _MARGIN
     rows: list[tuple[str, Colour, Colour]] = []
     if overlay.causes:

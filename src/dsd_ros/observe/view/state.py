@@ -1,4 +1,4 @@
-"""What a view shows, as plain values: rounds, the reply they make up, the link, safety, the robot's path."""
+"""The state that views show, as plain values: reply and rounds, link, safety, path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 PATH_SPACING_M = 0.03
 PATH_TURN_RAD = 0.2
-PATH_POINTS = 4000  # 120 m of walking; what is older is thinned out
+PATH_POINTS = 4000  # 120 m of walking; then the path is thinned out
 ROUNDS_KEPT = 512
 
 Pose = tuple[float, float, float]  # x, y (m), yaw (rad)
@@ -16,11 +16,11 @@ Pose = tuple[float, float, float]  # x, y (m), yaw (rad)
 
 @dataclass(frozen=True)
 class Round:
-    """One round of a reply. Seconds are the robot's, ``verify`` the verifier's own.
+    """One round of a reply. Times are on the robot's clock, ``verify`` on the verifier's, in seconds.
 
-    ``gained``: what the reply gained, the ``accepted`` drafted tokens first, then the target's own.
-    ``exits``: (layer, seconds after the draft was sent) of early outcomes, in order of arrival.
-    ``source``: of the draft, "exit" or "guess" (begun ahead), "flight" (sent ahead), "" (drafted in turn).
+    ``gained``: tokens added to the reply: ``accepted`` drafted ones, then the target's own.
+    ``exits``: (layer, seconds after the draft was sent) of early exits, in order of arrival.
+    ``source`` of the draft: "exit" or "guess" (pre-drafted), "flight" (sent ahead), "" (drafted in turn).
     """
 
     drafted: int = 0
@@ -29,11 +29,11 @@ class Round:
     rejected: tuple[str, ...] = ()
     source: str = ""
     ready: bool = False
-    began: float = 0.0  # from the beginning of the reply
-    draft: float = 0.0  # drafting while nothing else went on
+    began: float = 0.0  # since the reply began
+    draft: float = 0.0  # drafting while nothing else ran
     wait: float = 0.0  # from sending the draft to its outcome
     verify: float = 0.0  # in the target model
-    model: float = 0.0  # making this draft took, whenever that was
+    model: float = 0.0  # time to make this draft, whenever it was made
     exits: tuple[tuple[int, float], ...] = ()
     first_exit: int = 0
     predrafts: int = 0
@@ -43,7 +43,7 @@ class Round:
 
 @dataclass(frozen=True)
 class ShownReply:
-    """A reply as far as it is verified. ``picture``: stamp of the picture it is about, s."""
+    """The verified part of a reply. ``picture``: stamp of its picture, s."""
 
     instruction: str = ""
     text: str = ""
@@ -52,7 +52,7 @@ class ShownReply:
     picture: float = 0.0
 
     def with_round(self, news: Round) -> ShownReply:
-        """The reply one round later."""
+        """The reply after one more round."""
         return replace(self, rounds=(*self.rounds[-(ROUNDS_KEPT - 1) :], news))
 
     @property
@@ -67,7 +67,7 @@ class ShownReply:
 
 @dataclass(frozen=True)
 class ShownStep:
-    """An action as it is announced. ``phrase``: e.g. "turn left 30 degrees"; ``pose`` where it begins."""
+    """An announced action. ``phrase``: e.g. "turn left 30 degrees"; it begins at ``pose``."""
 
     number: int
     phrase: str
@@ -82,30 +82,30 @@ class ShownStep:
 
 @dataclass(frozen=True)
 class Overlay:
-    """All that is written over and under the robot's view; compared to see whether to draw anew."""
+    """Everything written on the robot's view; compared to decide whether to redraw."""
 
     reply: ShownReply = ShownReply()
     action: str = ""
     verified: bool = True
-    link: str = ""  # what the link's nodes say
-    link_ok: bool | None = None  # None: nothing said yet
-    causes: tuple[str, ...] = ()  # why the robot is not to move, gravest first
+    link: str = ""  # diagnostics of the link's nodes
+    link_ok: bool | None = None  # None: unknown yet
+    causes: tuple[str, ...] = ()  # why the robot must not move, most severe first
     stopped: bool = False
     mode: str = ""
-    tau: float = 0.0  # of the newest whole reply, like the rest
+    tau: float = 0.0  # of the newest complete reply, like the following
     seconds: float = 0.0
     age: float = 0.0
 
 
 @dataclass
 class Walk:
-    """Where the robot went: poses a few centimetres apart."""
+    """The path walked, as poses a few centimetres apart."""
 
     poses: deque[Pose] = field(default_factory=deque)
-    changes: int = 0  # grows with every pose kept
+    changes: int = 0  # number of poses kept so far
 
     def add(self, pose: Pose) -> bool:
-        """Keep a pose if it is far enough from the last; whether it was."""
+        """Keep a pose if it is far enough from the last; returns whether it was kept."""
         if self.poses:
             x, y, yaw = self.poses[-1]
             turned = abs(math.remainder(pose[2] - yaw, 2 * math.pi))
@@ -119,7 +119,7 @@ class Walk:
 
 
 def motion_of(pose: Pose, ahead: float, turn: float, spacing: float = 0.05) -> list[Pose]:
-    """The poses an action leads through from ``pose``: straight ahead (m), or on the spot (rad)."""
+    """The poses of an action that starts at ``pose``: straight ahead (m), or a turn on the spot (rad)."""
     x, y, yaw = pose
     if not ahead and not turn:
         return [pose]

@@ -1,7 +1,7 @@
-"""A reply's rounds as a swim-lane: who was busy when, and what was there ahead of its time.
+"""Draw a reply's rounds as swim lanes: who was busy when, and what was drafted ahead.
 
-All times are the robot's. What crosses the link is shown as two equal halves of the wait that is not the target's:
-the clocks of two machines are never compared.
+All times are on the robot's clock. Uplink and downlink each get half of the wait that is not spent in the target,
+because clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took from ``start`` to ``end`` (s from the beginning of the reply)."""
+    """An activity from ``start`` to ``end`` (s since the reply began)."""
 
     lane: str
     start: float
@@ -72,16 +72,16 @@ class Span:
 
 @dataclass(frozen=True)
 class Exit:
-    """An early outcome as it came about, in the target's lane."""
+    """An early exit, shown in the target's lane."""
 
     at: float
     layer: int
     round: int
-    held: bool  # it was the first to say what the last layer said
+    held: bool  # the first exit that agreed with the last layer
 
 
 def spans_of(reply: ShownReply) -> list[Span]:
-    """Every span of a reply's rounds, in order of rounds."""
+    """All spans of a reply, ordered by round."""
     spans: list[Span] = []
     before = None
     for number, now in enumerate(reply.rounds, 1):
@@ -107,7 +107,7 @@ def spans_of(reply: ShownReply) -> list[Span]:
 
 
 def exits_of(reply: ShownReply) -> list[Exit]:
-    """Every early outcome of a reply, when it left the target by the robot's reckoning."""
+    """All early exits of a reply, at the time they left the target (estimated on the robot's clock)."""
     found = []
     for number, now in enumerate(reply.rounds, 1):
         way = _one_way(now.wait, now.verify)
@@ -126,7 +126,7 @@ def _one_way(wait: float, verify: float) -> float:
 
 
 def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
-    """The swim-lane: uint8 (height, width, 3), RGB."""
+    """The swim lanes: uint8 (height, width, 3), RGB."""
     canvas = _lanes(width).copy()
     height = canvas.shape[0]
     spans = spans_of(reply)
@@ -142,7 +142,7 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     for span in spans:
         top = LANES.index(span.lane) * _LANE + 3
         left, right = place(span.start), max(place(span.start) + 1, place(span.end))
-        # A gap between neighbours, where there is room for one.
+        # Leave a gap between neighbours if it fits.
         bar = canvas[top : top + _LANE - 6, left : right - (right - left > 3)]
         fill(bar, _COLOURS[span.what])
         drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what]) if span.label else None
@@ -158,7 +158,7 @@ def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _lanes(width: int) -> np.ndarray:
-    """The swim-lane with nothing in it, read-only."""
+    """The empty swim lanes, read-only."""
     canvas = blank(len(LANES) * _LANE + _AXIS, width)
     for number, lane in enumerate(LANES):
         top = number * _LANE
@@ -170,7 +170,7 @@ def _lanes(width: int) -> np.ndarray:
 
 
 def draw_board(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
-    """Tokens over the swim-lane: uint8 (height, width, 3), RGB."""
+    """Tokens above the swim lanes: uint8 (height, width, 3), RGB."""
     legend = line_height(12) + 6
     head = with_legend(TOKENS_HEIGHT + legend, width, TOKENS_HEIGHT).copy()
     draw_tokens(head[:TOKENS_HEIGHT], reply, 14)

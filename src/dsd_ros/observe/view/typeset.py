@@ -1,4 +1,4 @@
-"""Text into pictures, quickly: every word is drawn once and copied from then on."""
+"""Write text into pictures quickly: every word is rendered once, then copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-_LONGEST = 300  # characters that a line is looked at for
+_LONGEST = 300  # characters of a line that are considered
 Colour = tuple[int, int, int]
 
 PAPER: Colour = (24, 26, 31)
@@ -29,7 +29,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 @functools.lru_cache(maxsize=4096)
 def sprite(text: str, size: int, ink: Colour, paper: Colour, struck: bool = False) -> np.ndarray:
-    """A text in one line, read-only: uint8 (height, width, 3) with the height of its size, whatever the letters."""
+    """A line of text, read-only: uint8 (line_height(size), width, 3)."""
     font = _font(size)
     width = max(1, int(np.ceil(font.getlength(text))))
     picture = Image.new("RGB", (width, line_height(size)), paper)
@@ -50,7 +50,7 @@ def blank(height: int, width: int, paper: Colour = PAPER) -> np.ndarray:
 
 
 def fill(canvas: np.ndarray, colour: Colour) -> None:
-    """Paint a canvas, or a part of one, in one colour, row by row: numpy takes 70 times as long pixel by pixel."""
+    """Fill a canvas or part of one with a colour. Copies rows: numpy is 70 times slower pixel by pixel."""
     width = canvas.shape[1]
     canvas[:] = _row(max(512, 1 << width.bit_length()), colour)[:, :width]
 
@@ -69,7 +69,7 @@ def line_height(size: int) -> int:
 
 
 def put(canvas: np.ndarray, x: int, y: int, drawn: np.ndarray) -> int:
-    """Copy a drawing onto a canvas with its upper left corner at (x, y), cut where it ends; x behind it."""
+    """Copy a drawing onto a canvas at (x, y), clipped; returns the x after it."""
     high, wide, _ = drawn.shape
     height, width = canvas.shape[0] - y, canvas.shape[1] - x
     if height >= high and width >= wide:
@@ -81,14 +81,14 @@ def put(canvas: np.ndarray, x: int, y: int, drawn: np.ndarray) -> int:
 
 
 def write(canvas: np.ndarray, x: int, y: int, text: str, size: int, ink: Colour, paper: Colour) -> int:
-    """One line of text, word by word; x behind it."""
+    """Write one line of text; returns the x after it."""
     for word in text.split(" "):
         x = put(canvas, x, y, sprite(word + " ", size, ink, paper))
     return x
 
 
 def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
-    """The text in at most so many lines; what does not fit ends in "..."."""
+    """Wrap a text to at most ``lines`` lines of ``width`` pixels; what does not fit becomes "..."."""
     found, line = [], ""
     for word in text[: _LONGEST * lines].split():
         if len(found) > lines:
@@ -107,12 +107,12 @@ def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
 
 
 def shortened(text: str, size: int, width: int) -> str:
-    """A text cut to a width in pixels, "..." at its end where it was."""
+    """A text cut to a width in pixels, with "..." if shortened."""
     if len(text) <= _LONGEST and _length(text, size) <= width:
         return text
     text = text.removesuffix("...")
     low, high = 0, min(len(text), _LONGEST)
-    while low < high:  # the longest beginning that fits
+    while low < high:  # binary search for the longest prefix that fits
         middle = (low + high + 1) // 2
         if _length(text[:middle] + "...", size) <= width:
             low = middle

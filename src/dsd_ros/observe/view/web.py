@@ -1,7 +1,6 @@
-"""The web view: a viewer for browsers and the data it shows, both served by rerun in a process of its own.
+"""Serve the web view: rerun's browser viewer and its data, from a separate process.
 
-Whoever has the page open looks on; nothing they do reaches the robot. What the server keeps is
-bounded; the oldest goes first.
+Viewers only watch; nothing they do reaches the robot. The server's memory is bounded; it drops the oldest data first.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from dsd_ros.observe.view.state import Pose, ShownStep, motion_of
 
 MISSING = "The web view needs rerun-sdk, which is not installed: pip install -r requirements/view.txt."
 _START_S = 20.0
-_COUNT_S = 20.0  # longest between two counts of connections
-_FLUSH_S = 0.2  # what is logged within so long travels together; pictures do not wait
+_COUNT_S = 20.0  # maximum interval between two counts of connections
+_FLUSH_S = 0.2  # data logged within this time is sent together; pictures do not wait
 _PR_SET_PDEATHSIG = 1
 _TCP_TABLES, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"  # of Linux; see proc_net_tcp
 
@@ -47,9 +46,9 @@ def available() -> bool:
 
 
 class WebServer:
-    """Serves the viewer's page and the data on two ports (0: a free one). Use it as a context manager.
+    """Serves the viewer's page and its data on two ports (0: any free one), as a context manager.
 
-    :param bind: address to listen on; the loopback's keeps it on this machine.
+    :param bind: address to listen on; a loopback address keeps the view on this machine.
     :raises ViewError: when rerun is missing or does not start.
     """
 
@@ -61,7 +60,7 @@ class WebServer:
         command += ["--web-viewer-port", str(self.web_port), "--port", str(self.data_port)]
         command += ["--server-memory-limit", f"{memory_mb}MiB"]
         if not is_local(bind):
-            # The page comes from another name of this machine than the server expects.
+            # The browser reaches this machine under a name that the server does not know.
             command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
         self._sockets: frozenset[str] = frozenset()
         self._connections: int | None = None
@@ -72,7 +71,7 @@ class WebServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "RERUN_ANALYTICS": "0"},
-            start_new_session=True,  # an interruption is for us to pass on
+            start_new_session=True,  # Ctrl-C must not reach it before us
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
@@ -87,11 +86,11 @@ class WebServer:
 
     @property
     def data_url(self) -> str:
-        """Where data is sent to and read from, on this machine."""
+        """The data's address on this machine."""
         return f"rerun+http://{_host(self.bind)}:{self.data_port}/proxy"
 
     def page(self, host: str = "") -> str:
-        """The address to open in a browser; ``host``: as which the browser's machine knows this one."""
+        """The address to open in a browser; ``host``: this machine's name as seen by the browser."""
         name = host or _host(self.bind)
         data = quote(f"rerun+http://{name}:{self.data_port}/proxy", safe="")
         return f"http://{name}:{self.web_port}/?url={data}"
@@ -100,9 +99,9 @@ class WebServer:
         return self._process.poll() is None
 
     def watched(self) -> bool:
-        """Whether somebody has the page open: the data goes to others than the one who sends it. True if unknown."""
+        """Whether anyone has the page open: the data port has connections besides the sender's. True if unknown."""
         now = time.monotonic()
-        # The kernel takes milliseconds over its table of connections: it is asked when one was opened or closed.
+        # Reading the kernel's connection table takes milliseconds, so read it only when a socket opened or closed.
         sockets = _sockets(self.pid)
         if sockets != self._sockets or now - self._counted > _COUNT_S:
             self._sockets, self._counted = sockets, now
@@ -141,7 +140,7 @@ class WebServer:
 
 @dataclass(frozen=True)
 class MapObject:
-    """Something on the map: a circle of this radius, or with ``half`` a box (m)."""
+    """An object on the map: a circle, or with ``half`` (half sizes) a box, in metres."""
 
     x: float
     y: float
@@ -152,7 +151,7 @@ class MapObject:
 
 
 class WebView:
-    """Sends what is to be seen to a :class:`WebServer`. Times are seconds since the view began."""
+    """Sends data to a :class:`WebServer`. Times are seconds since the view began."""
 
     def __init__(self, data_url: str) -> None:
         import rerun as rr
@@ -164,7 +163,7 @@ class WebView:
             batcher_config=rr.ChunkBatcherConfig(flush_tick=_FLUSH_S),
         )
         self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
-        for entity in ("view", "rounds"):  # of pictures, all but what changes
+        for entity in ("view", "rounds"):  # the constant part of a picture
             kind = rr.EncodedImage.from_fields(media_type="image/jpeg")
             self._send(entity, kind, static=True)
         self._pictures = PictureSender(self._recording)
@@ -175,16 +174,16 @@ class WebView:
         self._recording.disconnect()
 
     def picture(self, image: np.ndarray) -> None:
-        """The robot's view, drawn on: uint8 (H, W, 3), blue first."""
+        """Show the robot's view with its overlay: uint8 (H, W, 3), BGR."""
         self._pictures.send("view", image, time.monotonic() - self._began)
 
     def board(self, image: np.ndarray) -> None:
-        """Tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
+        """Show tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
         bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
         self._pictures.send("rounds", bgr, time.monotonic() - self._began)
 
     def figures(self, figures: Figures, new_reply: bool) -> None:
-        """The table, and a point of each curve when a reply is complete."""
+        """Show the table, and with ``new_reply`` add a point to each curve."""
         rr = self._rr
         document = rr.TextDocument(figures.markdown(), media_type="text/markdown")
         self._send("figures", document)
@@ -195,7 +194,7 @@ class WebView:
             self._send("curves/estimated_speedup", rr.Scalars(newest.speedup))
 
     def world(self, things: Sequence[MapObject]) -> None:
-        """What stands in the room. Said once."""
+        """Show the objects in the room; sent once."""
         rr = self._rr
         boxes = [thing for thing in things if thing.half is not None]
         rounds = [thing for thing in things if thing.half is None]
@@ -216,7 +215,7 @@ class WebView:
             self._send("map/things", points, static=True)
 
     def robot(self, pose: Pose) -> None:
-        """Where it stands and looks."""
+        """Show the robot's position and heading."""
         rr = self._rr
         x, y, yaw = pose
         ahead = _on_map([(0.4 * np.cos(yaw), 0.4 * np.sin(yaw))])
@@ -225,12 +224,12 @@ class WebView:
         self._send("map/robot/heading", arrow)
 
     def path(self, poses: Sequence[Pose]) -> None:
-        """The way it went."""
+        """Show the path walked."""
         strip = _on_map([(x, y) for x, y, _ in poses])
         self._send("map/walked", self._rr.LineStrips2D([strip], colors=(240, 98, 92), radii=0.015))
 
     def intention(self, step: ShownStep) -> None:
-        """Where the action under way leads."""
+        """Show where the current action leads."""
         rr = self._rr
         reach = 0.5 if step.turn else 0.0
         points = [
@@ -248,7 +247,7 @@ class WebView:
 
 
 def is_local(bind: str) -> bool:
-    """Whether only this machine reaches an address to listen on."""
+    """Whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:
@@ -256,7 +255,7 @@ def is_local(bind: str) -> bool:
 
 
 def _blueprint() -> Any:
-    """Four views in a grid: two by two on a desk, one above the other on a phone."""
+    """Four views in a grid: two by two on a desktop, stacked on a phone."""
     import rerun.blueprint as rrb
 
     return rrb.Blueprint(
@@ -280,13 +279,13 @@ def _blueprint() -> Any:
 
 
 def _on_map(points: Sequence[tuple[float, float]]) -> np.ndarray:
-    """x ahead and y to the left become up and left; a view's second axis points down."""
+    """Map x (ahead) and y (left) to up and left; the view's second axis points down."""
     xy = np.asarray(points, np.float32).reshape(-1, 2)
     return np.stack([-xy[:, 1], -xy[:, 0]], axis=1)
 
 
 def program() -> str:
-    """rerun's own program. :raises ViewError: where it is not installed."""
+    """The path of rerun's program. :raises ViewError: when it is not installed."""
     if not available():
         raise ViewError(MISSING)
     spec = importlib.util.find_spec("rerun_cli")
@@ -299,7 +298,7 @@ def program() -> str:
 
 
 def _host(bind: str) -> str:
-    """By which this machine reaches what listens on ``bind``."""
+    """The host name under which this machine reaches ``bind``."""
     try:
         address = ipaddress.ip_address(bind)
     except ValueError:
@@ -310,7 +309,7 @@ def _host(bind: str) -> str:
 
 
 def _free_ports(bind: str, *wanted: int) -> list[int]:
-    """The wanted ports, or free ones in place of those that are taken."""
+    """The wanted ports, each replaced by a free one if taken."""
     sockets, ports = [], []
     try:
         for port in wanted:
@@ -333,7 +332,7 @@ def _free_ports(bind: str, *wanted: int) -> list[int]:
 
 
 def _sockets(pid: int) -> frozenset[str]:
-    """The sockets that a process has open; it may open other files several times a second."""
+    """The open sockets of a process."""
     folder = f"/proc/{pid}/fd"
     found = []
     with contextlib.suppress(OSError):
@@ -344,7 +343,7 @@ def _sockets(pid: int) -> frozenset[str]:
 
 
 def _connections(port: int, tables: Sequence[str] = _TCP_TABLES) -> int | None:
-    """How many TCP connections a port of this machine has; None where the kernel does not tell."""
+    """The number of TCP connections of a local port; None when /proc does not say."""
     count, suffix = 0, f":{port:04X}"
     for table in tables:
         try:
@@ -370,9 +369,9 @@ _QUALITY = 75  # of JPEG
 
 
 class PictureSender:
-    """Sends pictures one by one, each at once, as columns of one row.
+    """Sends pictures to rerun, each at once, as Arrow columns of one row.
 
-    As ``rerun.EncodedImage`` each would be copied, checked and held back for its neighbours on its way.
+    ``rerun.EncodedImage`` would copy, check and batch each one.
     """
 
     def __init__(self, recording: Any) -> None:
@@ -381,12 +380,12 @@ class PictureSender:
 
         self._pa, self._rr, self._recording = pa, rr, recording
         self._descriptor = rr.EncodedImage.descriptor_blob()
-        self._blob = pa.list_(pa.field("item", pa.uint8(), nullable=False))  # as rerun has it
+        self._blob = pa.list_(pa.field("item", pa.uint8(), nullable=False))  # rerun's type
         self._kinds = (pa.duration("ns"), pa.uint8(), pa.list_(self._blob))
         self._one = pa.py_buffer(struct.pack("=2i", 0, 1))
 
     def send(self, entity: str, bgr: np.ndarray, at: float) -> None:
-        """Show a picture (uint8 (H, W, 3), blue first) from ``at`` on, s."""
+        """Show a picture (uint8 (H, W, 3), BGR) from time ``at`` (s) on."""
         _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
         self._rr.send_columns(
             entity,
@@ -412,7 +411,7 @@ class PictureSender:
 
 
 class _Column:
-    """What ``rerun.send_columns`` takes for a column: of times without a descriptor, else of components."""
+    """A column for ``rerun.send_columns``: times without a descriptor, else components."""
 
     def __init__(self, array: Any, descriptor: Any = None) -> None:
         self._array, self._descriptor = array, descriptor

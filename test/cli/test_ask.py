@@ -12,8 +12,7 @@ from tiny_text import make_tiny_text
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.dragon.opening import Documents
-from dsd_ros.dragon.server import ServiceSettings
+from dsd_ros.dragon.server import Documents, ServiceSettings
 from dsd_ros.vlm.loading import ModelSettings
 
 QUESTION = "which chair do I like?"

@@ -9,10 +9,10 @@ import pytest
 from asking import Letters, Shelf
 from table_model import TableModel
 
-from dsd_ros.dragon import measuring
+from dsd_ros.dragon import profiler
 from dsd_ros.dragon.client import AskSession
-from dsd_ros.dragon.measuring import FILE, delay_of, fitted, kept_delay, measure
 from dsd_ros.dragon.peer import Profile
+from dsd_ros.dragon.profiler import FILE, delay_of, fitted, kept_delay, measure
 from dsd_ros.dragon.server import AggregationService
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.wire.channel import LocalChannel
@@ -35,7 +35,7 @@ class Paced(TableModel):
 @pytest.fixture
 def paced(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(profiler, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     return Paced(clock)
 
 

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from table_model import TableModel
 
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
-from dsd_ros.dragon.answers import AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.client import AskSession
 from dsd_ros.dragon.server import AggregationService, ServiceSettings
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.channel import LinkClosed, LinkError, LocalChannel
+from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
 DEVICE, CLOUD = TableModel(4, 12, ends=False), TableModel(4, 12, ends=False, noise=0.8, padding=3)
 OURS = Shelf(("the owner likes the Viola", 0.4), ("chairs have legs", 0.1))
@@ -306,10 +307,10 @@ def test_an_answer_can_be_ended_at_once(cloud, how):
             with pytest.raises(LinkClosed):
                 asking.answer(QUESTION)
         elif how == "deadline":
-            with pytest.raises(AnswerLate):
+            with pytest.raises(DeadlineExceeded):
                 asking.answer(QUESTION, deadline=late)
         else:
-            with pytest.raises(AnswerCancelled):
+            with pytest.raises(DecodeCancelled):
                 asking.answer(QUESTION, cancelled=lambda: time.monotonic() > late)
         asking.close()
         assert model.layers < 2000

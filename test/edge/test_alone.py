@@ -13,9 +13,9 @@ from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import DecodeCancelled, LinkSilent
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkClosed, LocalChannel
+from dsd_ros.wire.client import DecodeCancelled, LinkSilent
 
 IMAGE = np.full((2, 2, 3), 5, np.uint8)
 TARGET, DRAFT = TableModel(4, 12), TableModel(4, 12, noise=0.6)

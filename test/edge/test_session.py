@@ -12,10 +12,10 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
-from dsd_ros.edge.limits import Limits
+from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout, LocalChannel
+from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
 from dsd_ros.wire.messages import Draft, Observation, Outcome
 
 IMAGE = np.full((2, 2, 3), 1, np.uint8)

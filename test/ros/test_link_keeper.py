@@ -7,11 +7,11 @@ import pytest
 
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import DecodeCancelled
 from dsd_ros.ros import link_keeper
 from dsd_ros.ros.link_keeper import FIRST_WAIT_S, LONGEST_WAIT_S, LinkKeeper
 from dsd_ros.ros.settings import BridgeNodeSettings, DraftNodeSettings
 from dsd_ros.wire.channel import Backoff, LinkClosed
+from dsd_ros.wire.client import DecodeCancelled
 
 WAIT_S = 20.0
 

@@ -22,8 +22,9 @@ from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import pack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
+from dsd_ros.dragon.peer import end_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt, Pieces
-from dsd_ros.dragon.requests import end_of, name_of, refusal_of
+from dsd_ros.dragon.server import name_of, refusal_of
 from dsd_ros.vlm.sequence import Sequence as ModelSequence
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, EndCode, Message, Proposal, Question, QuestionReply, prefix_digest
 

@@ -48,8 +48,7 @@ from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
-from dsd_ros.dragon.asker import Asker
-from dsd_ros.dragon.client import AskSession, OnToken
+from dsd_ros.dragon.client import Asker, AskSession, OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import unpack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Relevance

@@ -65,8 +65,8 @@ def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable
 
 
 def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
-    from dsd_ros.dragon.documents.places import measured_in, open_documents
-    from dsd_ros.dragon.measuring import kept_delay
+    from dsd_ros.dragon.documents.store import measured_in, open_documents
+    from dsd_ros.dragon.profiler import kept_delay
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
     model = load_model(ModelSettings(model_path(args.model, READER)))
@@ -83,7 +83,7 @@ def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[
 @contextmanager
 def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
     """The channel to a cloud in this process."""
-    from dsd_ros.dragon.documents.places import open_documents
+    from dsd_ros.dragon.documents.store import open_documents
     from dsd_ros.vlm.loading import ModelSettings, load_model
     from dsd_ros.wire.channel import LocalChannel
 

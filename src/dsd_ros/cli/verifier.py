@@ -40,7 +40,7 @@ def command(args: VerifierArguments = VerifierArguments()) -> int:
         if folder is None:
             run_verifier(VerifierEngine(load_model(model), args.serving), args.serving)
             return EXIT_DONE
-        from dsd_ros.dragon.opening import Documents
+        from dsd_ros.dragon.server import Documents
 
         reader = replace(model, path=model_path(args.documents.text_model, "reader"))
         documents = Documents.load(folder, reader)

@@ -16,14 +16,6 @@ class AnswerRefused(LinkError):
         self.code = code
 
 
-class AnswerCancelled(Exception):
-    """The caller asked for the answer to end."""
-
-
-class AnswerLate(LinkError):
-    """The answer was not complete at its deadline."""
-
-
 @dataclass(frozen=True)
 class AnswerStatistics:
     """What an answer cost. Times in seconds; bytes of encoded messages, those of lost attempts included.

@@ -10,8 +10,7 @@ from typing import Any
 
 from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.mixture import LocalMixture, Preempted
-from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile
-from dsd_ros.dragon.requests import end_of
+from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile, end_of
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.wire.channel import LinkError
 from dsd_ros.wire.messages import (

@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate
 from dsd_ros.dragon.scheduler import Estimates, Scheduler
 from dsd_ros.dragon.settings import SIDES
 from dsd_ros.dragon.state import AggregationState, Step
-from dsd_ros.wire.messages import Message, Proposal, Question, Verdict
+from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, Verdict
 
 _WRAP = 1 << 32
 MAX_MEASURED_US = 600_000_000  # what is measured beyond is no measurement
@@ -257,3 +258,8 @@ def _size(message: Proposal | Verdict) -> int:
 def _stamp(now: float) -> int:
     """A monotonic clock in microseconds modulo 2^32, never 0, which stands for none."""
     return max(1, round(1e6 * now) % _WRAP)
+
+
+def end_of(about: Any, code: EndCode, sentence: str) -> QuestionEnd:
+    """The message that ends the question which ``about`` belongs to."""
+    return QuestionEnd(about.ask, about.attempt, code, sentence[:1024])

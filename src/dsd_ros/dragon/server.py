@@ -12,18 +12,30 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
+from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
 from dsd_ros.dragon.evidence import most_bytes
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
-from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile
-from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile, end_of
+from dsd_ros.dragon.profiler import DecodeDelay, delay_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
-from dsd_ros.dragon.requests import end_of, name_of, refusal_of
-from dsd_ros.dragon.settings import ServiceSettings as ServiceSettings
+from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
-from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, QuestionReply, Reveal, Verdict
+from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.wire.messages import (
+    PROTOCOL_VERSION,
+    EndCode,
+    Message,
+    Proposal,
+    Question,
+    QuestionEnd,
+    QuestionReply,
+    Reveal,
+    Verdict,
+)
 from dsd_ros.wire.turns import TurnQueue
 
 _log = logging.getLogger(__name__)
@@ -34,6 +46,8 @@ _ENDED_REMEMBERED = 256
 _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 256 << 20  # of evidence, in all
+_MAX_TOKENS = 4096
+_PADDING = 1024  # rows of an LM head that stand for no token, and an eighth of the rows
 _FAILED = "the cloud could not go on with this answer; its log says why"
 
 
@@ -79,7 +93,7 @@ class AggregationService:
     ) -> None:
         """``asking``: how the model is asked, where its own template does not say it. ``relevance``: of documents
         to question and answer so far, for devices that want them weighed anew. ``delay``: of the model's decoding
-        steps, measured beforehand (``measuring``)."""
+        steps, measured beforehand (``profiler.delay_of``)."""
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
@@ -341,6 +355,107 @@ class WithDocuments:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _WithStore(WithDocuments):
+    """Closes the store as well."""
+
+    def __init__(self, engine: Any, service: AggregationService, store: Store) -> None:
+        super().__init__(engine, service)
+        self._store = store
+
+    def held_sessions(self) -> tuple[int, int]:
+        """Of the engine: sessions whose robot's link is up, and whose is down."""
+        held: tuple[int, int] = self.engine.held_sessions()
+        return held
+
+    def queue(self) -> tuple[int, int]:
+        """Of the engine: turns that wait, and the bytes they hold."""
+        waiting: tuple[int, int] = self.engine.queue()
+        return waiting
+
+    def close(self, timeout: float = 1.0) -> bool:
+        done = super().close(timeout)
+        self._store.close()
+        return done
+
+
+@dataclass
+class Documents:
+    """Text model, its pace and a store, loaded; ``serve`` puts them behind any number of engines, one after another."""
+
+    model: Any
+    folder: Path
+    delay: DecodeDelay | None = None
+
+    @classmethod
+    def load(cls, folder: Path, settings: ModelSettings) -> Documents:
+        """ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
+        open_documents(folder).close()  # what is wrong with them is said now
+        model = load_model(settings)
+        return cls(model, folder, delay_of(model, AggregationSettings().documents, measured_in(folder)))
+
+    def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
+        """Both behind one object, which owns the store and the engine that is made."""
+        store = open_documents(self.folder)
+        try:
+            service = AggregationService(self.model, store, settings, relevance=store.relevance, delay=self.delay)
+        except BaseException:
+            store.close()
+            raise
+        try:
+            return _WithStore(make_engine(), service, store)
+        except BaseException:
+            service.close()
+            store.close()
+            raise
+
+
+def refusal_of(model: Any, question: Question, scale: str = "") -> str:
+    """Why a question cannot be answered with ``model``, "" if it can; one sentence.
+
+    ``scale``: of this side's relevances (``retrieval.scale_of``).
+    """
+    if question.protocol_version != PROTOCOL_VERSION:
+        return (
+            f"the robot speaks protocol version {question.protocol_version} and the cloud {PROTOCOL_VERSION}; "
+            "install the same release of dsd_ros on both sides"
+        )
+    if question.tokenizer_fingerprint != model.tokenizer_fingerprint:
+        return (
+            f"the robot's tokenizer ({question.tokenizer_fingerprint or 'none'}) is not that of the cloud's "
+            f"{model.name} ({model.tokenizer_fingerprint}); use models that share one"
+        )
+    if question.documents and question.relevance_fingerprint != scale:
+        return (
+            f"the robot's relevances are of another scale ({question.relevance_fingerprint or 'unnamed'}) than the "
+            f"cloud's ({scale or 'unnamed'}), so that documents cannot be weighed against each other; use the same "
+            "embedding model and release on both sides"
+        )
+    for name, choices in (
+        ("randomness", RANDOMNESS), ("evidence", EVIDENCE), ("schedule", SCHEDULES), ("aggregator", SIDES),
+    ):  # fmt: skip
+        if getattr(question, name) not in choices:
+            return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
+    if not 1 <= question.max_tokens <= _MAX_TOKENS:
+        return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
+    if abs(question.vocab_size - model.vocab_size) > _PADDING + model.vocab_size // 8:
+        return (
+            f"the robot's vocabulary has {question.vocab_size} tokens and the cloud's {model.vocab_size}; they may "
+            "differ by padding alone"
+        )
+    if any(token >= model.vocab_size for token in question.answered):
+        return "the answer so far holds a token that the cloud's model does not have"
+    if len(question.answered) >= question.max_tokens:
+        return "the answer so far is as long as it may become"
+    return ""
+
+
+def name_of(model: Any) -> tuple[str, str, int, list[int]]:
+    """Name, fingerprint, vocabulary's size and ends, as a QuestionReply tells them."""
+    return (
+        model.name[:256], model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
+    )  # fmt: skip
 
 
 def _size(message: Any) -> int:

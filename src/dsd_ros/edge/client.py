@@ -1,22 +1,21 @@
-"""A session with the verifier over a link that may lose, double, reorder, stall or break.
+"""A session with the verifier over a link that may lose, duplicate, reorder, delay or break.
 
-Everything sent may be sent again: rounds are idempotent at the verifier, and what is late or doubled on
-its way back is told by its numbers and dropped here.
+Anything may be sent again: rounds are idempotent at the verifier, and late or duplicate results are recognised by
+their numbers and dropped here.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsd_ros.edge.errors import SessionLost, TargetChanged, VerifierRefused
-from dsd_ros.edge.limits import Limits
 from dsd_ros.options import check_options, option
-from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
+from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
+from dsd_ros.wire.client import Connection, Limits
 from dsd_ros.wire.messages import (
     Draft,
     Message,
@@ -51,26 +50,23 @@ class LinkSettings:
 PATIENT_LINK = LinkSettings(response_timeout_s=5.0, attempts=5)
 
 
-class VerifierLink:
+class VerifierClient(Connection):
     """One session at a time over one channel, opened, resumed and kept in step."""
 
     def __init__(
         self, channel: Channel, request: Callable[[int, bytes], SessionRequest], settings: LinkSettings
     ) -> None:
         """``request(number, ticket)`` makes the request that opens or, with a ticket, resumes a session."""
-        self.channel = channel
+        super().__init__(channel)
         self.settings = settings
         self.session = 0
         self._ticket = b""
         self.verifier: SessionReply | None = None
         self._request = request
-        self._backoff = Backoff()
-        self._up = False
         self._early: dict[tuple[int, int], Outcome] = {}
-        self._refused: set[tuple[int, int]] = set()  # rounds that came to nothing before their turn
-        self._epoch = 0  # how often link and session were brought up
-        self._flights: dict[tuple[int, int], int] = {}  # rounds sent ahead, and in which epoch
-        self._sending = threading.Lock()  # rounds sent ahead come from other threads
+        self._refused: set[tuple[int, int]] = set()  # rounds refused before their turn
+        self._epoch = 0  # how often a session was opened or resumed
+        self._flights: dict[tuple[int, int], int] = {}  # rounds sent ahead -> the epoch they were sent in
 
     def open(self, limits: Limits) -> None:
         """Bring the link up and open or resume the session; SessionLost when it is another one now.
@@ -81,23 +77,22 @@ class VerifierLink:
         failure: LinkError | None = None
         for attempt in range(self.settings.attempts):
             if attempt:
-                limits.sleep(self._backoff.next_delay())
+                limits.sleep(self.backoff.next_delay())
             try:
-                if not self._up:
-                    self.channel.reconnect()
-                    self._up = True
+                if not self.up:
+                    self.dial()
                 self._handshake(limits)
                 self._epoch += 1
-                self._backoff.reset()
+                self.backoff.reset()
                 break
             except (LinkClosed, LinkTimeout) as error:
-                self._up = False
+                self.up = False
                 failure = error
         else:
             assert failure is not None
             raise failure
         if before and self.session != before:
-            self.begin_reply()  # what the session before said holds, but this one does not know it
+            self.begin_reply()  # results of the earlier session stand, but this one does not know them
             raise SessionLost
 
     def reconnect(self, limits: Limits) -> None:
@@ -105,18 +100,16 @@ class VerifierLink:
 
         Raises what ``open`` raises but SessionLost; tries once, however many attempts the settings allow.
         """
-        self._up = False
+        before = self.session
         try:
-            self.channel.reconnect()
-            self._up = True
-            before = self.session
+            self.dial()
             self._handshake(limits)
-            self._epoch += 1
-            if self.session != before:
-                self.begin_reply()
         except (LinkClosed, LinkTimeout):
-            self._up = False
+            self.up = False
             raise
+        self._epoch += 1
+        if self.session != before:
+            self.begin_reply()
 
     def forget(self) -> None:
         """The verifier does not know the session any more: the next ``open`` begins a new one."""
@@ -124,30 +117,17 @@ class VerifierLink:
         self.begin_reply()
 
     def begin_reply(self) -> None:
-        """Drop what came ahead of its turn for the reply before."""
+        """Drop results that came before their turn for the previous reply."""
         self._early.clear()
         self._refused.clear()
         self._flights.clear()
 
-    def post(self, message: Message) -> None:
-        """Send without waiting, from any thread. A link found down is not reported: ``exchange`` brings it up again."""
-        if not self._up:
-            return
-        try:
-            self._send(message)
-        except LinkClosed:
-            self._up = False
-
     def post_ahead(self, draft: Draft) -> None:
-        """``post`` a round that is sent ahead. Where it gets lost with the link, ``exchange`` knows."""
+        """``post`` a round drafted ahead. If it is lost with the link, ``exchange`` sends it again."""
         in_session = bool(draft.session) and draft.session == self.session
-        self._flights[draft.reply, draft.round] = self._epoch if in_session and self._up else -1
+        self._flights[draft.reply, draft.round] = self._epoch if in_session and self.up else -1
         if in_session:
             self.post(draft)
-
-    def _send(self, message: Message) -> None:
-        with self._sending:
-            self.channel.send(message)
 
     def exchange(
         self,
@@ -160,15 +140,15 @@ class VerifierLink:
     ) -> Outcome:
         """Wait for the final outcome of round ``number`` of ``reply``, which has been posted.
 
-        ``again(whole)`` is what is sent, in the session there is then, after silence, a broken link, or when
-        the verifier lacks something; ``whole``: it lacks the observation and all that was verified of it.
-        ``ahead``: the round was sent on an assumption that has come true. ``on_early`` is called with
-        each early outcome of this round. Raises VerifierRefused, LinkError, DeadlineExceeded,
-        DecodeCancelled; TargetChanged in round 1 when the verifier came back with another target.
+        ``again(whole)`` makes the messages to send after silence, a broken link, or when the verifier lacks
+        something; ``whole``: it lacks the observation and all that was verified for it. ``ahead``: the round was
+        sent on an assumption that has come true. ``on_early`` is called with each early outcome of this round.
+        Raises VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1 when the
+        verifier came back with another target.
         """
         if (early := self._early.pop((reply, number), None)) is not None:
             return early
-        # What was said of a round sent ahead is nothing about one drafted after its outcome.
+        # A refusal of a round sent ahead says nothing about one drafted after the outcome.
         refused = ahead and (reply, number) in self._refused
         lost = ahead and self._flights.get((reply, number), self._epoch) != self._epoch
         resend = refused or lost
@@ -180,27 +160,23 @@ class VerifierLink:
         while failures < self.settings.attempts:
             limits.check()
             try:
-                if not (self._up and self.session):
+                if not (self.up and self.session):
                     resend = True
                     self.open(limits)
                 self._check_same(target, number)
                 if resend:
                     for message in again(whole):
-                        self._send(message)
+                        self.send(message)
                 return self._await_outcome(reply, number, limits, on_early, ahead and not resend)
             except SessionLost:
                 whole = True
                 failure = LinkClosed("the verifier keeps forgetting the session; is it being restarted?")
-            except LinkClosed as error:
-                self._up = False
-                failure = error
-            except LinkTimeout as error:
-                # The message may be lost, or the link dead without knowing it: next time dial anew.
-                self._up = self._up and failures == 0
+            except (LinkClosed, LinkTimeout) as error:
+                self.failed(error, failures)
                 failure = error
             except _SendAgain as error:
                 if not error.at_once:
-                    limits.sleep(self._backoff.next_delay())
+                    limits.sleep(self.backoff.next_delay())
                 whole = whole or error.whole
                 failure = error
             failures += 1
@@ -218,7 +194,7 @@ class VerifierLink:
         self.forget()
 
     def _check_same(self, before: SessionReply | None, number: int) -> None:
-        """Whether the verifier still has the target that it had: only that can go on with a reply."""
+        """Raise unless the verifier still has the same target: only that can go on with a reply."""
         now = self.verifier
         if before is None or now is None or before.target_fingerprint == now.target_fingerprint:
             return
@@ -243,9 +219,9 @@ class VerifierLink:
                     "is one running at the other end?"
                 )
             if now >= retry:  # doubled requests open one session
-                self._send(request)
+                self.send(request)
                 retry = now + _HANDSHAKE_RETRY_S
-            message = self._receive(min(until, retry), limits)
+            message = self.receive(min(until, retry), limits)
             if isinstance(message, SessionReply) and message.request == number:
                 if message.error:
                     raise VerifierRefused(message.error, "session")
@@ -262,7 +238,7 @@ class VerifierLink:
     ) -> Outcome:
         until = time.monotonic() + self.settings.response_timeout_s
         while True:
-            message = self._receive(until, limits)
+            message = self.receive(until, limits)
             if message is None:
                 raise LinkTimeout(
                     f"the verifier did not answer round {number} within {self.settings.response_timeout_s:g} s"
@@ -282,7 +258,7 @@ class VerifierLink:
                     self._early[reply, message.round] = message
 
     def _heed(self, refusal: Refusal, reply: int, number: int, ahead: bool) -> None:
-        """Raise what a refusal means for the round waited for; return when it is about another."""
+        """Raise what a refusal means for this round; return when it is about another."""
         if refusal.code == RefusalCode.MALFORMED:
             raise VerifierRefused(refusal.sentence, refusal.code)
         about_us = refusal.session == self.session and refusal.reply == reply
@@ -294,11 +270,11 @@ class VerifierLink:
                 self._refused.add((reply, refusal.round))
             return
         if refusal.code == RefusalCode.ASSUMPTION_FAILED:
-            if ahead:  # it overtook the round in front of it: the assumption holds
+            if ahead:  # the round overtook the one before it: the assumption holds
                 raise _SendAgain(refusal.sentence, at_once=True)
-            return  # of an assumption that was given up
+            return  # about an assumption that was given up
         if refusal.code == RefusalCode.UNKNOWN_PICTURE:
-            if number > 1:  # a late double: the observation has been read since
+            if number > 1:  # a late duplicate: the observation has been read since
                 return
             raise _SendAgain(refusal.sentence, at_once=True, whole=True)
         if refusal.code == RefusalCode.NO_OBSERVATION:
@@ -306,20 +282,6 @@ class VerifierLink:
         if refusal.code == RefusalCode.OVERLOADED:
             raise _SendAgain(refusal.sentence)
         raise VerifierRefused(refusal.sentence, refusal.code)
-
-    def _receive(self, until: float, limits: Limits) -> Message | None:
-        """The next message; None when there is none until then."""
-        while True:
-            limits.check()
-            left = until - time.monotonic()
-            if left <= 0:
-                return None
-            try:
-                message = self.channel.receive(limits.slice(left))
-            except LinkTimeout:
-                continue
-            limits.heard()
-            return message
 
 
 class _SendAgain(Exception):

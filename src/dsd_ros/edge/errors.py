@@ -13,18 +13,6 @@ class VerifierRefused(LinkError):
         self.code = code
 
 
-class LinkSilent(LinkError):
-    """Nothing came from the verifier for as long as the caller has patience."""
-
-
-class DeadlineExceeded(LinkError):
-    """The reply was not complete at its deadline."""
-
-
-class DecodeCancelled(Exception):
-    """The caller asked for the decode to end."""
-
-
 class SessionLost(Exception):
     """The verifier has forgotten the session (inside this room only: the reply goes on in another)."""
 

@@ -13,9 +13,9 @@ import torch
 from dsd_ros.decoding.methods import Drafted, Result, RoundContext
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
-from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import Progress
+from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import Outcome
 
 

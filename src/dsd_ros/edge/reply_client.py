@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from dsd_ros.decoding.methods import Method, Result, ResultError
-from dsd_ros.edge.client import VerifierLink
+from dsd_ros.edge.client import VerifierClient
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.edge.proposer import ReplyRequest, RoundDraft
 from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_digest
@@ -21,7 +21,7 @@ class ReplyClient:
     time.perf_counter() instants, ``early`` the early outcomes with their seconds since ``sent_at``.
     """
 
-    def __init__(self, link: VerifierLink, pictures: SessionPictures, method: Method) -> None:
+    def __init__(self, link: VerifierClient, pictures: SessionPictures, method: Method) -> None:
         self._link = link
         self._pictures = pictures
         self._method = method

@@ -13,11 +13,10 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
-from dsd_ros.edge.client import LinkSettings, VerifierLink
+from dsd_ros.edge.client import LinkSettings, VerifierClient
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.errors import TargetChanged
-from dsd_ros.edge.limits import Limits
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
@@ -29,6 +28,7 @@ from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Channel, LinkClosed
+from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, PROTOCOL_VERSION, SessionReply, SessionRequest
 
 _ROW_HEAD_BYTES = 16  # at most, in front of a distribution on its way down
@@ -83,7 +83,7 @@ class EdgeSession:
             if self._draft_model is not None:
                 check_translatable(settings)
                 self._translation = Translation(vocabulary, self._draft_model)
-        self._link = VerifierLink(channel, self._request, link or LinkSettings())
+        self._link = VerifierClient(channel, self._request, link or LinkSettings())
         self._pictures = SessionPictures(self._link.settings.image_encoding)
         self._reply = 0
         method = method_of(settings.proven_by, settings.sampling.greedy)

@@ -21,7 +21,7 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
 from dsd_msgs.srv import Decode
-from dsd_ros.edge.errors import DeadlineExceeded, DecodeCancelled, VerifierRefused
+from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession
@@ -40,6 +40,7 @@ from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
+from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
 Answer = Decode.Response
 _OPEN_LIMIT_S = 10.0  # for one attempt to open the session

@@ -19,13 +19,11 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallb
 
 from dsd_msgs.msg import AskStats, NavAction
 from dsd_msgs.srv import Ask
-from dsd_ros.dragon.answers import Answer, AnswerCancelled, AnswerLate, AnswerRefused
+from dsd_ros.dragon.answers import Answer, AnswerRefused
 from dsd_ros.dragon.client import AskSession
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
-from dsd_ros.dragon.documents.places import measured_in, open_documents
-from dsd_ros.dragon.documents.store import Store
-from dsd_ros.dragon.measuring import delay_of
-from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
+from dsd_ros.dragon.profiler import DecodeDelay, delay_of
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.paths import documents_directory
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
@@ -42,6 +40,7 @@ from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import LinkError, LinkRefused
+from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
 Response = Ask.Response
 SOURCE = "what the robot has seen"  # name of the document that memory keeps
@@ -156,9 +155,9 @@ class MemoryNode(ManagedNode):
         try:
             session.settings = replace(self._settings.answer, max_tokens=wanted)
             answer = session.answer(question, cancelled=lambda: self._generation != mine, deadline=deadline)
-        except AnswerCancelled:
+        except DecodeCancelled:
             return _fail(response, Response.CANCELED, _REPLACED)
-        except AnswerLate as error:
+        except DeadlineExceeded as error:
             return self._lost(response, Response.TIMED_OUT, error)
         except (AnswerRefused, LinkRefused) as error:
             return self._lost(response, Response.REFUSED, error)

@@ -26,7 +26,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Message
 
 if TYPE_CHECKING:
-    from dsd_ros.dragon.opening import Documents
+    from dsd_ros.dragon.server import Documents
 
 _PEER = "dds"  # topics do not name the sender; sessions do
 _LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
@@ -90,7 +90,7 @@ class VerifierNode(ManagedNode):
     def load(self) -> None:
         folder = documents_directory(self._settings.documents, "cloud")
         if folder is not None:
-            from dsd_ros.dragon.opening import Documents
+            from dsd_ros.dragon.server import Documents
 
             path = self._settings.text_model or str(models_directory() / "reader")
             self._documents = Documents.load(folder, replace(self._settings.model, path=path))

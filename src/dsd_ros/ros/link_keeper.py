@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dsd_ros.edge.errors import DecodeCancelled
 from dsd_ros.wire.channel import Backoff, LinkError
+from dsd_ros.wire.client import DecodeCancelled
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 

@@ -14,8 +14,7 @@ from hashed_words import HashedWords
 
 from dsd_ros.dragon.documents.chunking import Document, DocumentError, files_in, key_of, read_document
 from dsd_ros.dragon.documents.index import MANY
-from dsd_ros.dragon.documents.store import Store
-from dsd_ros.dragon.documents.texts import StoreError
+from dsd_ros.dragon.documents.store import Store, StoreError
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACES = [str(ROOT / "test" / "support"), str(ROOT / "src")]

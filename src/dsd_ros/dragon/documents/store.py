@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,11 +35,12 @@ from dsd_ros.dragon.documents.chunking import (
     Document,
     DocumentError,
     chunks,
+    files_in,
     key_of,
+    read_document,
 )
 from dsd_ros.dragon.documents.index import FORMAT, Hit, Index, IndexDamaged, Listed
 from dsd_ros.dragon.documents.retrieval import Retrieved
-from dsd_ros.dragon.documents.texts import StoreError, Texts, sync_folder
 
 if TYPE_CHECKING:
     from dsd_ros.dragon.documents.embedding import Encoder
@@ -46,6 +50,73 @@ _TOGETHER = 128  # chunks embedded at a time
 _ASKED = 8192  # characters of a query
 
 Progress = Callable[[float, str], None]  # the share done, 0 to 1, and what was done
+
+
+class StoreError(ValueError):
+    """A store cannot do what it is asked: one sentence, with the remedy."""
+
+
+class Texts:
+    """A folder of files ``<digest of the source>-<revision>.json``; of a source, the highest revision counts.
+
+    A file is there whole or not at all, whenever the writer or the power ends.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def revisions(self) -> dict[str, int]:
+        """Digest of the source -> its highest revision."""
+        found: dict[str, int] = {}
+        for path in self._folder.glob("*-*.json"):
+            source, _, revision = path.stem.rpartition("-")
+            if revision.isdecimal():
+                found[source] = max(int(revision), found.get(source, 0))
+        return found
+
+    def write(self, document: Document, revision: int) -> None:
+        """Keep a document. OSError where the disk does not take it."""
+        told = {
+            "source": document.source,
+            "place": document.place,
+            "time": document.time,
+            "digest": document.digest,
+            "text": document.text,
+        }
+        path = self._path(key_of(document.source), revision)
+        new = path.with_suffix(".new")
+        with new.open("w", encoding="utf-8") as stream:
+            json.dump(told, stream, ensure_ascii=False, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(path)
+        _sync_folder(self._folder)
+
+    def read(self, source: str, revision: int) -> Document:
+        """The document of the source with that digest. StoreError where its file is damaged or gone."""
+        path = self._path(source, revision)
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            document = Document(told["source"], told["text"], told["place"], told["time"])
+            if key_of(document.source) == source and document.digest == told["digest"]:
+                return document
+        except (OSError, DocumentError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+        raise StoreError(
+            f"the kept text {path} is damaged; delete that file and add its document again, or restore "
+            "the file from a backup"
+        )
+
+    def drop(self, source: str, below: int | None = None) -> None:
+        """Delete the revisions of a source, by its digest; those under ``below`` where that is given."""
+        for path in self._folder.glob(f"{source}-*.json"):
+            revision = path.stem.rpartition("-")[2]
+            if below is None or (revision.isdecimal() and int(revision) < below):
+                path.unlink(missing_ok=True)
+        _sync_folder(self._folder)
+
+    def _path(self, source: str, revision: int) -> Path:
+        return self._folder / f"{source}-{revision}.json"
 
 
 class Found(NamedTuple):
@@ -257,7 +328,7 @@ class Store:
         index.close()  # and so writes back and ends its journal
         before = _newest(self._directory)
         new.rename(_path(self._directory, before + 1))
-        sync_folder(self._directory)
+        _sync_folder(self._directory)
         for path in self._directory.glob("index-*.db"):
             if path != _path(self._directory, before + 1):
                 _delete(path)
@@ -339,6 +410,56 @@ class Store:
             ) from error
 
 
+class TemporaryStore(Store):
+    """A store of text files that is gone once it is closed; without files an empty one."""
+
+    def __init__(self, encoder: Encoder, files: Iterable[Path] = ()) -> None:
+        """DocumentError for a file that cannot be used."""
+        documents = [read_document(path) for path in files]
+        self._folder = tempfile.TemporaryDirectory(prefix="dsd-documents-")
+        try:
+            super().__init__(Path(self._folder.name), encoder)
+            for document in documents:
+                self.add(document)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+
+def open_documents(folder: Path | None, encoder: Encoder | None = None) -> Store:
+    """A folder of text files, or one that `dsd documents` made; None: no documents. The store is the caller's to close.
+
+    What is in text files is indexed in a temporary store. DocumentError, StoreError or EmbeddingError for what
+    cannot be used.
+    """
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+
+    files = []
+    if folder is not None:
+        if not folder.is_dir():
+            raise DocumentError(f"there is no folder of documents {folder}; check its name")
+        if not is_store(folder):
+            files = files_in([folder])
+    encoder = encoder or SentenceEncoder()
+    if folder is not None and is_store(folder):
+        return Store(folder, encoder)
+    return TemporaryStore(encoder, files)
+
+
+def measured_in(folder: Path | None) -> Path | None:
+    """Where what was measured of a model is kept: beside a store's documents; text files have nothing put beside."""
+    return folder if folder is not None and is_store(folder) else None
+
+
+def is_store(folder: Path) -> bool:
+    """Whether `dsd documents` made it."""
+    return (folder / "texts").is_dir()
+
+
 def _path(directory: Path, number: int) -> Path:
     return directory / f"index-{number}.db"
 
@@ -353,3 +474,12 @@ def _delete(path: Path) -> None:
     """An index and SQLite's files beside it: these first, so that no later index inherits them."""
     for name in (f"{path.name}-wal", f"{path.name}-shm", path.name):
         path.with_name(name).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let a folder's changes outlast a power cut."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -65,7 +65,7 @@ def test_the_shipped_bags_replay_in_another_mode(ros_domain, tmp_path):
     [
         (["/does/not/exist"], "There is no bag"),
         ([BAGS[0], "--rate", "-1"], "--rate must not be negative"),
-        ([BAGS[0].parent], "is no bag"),
+        ([BAGS[0].parent], "is not a bag"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(capsys, arguments, sentence):

@@ -121,7 +121,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
 
     taken = rig.start("record_node", directory=tmp_path / "second")
     assert taken.process.wait(60) == 2
-    rig.until(lambda: any("is there already" in line for line in rig.lines))
+    rig.until(lambda: any("exists already" in line for line in rig.lines))
     assert not any("Traceback" in line for line in rig.lines)
 
 

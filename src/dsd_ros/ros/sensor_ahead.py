@@ -65,7 +65,7 @@ class _DepthCamera:
             return
         if self._corridor.blind:
             self._warn(
-                "The depth camera does not look at the way ahead: see depth.camera_height and depth.camera_pitch_deg."
+                "The depth camera does not see the way ahead: check depth.camera_height and depth.camera_pitch_deg."
             )
 
     def on_image(self, message: Image) -> None:

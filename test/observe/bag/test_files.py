@@ -180,22 +180,22 @@ def test_a_full_disk_leaves_a_bag(tmp_path, storage):
 def test_what_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(RecordError, match="is there already"):
+    with pytest.raises(RecordError, match="exists already"):
         BagWriter(tmp_path / "there", definition)
     with pytest.raises(RecordError, match="mcap or sqlite3"):
         BagWriter(tmp_path / "new", definition, "tar")
-    with pytest.raises(RecordError, match="cannot be made"):
+    with pytest.raises(RecordError, match="cannot be created"):
         BagWriter(tmp_path / "file" / "new", definition)
     for path, sentence in (
         (tmp_path / "nothing", "There is no bag"),
-        (tmp_path / "there", "is no bag"),
-        (tmp_path / "file", "is no bag"),
+        (tmp_path / "there", "is not a bag"),
+        (tmp_path / "file", "is not a bag"),
     ):
         with pytest.raises(BagError, match=sentence):
             open_bag(path)
     with pytest.raises(TypeUnknown, match="not installed"):
         message_class("moon_msgs/msg/Cheese")
-    with pytest.raises(TypeUnknown, match="no message type"):
+    with pytest.raises(TypeUnknown, match="not a message type"):
         definition("String")
 
 

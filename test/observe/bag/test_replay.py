@@ -240,7 +240,7 @@ def test_differences_are_told_by_step(tmp_path):
         ({"decode.temperature": 1.0, "decode.draft_length": 0}, ReplayOptions(), "chosen by the clock"),
         ({"decode.temperature": 1.0, "decode.mode": "coupled"}, ReplayOptions(mode="best"), ""),
         ({"decode.temperature": 0.0}, ReplayOptions(mode="best"), ""),
-        ({"decode.temperature": -1.0}, ReplayOptions(), "settings of another time"),
+        ({"decode.temperature": -1.0}, ReplayOptions(), "settings this version does not accept"),
     ],
 )
 def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, parameters, wishes, sentence):
@@ -255,7 +255,7 @@ def test_sampled_replies_are_replayed_where_they_would_be_drawn_again(tmp_path, 
 
 def test_sampled_replies_whose_numbers_are_missing_are_refused(tmp_path):
     bag = make_bag(tmp_path / "bag", temperature=1.0, replies=(2, 3))
-    with pytest.raises(BagError, match="hangs on their numbers"):
+    with pytest.raises(BagError, match="depend on the number of earlier replies"):
         prepare(bag, read_run(bag), ReplayOptions())
 
 

@@ -29,7 +29,7 @@ def draw(run: Run) -> bytes:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ValueError("Plots take the package matplotlib: pip install -r requirements/train.txt.") from None
+        raise ValueError("Plots need the package matplotlib: pip install -r requirements/train.txt.") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

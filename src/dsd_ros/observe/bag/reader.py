@@ -76,7 +76,7 @@ class Bag:
         try:
             return self._store.deserialize_cdr(record.data, record.kind)
         except Exception as error:
-            raise BagError(f"A message on {record.topic} is not of its type: {error}.") from None
+            raise BagError(f"A message on {record.topic} does not match its type: {error}.") from None
 
     def _learn(self, kind: str) -> None:
         form, text = self.definitions.get(kind, ("", ""))
@@ -147,7 +147,7 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     """A bag's storage files in order, and the content of its metadata.yaml."""
     if path.is_file():
         if path.suffix not in _SUFFIXES:
-            raise BagError(f"{path} is no bag; one is a folder, or a file {' or '.join(_SUFFIXES)}.")
+            raise BagError(f"{path} is not a bag; name a folder, or a file {' or '.join(_SUFFIXES)}.")
         return [path], {}
     if not path.is_dir():
         raise BagError(f"There is no bag {path}.")
@@ -164,7 +164,7 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     found = sorted((p for p in path.iterdir() if p.suffix in _SUFFIXES), key=lambda p: (len(p.name), p.name))
     files = [p for p in listed if p.is_file()] + [p for p in found if p not in listed]
     if not files:
-        raise BagError(f"{path} is no bag: there is no file {' or '.join(_SUFFIXES)} in it.")
+        raise BagError(f"{path} is not a bag: it contains no file {' or '.join(_SUFFIXES)} in it.")
     return files, about
 
 
@@ -220,8 +220,8 @@ def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
                 yield Record(channel.topic, kind, record.log_time, record.data)
     if count:
         note(
-            f"{path.name} was not closed, its recorder was killed or the file is cut; "
-            f"{count} messages in front of that can be read."
+            f"{path.name} was not closed (the recorder was killed, or the file is truncated); "
+            f"{count} messages before the damage can be read."
         )
     else:
         note(f"{path.name} cannot be read ({reason}).")
@@ -252,7 +252,7 @@ def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
             if not closed:
                 note(f"{path.name} was not closed; all {count} messages in it can be read.")
         except sqlite3.Error as error:
-            note(f"{path.name} is damaged ({error}); {count} messages in front of that can be read.")
+            note(f"{path.name} is damaged ({error}); {count} messages before the damage can be read.")
 
 
 def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:

@@ -108,9 +108,9 @@ def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
     wanted = []
     for step in run.steps:
         if not step.verified:
-            notes.append(f"step {step.number} is left out: it is the draft's word alone")
+            notes.append(f"step {step.number} is left out: its reply is unverified")
         elif not step.text or not step.instruction:
-            notes.append(f"step {step.number} is left out: the bag has not all of its messages")
+            notes.append(f"step {step.number} is left out: the bag lacks some of its messages")
         else:
             wanted.append(step)
     pictures = pictures_of(bag, {step.stamp for step in wanted})
@@ -123,7 +123,7 @@ def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
             continue
         asked.append((step, ReplayRequest(step.stamp, *found, step.instruction, history_of(run, step))))
     if not asked:
-        why = " ".join(f"{note.capitalize()}." for note in notes) or "No reply was completed in it."
+        why = " ".join(f"{note.capitalize()}." for note in notes) or "It has no complete reply."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
     settings = replace(recorded, mode=wishes.mode, draft_length=-1) if wishes.mode else recorded
@@ -173,7 +173,7 @@ def settings_of(run: Run) -> DecodeSettings:
     try:
         return DecodeSettings(**known)
     except ValueError as error:
-        raise BagError(f"{run.bag.path} was recorded with settings of another time: {error}") from None
+        raise BagError(f"{run.bag.path} was recorded with settings this version does not accept: {error}") from None
 
 
 def history_of(run: Run, step: RecordedStep) -> tuple[tuple[int, str], ...]:
@@ -210,8 +210,8 @@ def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: li
     """Raise BagError when sampled replies would not be drawn as they were recorded."""
     if numbers != list(range(1, len(numbers) + 1)):
         raise BagError(
-            "The bag's replies are sampled, and some of those before them are missing in it; what was drawn "
-            "hangs on their numbers. Record from the beginning, or with temperature 0."
+            "The bag's replies are sampled, and their random draws depend on the number of earlier replies, some of "
+            "which are missing. Record from the start, or with temperature 0."
         )
     coupled = recorded.proven_by is Proof.COUPLED and settings.proven_by is Proof.COUPLED
     alike = recorded.mode == settings.mode or any({recorded.mode, settings.mode} <= group for group in _SAME_DRAWS)

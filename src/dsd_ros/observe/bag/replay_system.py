@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -40,9 +38,33 @@ class ReplayPlan:
     verifier: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ReplayRequest:
+    """One recorded step, to be decoded again."""
+
+    stamp: int  # of the picture, ns
+    png: bytes
+    format: str  # of a CompressedImage
+    instruction: str
+    history: tuple[tuple[int, str], ...] = ()  # (stamp in ns, action) of the previous steps, oldest first
+
+
+@dataclass(frozen=True)
+class ReplayReply:
+    """The replayed reply. ``tokens`` is None when a message was missed; ``message`` says why there is no reply."""
+
+    text: str = ""
+    tokens: list[int] | None = None
+    count: int = 0  # of its tokens
+    rounds: int = 0
+    seconds: float = 0.0
+    stamp: int = 0  # of its picture, ns
+    message: str = ""
+
+
 def reusable_parameters(recorded: dict[str, Any], node: str) -> dict[str, Any]:
     """The recorded parameters of a node that still exist and do not depend on the machine."""
-    known = _flat(_file_of(node))
+    known = _shipped_parameters(node)
     return {
         name: value
         for name, value in recorded.items()
@@ -52,7 +74,7 @@ def reusable_parameters(recorded: dict[str, Any], node: str) -> dict[str, Any]:
 
 def changed_parameters(parameters: dict[str, Any], node: str) -> dict[str, Any]:
     """The parameters that differ from the node's shipped file."""
-    known = _flat(_file_of(node))
+    known = _shipped_parameters(node)
     return {name: value for name, value in parameters.items() if known.get(name) != value}
 
 
@@ -72,13 +94,7 @@ class ReplaySystem:
             printer(name, line)
 
         self._group = ProcessGroup(keep)
-        self._folder = tempfile.TemporaryDirectory(prefix="dsd_replay_")
-        self._client: Any = None
-
-    @property
-    def client(self) -> Any:
-        """The ReplayClient; None before ``__enter__``."""
-        return self._client
+        self.client: Any = None  # the ReplayClient, after ``__enter__``
 
     def __enter__(self) -> ReplaySystem:
         os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
@@ -90,18 +106,17 @@ class ReplaySystem:
             from dsd_ros.observe.ros.replay_client import ReplayClient
 
             verifies = "verifier_node" if self._plan.transport == "dds" else "bridge_node"
-            self._client = ReplayClient(namespace, ("draft_node", verifies))
-            self.wait(self._client.ready, "The nodes did not become ready")
+            self.client = ReplayClient(namespace, ("draft_node", verifies))
+            self.wait(self.client.ready, "The nodes did not become ready")
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._client is not None:
-            self._client.close()
+        if self.client is not None:
+            self.client.close()
         self._group.close()
-        self._folder.cleanup()
 
     def check(self) -> None:
         """Raise KeyboardInterrupt when interrupted, ReplayFailed when a node has ended."""
@@ -129,42 +144,26 @@ class ReplaySystem:
             "link.response_timeout_s": 10.0,
             "use_sim_time": True,
         }
-        self._node("draft_node", plan.draft | draft, namespace)
+        self._group.start_planned(Start("draft_node", plan.draft | draft, namespace))
         if plan.transport == "dds":
-            self._node("verifier_node", plan.verifier, namespace)
+            self._group.start_planned(Start("verifier_node", plan.verifier, namespace))
             return
         addresses: list[str] = []
-
-        def look(line: str) -> None:
-            addresses.extend(_ADDRESS.findall(line))
-
         options = {"--model": "model.path", "--device": "model.device", "--dtype": "model.dtype"}
         command = [sys.executable, "-m", "dsd_ros.cli", "verifier", "--port", "0"]
         for option, name in options.items():
             if plan.verifier.get(name):
                 command += [option, str(plan.verifier[name])]
-        self._group.start("verifier", command, on_line=look)
+        self._group.start("verifier", command, on_line=lambda line: addresses.extend(_ADDRESS.findall(line)))
         self.wait(lambda: bool(addresses), "The verifier named no address")
-        self._node("bridge_node", {"url": addresses[0]}, namespace)
-
-    def _node(self, name: str, parameters: dict[str, Any], namespace: str) -> None:
-        content = _file_of(name)
-        for key, value in parameters.items():
-            *groups, last = key.split(".")
-            place = content
-            for group in groups:
-                place = place.setdefault(group, {})
-            place[last] = value
-        path = Path(self._folder.name) / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({f"/**/{name}": {"ros__parameters": content}}))
-        self._group.start_planned(Start(name, namespace=namespace, files=(path,)))
+        self._group.start_planned(Start("bridge_node", {"url": addresses[0]}, namespace))
 
 
-def _file_of(node: str) -> dict[str, Any]:
-    """The parameters in a node's shipped file."""
+def _shipped_parameters(node: str) -> dict[str, Any]:
+    """The flat parameters of a node's shipped file."""
     path = config_directory() / f"{node.removesuffix('_node')}.yaml"
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return dict(content[f"/**/{node}"]["ros__parameters"])
+    return _flat(content[f"/**/{node}"]["ros__parameters"])
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -175,27 +174,3 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             result[prefix + key] = value
     return result
-
-
-@dataclass(frozen=True)
-class ReplayRequest:
-    """One recorded step, to be decoded again."""
-
-    stamp: int  # of the picture, ns
-    png: bytes
-    format: str  # of a CompressedImage
-    instruction: str
-    history: tuple[tuple[int, str], ...] = ()  # (stamp in ns, action) of the previous steps, oldest first
-
-
-@dataclass(frozen=True)
-class ReplayReply:
-    """The replayed reply. ``tokens`` is None when a message was missed; ``message`` says why there is no reply."""
-
-    text: str = ""
-    tokens: list[int] | None = None
-    count: int = 0  # of its tokens
-    rounds: int = 0
-    seconds: float = 0.0
-    stamp: int = 0  # of its picture, ns
-    message: str = ""

@@ -155,9 +155,7 @@ def write_parquet(run: Run, path: Path) -> None:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise ValueError(
-            "Parquet takes the package pyarrow: pip install pyarrow, or use --csv, which takes nothing."
-        ) from None
+        raise ValueError("Parquet needs the package pyarrow: pip install pyarrow, or use --csv.") from None
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rounds_of(run)), path)
 
 

@@ -54,11 +54,9 @@ class BagWriter:
         try:
             self.folder.mkdir(parents=True)
         except FileExistsError:
-            raise RecordError(
-                f"{folder} is there already; name a folder that is not, bags are never written over."
-            ) from None
+            raise RecordError(f"{folder} exists already; name a new folder, bags are never overwritten.") from None
         except OSError as error:
-            raise RecordError(f"The bag {folder} cannot be made: {error.strerror}.") from None
+            raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
         self._reserve = self.folder / ".reserve"
         try:
             with open(self._reserve, "wb") as file:
@@ -224,7 +222,7 @@ class BagWriter:
         with contextlib.suppress(OSError):  # the previous metadata.yaml stays
             self.write_metadata()
         reason = getattr(error, "strerror", None) or str(error)
-        return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. What it holds can be read.")
+        return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. It can be read up to here.")
 
 
 class McapFile(McapWriter):  # type: ignore[misc]

@@ -100,5 +100,5 @@ def _parts(name: str) -> tuple[str, str]:
     """Package and short name of a message type."""
     parts = name.split("/")
     if len(parts) != 3 or parts[1] != "msg" or not all(re.fullmatch(r"\w+", p) for p in parts):
-        raise TypeUnknown(f"{name!r} is no message type; one is named as std_msgs/msg/String.")
+        raise TypeUnknown(f"{name!r} is not a message type; an example is std_msgs/msg/String.")
     return parts[0], parts[2]

@@ -96,7 +96,7 @@ def fixed_transforms(urdf: str, stamp: Time, odom: bool = True) -> list[Transfor
         name, parent, child = joint.get("name"), joint.find("parent"), joint.find("child")
         if joint.get("type") != "fixed" or parent is None or child is None:
             raise ValueError(
-                f"The joint '{name}' of the robot's description is not fixed; only fixed ones are published here, "
+                f"The joint '{name}' of the robot's description is not fixed; only fixed joints are published here, "
                 "so run robot_state_publisher for it and leave robot_description to that."
             )
         origin = joint.find("origin")
@@ -135,7 +135,7 @@ def description(file: FilePath, base_height: float = 0.0) -> str:
     except OSError as error:
         raise ValueError(f"The robot's description {file} cannot be read: {error}.") from error
     except ElementTree.ParseError as error:
-        raise ValueError(f"The robot's description {file} is no XML: {error}.") from error
+        raise ValueError(f"The robot's description {file} is not valid XML: {error}.") from error
     for joint in root.iter("joint"):
         child, origin = joint.find("child"), joint.find("origin")
         if child is not None and origin is not None and child.get("link") == "base_footprint":

@@ -186,7 +186,7 @@ def _top_bar(overlay: Overlay, width: int) -> np.ndarray:
     height = line_height(_SIZE) + 8
     bar = blank(height, width, BAR)
     paper = {None: BAR, True: CALM, False: ALARM}[overlay.link_ok]
-    label = shortened(overlay.link or "no word of the link", _SMALL, 2 * width // 5)
+    label = shortened(overlay.link or "no link status", _SMALL, 2 * width // 5)
     link = sprite(label, _SMALL, INK, paper)
     left = width - link.shape[1] - 2 * _MARGIN
     fill(bar[:, left:], paper)

@@ -1,4 +1,4 @@
-"""What an answer is, what it cost, and what can keep one from being given."""
+"""An answer, its statistics, and the error of a refused one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dsd_ros.wire.channel import LinkError
 
 
 class AnswerRefused(LinkError):
-    """The cloud, or this side, will not go on with a question; ``code`` is an EndCode or "question"."""
+    """The cloud, or this side, refuses a question; ``code`` is an EndCode or "question"."""
 
     def __init__(self, sentence: str, code: str) -> None:
         super().__init__(sentence)
@@ -32,8 +32,8 @@ class AnswerStatistics:
     steps: tuple[Step, ...] = ()
     reveals: int = 0
     rejections: dict[str, int] = field(default_factory=dict)
-    preemptions: int = 0  # forward passes of the device given up
-    dropped: int = 0  # drafts of the device made in vain
+    preemptions: int = 0  # forward passes of the device that were given up
+    dropped: int = 0  # drafts of the device made too late to be used
     passes: int = 0  # of the device's model
     attempts: int = 1
     alone_from: int = -1
@@ -42,7 +42,7 @@ class AnswerStatistics:
 
     @property
     def accepted(self) -> dict[str, float]:
-        """The share of each side's drafts that were the token."""
+        """Each side's acceptance rate."""
         count = max(1, len(self.steps))
         return {
             "device": sum(step.device_accepted for step in self.steps) / count,
@@ -51,7 +51,7 @@ class AnswerStatistics:
 
     @property
     def switches(self) -> int:
-        """How often the other side went on."""
+        """How often the aggregating side changed."""
         return sum(step.switch for step in self.steps)
 
     @property
@@ -69,7 +69,7 @@ class AnswerStatistics:
 class Answer:
     """One answer: ``tokens`` with the one that ends it, and their text without special tokens.
 
-    ``finished`` tells an ended answer from one cut off at max_tokens; ``whole``: both sides had a say in all of it.
+    ``finished``: it ended by itself, not at max_tokens. ``whole``: both sides took part in every token.
     """
 
     text: str

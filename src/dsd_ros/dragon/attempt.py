@@ -1,4 +1,4 @@
-"""One attempt of the device's: from its Question to the end of the answer, or to why it did not come."""
+"""One attempt of the device at a question: from its Question to the complete answer or the failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FATAL = (RefusalCode.MALFORMED, RefusalCode.UNSUPPORTED)
 
 
 class Attempt:
-    """``receive`` in one thread, ``work`` in another; ``wake`` is notified of what either brings."""
+    """Call ``receive`` in one thread and ``work`` in another; ``wake`` is notified when either changes something."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Attempt:
         self._model, self._mixture, self._send = model, mixture, send
         self._profile, self._wake = profile, wake
         self._early: list[Message] = []
-        self._read = False  # the documents, ahead of the cloud's reply
+        self._read = False  # whether the documents were read, before the cloud replied
         self._stopped = False
         self._asked = self._heard = time.monotonic()
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         return self.half is not None and self.half.ended
 
     @property
@@ -67,13 +67,13 @@ class Attempt:
         return not self._read if self.half is None else self.half.wants_work
 
     def news(self, known: int) -> bool:
-        """Whether there is more than ``known`` tokens, or a failure."""
+        """Whether there are more than ``known`` tokens, or the answer or the attempt has ended."""
         return self.failure is not None or (
             self.half is not None and (self.ended or len(self.question.answered) + len(self.half.times) > known)
         )
 
     def progress(self) -> tuple[list[int], list[float]]:
-        """The tokens and when each was decided; those of earlier attempts have no time."""
+        """The tokens and when each was decided; NaN for those of earlier attempts."""
         if self.half is None:
             return self.question.answered, [math.nan] * len(self.question.answered)
         times = list(self.half.times)
@@ -81,19 +81,19 @@ class Attempt:
         return tokens, [math.nan] * len(self.question.answered) + times
 
     def silent_in(self, patience: float) -> float:
-        """Seconds until the cloud has been silent for too long; while it owes nothing, all of them."""
+        """Seconds until the cloud has been silent for ``patience``; all of them while it owes nothing."""
         if self.half is not None and not self.half.owed:
             return patience
         return max(0.0, self._heard + patience - time.monotonic())
 
     def stop(self) -> None:
-        """Give up: a forward pass ends before its next layer."""
+        """Give up: a forward pass in progress ends before its next layer."""
         self._stopped = True
         if self.half is not None:
             self.half.stop()
 
     def work(self) -> None:
-        """A draft; or, until the cloud has replied, reading the documents."""
+        """Make a draft or, until the cloud has replied, read the documents."""
         try:
             if self.half is None:
                 self._mixture.follow(self.question.answered)
@@ -101,16 +101,16 @@ class Attempt:
                 self._read = True
             elif not self.half.owed:
                 self.half.work()
-                self._heard = time.monotonic()  # it may have waited for this
+                self._heard = time.monotonic()  # the cloud may have been waiting for this draft
             else:
                 self.half.work()
         except Preempted:
             pass
-        except Exception as error:  # whatever it is, the caller has to hear of it
+        except Exception as error:  # whatever it is, report it to the caller
             self._fail(error, EndCode.MODEL_ERROR, "the device's model could not go on")
 
     def receive(self, message: Message) -> None:
-        """A message of the cloud, of this attempt or any other."""
+        """Take a message of the cloud; those of other attempts are dropped."""
         if isinstance(message, Refusal):
             if message.code in _FATAL and not message.session:
                 self._fail(AnswerRefused(message.sentence, message.code))
@@ -159,7 +159,7 @@ class Attempt:
             self.half.receive(message)
         except Contradiction as error:
             self._fail(AnswerRefused(str(error), error.code), error.code, str(error))
-        except Exception as error:  # whatever it is, the caller has to hear of it
+        except Exception as error:  # whatever it is, report it to the caller
             self._fail(error, EndCode.MODEL_ERROR, "the device could not go on")
 
     def _fail(self, error: Exception, code: EndCode | None = None, sentence: str = "") -> None:

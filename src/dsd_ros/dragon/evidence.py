@@ -1,4 +1,4 @@
-"""What travels of a side's distribution: enough for the aggregator to decide by, or all of it."""
+"""The evidence of a draft: the part of a side's distribution that the aggregator decides by, or all of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dsd_ros.wire.messages import Proposal, Question
 
 
 def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
-    """The evidence of a draft ``token`` from p (V,), in the question's manner; ``noise`` None: greedy."""
+    """The evidence of a draft ``token`` from p (V,), encoded as the question asks; ``noise`` None: greedy."""
     if question.evidence == "full":
         return pack_row(p.numpy())
     if question.evidence == "sparse":
@@ -37,7 +37,7 @@ def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.nda
 
 
 def most_bytes(question: Question, vocab_size: int) -> int:
-    """How long the evidence of one draft can be."""
+    """The most bytes that one draft's evidence can take."""
     if question.evidence == "full":
         return 4 * vocab_size
     if question.evidence == "sparse":

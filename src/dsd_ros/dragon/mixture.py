@@ -20,8 +20,8 @@ from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence as TokenSequence
 from dsd_ros.vlm.sequence import next_logits_together
 
-# Where nothing is found the question alone is asked, as if about a document that is hardly relevant: any
-# document that the other side has outweighs it.
+# When nothing is found, the question is asked without a document, at a weight that any document of the other side
+# outweighs.
 NOTHING_FOUND = Retrieved("", "", -30.0)
 _KEPT_TOKENS = 65_536
 _COLDEST = 1e-12
@@ -30,21 +30,18 @@ Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
 
 
 class Preempted(Exception):
-    """A forward pass was given up between two layers; no sequence has changed (inside this room only)."""
+    """A forward pass was given up between two layers; no sequence has changed. Never leaves this package."""
 
 
 class Local(NamedTuple):
-    """p (V,) float32, and the log-sum-exp of the relevances behind it."""
+    """p (V,) float32, and the log-sum-exp of its documents' relevances."""
 
     p: torch.Tensor
     log_weight: float
 
 
 class KeptDocuments:
-    """Documents' keys and values, the least recently asked for dropped first. For any thread.
-
-    ``limit``: tokens in all.
-    """
+    """An LRU cache of documents' keys and values, ``limit`` tokens in all. Thread-safe."""
 
     def __init__(self, limit: int = _KEPT_TOKENS) -> None:
         self.limit = limit
@@ -53,7 +50,7 @@ class KeptDocuments:
         self._lock = threading.Lock()
 
     def find(self, model: Any, head: list[int]) -> TokenSequence | None:
-        """A sequence of just these tokens, to go on with, if they are kept."""
+        """A new sequence of exactly these tokens, if they are kept."""
         with self._lock:
             kept = self._kept.get((model.fingerprint, *head))
             if kept is None:
@@ -80,7 +77,7 @@ class KeptDocuments:
 
 
 class LocalMixture:
-    """The mixture behind one question, for one thread at a time; ``follow`` says what it stands behind."""
+    """One side's mixture for one question; one thread at a time. ``follow`` sets the answer so far."""
 
     def __init__(
         self,
@@ -95,8 +92,8 @@ class LocalMixture:
     ) -> None:
         """``temperature`` 0: that of 1, of which greedy decoding takes the argmax.
 
-        ``relevance(text, documents)`` is asked behind every ``reweight_every`` tokens, where that is above 0,
-        with the question and the answer so far. No forward pass is made here. PromptError for texts that
+        ``relevance(text, documents)`` is called after every ``reweight_every`` tokens (0: never) with the question
+        and the answer so far. No forward pass is made here. PromptError for texts that
         cannot be used, ContextError where the question leaves no room.
         """
         self.model = model
@@ -107,7 +104,7 @@ class LocalMixture:
         self._kept = kept if kept is not None else KeptDocuments(0)
         self._every = reweight_every if relevance is not None else 0
         self._relevance = relevance
-        # The relevances at the beginning and behind each so many tokens.
+        # The relevances at the beginning and after every ``reweight_every`` tokens.
         self._weighed = [[found.relevance for found in self.documents]]
         self._pieces = [asking.pieces(found.text, question) for found in self.documents]
         self._sequences: list[TokenSequence] = []
@@ -115,7 +112,7 @@ class LocalMixture:
 
     @property
     def tokens(self) -> list[int]:
-        """The answer that it stands behind."""
+        """The answer so far."""
         return list(self._tokens)
 
     @property
@@ -124,7 +121,7 @@ class LocalMixture:
         return len(self._tokens) + max(len(head) + len(tail) for head, tail in self._pieces)
 
     def reserve(self, tokens: int) -> None:
-        """Cut documents that leave no room for an answer of so many tokens; ContextError where that is not enough."""
+        """Cut documents to leave room for an answer of ``tokens``; ContextError if that is not enough."""
         room = self.model.max_length - tokens
         for index, (head, tail) in enumerate(self._pieces):
             if len(tail) >= room:
@@ -135,7 +132,7 @@ class LocalMixture:
             self._pieces[index] = self._pieces[index]._replace(head=head[: room - len(tail)])
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Stand behind just these tokens of the answer; what it has of them already is kept. No forward pass."""
+        """Set the answer so far; the keys and values of a common prefix are kept. No forward pass."""
         same = 0
         for ours, theirs in zip(self._tokens, tokens, strict=False):
             if ours != theirs:
@@ -151,8 +148,8 @@ class LocalMixture:
     def next(self, preempted: Callable[[], bool] = lambda: False) -> Local:
         """The distribution of the next token.
 
-        ``preempted`` is asked between layers; once it says so, Preempted, and nothing is lost but the pass.
-        ContextError where a sequence has become too long.
+        ``preempted`` is polled between layers; when true, Preempted is raised and only this pass is lost.
+        ContextError if a sequence has become too long.
         """
 
         def on_layer(*_: object) -> None:
@@ -173,7 +170,7 @@ class LocalMixture:
         return Local(p.float(), highest + math.log(total))
 
     def _read(self, on_layer: Callable[..., None]) -> None:
-        """Read the documents that are not kept, and put question and answer behind each."""
+        """Read the documents that are not kept, and append question and answer to each."""
         sequences: list[TokenSequence] = []
         unread: list[tuple[list[int], TokenSequence]] = []
         for head, _ in self._pieces:
@@ -192,7 +189,7 @@ class LocalMixture:
         self._sequences = sequences
 
     def _relevances(self) -> list[float]:
-        """Of each document at the last point where they were weighed; equal for equal answers."""
+        """Each document's relevance when last weighed; equal for equal answers."""
         if not self._every or self._relevance is None:
             return self._weighed[0]
         while len(self._weighed) <= len(self._tokens) // self._every:

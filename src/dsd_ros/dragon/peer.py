@@ -1,4 +1,4 @@
-"""One side of one attempt at a question, at work: state machine, mixture, and what is measured of both sides."""
+"""One side of one attempt at a question: runs the state machine and the mixture, and measures both sides."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from dsd_ros.dragon.state import AggregationState, Step
 from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, Verdict
 
 _WRAP = 1 << 32
-MAX_MEASURED_US = 600_000_000  # what is measured beyond is no measurement
+MAX_MEASURED_US = 600_000_000  # a longer measurement is discarded
 _SENT_REMEMBERED = 256
-_PROPOSAL_BYTES = 42  # beside its evidence
+_PROPOSAL_BYTES = 42  # without its evidence
 _VERDICT_BYTES = 33
-_NEW_SIZE = 0.2  # weight of a new proposal's size
+_NEW_SIZE = 0.2  # weight of a new proposal's size in the moving average
 
 
 @dataclass
 class Profile:
-    """What one side has measured of both and of the link between them; kept from question to question."""
+    """What one side has measured of both sides and the link; kept from question to question."""
 
     delays: dict[str, DecodeDelay] = field(default_factory=lambda: {side: DecodeDelay() for side in SIDES})
     acceptance: dict[str, Acceptance] = field(default_factory=lambda: {side: Acceptance() for side in SIDES})
@@ -39,23 +39,23 @@ class Profile:
 
     @classmethod
     def of(cls, side: str, delay: DecodeDelay | None = None) -> Profile:
-        """One that knows how long the own ``side`` takes, where that was measured beforehand."""
+        """A profile of ``side``, with its decoding delay if that was measured beforehand."""
         profile = cls()
         if delay is not None:
             profile.delays[side] = copy.deepcopy(delay)
         return profile
 
     def learn(self) -> None:
-        """Between answers: what the traffic tells of sides that were not measured beforehand."""
+        """Between answers: fit the delays of sides that were not measured beforehand to the steps observed."""
         for delay in self.delays.values():
             delay.learn()
 
     def carried(self, size: int) -> None:
-        """A proposal of so many bytes, of either side."""
+        """Record the size of a proposal, bytes, of either side."""
         self.proposal_bytes += _NEW_SIZE * (size - self.proposal_bytes) if self.proposal_bytes else size
 
     def estimates(self, context: int) -> Estimates:
-        """At so many tokens of context; a round trip is that of a proposal and a verdict."""
+        """Estimates at ``context`` tokens; a round trip carries a proposal and a verdict."""
         return Estimates(
             self.delays["device"].at(context), self.delays["cloud"].at(context),
             self.link.round_trip(round(self.proposal_bytes) + _VERDICT_BYTES),
@@ -65,7 +65,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the two sides must know of each other: both vocabularies' sizes, and what ends the answer."""
+    """What the two sides must know about each other: vocabulary sizes, and the tokens that end the answer."""
 
     vocab_size: int
     other_vocab_size: int
@@ -73,10 +73,10 @@ class Agreed:
 
 
 class Half:
-    """For one thread that calls ``work`` and any number of others.
+    """One side's half. One thread calls ``work``; any thread may call the rest.
 
-    ``send`` gets the messages in their order, from whatever thread they come of; it must not raise.
-    ``changed`` is notified of everything that may give work or bring tokens.
+    ``send`` gets the messages in order, from either thread, and must not raise. ``changed`` is notified when there may
+    be new work or new tokens.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Half:
         self.stopped = False
         self.times: list[float] = []  # time.monotonic() of each step
         self.preemptions = 0
-        self.dropped = 0  # drafts made and not handed in
+        self.dropped = 0  # drafts made too late to be used
         self._send = send
         self._scheduler = Scheduler(question.schedule, seed=question.seed)
-        self._lock = threading.RLock()  # guards the state and all below
+        self._lock = threading.RLock()  # guards the state and everything below
         self._sending = threading.Lock()
         self._out: deque[Message] = deque()
-        self._heard: tuple[int, float] | None = None  # the other's clock, and when it came
-        self._sent: OrderedDict[int, int] = OrderedDict()  # bytes of what was sent, by this clock
+        self._heard: tuple[int, float] | None = None  # the other side's clock, and when it arrived
+        self._sent: OrderedDict[int, int] = OrderedDict()  # this clock -> bytes of the message sent then
         profile.learn()
         self._state = AggregationState(
             question, side, agreed.vocab_size, agreed.other_vocab_size, agreed.eos_token_ids,
@@ -116,13 +116,13 @@ class Half:
 
     @property
     def tokens(self) -> list[int]:
-        """Those that are decided."""
+        """The tokens decided so far."""
         with self._lock:
             return list(self._state.tokens)
 
     @property
     def steps(self) -> list[Step]:
-        """What this attempt decided."""
+        """The steps that this attempt decided."""
         with self._lock:
             return list(self._state.steps)
 
@@ -136,7 +136,7 @@ class Half:
 
     @property
     def owed(self) -> bool:
-        """Whether the other side has to say something before an answer can go on."""
+        """Whether the answer waits for the other side."""
         with self._lock:
             return not self.ended and self._state.waiting[self._state.side] > 0
 
@@ -146,13 +146,13 @@ class Half:
         return not self.stopped and self._state.drafts
 
     def stop(self) -> None:
-        """Give up: a forward pass under way ends before its next layer, and nothing is sent any more."""
+        """Give up: a forward pass in progress ends before its next layer, and nothing more is sent."""
         self.stopped = True
         with self.changed:
             self.changed.notify_all()
 
     def receive(self, message: Message) -> None:
-        """A message of the other side; Contradiction for one that cannot be."""
+        """Take a message of the other side; Contradiction for an impossible one."""
         now = time.monotonic()
         with self._lock:
             if self.stopped:
@@ -164,7 +164,7 @@ class Half:
         self._flush()
 
     def work(self) -> bool:
-        """Make one draft, if one is wanted; False when none is. Raises what the model raises."""
+        """Make one draft; False when none is wanted. Raises what the model raises."""
         with self._lock:
             if not self.wants_work:
                 return False
@@ -182,7 +182,7 @@ class Half:
                 self.dropped += 1
                 return True
             side = self._state.side
-            if len(prefix) > len(self.question.answered):  # the first one reads the question as well
+            if len(prefix) > len(self.question.answered):  # the first step reads the question as well
                 self.profile.delays[side].observe(self.mixture.context, seconds)
             self._state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
             self._note()
@@ -213,7 +213,7 @@ class Half:
         self._heard = message.sent, now
 
     def _note(self) -> None:
-        """Take over what the state machine has to say."""
+        """Collect the messages and steps of the state machine."""
         self._out.extend(self._state.take())
         for step in self._state.steps[len(self.times) :]:
             self.times.append(time.monotonic())
@@ -222,7 +222,7 @@ class Half:
 
     def _flush(self) -> None:
         with self._sending:
-            while not self.stopped or self.ended:  # the last verdict has to arrive
+            while not self.stopped or self.ended:  # the last verdict must be sent
                 with self._lock:
                     if not self._out:
                         break
@@ -249,14 +249,14 @@ class Half:
 
 
 def _size(message: Proposal | Verdict) -> int:
-    """Bytes of a message on its way, near enough."""
+    """Approximate bytes of a message on the link."""
     if isinstance(message, Proposal):
         return _PROPOSAL_BYTES + len(message.evidence)
     return _VERDICT_BYTES
 
 
 def _stamp(now: float) -> int:
-    """A monotonic clock in microseconds modulo 2^32, never 0, which stands for none."""
+    """The monotonic clock in microseconds modulo 2^32; never 0, which means none."""
     return max(1, round(1e6 * now) % _WRAP)
 
 

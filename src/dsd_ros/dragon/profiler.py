@@ -1,7 +1,8 @@
-"""What scheduling goes by: how long a token takes on either side, the link's round trip, how often drafts hold.
+"""What the scheduler decides by: each side's decoding delay, the link's round trip, and acceptance rates.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
-section 5.2. Where it asks ping, sockperf and iperf3, the reply's own messages are measured here.
+section 5.2. The paper measures the link with ping, sockperf and iperf3; here the reply's own messages are timed. The
+offline stage (``delay_of``) measures a machine's decoding delay once and keeps it as JSON.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ STEPS = 4  # at each length; their median counts
 _FORMAT = 1
 _TOKEN = 1  # any token: a step takes equally long
 
-_LEAST_BYTES = 4096  # a message below this tells of the link's latency, not of its rate
-_STEPS = 256  # the newest ones, of which a line is fitted
+_LEAST_BYTES = 4096  # a smaller message measures the latency, not the rate
+_STEPS = 256  # newest steps that a line is fitted to
 _LEAST_STEPS = 16
 _LEAST_SPREAD = 1.25  # the longest context of these over the shortest
 
@@ -38,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class ProfilerError(ValueError):
-    """A measurement that is none."""
+    """An invalid measurement."""
 
 
 def _check(name: str, value: float) -> None:
@@ -49,8 +50,8 @@ def _check(name: str, value: float) -> None:
 class DecodeDelay:
     """Seconds of one decoding step by the context's length t: k_a t / k_b + k_c.
 
-    The intercept k_c comes from ``fit`` and stays; the slope follows what is observed. Of a side that nobody has
-    measured beforehand ``learn`` takes the intercept from what was observed (0 until then).
+    The intercept k_c comes from ``fit`` and stays; the slope follows the observations. For a side that was not
+    measured beforehand, ``learn`` takes the intercept from the observations (0 until then).
     """
 
     def __init__(self, k_a: float = 0.0, k_b: float = 0.0, k_c: float = 0.0, weight: float = 0.2) -> None:
@@ -60,7 +61,7 @@ class DecodeDelay:
 
     @classmethod
     def fit(cls, lengths: Sequence[int], seconds: Sequence[float], weight: float = 0.2) -> DecodeDelay:
-        """The line of least squares through the steps measured offline, of two lengths at least."""
+        """The least-squares line through steps measured offline at two lengths or more."""
         if len(lengths) != len(seconds) or len(set(lengths)) < 2:
             raise ProfilerError("a line takes the seconds of steps at two lengths or more")
         for length, value in zip(lengths, seconds, strict=True):
@@ -77,7 +78,7 @@ class DecodeDelay:
         return found
 
     def observe(self, t: int, seconds: float) -> None:
-        """A step at a length ``t`` of 1 or more took so long."""
+        """Record that a step at length ``t``, 1 or more, took ``seconds``."""
         _check("a step's time", seconds)
         if t < 1:
             raise ProfilerError(f"a context's length is {t}; give 1 or more")
@@ -88,7 +89,7 @@ class DecodeDelay:
             self._observed.append((t, seconds))
 
     def learn(self) -> None:
-        """Fit the line to the newest steps observed, if their lengths differ enough and it rises from 0 or more."""
+        """Fit the line to the newest steps, if their lengths differ enough and it rises from 0 or more."""
         steps = self._observed or ()
         if len(steps) < _LEAST_STEPS:
             return
@@ -106,24 +107,24 @@ class DecodeDelay:
 
 
 class LinkEstimate:
-    """Round trip of the link in seconds: latency, of which both a quick and a slow moving average count, and rate."""
+    """The link's round trip in seconds: latency (the mean of a quick and a slow moving average) and rate."""
 
     def __init__(self, quick: float = 0.5, slow: float = 0.05) -> None:
         """``quick``, ``slow``: weights, 0..1, of a new observation."""
         self._weights = (quick, slow)
         self._averages: list[float] = []
-        self._whole: float | None = None  # of round trips with many bytes, while no other was seen
+        self._whole: float | None = None  # average of round trips with many bytes, until another is seen
         self._seconds_per_byte: float | None = None
 
     def observe(self, count: int, seconds: float) -> None:
-        """A round trip that carried ``count`` bytes, both ways together, took so long: many bytes tell of the rate."""
+        """Record a round trip of ``count`` bytes in all: a small one measures the latency, a large one the rate."""
         if count < _LEAST_BYTES:
             self.observe_round_trip(seconds)
         else:
             self.observe_transfer(count, seconds)
 
     def observe_round_trip(self, seconds: float) -> None:
-        """A small message and its answer took so long on the way, both together."""
+        """Record the travel time of a small message and its answer together."""
         _check("a round trip", seconds)
         if not self._averages:
             self._averages = [seconds, seconds]
@@ -131,10 +132,10 @@ class LinkEstimate:
             self._averages[i] += weight * (seconds - self._averages[i])
 
     def observe_transfer(self, count: int, seconds: float) -> None:
-        """A round trip that carried ``count`` bytes, both ways together, took so long.
+        """Record a round trip of ``count`` bytes, both ways together; too few bytes are ignored.
 
-        It tells of the rate by what it took beyond the latency, and while no latency is known is taken for one
-        itself: where all messages are as long, that is what they take. Too few bytes tell nothing.
+        The time beyond the latency measures the rate. While no latency is known the round trip counts as one itself,
+        which is right if all messages are equally long.
         """
         _check("a transfer's bytes", count)
         _check("a transfer's time", seconds)
@@ -162,14 +163,14 @@ class LinkEstimate:
 
 
 class Acceptance:
-    """How often a side's draft is the token: a moving average, at first over all that was seen."""
+    """A side's acceptance rate: a moving average, at first over all observations."""
 
     def __init__(self, weight: float = 0.05, start: float = 0.5) -> None:
         """``start`` counts as four observations."""
         self.weight, self.value, self._seen = weight, start, 4
 
     def observe(self, accepted: float) -> None:
-        """Whether a draft was accepted, or its chance of it (``aggregation.acceptance``)."""
+        """Record whether a draft was accepted, or the probability of it (``aggregation.acceptance``)."""
         if not 0.0 <= accepted <= 1.0:
             raise ProfilerError(f"an acceptance is {accepted}; give a share from 0 to 1")
         self._seen += 1
@@ -177,10 +178,10 @@ class Acceptance:
 
 
 def delay_of(model: Any, documents: int, folder: Path | None = None) -> DecodeDelay:
-    """The line of this model on this machine, ``documents`` sequences in a pass.
+    """The decoding delay of this model on this machine, with ``documents`` sequences in a pass.
 
-    Read from FILE in ``folder``; where that is missing, of another model or machine, or damaged, it is measured and
-    written there. Without a folder it is measured each time.
+    Read from FILE in ``folder``. If that is missing, damaged, or of another model or machine, measure and write it.
+    Without a folder it is measured each time.
     """
     path = None if folder is None else folder / FILE
     kept = kept_delay(model, documents, folder)
@@ -194,7 +195,7 @@ def delay_of(model: Any, documents: int, folder: Path | None = None) -> DecodeDe
         try:
             making.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             making.replace(path)
-        except OSError as error:  # it costs another measurement, no answer
+        except OSError as error:  # costs another measurement, not an answer
             _log.warning("%s cannot be kept (%s); it is measured again next time", path, error)
             with contextlib.suppress(OSError):
                 making.unlink()
@@ -202,12 +203,12 @@ def delay_of(model: Any, documents: int, folder: Path | None = None) -> DecodeDe
 
 
 def kept_delay(model: Any, documents: int, folder: Path | None) -> DecodeDelay | None:
-    """What ``delay_of`` would read, if there is something to read."""
+    """The delay that ``delay_of`` would read; None if it would measure."""
     return None if folder is None else _read(folder / FILE, _facts(model, documents))
 
 
 def measure(model: Any, documents: int, lengths: Sequence[int] = LENGTHS) -> tuple[list[int], list[float]]:
-    """Contexts' lengths in tokens, and the seconds of a step at each: those of ``lengths`` that the model holds."""
+    """Context lengths in tokens, those of ``lengths`` that fit the model, and the seconds of a step at each."""
     held = [length for length in lengths if length + STEPS <= model.max_length]
     if len(held) < 2:  # a model of few positions
         held = [model.max_length // 4, model.max_length - STEPS]
@@ -229,7 +230,7 @@ def measure(model: Any, documents: int, lengths: Sequence[int] = LENGTHS) -> tup
 
 
 def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> DecodeDelay:
-    """``DecodeDelay.fit``, with a level line through their median where they do not rise from 0 or more."""
+    """``DecodeDelay.fit``, or a level line through the median if the line does not rise from 0 or more."""
     delay = DecodeDelay.fit(lengths, seconds)
     if delay.k_a < 0.0 or delay.k_c < 0.0:
         delay = DecodeDelay.fit(lengths, [statistics.median(seconds)] * len(lengths))
@@ -237,7 +238,7 @@ def fitted(lengths: Sequence[int], seconds: Sequence[float]) -> DecodeDelay:
 
 
 def _facts(model: Any, documents: int) -> dict[str, Any]:
-    """What a measurement holds for."""
+    """What a measurement is valid for."""
     return {
         "format": _FORMAT,
         "model": model.fingerprint,
@@ -248,7 +249,7 @@ def _facts(model: Any, documents: int) -> dict[str, Any]:
 
 
 def _read(path: Path, facts: dict[str, Any]) -> DecodeDelay | None:
-    """The line kept in a file, if there is one for just this."""
+    """The delay kept in a file, if it is valid for ``facts``."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if {name: content[name] for name in facts} != facts:
@@ -257,5 +258,5 @@ def _read(path: Path, facts: dict[str, Any]) -> DecodeDelay | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, ProfilerError) as error:
-        _log.warning("%s cannot be used (%s); it is measured anew", path, error)
+        _log.warning("%s cannot be used (%s); it is measured again", path, error)
         return None

@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
 
 
 class Asking(Protocol):
-    """How some model is asked about a document."""
+    """How a model is prompted with a document and a question."""
 
     def pieces(self, document: str, question: str) -> Pieces: ...
 

@@ -1,7 +1,7 @@
-"""The cloud's half of questions: answers with many devices at once, from documents that stay here.
+"""The cloud's half of questions: answers many devices at once, from documents that stay in the cloud.
 
-One worker thread owns the model and takes turns, one draft a turn. A second thread receives messages, so that a
-rejection interrupts a forward pass. Callers of ``submit`` wait for neither.
+One worker thread owns the model and drafts one token per turn. A second thread receives messages, so that a rejection
+interrupts a forward pass. ``submit`` waits for neither.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from dsd_ros.wire.turns import TurnQueue
 
 _log = logging.getLogger(__name__)
 
-Answer = Callable[[Message], object]
+Send = Callable[[Message], object]
 QUESTION_MESSAGES = (Question, Proposal, Verdict, Reveal, QuestionEnd)
 _ENDED_REMEMBERED = 256
 _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 256 << 20  # of evidence, in all
 _MAX_TOKENS = 4096
-_PADDING = 1024  # rows of an LM head that stand for no token, and an eighth of the rows
+_PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 _FAILED = "the cloud could not go on with this answer; its log says why"
 
 
@@ -56,12 +56,12 @@ class _Answer:
     """One attempt at one question of one peer."""
 
     question: Question
-    reply: Answer
+    reply: Send
     peer: Hashable
     half: Half | None = None
     stopped: bool = False
     came: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)  # the last word of its asker
+    heard: float = field(default_factory=time.monotonic)  # when the device last sent something
 
     @property
     def key(self) -> tuple[Hashable, int]:
@@ -91,9 +91,12 @@ class AggregationService:
         kept: KeptDocuments | None = None,
         delay: DecodeDelay | None = None,
     ) -> None:
-        """``asking``: how the model is asked, where its own template does not say it. ``relevance``: of documents
-        to question and answer so far, for devices that want them weighed anew. ``delay``: of the model's decoding
-        steps, measured beforehand (``profiler.delay_of``)."""
+        """Start both threads.
+
+        :param asking: how the model is prompted, if its own template does not say so.
+        :param relevance: scores documents against question and answer so far, for devices that re-weigh them.
+        :param delay: of the model's decoding steps, measured beforehand (``profiler.delay_of``).
+        """
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
@@ -101,11 +104,11 @@ class AggregationService:
         self._relevance = relevance
         self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
-        self._lock = threading.RLock()  # guards the three below
+        self._lock = threading.RLock()  # guards the next three
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
         self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
         self._ended: OrderedDict[tuple[Hashable, int, int], None] = OrderedDict()
-        # Messages wait, in order, until the answer's half is there. An answer that wants to draft waits for its turn.
+        # Messages wait, in order, until their answer has its half. An answer that can draft waits for its turn.
         self._inbox: TurnQueue[tuple[_Answer, Message]] = TurnQueue(_WAITING_PER_ANSWER, _WAITING_BYTES)
         self._turns: TurnQueue[_Answer] = TurnQueue(per_owner=1)
         self._threads = [
@@ -120,7 +123,7 @@ class AggregationService:
         """How many questions are being answered."""
         return len(self._answers)
 
-    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
+    def submit(self, message: Message, reply: Send, peer: Hashable) -> bool:
         """Take a message of ``peer``; False when closed. ``reply`` is called from any thread and must not block."""
         refusal: Message | None = None
         with self._lock:
@@ -135,7 +138,7 @@ class AggregationService:
         return True
 
     def disconnect(self, peer: Hashable) -> None:
-        """The peer's link is down: its answers end here. It asks again, with what it has, over the next one."""
+        """The peer's link is down: end its answers. It asks again, with the tokens it has, over its next link."""
         with self._lock:
             for answer in [a for a in self._answers.values() if a.peer == peer]:
                 self._drop(answer)
@@ -164,10 +167,10 @@ class AggregationService:
 
     # ------------------------------------------------------------------ under self._lock
 
-    def _take_question(self, question: Question, reply: Answer, peer: Hashable) -> Message | None:
+    def _take_question(self, question: Question, reply: Send, peer: Hashable) -> Message | None:
         before = self._answers.get((peer, question.ask))
         if before is not None and before.question.attempt >= question.attempt:
-            return None  # doubled
+            return None  # a duplicate
         if (peer, question.ask, question.attempt) in self._ended:
             return None
         if before is not None:
@@ -188,7 +191,7 @@ class AggregationService:
         return None
 
     def _make_room(self) -> bool:
-        """Drop the answer whose asker has been silent for longest, if that is a minute: a topic tells of no end."""
+        """Drop the answer silent for longest, if for a minute: over a topic no disconnection is reported."""
         silent = min(self._answers.values(), key=lambda answer: answer.heard)
         if time.monotonic() - silent.heard < _SILENT_S:
             return False
@@ -200,8 +203,8 @@ class AggregationService:
         if answer is None or answer.question.attempt < message.attempt:
             if isinstance(message, QuestionEnd) or (peer, message.ask, message.attempt) in self._ended:
                 return None
-            self._remember(peer, message.ask, message.attempt)  # it is told once
-            sentence = "the cloud does not know this question (any more); ask again with another attempt"
+            self._remember(peer, message.ask, message.attempt)  # refuse it once only
+            sentence = "the cloud does not know this question, or no longer; ask again with another attempt"
             return end_of(message, EndCode.UNKNOWN, sentence)
         if answer.question.attempt > message.attempt:
             return None
@@ -230,7 +233,7 @@ class AggregationService:
             self._ended.popitem(last=False)
 
     def _go_on(self, answer: _Answer) -> None:
-        """What follows a message or a draft: another turn, or the end."""
+        """After a message or a draft: queue another turn, or end the answer."""
         if answer.half is not None and answer.half.ended:
             self._drop(answer)
         elif answer.half is not None and answer.half.wants_work:
@@ -275,11 +278,11 @@ class AggregationService:
                 answer.half.work()
             elif not answer.stopped:
                 self._open(answer)
-        except ValueError as error:  # of prompts, contexts and distributions
+        except ValueError as error:  # from prompts, contexts and distributions
             code = EndCode.BAD_QUESTION if answer.half is None else EndCode.MODEL_ERROR
             self._give_up(answer, code, str(error))
         except Exception:
-            # One device's trouble must not end the service.
+            # One device's failure must not end the server.
             _log.exception("a draft failed")
             self._give_up(answer, EndCode.MODEL_ERROR, _FAILED)
         with self._lock:
@@ -314,7 +317,7 @@ class AggregationService:
 
 
 class WithDocuments:
-    """A verifier engine and a service for questions behind one link: what a server takes for an engine."""
+    """A verifier engine and a DRAGON server behind one link; to the websocket server, one engine."""
 
     def __init__(self, engine: Any, service: AggregationService) -> None:
         self.engine = engine
@@ -322,7 +325,7 @@ class WithDocuments:
 
     @property
     def model(self) -> Any:
-        """The target's."""
+        """The engine's target model."""
         return self.engine.model
 
     @property
@@ -335,8 +338,8 @@ class WithDocuments:
         """Sessions held by the engine."""
         return int(self.engine.sessions)
 
-    def submit(self, message: Message, reply: Answer, peer: Hashable) -> bool:
-        """As of either."""
+    def submit(self, message: Message, reply: Send, peer: Hashable) -> bool:
+        """Hand the message to whichever it is for; False when that one is closed."""
         if isinstance(message, QUESTION_MESSAGES):
             return self.service.submit(message, reply, peer)
         return bool(self.engine.submit(message, reply, peer))
@@ -346,7 +349,7 @@ class WithDocuments:
         self.engine.disconnect(peer)
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Both are closed, whichever takes its time."""
+        """Close both; False if either is still running after ``timeout`` seconds."""
         done = self.service.close(timeout)
         return bool(self.engine.close(timeout)) and done
 
@@ -358,19 +361,19 @@ class WithDocuments:
 
 
 class _WithStore(WithDocuments):
-    """Closes the store as well."""
+    """Owns the store as well."""
 
     def __init__(self, engine: Any, service: AggregationService, store: Store) -> None:
         super().__init__(engine, service)
         self._store = store
 
     def held_sessions(self) -> tuple[int, int]:
-        """Of the engine: sessions whose robot's link is up, and whose is down."""
+        """The engine's sessions: with their robot's link up, and with it down."""
         held: tuple[int, int] = self.engine.held_sessions()
         return held
 
     def queue(self) -> tuple[int, int]:
-        """Of the engine: turns that wait, and the bytes they hold."""
+        """The engine's waiting turns, and the bytes they hold."""
         waiting: tuple[int, int] = self.engine.queue()
         return waiting
 
@@ -382,7 +385,7 @@ class _WithStore(WithDocuments):
 
 @dataclass
 class Documents:
-    """Text model, its pace and a store, loaded; ``serve`` puts them behind any number of engines, one after another."""
+    """What a verifier needs to answer questions: a text model, its decoding delay and a folder of documents."""
 
     model: Any
     folder: Path
@@ -390,13 +393,13 @@ class Documents:
 
     @classmethod
     def load(cls, folder: Path, settings: ModelSettings) -> Documents:
-        """ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
-        open_documents(folder).close()  # what is wrong with them is said now
+        """Load and check all of it; ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
+        open_documents(folder).close()  # report unusable documents now
         model = load_model(settings)
         return cls(model, folder, delay_of(model, AggregationSettings().documents, measured_in(folder)))
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
-        """Both behind one object, which owns the store and the engine that is made."""
+        """One object that serves verification and questions, and owns the store and the engine."""
         store = open_documents(self.folder)
         try:
             service = AggregationService(self.model, store, settings, relevance=store.relevance, delay=self.delay)
@@ -412,7 +415,7 @@ class Documents:
 
 
 def refusal_of(model: Any, question: Question, scale: str = "") -> str:
-    """Why a question cannot be answered with ``model``, "" if it can; one sentence.
+    """One sentence on why ``model`` cannot answer a question; "" if it can.
 
     ``scale``: of this side's relevances (``retrieval.scale_of``).
     """
@@ -452,7 +455,7 @@ def refusal_of(model: Any, question: Question, scale: str = "") -> str:
 
 
 def name_of(model: Any) -> tuple[str, str, int, list[int]]:
-    """Name, fingerprint, vocabulary's size and ends, as a QuestionReply tells them."""
+    """A model's name, fingerprint, vocabulary size and end tokens, as a QuestionReply carries them."""
     return (
         model.name[:256], model.fingerprint[:256], model.vocab_size, sorted(model.eos_token_ids)[:16],
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """One side's half of one answer as a pure state machine: no thread, model, clock or socket.
 
-Both sides run it. Drafts and the other side's messages go in, messages for the other side come out, and the tokens
-that are decided grow at both ends alike. Source: DRAGON's section 4.2 (draft queues, target queue, aggregator).
+Both sides run it. Drafts and the other side's messages go in, messages for the other side come out, and both sides
+decide the same tokens. Source: DRAGON, section 4.2 (draft queues, target queue, aggregator).
 
-What was drafted is told from what became of it by two numbers: its position, and how many drafts of its side had been
-rejected before. So nothing stale is ever taken for a draft, in whatever order messages of different kinds come.
+A draft is identified by its position and by how many drafts of its side were rejected before it. So a stale draft is
+always recognised, in whatever order messages of different kinds arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STREAMS = {"device": 1, "cloud": 2}
 
 
 class Contradiction(Exception):
-    """The other side said what cannot be; ``code`` is an EndCode. Inside this room only."""
+    """The other side sent something impossible; ``code`` is an EndCode. Never leaves this package."""
 
     def __init__(self, sentence: str, code: EndCode = EndCode.OUT_OF_STEP) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One decided token: by which side, whose drafts were accepted, and whether the other side goes on."""
+    """One decided token: the side that decided it, whose drafts were accepted, and whether aggregation switches."""
 
     token: int
     aggregator: str
@@ -56,7 +56,7 @@ class _Draft(NamedTuple):
 
 @dataclass
 class _Theirs:
-    """A draft of the other side; what is known of its distribution is unpacked once it is looked at."""
+    """A draft of the other side; its evidence is unpacked when the draft is first used."""
 
     proposal: Proposal
     known: Known | None = None
@@ -66,9 +66,9 @@ class _Theirs:
 class AggregationState:
     """``side`` is "device" or "cloud". Not thread-safe.
 
-    Use: while ``drafts`` say so, make a draft behind ``prefix`` and hand it to ``drafted``; hand what arrives to
-    ``receive``; send what ``take`` gives, in that order. ``epoch`` changes when drafts under way have become
-    useless. After ``ended`` nothing more happens.
+    While ``drafts``, make a draft after ``prefix`` and pass it to ``drafted``; pass what arrives to ``receive``; send
+    what ``take`` returns, in that order. ``epoch`` changes when a draft in progress has become useless. After
+    ``ended`` nothing more happens.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AggregationState:
         eos_token_ids: frozenset[int],
         switch: Callable[[str, Decision], bool] = lambda _side, _decision: False,
     ) -> None:
-        """``eos_token_ids``: of both sides. ``switch(this side, what was decided)``: whether the other goes on."""
+        """``eos_token_ids``: of both sides. ``switch(this side, decision)``: whether the other side aggregates next."""
         self.question = question
         self.side = side
         self.other = SIDES[1 - SIDES.index(side)]
@@ -97,8 +97,8 @@ class AggregationState:
         self._theirs: dict[int, _Theirs] = {}
         self._out: list[Message] = []
         self._asked: Reveal | None = None
-        self._known: Known | None = None  # of this side's own distribution at the next position
-        # Of Algorithm 1. Each attempt has its own: what was drawn in one is not to be drawn again.
+        self._known: Known | None = None  # this side's own distribution at the next position
+        # Algorithm 1's randomness. Each attempt has its own, so that no draw is repeated.
         key = [question.seed, question.reply, question.attempt, _STREAMS[side]]
         self._drafting = np.random.default_rng([*key, 1])
         self._deciding = np.random.default_rng([*key, 2])
@@ -108,23 +108,23 @@ class AggregationState:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         tokens = self.tokens
         return len(tokens) >= self.question.max_tokens or bool(tokens and tokens[-1] in self._eos)
 
     @property
     def aggregates(self) -> bool:
-        """Whether this side decides."""
+        """Whether this side aggregates now."""
         return self.aggregator == self.side
 
     @property
     def epoch(self) -> int:
-        """Changes when this side's drafts were dropped."""
+        """Changes when this side's drafts are dropped."""
         return self.rejections[self.side]
 
     @property
     def prefix(self) -> list[int]:
-        """What the next draft stands behind: the decided tokens and this side's own drafts."""
+        """What the next draft follows: the decided tokens and this side's own drafts."""
         return self.tokens + [draft.token for draft in self._own]
 
     @property
@@ -138,12 +138,12 @@ class AggregationState:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How many drafts of each side wait."""
+        """How many drafts of each side are waiting."""
         return {self.side: len(self._own), self.other: len(self._theirs)}
 
     @property
     def ahead(self) -> tuple[int, int]:
-        """How many drafts wait here in a row behind the next position: this side's, and the other's."""
+        """How many consecutive drafts wait after the next position: this side's, and the other's."""
         theirs, first = 0, len(self.tokens) + 1
         while (held := self._theirs.get(first + theirs)) is not None:
             if held.proposal.rejections != self.rejections[self.other]:
@@ -152,14 +152,14 @@ class AggregationState:
         return max(0, len(self._own) - 1), theirs
 
     def take(self) -> list[Message]:
-        """The messages to be sent, in their order; they are forgotten here."""
+        """Remove and return the messages to send, in order."""
         out, self._out = self._out, []
         return out
 
     # ------------------------------------------------------------------ what happens
 
     def drafted(self, local: Local, decode_us: int = 0) -> None:
-        """A draft from the distribution behind ``prefix``. SamplingError for one that is none."""
+        """Draft a token from the distribution after ``prefix``; SamplingError for an invalid one."""
         position = len(self.tokens) + len(self._own)
         self._own.append(_Draft(self._choose(local.p, position), local, decode_us))
         if self.aggregates:
@@ -168,7 +168,7 @@ class AggregationState:
             self._propose(position)
 
     def receive(self, message: Message) -> None:
-        """A message of the other side, of this ask and attempt. Contradiction; then this half is of no more use."""
+        """Take a message of this ask and attempt. After Contradiction the state is unusable."""
         if isinstance(message, Proposal):
             self._on_proposal(message)
         elif isinstance(message, Verdict):
@@ -182,25 +182,25 @@ class AggregationState:
     def _on_proposal(self, proposal: Proposal) -> None:
         first, last = len(self.tokens), len(self.tokens) + 2 * self.question.window
         if proposal.rejections < self.rejections[self.other] or proposal.position < first:
-            return  # rejected, or decided, while it was under way
+            return  # rejected or decided while it travelled
         if proposal.position > last or proposal.position >= self.question.max_tokens:
             raise Contradiction(f"a draft of position {proposal.position} is too far ahead of {first} decided tokens")
         if len(proposal.evidence) > self._most_bytes:
             raise Contradiction("a draft's evidence is too long", EndCode.BAD_EVIDENCE)
         held = self._theirs.get(proposal.position)
         if held is not None and held.proposal.rejections >= proposal.rejections:
-            return  # doubled
+            return  # a duplicate
         self._theirs[proposal.position] = _Theirs(proposal)
         self._aggregate()
 
     def _on_verdict(self, verdict: Verdict) -> None:
         if verdict.position != len(self.tokens):
-            return  # doubled; or one before got lost, and nothing helps but another attempt
+            return  # a duplicate; or an earlier one was lost, and only another attempt helps
         if self.aggregates or not self._own or verdict.token >= self._sizes[self.side]:
             raise Contradiction(f"a verdict on position {verdict.position} was not due")
         accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
         if accepted[self.side] != (self._own[0].token == verdict.token):
-            raise Contradiction("a verdict says other things of a draft than its token")
+            raise Contradiction("a verdict contradicts its own token about a draft")
         self._decided(verdict.token, accepted, verdict.hands_over)
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -208,16 +208,16 @@ class AggregationState:
         self._aggregate()
 
     def _reveal(self, message: Reveal) -> None:
-        """The aggregator asks for exact probabilities of the draft that it is about to decide."""
+        """Answer the aggregator, which needs exact probabilities to decide the next token."""
         if message.position > len(self.tokens):
-            self._asked = message  # has overtaken a verdict
+            self._asked = message  # it has overtaken a verdict
             return
         stale = message.rejections != self.rejections[self.side]
         if self.aggregates or stale or message.position < len(self.tokens) or not self._own:
             return
         p = self._own[0].local.p
         if max(message.ids) >= len(p):
-            raise Contradiction("a token that this side does not have was asked for")
+            raise Contradiction("the other side asked for a token that this side does not have")
         values = p[torch.tensor(message.ids)].numpy()
         self.reveals += 1
         self._out.append(
@@ -248,7 +248,7 @@ class AggregationState:
     # ------------------------------------------------------------------ aggregation
 
     def _aggregate(self) -> None:
-        """Decide as many tokens as can be, while it is this side's turn."""
+        """Decide as many tokens as possible while this side aggregates."""
         while self.aggregates and not self.ended and self._own:
             theirs = self._theirs.get(len(self.tokens))
             if theirs is None or theirs.asked or theirs.proposal.rejections != self.rejections[self.other]:
@@ -304,7 +304,7 @@ class AggregationState:
         )  # fmt: skip
 
     def _decided(self, token: int, accepted: dict[str, bool], switch: bool) -> None:
-        """What a verdict does at either side."""
+        """Apply a verdict; the same on both sides."""
         self._theirs.pop(len(self.tokens), None)
         self.tokens.append(token)
         self.steps.append(Step(token, self.aggregator, accepted["device"], accepted["cloud"], switch))
@@ -353,7 +353,7 @@ class AggregationState:
         return gumbel(question.seed, question.reply, position, max(self._sizes.values()))
 
     def _choose(self, p: torch.Tensor, position: int) -> int:
-        """This side's draft: its own sample, with the noise that the target's is drawn with where that is shared."""
+        """This side's draft: a sample of its own, with the target's noise if randomness is shared."""
         if self._independent:
             return sample(p, self._drafting)
         noise = self._noise(position)
@@ -361,7 +361,7 @@ class AggregationState:
 
 
 def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:
-    """The token of a side that goes on alone with p (V,); the same again for the same position and seed."""
+    """The token of a side that finishes alone, from p (V,); the same for the same position and seed."""
     if settings.greedy:
         return int(p.argmax())
     return choose(p, gumbel(settings.seed, reply, position, len(p)))

@@ -111,16 +111,16 @@ def logging_to_stderr(settings: LogSettings) -> Iterator[None]:
     handler = _Stderr()
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     handler.addFilter(RateLimit())
-    root, ours = logging.getLogger(), logging.getLogger(ROOT)
-    before = ours.level
+    root, package = logging.getLogger(), logging.getLogger(ROOT)
+    before = package.level
     # Other packages' lines may hold secrets, e.g. the headers of a handshake.
-    ours.setLevel(settings.log_level.upper())
+    package.setLevel(settings.log_level.upper())
     root.addHandler(handler)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        ours.setLevel(before)
+        package.setLevel(before)
 
 
 def _instant(record: logging.LogRecord) -> str:

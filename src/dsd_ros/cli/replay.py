@@ -40,11 +40,11 @@ def command(args: ReplayArguments) -> int:
 
     if args.rate < 0.0 or not 0.5 <= args.timeout <= 3600.0:
         raise ValueError("--rate must not be negative, and --timeout 0.5 to 3600 seconds")
-    wishes = ReplayOptions(args.mode, args.transport, args.draft_model, args.target_model)
+    options = ReplayOptions(args.mode, args.transport, args.draft_model, args.target_model)
     tasks = []
     for path in args.bags:
         bag = open_bag(path)
-        task = prepare(bag, read_run(bag), wishes)
+        task = prepare(bag, read_run(bag), options)
         for note in (*bag.notes, *task.notes):
             print(f"dsd replay: {path}: {note}", file=sys.stderr)
         tasks.append(task)

@@ -226,10 +226,10 @@ class NodeLog(logging.Handler):
     def __init__(self, node: Node) -> None:
         super().__init__()
         self._logger = node.get_logger()
-        ours = logging.getLogger(ROOT)
-        self._before = ours.level
-        ours.setLevel(int(self._logger.get_effective_level()))
-        ours.addHandler(self)
+        package = logging.getLogger(ROOT)
+        self._before = package.level
+        package.setLevel(int(self._logger.get_effective_level()))
+        package.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         about = "".join(f" {name}={value}" for name, value in fields_of(record).items())
@@ -247,10 +247,10 @@ class NodeLog(logging.Handler):
             self._logger.debug(line)
 
     def close(self) -> None:
-        ours = logging.getLogger(ROOT)
-        if self in ours.handlers:
-            ours.removeHandler(self)
-            ours.setLevel(self._before)
+        package = logging.getLogger(ROOT)
+        if self in package.handlers:
+            package.removeHandler(self)
+            package.setLevel(self._before)
         super().close()
 
 

@@ -99,7 +99,7 @@ class StepComparison:
         }  # fmt: skip
 
 
-def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
+def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
     """The replay requests of a recorded run.
 
     :raises BagError: when it has none, or cannot be replayed exactly with these options.
@@ -126,20 +126,20 @@ def prepare(bag: Bag, run: Run, wishes: ReplayOptions) -> ReplayTask:
         why = " ".join(f"{note.capitalize()}." for note in notes) or "It has no complete reply."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
-    settings = replace(recorded, mode=wishes.mode, draft_length=-1) if wishes.mode else recorded
+    settings = replace(recorded, mode=options.mode, draft_length=-1) if options.mode else recorded
     sampled = not recorded.sampling.greedy
     if sampled:
         _check_draws(recorded, settings, [step.reply for step, _ in asked])
     draft = reusable_parameters(run.parameters_of("draft_node"), "draft_node")
     draft |= {f"decode.{item.name}": getattr(recorded, item.name) for item in fields(recorded)}
-    if wishes.mode:
-        draft |= {"decode.mode": wishes.mode, "decode.draft_length": -1}
+    if options.mode:
+        draft |= {"decode.mode": options.mode, "decode.draft_length": -1}
     verifier = reusable_parameters(run.parameters_of("verifier_node"), "verifier_node")
-    if wishes.draft_model:
-        draft["model.path"] = wishes.draft_model
-    if wishes.target_model:
-        verifier["model.path"] = wishes.target_model
-    transport = wishes.transport or str(run.steps[0].stats.get("transport", "dds"))
+    if options.draft_model:
+        draft["model.path"] = options.draft_model
+    if options.target_model:
+        verifier["model.path"] = options.target_model
+    transport = options.transport or str(run.steps[0].stats.get("transport", "dds"))
     plan = ReplayPlan(
         transport if transport == "websocket" else "dds",
         changed_parameters(draft, "draft_node"),

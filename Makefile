@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: help setup demo test test-all lint format train clean distclean
+.PHONY: help setup demo smoke test test-all lint format train clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -25,13 +25,16 @@ demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport webs
 	  $(BIN)/python -m pip install --quiet -r requirements/view.txt || echo "demo: going on without the web view"; };; esac
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
+smoke: setup ## the quick tests, without nodes and slow models: under two minutes
+	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)
+
 test: setup ## the tests; ARGS="-k name" picks some
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
 test-all: setup ## the tests, slow ones included
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-lint: setup ## ruff, and the type checker on the public rooms
+lint: setup ## ruff, and the type checker on dsd_ros
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

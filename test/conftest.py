@@ -21,6 +21,9 @@ os.environ.setdefault("HOME", tempfile.gettempdir())  # rcl refuses to log witho
 settings.register_profile("dsd", deadline=None)
 settings.load_profile("dsd")
 
+SMOKE_ROOMS = {"architecture", "decoding", "edge", "wire", "navigation", "vlm"}
+SMOKE_TESTS = {"test_greedy_replies_are_the_targets"}  # of test/exactness
+
 DOMAINS = range(1, 101)  # every one of these has its ports below the ephemeral range
 
 
@@ -77,3 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         nodes = "ros_domain" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("nodes" if nodes else item.path.name))
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        if room == "exactness":
+            item.add_marker(pytest.mark.exactness)
+        if nodes:
+            item.add_marker(pytest.mark.system)
+        elif item.get_closest_marker("slow") is None:
+            if room in SMOKE_ROOMS or (room == "exactness" and item.name.split("[")[0] in SMOKE_TESTS):
+                item.add_marker(pytest.mark.smoke)

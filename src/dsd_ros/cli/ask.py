@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, word
-from dsd_ros.cli.shared import EXIT_DONE, STDOUT, VerifierLink, write_json
+from dsd_ros.cli.shared import EXIT_DONE, STDOUT, VerifierFlags, write_json
 from dsd_ros.cli.terminal import is_terminal
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
@@ -32,7 +32,7 @@ class AskArguments:
     aggregation: AggregationSettings = part(AggregationSettings)
     model: str = model_option("robot's text")
     cloud_model: str = model_option("cloud's text")
-    link: VerifierLink = part(VerifierLink)
+    link: VerifierFlags = part(VerifierFlags)
     json: Path | None = json_option("the answer and its figures")
     method: str = flag("", "moved to 'dsd-lab ask'", show=False)
 

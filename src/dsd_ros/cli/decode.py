@@ -16,7 +16,7 @@ from dsd_ros.cli.arguments import (
     part,
     tokenizer_option,
 )
-from dsd_ros.cli.shared import EXIT_DONE, VerifierLink, write_json
+from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
 
@@ -33,7 +33,7 @@ class DecodeArguments:
     draft: str = model_option("draft")
     target: str = model_option("target")
     target_tokenizer: str = tokenizer_option()
-    link: VerifierLink = part(VerifierLink)
+    link: VerifierFlags = part(VerifierFlags)
     log: LogSettings = part(LogSettings)
     json: Path | None = json_option("the reply")
 

@@ -34,7 +34,7 @@ class CommandError(Exception):
 
 
 @dataclass(frozen=True)
-class VerifierLink:
+class VerifierFlags:
     """Where a verifier listens, and what it takes to be let in."""
 
     verifier: str = flag("", "ws://host:port or wss://host:port of a verifier (default: one in this process)")

@@ -179,8 +179,7 @@ class VerifierClient(Connection):
                     limits.sleep(self.backoff.next_delay())
                 whole = whole or error.whole
                 failure = error
-            failures += 1
-            resend = True
+            failures, resend = failures + 1, True
             where = {"session": self.session, "reply": reply, "round": number, "attempt": failures}
             _log.info("round to be sent again", extra=where)
         if isinstance(failure, LinkError):

@@ -10,10 +10,10 @@ from asking import Letters, Shelf
 from table_model import TableModel
 
 from dsd_ros.dragon import profiler
-from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.peer import Profile
 from dsd_ros.dragon.profiler import FILE, delay_of, fitted, kept_delay, measure
-from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.server import DragonServer
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.wire.channel import LocalChannel
 
@@ -86,9 +86,9 @@ def test_both_sides_know_it_before_the_first_question(paced):
     model = TableModel(4, 12, ends=False)
     settings = AggregationSettings(max_tokens=4, schedule="delta-z")
     with (
-        AggregationService(model, shelf, asking=asking, delay=delay) as cloud,
+        DragonServer(model, shelf, asking=asking, delay=delay) as cloud,
         LocalChannel(cloud) as channel,
-        AskSession(channel, model, shelf, settings, asking=asking, delay=delay) as session,
+        DragonClient(channel, model, shelf, settings, asking=asking, delay=delay) as session,
     ):
         assert session.profile.delays["device"].at(300) == pytest.approx(delay.at(300))
         assert session.profile.delays["cloud"].at(300) == 0.0

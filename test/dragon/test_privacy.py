@@ -18,8 +18,8 @@ from rclpy.serialization import serialize_message
 from tiny_text import make_tiny_text
 
 from dsd_ros.decoding.packing import id_bits, pack_ids
-from dsd_ros.dragon.client import AskSession
-from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.server import DragonServer
 from dsd_ros.dragon.settings import EVIDENCE, AggregationSettings
 from dsd_ros.ros.dds_channel import to_ros
 from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -64,7 +64,7 @@ def test_the_documents_stay_on_their_sides(model):
     settings = AggregationSettings(max_tokens=6, patience_s=0.5, attempts=50)
     own = Documents(OWN)
     attempts = answers = 0
-    with AggregationService(model, Documents(OTHERS)) as service:
+    with DragonServer(model, Documents(OTHERS)) as service:
         for evidence, randomness, aggregator, bad in itertools.product(
             EVIDENCE, RANDOMNESS, ("device", "cloud"), (False, True)
         ):
@@ -74,7 +74,7 @@ def test_the_documents_stay_on_their_sides(model):
             )  # fmt: skip
             channel = WatchedChannel(service, up, down)
             link = LossyChannel(channel, seed=answers, loss=0.03, cut=0.03) if bad else channel
-            with channel, AskSession(link, model, own, chosen) as session:
+            with channel, DragonClient(link, model, own, chosen) as session:
                 answer = session.answer(QUESTION)
             answers += 1
             attempts += answer.statistics.attempts

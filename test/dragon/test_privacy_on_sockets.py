@@ -11,8 +11,8 @@ from tiny_text import make_tiny_text
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
-from dsd_ros.dragon.client import AskSession
-from dsd_ros.dragon.server import AggregationService, WithDocuments
+from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.server import DragonServer, WithDocuments
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Question, QuestionEnd, QuestionReply
@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def tap(model):
     """Between a robot and a real server with the general documents."""
-    service = AggregationService(model, Documents(OTHERS))
+    service = DragonServer(model, Documents(OTHERS))
     with (
         WithDocuments(VerifierEngine(TableModel(4, 12)), service) as both,
         VerifierServer(both, VerifierSettings(port=0)) as server,
@@ -63,7 +63,7 @@ def test_the_documents_stay_on_their_sides_of_a_socket(model, tap):
                 tap.cut()
 
         with WebsocketChannel(tap.url) as channel:
-            with AskSession(channel, model, Documents(OWN), settings) as session:
+            with DragonClient(channel, model, Documents(OWN), settings) as session:
                 answer = session.answer(QUESTION, on_token=cut)
             assert answer.statistics.cloud_documents == len(OTHERS)
             assert channel.bytes_up < sum(map(len, tap.up))

@@ -9,7 +9,7 @@ from leak_watch import Documents
 from tiny_text import make_tiny_text
 
 from dsd_ros.dragon import server as service_module
-from dsd_ros.dragon.server import AggregationService, ServiceSettings
+from dsd_ros.dragon.server import DragonServer, ServiceSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import PROTOCOL_VERSION, EndCode, Question, QuestionEnd, QuestionReply
 
@@ -24,7 +24,7 @@ def question(model, ask: int) -> Question:
 def test_the_silent_make_room(tmp_path, monkeypatch):
     model = load_model(ModelSettings(str(make_tiny_text(tmp_path / "text", kind="qwen2"))))
     told: queue.Queue = queue.Queue()
-    with AggregationService(model, Documents(["a b c"]), ServiceSettings(max_answers=1)) as service:
+    with DragonServer(model, Documents(["a b c"]), ServiceSettings(max_answers=1)) as service:
         service.submit(question(model, 1), told.put, "dds")
         assert isinstance(told.get(timeout=30), QuestionReply)
         service.submit(question(model, 2), told.put, "dds")

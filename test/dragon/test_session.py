@@ -13,8 +13,8 @@ from table_model import TableModel
 
 from dsd_lab.links.emulation import EmulatedChannel, LinkProfile
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import AskSession
-from dsd_ros.dragon.server import AggregationService, ServiceSettings
+from dsd_ros.dragon.client import DragonClient
+from dsd_ros.dragon.server import DragonServer, ServiceSettings
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire import messages as m
@@ -32,12 +32,12 @@ def reference(settings: AggregationSettings, reply: int = 1, question: str = QUE
     return in_one_thread((DEVICE, LETTERS, OURS), (CLOUD, LETTERS, THEIRS), settings, question, reply)
 
 
-def service(**changes) -> AggregationService:
-    return AggregationService(CLOUD, THEIRS, ServiceSettings(**changes), asking=LETTERS)
+def service(**changes) -> DragonServer:
+    return DragonServer(CLOUD, THEIRS, ServiceSettings(**changes), asking=LETTERS)
 
 
-def session(channel, settings: AggregationSettings, **changes) -> AskSession:
-    return AskSession(channel, DEVICE, OURS, settings, asking=LETTERS, **changes)
+def session(channel, settings: AggregationSettings, **changes) -> DragonClient:
+    return DragonClient(channel, DEVICE, OURS, settings, asking=LETTERS, **changes)
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ def test_an_answer_ends_where_both_mixtures_end_it():
     device, theirs = TableModel(4, 12), TableModel(4, 12, noise=0.8)
     settings = AggregationSettings(max_tokens=40, schedule="random")
     with (
-        AggregationService(theirs, THEIRS, asking=LETTERS) as cloud,
+        DragonServer(theirs, THEIRS, asking=LETTERS) as cloud,
         LocalChannel(cloud) as channel,
-        AskSession(channel, device, OURS, settings, asking=LETTERS) as asking,
+        DragonClient(channel, device, OURS, settings, asking=LETTERS) as asking,
     ):
         for number in range(4):
             answer = asking.answer(f"{number} and on")
@@ -109,9 +109,9 @@ def test_the_links_rate_is_learnt_from_messages_at_either_side(schedule):
     settings = AggregationSettings(evidence="full", max_tokens=8, window=1, schedule=schedule, aggregator=schedule)
     rate = 400_000.0
     with (
-        AggregationService(tables[1], THEIRS, asking=LETTERS) as cloud,
+        DragonServer(tables[1], THEIRS, asking=LETTERS) as cloud,
         EmulatedChannel(LocalChannel(cloud), LinkProfile(0.01, 0.01, 0.0, rate, rate)) as channel,
-        AskSession(channel, tables[0], OURS, settings, asking=LETTERS) as asked,
+        DragonClient(channel, tables[0], OURS, settings, asking=LETTERS) as asked,
     ):
         asked.answer(QUESTION)
         (theirs,) = cloud._profiles.values()
@@ -141,14 +141,14 @@ def test_relevances_of_another_scale_are_refused_unless_none_are_used():
         fingerprint = "cosine of another model"
 
     shelf = Named(("the Viola is red", 0.6))
-    with AggregationService(CLOUD, shelf, asking=LETTERS) as cloud, LocalChannel(cloud) as channel:
+    with DragonServer(CLOUD, shelf, asking=LETTERS) as cloud, LocalChannel(cloud) as channel:
         with session(channel, AggregationSettings()) as asking:
             with pytest.raises(AnswerRefused, match="same embedding model") as told:
                 asking.answer(QUESTION)
             assert "unnamed" in str(told.value) and "cosine of another model" in str(told.value)
             asking.settings = AggregationSettings(documents=0, max_tokens=4)
             assert len(asking.answer(QUESTION).tokens) == 4
-        with AskSession(channel, DEVICE, shelf, asking=LETTERS) as asking:
+        with DragonClient(channel, DEVICE, shelf, asking=LETTERS) as asking:
             assert asking.answer(QUESTION).statistics.cloud_documents == 1
 
 
@@ -268,9 +268,9 @@ def test_a_rejection_ends_the_forward_pass_under_way(schedule):
     device, theirs = Layered(4, 12, ends=False), Layered(4, 12, ends=False, noise=1.5)
     settings = AggregationSettings(temperature=1.0, max_tokens=32, schedule=schedule, window=4)
     with (
-        AggregationService(theirs, THEIRS, asking=LETTERS) as cloud,
+        DragonServer(theirs, THEIRS, asking=LETTERS) as cloud,
         LocalChannel(cloud) as channel,
-        AskSession(channel, device, OURS, settings, asking=LETTERS) as asking,
+        DragonClient(channel, device, OURS, settings, asking=LETTERS) as asking,
     ):
         answer = asking.answer(QUESTION)
     statistics = answer.statistics
@@ -299,7 +299,7 @@ class Slow(TableModel):
 def test_an_answer_can_be_ended_at_once(cloud, how):
     model = Slow()
     with LocalChannel(cloud) as channel:
-        asking = AskSession(channel, model, OURS, asking=LETTERS)
+        asking = DragonClient(channel, model, OURS, asking=LETTERS)
         began = time.monotonic()
         late = began + 0.2
         if how == "close":

@@ -20,9 +20,9 @@ from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import AggregationService, WithDocuments
+from dsd_ros.dragon.server import DragonServer, WithDocuments
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.loading import ModelSettings, load_model
@@ -49,7 +49,7 @@ def reference(device, cloud, settings, asking, reply: int = 1) -> list[int]:
 
 @contextlib.contextmanager
 def serving(model, asking, port: int = 0) -> Iterator[str]:
-    service = AggregationService(model, THEIRS, asking=asking(model))
+    service = DragonServer(model, THEIRS, asking=asking(model))
     with (
         WithDocuments(VerifierEngine(model), service) as both,
         VerifierServer(both, VerifierSettings(port=port)) as server,
@@ -58,8 +58,8 @@ def serving(model, asking, port: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def asking_at(url: str, settings: AggregationSettings | None = None) -> Iterator[AskSession]:
-    with WebsocketChannel(url) as channel, AskSession(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
+def asking_at(url: str, settings: AggregationSettings | None = None) -> Iterator[DragonClient]:
+    with WebsocketChannel(url) as channel, DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)) as asking:
         yield asking
 
 
@@ -144,7 +144,7 @@ def test_a_cloud_started_anew_in_mid_reply_changes_no_token(schedule):
         parts = urlsplit(cloud.enter_context(serving(CLOUD, letters)))
         proxy = stack.enter_context(LinkProxy((parts.hostname, parts.port)))
         channel = stack.enter_context(WebsocketChannel(proxy.url))
-        asking = stack.enter_context(AskSession(channel, DEVICE, OURS, settings, asking=Letters(12)))
+        asking = stack.enter_context(DragonClient(channel, DEVICE, OURS, settings, asking=Letters(12)))
         restarts: list[int] = []
 
         def restart(_text: str, tokens: list[int]) -> None:
@@ -168,7 +168,7 @@ def test_real_models_answer_together(tmp_path_factory, temperature):
     with (
         serving(cloud, DocumentPrompt) as url,
         WebsocketChannel(url) as channel,
-        AskSession(channel, device, OURS, settings) as asking,
+        DragonClient(channel, device, OURS, settings) as asking,
     ):
         answer = asking.answer(QUESTION)
     assert answer.tokens == reference(device, cloud, settings, DocumentPrompt)

@@ -26,7 +26,7 @@ def command(args: AskMethodArguments) -> int:
     """
     from dsd_lab.dragon.baseline_service import BaselineService
     from dsd_lab.dragon.baselines import open_session
-    from dsd_ros.dragon.server import AggregationService
+    from dsd_ros.dragon.server import DragonServer
 
     ordinary = args.method in OF_AN_ORDINARY_CLOUD
     if args.link.verifier and not ordinary:
@@ -37,4 +37,4 @@ def command(args: AskMethodArguments) -> int:
     def baseline(model: object, store: object, **_: object) -> BaselineService:
         return BaselineService(model, store)  # type: ignore[arg-type]
 
-    return answer_by(args, partial(open_session, args.method), AggregationService if ordinary else baseline)
+    return answer_by(args, partial(open_session, args.method), DragonServer if ordinary else baseline)

@@ -130,7 +130,7 @@ class _Asked:
 
 
 class BaselineService:
-    """Answers one question after another; see ``dragon.server.AggregationService`` for the interface."""
+    """Answers one question after another; see ``dragon.server.DragonServer`` for the interface."""
 
     def __init__(
         self, model: Any, retriever: Retriever, *, asking: Asking | None = None, kept: KeptDocuments | None = None

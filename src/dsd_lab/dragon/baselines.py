@@ -1,4 +1,4 @@
-"""The methods that DRAGON compares itself with (its section 7.2), each asked as an ``AskSession`` is.
+"""The methods that DRAGON compares itself with (its section 7.2), each asked as an ``DragonClient`` is.
 
 device      the device's documents alone, mixed (what an answer is when the cloud is not asked)
 cloud       the cloud's documents alone, mixed, by its model; its tokens travel
@@ -48,7 +48,7 @@ from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.packing import PackingError
 from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
-from dsd_ros.dragon.client import Asker, AskSession, OnToken
+from dsd_ros.dragon.client import Asker, DragonClient, OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import unpack_evidence
 from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Relevance
@@ -90,7 +90,7 @@ def open_session(
     relevance: Relevance | None = None,
     kept: KeptDocuments | None = None,
     delay: DecodeDelay | None = None,
-) -> AskSession | BaselineSession:
+) -> DragonClient | BaselineSession:
     """A session that answers by one of ``methods.METHODS``; ValueError for another.
 
     The channel must be up, except for dragon and drdg-tw, which dial.
@@ -99,7 +99,7 @@ def open_session(
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
             settings = dataclasses.replace(settings, window=1, schedule="device", aggregator="device")
-        return AskSession(
+        return DragonClient(
             channel, model, retriever, settings, asking=asking, relevance=relevance, kept=kept, delay=delay
         )
     return BaselineSession(method, channel, model, retriever, settings, asking=asking, kept=kept)
@@ -134,7 +134,7 @@ class BaselineSession(Asker):
         self.closing = True
 
     def answer(self, question: str, on_token: OnToken | None = None) -> Answer:
-        """As ``AskSession.answer``, with no steps in its statistics. It cannot be cancelled and has no deadline."""
+        """As ``DragonClient.answer``, with no steps in its statistics. It cannot be cancelled and has no deadline."""
         self.replies += 1
         run = _Run(self, check_instruction(question), on_token)
         wanted = _WANTED[self.method]

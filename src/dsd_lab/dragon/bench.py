@@ -25,13 +25,13 @@ from dsd_lab.links.emulation import INITIAL_WINDOW, EmulatedChannel, LinkProfile
 from dsd_lab.report import BenchError, Row, check_range, header, table
 from dsd_ros.decoding.aggregation import mixture
 from dsd_ros.dragon.answers import Answer
-from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture
 from dsd_ros.dragon.peer import Profile
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.server import DragonServer
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import own_choice
 from dsd_ros.wire.channel import LocalChannel
@@ -187,7 +187,7 @@ def answer_to(
         evidence=variant.evidence, randomness=variant.randomness, seed=bench.seed,
         patience_s=_PATIENCE_S * max(1.0, bench.time_scale),
     )  # fmt: skip
-    kind = AggregationService if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
+    kind = DragonServer if variant.method in OF_AN_ORDINARY_CLOUD else BaselineService
     # Nothing is kept of a prompt with the other side's text.
     kept = KeptDocuments() if variant.method == "drcg-text" else device.kept
     if variant.method == "drcg-kv":
@@ -197,7 +197,7 @@ def answer_to(
         EmulatedChannel(LocalChannel(service), link.stretched(bench.time_scale), seed, bench.window_bytes) as channel,
         open_session(variant.method, channel, device.model, device.passages, settings, kept=kept) as session,
     ):
-        if isinstance(session, AskSession):
+        if isinstance(session, DragonClient):
             session.profile = profile
         return session.answer(question)
 

@@ -43,15 +43,15 @@ def command(args: AskArguments) -> int:
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
     when none is named, this process is the cloud, too. Example: dsd ask 'which chair do I like?'
     """
-    from dsd_ros.dragon.client import AskSession
-    from dsd_ros.dragon.server import AggregationService
+    from dsd_ros.dragon.client import DragonClient
+    from dsd_ros.dragon.server import DragonServer
 
     if args.method:
         raise ValueError(
             f"'dsd ask' answers by DRAGON only; the methods it is compared with are in 'dsd-lab ask --method "
             f"{args.method}'"
         )
-    return answer_by(args, AskSession, AggregationService)
+    return answer_by(args, DragonClient, DragonServer)
 
 
 def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable[..., Any]) -> int:

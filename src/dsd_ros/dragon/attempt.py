@@ -10,7 +10,7 @@ from typing import Any
 
 from dsd_ros.dragon.answers import AnswerRefused
 from dsd_ros.dragon.mixture import LocalMixture, Preempted
-from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile, end_of
+from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Agreed, Profile, end_of
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.wire.channel import LinkError
 from dsd_ros.wire.messages import (
@@ -44,7 +44,7 @@ class Attempt:
         wake: threading.Condition,
     ) -> None:
         self.question = question
-        self.half: Half | None = None
+        self.half: AggregationPeer | None = None
         self.failure: LinkError | Exception | None = None
         self.eos: frozenset[int] = frozenset()
         self.documents = 0
@@ -143,7 +143,7 @@ class Attempt:
         self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
         self.documents = reply.documents
         agreed = Agreed(self._model.vocab_size, reply.vocab_size, self.eos)
-        half = Half(self.question, "device", agreed, self._mixture, self._send, self._profile, self._wake)
+        half = AggregationPeer(self.question, "device", agreed, self._mixture, self._send, self._profile, self._wake)
         if self._stopped:
             half.stop()
         early, self._early = self._early, []

@@ -61,7 +61,7 @@ class Asker(ABC):
         self.close()
 
 
-class AskSession(Asker):
+class DragonClient(Asker):
     """Answers questions, one at a time, over a channel that stays the caller's.
 
     The n-th answer of a session uses n as the reply's number in the noise, so a repeated session gives the same
@@ -82,7 +82,7 @@ class AskSession(Asker):
         delay: DecodeDelay | None = None,
     ) -> None:
         """``model``: from ``vlm.loading.load_model``, with the cloud's tokenizer. ``asking``, ``relevance`` and
-        ``delay``: see ``server.AggregationService``."""
+        ``delay``: see ``server.DragonServer``."""
         super().__init__(model, retriever, settings, asking, kept)
         self.profile = Profile.of("device", delay)
         self._relevance = relevance

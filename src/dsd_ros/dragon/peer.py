@@ -72,7 +72,7 @@ class Agreed:
     eos_token_ids: frozenset[int]
 
 
-class Half:
+class AggregationPeer:
     """One side's half. One thread calls ``work``; any thread may call the rest.
 
     ``send`` gets the messages in order, from either thread, and must not raise. ``changed`` is notified when there may

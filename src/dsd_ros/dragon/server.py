@@ -19,7 +19,7 @@ from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
 from dsd_ros.dragon.evidence import most_bytes
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
-from dsd_ros.dragon.peer import MAX_MEASURED_US, Agreed, Half, Profile, end_of
+from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Agreed, Profile, end_of
 from dsd_ros.dragon.profiler import DecodeDelay, delay_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
@@ -58,7 +58,7 @@ class _Answer:
     question: Question
     reply: Send
     peer: Hashable
-    half: Half | None = None
+    half: AggregationPeer | None = None
     stopped: bool = False
     came: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)  # when the device last sent something
@@ -73,7 +73,7 @@ class _Answer:
             self.half.stop()
 
 
-class AggregationService:
+class DragonServer:
     """Answers the questions of any number of peers with one model and one store of documents.
 
     ``submit`` and ``disconnect`` may be called from any thread. Input that cannot be used is answered by a
@@ -159,7 +159,7 @@ class AggregationService:
                 thread.join(timeout)
         return not any(thread.is_alive() for thread in self._threads)
 
-    def __enter__(self) -> AggregationService:
+    def __enter__(self) -> DragonServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,7 +305,7 @@ class AggregationService:
             self._profiles[answer.peer] = profile
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
-        half = Half(
+        half = AggregationPeer(
             question, "cloud", Agreed(model.vocab_size, question.vocab_size, ends), mixture,
             answer.reply, profile,
         )  # fmt: skip
@@ -319,7 +319,7 @@ class AggregationService:
 class WithDocuments:
     """A verifier engine and a DRAGON server behind one link; to the websocket server, one engine."""
 
-    def __init__(self, engine: Any, service: AggregationService) -> None:
+    def __init__(self, engine: Any, service: DragonServer) -> None:
         self.engine = engine
         self.service = service
 
@@ -363,7 +363,7 @@ class WithDocuments:
 class _WithStore(WithDocuments):
     """Owns the store as well."""
 
-    def __init__(self, engine: Any, service: AggregationService, store: Store) -> None:
+    def __init__(self, engine: Any, service: DragonServer, store: Store) -> None:
         super().__init__(engine, service)
         self._store = store
 
@@ -402,7 +402,7 @@ class Documents:
         """One object that serves verification and questions, and owns the store and the engine."""
         store = open_documents(self.folder)
         try:
-            service = AggregationService(self.model, store, settings, relevance=store.relevance, delay=self.delay)
+            service = DragonServer(self.model, store, settings, relevance=store.relevance, delay=self.delay)
         except BaseException:
             store.close()
             raise

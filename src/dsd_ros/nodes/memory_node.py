@@ -20,7 +20,7 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallb
 from dsd_msgs.msg import AskStats, NavAction
 from dsd_msgs.srv import Ask
 from dsd_ros.dragon.answers import Answer, AnswerRefused
-from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
 from dsd_ros.dragon.profiler import DecodeDelay, delay_of
@@ -65,7 +65,7 @@ class MemoryNode(ManagedNode):
         self._model: VisionLanguageModel | None = None
         self._store: Store | None = None
         self._delay: DecodeDelay | None = None
-        self._session: AskSession | None = None
+        self._session: DragonClient | None = None
         self._pose: Pose | None = None  # the newest from odometry
         self._memory: SightingMemory | None = None
         self._turn = threading.Lock()
@@ -93,7 +93,7 @@ class MemoryNode(ManagedNode):
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
         with self._turn:
-            self._session = AskSession(
+            self._session = DragonClient(
                 self._channel, model, store, self._settings.answer, relevance=store.relevance,
                 delay=self._delay,
             )  # fmt: skip

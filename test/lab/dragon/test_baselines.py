@@ -23,11 +23,11 @@ from dsd_lab.dragon.methods import METHODS, OF_AN_ORDINARY_CLOUD
 from dsd_ros.decoding.aggregation import eta, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.dragon.answers import AnswerRefused
-from dsd_ros.dragon.client import AskSession
+from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture
 from dsd_ros.dragon.prompts import DocumentPrompt
-from dsd_ros.dragon.server import AggregationService
+from dsd_ros.dragon.server import DragonServer
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire import messages as m
@@ -63,7 +63,7 @@ class Heard(LocalChannel):
 def ask(method, settings, device=DEVICE, cloud=CLOUD, asking=LETTERS):
     """The answer, and the channel it came over."""
     if method in OF_AN_ORDINARY_CLOUD:
-        service = AggregationService(cloud, THEIRS, asking=asking)
+        service = DragonServer(cloud, THEIRS, asking=asking)
     else:
         service = BaselineService(cloud, THEIRS, asking=asking)
     with (
@@ -224,7 +224,7 @@ def test_figures_are_those_of_any_answer():
 
 def test_an_ordinary_cloud_gives_no_document_away():
     for wanted in WANTED:
-        service = AggregationService(CLOUD, THEIRS, asking=LETTERS)
+        service = DragonServer(CLOUD, THEIRS, asking=LETTERS)
         with service, Heard(service) as channel:
             question = m.Question(
                 1, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION,
@@ -274,7 +274,7 @@ def test_what_cannot_be_done_is_said():
     service = BaselineService(CLOUD, THEIRS, asking=LETTERS)
     with service, Heard(service) as channel:
         with (
-            AskSession(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
+            DragonClient(channel, DEVICE, OURS, GREEDY, asking=LETTERS) as session,
             pytest.raises(AnswerRefused, match="is for comparisons"),
         ):
             session.answer(QUESTION)

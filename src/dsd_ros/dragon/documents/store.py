@@ -1,4 +1,4 @@
-"""A store of documents: what one side knows, and what it finds in it for a question.
+"""A store of documents: what one side knows, searched for what fits a question.
 
 A folder holds two halves: ``texts/``, every document as it was given, and ``index-<n>.db``, made from them
 (`dsd_ros.dragon.documents.index`). A document is first kept, then indexed; opening a store finishes what a killed
@@ -120,7 +120,7 @@ class Texts:
 
 
 class Found(NamedTuple):
-    """A chunk found, how relevant it is, and the documents that hold it."""
+    """A chunk that was found, with the documents that hold it, and its relevance."""
 
     hit: Hit
     relevance: float
@@ -140,7 +140,7 @@ class Store:
     ) -> None:
         """Open the store in ``directory``, which is made where it is missing.
 
-        ``size``, ``overlap``: of its chunks, in tokens. ``progress`` is told of an index being made anew.
+        ``size``, ``overlap``: of its chunks, in tokens. ``progress`` is called while an index is rebuilt.
         StoreError where the folder cannot be used, or the index is damaged and so are the texts.
         """
         if not 0.0 < temperature < float("inf"):
@@ -156,7 +156,7 @@ class Store:
         self._guard = threading.Lock()
         self._index: Index | None = None
         self._number = 0
-        with self._told():
+        with self._errors_as_sentences():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # private
             (directory / "texts").mkdir(exist_ok=True)
             self._open(progress)
@@ -198,37 +198,37 @@ class Store:
             raise ValueError(f"{count} documents cannot be found; ask for 1 or more")
         query = query[:_ASKED]
         vector = self._encoder.encode([query])[0]
-        with self._told(), self._guard:
+        with self._errors_as_sentences(), self._guard:
             hits = self._current().search(query, vector, count)
         hits.sort(key=lambda hit: -hit.cosine)
         return [Found(hit, hit.cosine / self._temperature) for hit in hits]
 
     def documents(self) -> list[Listed]:
         """Every document, by source."""
-        with self._told(), self._guard:
+        with self._errors_as_sentences(), self._guard:
             return self._current().documents()
 
     def read(self, source: str) -> Document | None:
         """The document of that source as it was given; None where there is none."""
-        with self._told():
+        with self._errors_as_sentences():
             revision = self._texts.revisions().get(key_of(source))
             return None if revision is None else self._texts.read(key_of(source), revision)
 
     def __len__(self) -> int:
         """How many chunks there are."""
-        with self._told(), self._guard:
+        with self._errors_as_sentences(), self._guard:
             return self._current().size()
 
     # -- writing -------------------------------------------------------------------------------------------
 
     def add(self, document: Document, progress: Progress | None = None) -> bool:
-        """Keep and index a document in the place of what had its source; False where it is there already.
+        """Keep and index a document, replacing that of the same source; False if it is there already.
 
         DocumentError where it holds no sentence; StoreError where the disk does not take it.
         """
         if next(self._cut(document), None) is None:
             raise DocumentError(f"{document.source} holds no sentence; write one below its headings")
-        with self._told(), self._writing(), self._writer() as index:
+        with self._errors_as_sentences(), self._writing(), self._writer() as index:
             known = index.document(document.source)
             if known is not None and known.digest == document.digest:
                 return False
@@ -240,8 +240,8 @@ class Store:
         return True
 
     def remove(self, source: str) -> bool:
-        """Forget a document and what only it said; False where there is none of that source."""
-        with self._told(), self._writing(), self._writer() as index:
+        """Remove a document and the chunks that only it holds; False if there is none of that source."""
+        with self._errors_as_sentences(), self._writing(), self._writer() as index:
             if index.document(source) is None:
                 return False
             index.remove(source)
@@ -249,8 +249,8 @@ class Store:
         return True
 
     def rebuild(self, progress: Progress | None = None) -> None:
-        """Make the index anew from the kept texts. StoreError where one of these is damaged or gone."""
-        with self._told(), self._writing():
+        """Rebuild the index from the kept texts; StoreError if one of these is damaged or gone."""
+        with self._errors_as_sentences(), self._writing():
             with contextlib.suppress(IndexDamaged, apsw.Error), self._writer() as index:
                 index.check(self._facts, words=False)
                 kept = self._texts.revisions()
@@ -261,7 +261,7 @@ class Store:
                             "then rebuild"
                         )
             self._make(progress)
-        with self._told(), self._guard:
+        with self._errors_as_sentences(), self._guard:
             self._current()
 
     # -- the two halves ------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class Store:
         try:
             with self._writer() as index:
                 index.check(self._facts, words)
-        except apsw.CantOpenError:  # made anew by another process just now
+        except apsw.CantOpenError:  # another process has just rebuilt it
             return False
         except (IndexDamaged, apsw.CorruptError, apsw.NotADBError, apsw.IOError) as damage:
             logging.getLogger(__name__).warning("the index of %s is made anew: %s", self._directory, damage)
@@ -365,7 +365,7 @@ class Store:
                 self._index = None
             try:
                 self._index = Index(_path(self._directory, number))
-            except apsw.CantOpenError:  # made anew by another process just now
+            except apsw.CantOpenError:  # another process has just rebuilt it
                 if attempt == 2:
                     raise
                 continue
@@ -384,7 +384,7 @@ class Store:
 
     @contextlib.contextmanager
     def _writing(self, wait: bool = True) -> Iterator[bool]:
-        """The right to write, among processes and threads; yields whether it was got."""
+        """Take the lock to write, among processes and threads; yields whether it was taken."""
         with (self._directory / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -394,13 +394,13 @@ class Store:
             yield True
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Says what SQLite and the system say as one sentence."""
+    def _errors_as_sentences(self) -> Iterator[None]:
+        """Turn errors of SQLite and the system into a StoreError of one sentence."""
         try:
             yield
         except (IndexDamaged, apsw.CorruptError, apsw.NotADBError) as error:
             raise StoreError(
-                f"the index of {self._directory} is damaged ({error}); dsd documents rebuild makes it anew"
+                f"the index of {self._directory} is damaged ({error}); run dsd documents rebuild"
             ) from error
         except apsw.FullError as error:
             raise StoreError(f"no space is left for {self._directory}; make some") from error
@@ -411,7 +411,7 @@ class Store:
 
 
 class TemporaryStore(Store):
-    """A store of text files that is gone once it is closed; without files an empty one."""
+    """A store of text files, deleted when it is closed; empty without files."""
 
     def __init__(self, encoder: Encoder, files: Iterable[Path] = ()) -> None:
         """DocumentError for a file that cannot be used."""
@@ -451,7 +451,7 @@ def open_documents(folder: Path | None, encoder: Encoder | None = None) -> Store
 
 
 def measured_in(folder: Path | None) -> Path | None:
-    """Where what was measured of a model is kept: beside a store's documents; text files have nothing put beside."""
+    """Where a model's measurements are kept: in a store's folder; None for a folder of text files."""
     return folder if folder is not None and is_store(folder) else None
 
 
@@ -477,7 +477,7 @@ def _delete(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let a folder's changes outlast a power cut."""
+    """Make a folder's changes survive a power cut."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

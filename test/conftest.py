@@ -83,8 +83,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         room = item.path.relative_to(Path(__file__).parent).parts[0]
         if room == "exactness":
             item.add_marker(pytest.mark.exactness)
+        quick = room in SMOKE_ROOMS or (room == "exactness" and item.name.split("[")[0] in SMOKE_TESTS)
         if nodes:
             item.add_marker(pytest.mark.system)
-        elif item.get_closest_marker("slow") is None:
-            if room in SMOKE_ROOMS or (room == "exactness" and item.name.split("[")[0] in SMOKE_TESTS):
-                item.add_marker(pytest.mark.smoke)
+        elif quick and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.smoke)

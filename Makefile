@@ -34,7 +34,7 @@ test: setup ## the tests; ARGS="-k name" picks some
 test-all: setup ## the tests, slow ones included
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-lint: setup ## ruff, and the type checker on dsd_ros
+lint: setup ## ruff, and the type checker on the public rooms
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy

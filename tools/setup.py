@@ -260,7 +260,7 @@ def without_system_packages(paths):
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         lines = path.read_text().splitlines(keepends=True)
-        lines = [line for line in lines if line.split("==")[0].strip().lower() not in kept]
+        lines = [line for line in lines if re.split("[<>=!~ ]", line.strip(), maxsplit=1)[0].lower() not in kept]
         (folder / path.name).write_text("".join(lines))
     return folder
 

@@ -29,9 +29,9 @@ _PAGES = {  # node -> what its section links to
     "navigation_node": "navigation.md",
     "supervisor_node": "safety.md",
     "go2_node": "go2.md",
-    "record_node": "bags.md",
-    "view_node": "visualization.md",
-    "visual_node": "visualization.md",
+    "record_node": "observe.md",
+    "view_node": "observe.md",
+    "visual_node": "observe.md",
 }
 _HEAD = f"""# Parameters
 

@@ -12,17 +12,19 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from table_model import TableModel
 
+from dsd_ros.decoding.methods import truncated
 from dsd_ros.decoding.modes import Proof, Shape
-from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.draft_model import DraftedRound, Drafting, advance
+from dsd_ros.edge.draft_model import Drafting, ModelDraft, advance
+from dsd_ros.edge.proposer import Plan
 
 MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which ends replies
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 SHAPES = {
-    "sequence": {"shape": Shape.SEQUENCE, "depth": 4},
-    "expansion": {"shape": Shape.EXPANSION, "expansion": (3, 2, 1), "depth": 3},
-    "budget": {"shape": Shape.BUDGET, "budget": 14, "depth": 4},
+    "sequence": {"shape": "sequence"},
+    "expansion": {"shape": "expansion", "tree_expansion": "3,2,1"},
+    "budget": {"shape": "budget", "tree_budget": 14},
 }
 CASES = [
     (shape, proof, temperature)
@@ -35,59 +37,59 @@ CASES = [
 every_case = pytest.mark.parametrize("shape, proof, temperature", CASES)
 
 
-def drafting(shape, proof=Proof.FULL, temperature=0.0, **values) -> Drafting:
-    common = Drafting(4, 60, SamplingSettings(temperature), frozenset({11}), 3, 2, proof, 5)
-    return replace(common, **(SHAPES[shape] | values))
+def drafting(shape, proof=Proof.FULL, temperature=0.0, ends=(11,), **values) -> Drafting:
+    common = {"draft_length": 4, "max_tokens": 60, "temperature": temperature, "seed": 3, "top_k_proof": 5}
+    chosen = DecodeSettings(**(common | {"proof": proof.value} | SHAPES[shape] | values))
+    return Drafting(chosen, frozenset(ends), 2)
 
 
-def first(chosen: Drafting, model=MODEL) -> DraftedRound:
-    of = DraftedRound.first(chosen, model.prefill(IMAGE, "go"))
-    of.draft.finish()
+def first(chosen: Drafting, model=MODEL) -> ModelDraft:
+    of = ModelDraft(chosen, 1, [], model.prefill(IMAGE, "go"))
+    of.finish()
     return of
 
 
-def draft_behind(chosen: Drafting, tokens: list[int], number: int, model=MODEL) -> DraftedRound:
+def draft_behind(chosen: Drafting, tokens: list[int], number: int, model=MODEL) -> ModelDraft:
     """The same of a sequence that has been through nothing else."""
     sequence = model.prefill(IMAGE, "go")
     sequence.append(tokens)
-    fresh = DraftedRound.first(chosen, sequence)
-    draft = type(fresh.draft)(sequence, chosen.depth, chosen, number)
+    draft = ModelDraft(chosen, number, tokens, sequence)
     draft.finish()
-    return replace(fresh, number=number, prefix=tokens, draft=draft)
+    return draft
 
 
 @every_case
 def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof, temperature):
     chosen = drafting(shape, proof, temperature)
     of = first(chosen)
-    tree = of.draft.tree
+    tree = of.tree
     assert len(tree) == {"sequence": 4, "expansion": 15, "budget": 14}[shape]
     for accepted in range(len(tree) + 1):
         gained = list(of.tokens_of(accepted, 7))
         wanted = draft_behind(chosen, gained, 2)
         # Forks in turns with a worker's look behind the same draft leave it as it is.
-        looking = of.draft.look_past(of.open_leaves)
+        looking = of.look_past(of.open_leaves)
         draft = of.next_draft(accepted, 7, fork=True)
         while not draft.complete:
             logits, *_ = advance([draft.step()])
             draft.take(logits)
         advance([looking])
-        assert draft.tree == wanted.draft.tree
-        assert len(draft.q) == len(wanted.draft.q) and draft.sequence.tokens[: len(gained)] == gained
-        for one, other in zip(draft.q, wanted.draft.q, strict=True):
+        assert draft.tree == wanted.tree
+        assert len(draft.q) == len(wanted.q) and draft.sequence.tokens[: len(gained)] == gained
+        for one, other in zip(draft.q, wanted.q, strict=True):
             assert torch.equal(one, other)
         assert len(draft.kept) == (len(draft.q) if proof is Proof.TRUNCATED else 0)
-    following = of.followed_by(accepted, 7, of.next_draft(accepted, 7, fork=False))
+    following = of.next_draft(accepted, 7, fork=False)
     assert following.prefix == gained and following.number == 2
-    following.draft.finish()
-    assert following.draft.tree == wanted.draft.tree
+    following.finish()
+    assert following.tree == wanted.tree
 
 
 @every_case
 def test_rows_are_those_behind_their_nodes(shape, proof, temperature):
     chosen = drafting(shape, proof, temperature)
     of = first(chosen)
-    tree, draft = of.draft.tree, of.draft
+    tree, draft = of.tree, of
     leaves = [leaf for leaf in of.open_leaves if leaf not in draft.leaf_rows]
     behind = dict(draft.leaf_rows)
     if leaves:
@@ -113,18 +115,18 @@ def test_a_sequence_is_drafted_token_by_token(temperature):
     for _ in range(4):
         tokens.append(sample(transform(sequence.next_logits(), chosen.sampling), generator))
         sequence.append(tokens[-1:])
-    assert first(chosen).draft.tokens == tokens
+    assert list(first(chosen).tree.tokens) == tokens
 
 
 @given(st.integers(0, 2), st.integers(2, 9), st.integers(0, 14), st.sampled_from(list(SHAPES)))
 @profile(max_examples=60)
 def test_no_draft_passes_the_longest_reply_or_its_end(end, longest, accepted, shape):
     chosen = drafting(shape, max_tokens=longest)
-    ends = frozenset({first(chosen).draft.tokens[end % len(first(chosen).draft.tokens)]})
+    ends = frozenset({first(chosen).tree.tokens[end % len(first(chosen).tree.tokens)]})
     chosen = replace(chosen, eos_token_ids=ends)
     of = first(chosen)
-    tree = of.draft.tree
-    assert tree.depth == min(chosen.depth, longest - 1) or ends.intersection(tree.tokens)
+    tree = of.tree
+    assert tree.depth == min(chosen.settings.depth, longest - 1) or ends.intersection(tree.tokens)
     for node in tree.inner[1:]:
         assert tree.tokens[node] not in ends
     for leaf in of.open_leaves:
@@ -143,14 +145,14 @@ def test_a_full_context_ends_the_draft_and_no_more(shape):
     short = TableModel(1, 12, ends=False, noise=0.5, max_length=3)  # of which the prompt takes two
     chosen = drafting(shape)
     of = first(chosen, short)
-    assert not of.draft.able and of.draft.complete and not of.open_leaves
+    assert not of.able and of.complete and not of.open_leaves
     # What is behind the second level was to come of a pass that is too long.
-    assert of.draft.tree.depth == 2
-    reference = first(chosen).draft
+    assert of.tree.depth == 2
+    reference = first(chosen)
     if shape != "budget":
-        assert of.draft.tree == reference.tree.cut(2)
+        assert of.tree == reference.tree.cut(2)
     following = of.next_draft(2, 7, fork=False)
-    assert following.complete and not following.tokens
+    assert following.complete and not following.tree.tokens
 
 
 def test_a_token_that_the_draft_model_lacks_ends_drafting():
@@ -161,8 +163,10 @@ def test_a_token_that_the_draft_model_lacks_ends_drafting():
 
 def test_the_settings_of_a_decode_shape_its_drafts():
     chosen = DecodeSettings(mode="mc-tslt", temperature=1.0, tree_expansion="3,1", seed=4)
-    found = Drafting.of(chosen, frozenset({2}), 5)
-    assert (found.depth, found.expansion, found.shape) == (2, (3, 1), Shape.EXPANSION)
-    assert (found.proof, found.top_k_proof, found.seed, found.reply) == (Proof.TRUNCATED, 32, 4, 5)
-    found = Drafting.of(DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
-    assert (found.depth, found.budget, found.shape) == (5, 9, Shape.BUDGET)
+    found = Drafting(chosen, frozenset({2}), 5)
+    assert (found.plan(1), found.shape, found.draws) == (Plan(2), Shape.EXPANSION, True)
+    assert found.method is truncated
+    context = found.context(1, 0)
+    assert (context.top_k, context.seed, context.reply) == (32, 4, 5)
+    found = Drafting(DecodeSettings(shape="budget", tree_budget=9, draft_length=5), frozenset(), 1)
+    assert (found.plan(1), found.shape, found.draws) == (Plan(5, 9), Shape.BUDGET, False)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sequence_rules import verify_draft
 
 from dsd_ros.decoding.coupling import choose, gumbel
-from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.rejection import verify_tree
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample, transform
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.edge.draft_model import Drafting
 from dsd_ros.edge.outcome_predictor import Guesser, Trust
@@ -114,7 +114,8 @@ def test_trust_follows_what_comes_true(held):
 
 def test_coupled_guesses_begin_with_what_the_noise_gives_the_draft():
     sampling = SamplingSettings(temperature=1.0)
-    drafting = Drafting(3, 50, sampling, frozenset(), 11, 2, Proof.COUPLED)
+    chosen = DecodeSettings(proof="coupled", temperature=1.0, seed=11, draft_length=3, max_tokens=50)
+    drafting = Drafting(chosen, frozenset(), 2)
     guesser = Guesser(sampling, 11, coupled=True)
     for seed in range(20):
         context = drafting.context(1, 5)

@@ -9,8 +9,8 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from table_model import TableModel
 
-from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.edge.draft_model import DraftedRound, Drafting, advance
+from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.draft_model import Drafting, ModelDraft, advance
 from dsd_ros.edge.outcome_predictor import Guess
 from dsd_ros.edge.outcomes import FLOOR, OutcomeQueue
 
@@ -18,10 +18,10 @@ MODEL = TableModel(1, 12, ends=False, noise=0.5)  # never says token 11, which e
 IMAGE = np.full((2, 2, 3), 1, np.uint8)
 
 
-def drafted(gamma: int = 4, max_tokens: int = 50, eos: tuple[int, ...] = (11,)) -> DraftedRound:
-    drafting = Drafting(gamma, max_tokens, SamplingSettings(), frozenset(eos), 0, 1)
-    of = DraftedRound.first(drafting, MODEL.prefill(IMAGE, "go"))
-    of.draft.finish()
+def drafted(gamma: int = 4, max_tokens: int = 50, eos: tuple[int, ...] = (11,)) -> ModelDraft:
+    drafting = Drafting(DecodeSettings(draft_length=gamma, max_tokens=max_tokens), frozenset(eos), 1)
+    of = ModelDraft(drafting, 1, [], MODEL.prefill(IMAGE, "go"))
+    of.finish()
     return of
 
 
@@ -133,12 +133,12 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
 
 def test_nothing_is_drafted_behind_the_end_of_a_reply():
     of = drafted()
-    whole = len(of.draft.tokens)
+    whole = len(list(of.tree.tokens))
     assert of.can_follow(whole, 3) and of.open_leaves == [whole - 1]
     assert not of.can_follow(whole, 11)  # it ends with the target's token
     assert not of.can_follow(0, 12) and not of.can_follow(whole + 1, 3)
-    ended = drafted(eos=(of.draft.tokens[1],))
-    assert ended.draft.tokens == of.draft.tokens[:2] and not ended.open_leaves
+    ended = drafted(eos=(list(of.tree.tokens)[1],))
+    assert list(ended.tree.tokens) == list(of.tree.tokens)[:2] and not ended.open_leaves
     assert ended.can_follow(1, 3) and not ended.can_follow(2, 3)
     # A reply of six tokens: behind five there is room for the target's own only.
     short = drafted(max_tokens=6)
@@ -148,22 +148,21 @@ def test_nothing_is_drafted_behind_the_end_of_a_reply():
     for accepted in range(4):
         ahead = short.next_draft(accepted, 3, fork=True)
         ahead.finish()
-        assert len(ahead.tokens) == 6 - accepted - 2
+        assert len(ahead.tree) == 6 - accepted - 2
 
 
 @given(st.integers(0, 4), st.integers(0, 10), st.integers(0, 4), st.integers(0, 10))
 @profile(max_examples=60)
 def test_forks_leave_the_round_and_each_other_as_they_are(one, token, other, another):
     of = drafted(eos=())
-    tokens, fed = list(of.draft.sequence.tokens), list(of.draft.sequence._cache.ids)
+    tokens, fed = list(of.sequence.tokens), list(of.sequence._cache.ids)
     first, second = of.next_draft(one, token, True), of.next_draft(other, another, True)
     while not (first.complete and second.complete):  # in turns
         for draft in (first, second):
             if not draft.complete:
                 draft.take(*advance([draft.step()]))
-    assert of.draft.sequence.tokens == tokens and of.draft.sequence._cache.ids == fed
+    assert of.sequence.tokens == tokens and of.sequence._cache.ids == fed
     alone = drafted(eos=()).next_draft(one, token, False)
     alone.finish()
-    assert first.tokens == alone.tokens and first.sequence.tokens == alone.sequence.tokens
-    following = of.followed_by(one, token, first)
-    assert following.prefix == [*of.draft.tokens[:one], token] and following.number == 2
+    assert first.tree == alone.tree and first.sequence.tokens == alone.sequence.tokens
+    assert first.prefix == [*of.tree.tokens[:one], token] and first.number == 2

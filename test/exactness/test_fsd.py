@@ -21,7 +21,7 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import PREDRAFT_POLICIES, PREDRAFT_SOURCES, DecodeSettings
 from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.draft_model import GrowingDraft
+from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.vlm.exits import ExitAdapters
@@ -73,7 +73,7 @@ class Unhurried(LocalChannel):
         message = super().receive(timeout)
         if isinstance(message, Outcome) and message.is_final:
             deadline = time.monotonic() + 20
-            while waiting(self.session._proposer._pool) and time.monotonic() < deadline:
+            while waiting(self.session._proposer) and time.monotonic() < deadline:
                 time.sleep(0.002)
         return message
 
@@ -193,7 +193,7 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
         mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
         predraft_budget=4, predraft_workers=4,
     )  # fmt: skip
-    look_past = GrowingDraft.look_past
+    look_past = ModelDraft.look_past
     late = []
 
     def others_are_done() -> bool:
@@ -210,13 +210,13 @@ def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, tem
         late.append(pool._levels[0].outcomes.begun)
         return look_past(self, leaves)
 
-    monkeypatch.setattr(GrowingDraft, "look_past", last)
+    monkeypatch.setattr(ModelDraft, "look_past", last)
     with (
         VerifierEngine(TARGET) as engine,
         Unhurried(engine) as channel,
         EdgeSession(channel, TARGET, chosen) as session,
     ):
-        channel.session, pool = session, session._proposer._pool
+        channel.session, pool = session, session._proposer
         reply = session.decode(IMAGE, "go")
     assert not reply.worker_error and set(late) == {chosen.predraft_budget - 1}
     first = 1 if temperature else 3  # greedy it has to learn first that it can trust itself
@@ -426,7 +426,7 @@ def test_nothing_is_kept_of_replies_that_are_over():
     ):
         for number in range(40):
             session.decode(IMAGE, f"go {number}")
-            assert not session._proposer._pool._levels and not session._link._early
+            assert not session._proposer._levels and not session._link._early
         deadline = time.monotonic() + 20
         while sequences() > before + 1:  # the verifier's own; workers may be in their last pass
             assert time.monotonic() < deadline

@@ -21,7 +21,7 @@ from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.draft_model import DraftedRound, DraftModel, DraftStep, GrowingDraft, advance
+from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust
 from dsd_ros.edge.outcomes import GUESS, OutcomeQueue, Predraft
 from dsd_ros.edge.proposer import Origin, RoundDraft
@@ -57,7 +57,7 @@ class _Level:
     forecasts: list[tuple[Outcome, float]] = field(default_factory=list)  # of exits, and the trust in each
 
     @property
-    def round(self) -> DraftedRound:
+    def round(self) -> ModelDraft:
         return self.outcomes.round
 
 
@@ -71,7 +71,7 @@ class _Job:
     def begin(self) -> DraftStep:
         task, of = self.task, self.level.round
         if isinstance(task, _LookPast):
-            return of.draft.look_past(task.leaves)
+            return of.look_past(task.leaves)
         if task.draft is None:
             task.draft = of.next_draft(task.accepted, task.next_token, fork=True)
         return task.draft.step()
@@ -86,30 +86,27 @@ class _Job:
         elif logits is None:
             task.failed = True
         else:
-            depths = of.draft.tree.depths
+            depths = of.tree.depths
             positions = [len(of.prefix) + depths[leaf] for leaf in task.leaves]
             rows, _ = of.drafting.method.draw_from(logits, positions, of.context)
             task.rows.update(zip(task.leaves, rows, strict=True))
 
 
-@dataclass(frozen=True)
-class Taken:
-    """What had been made ahead for an outcome. ``sent``: the next round, if it is already on its way."""
+class Ahead(DraftModel):
+    """Drafts the next round while this one is verified: after early exits' forecasts and guessed outcomes (FSD).
 
-    draft: GrowingDraft | None = None
-    origin: Origin = Origin()
-    sent: DraftedRound | None = None
-
-
-class PredraftPool:
-    """The worker threads of one edge session. They start with the first round and end at ``close``.
-
-    The session's thread calls ``begin``, ``offer``, ``take`` and ``reset``. A worker calls ``send_ahead`` with each
-    round to be sent before the outcome before it is known.
+    The worker threads start with the first round and end at ``close``; the next reply starts them again.
     """
 
-    def __init__(self, settings: DecodeSettings, send_ahead: Callable[[DraftedRound], None]) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        settings: DecodeSettings,
+        tuner: Tuner | None,
+        send_ahead: Callable[[RoundDraft], None],
+    ) -> None:
+        """A worker calls ``send_ahead`` with each round to be sent before the outcome before it is known."""
+        super().__init__(model, settings, tuner)
         self._send_ahead = send_ahead
         coupled = settings.proven_by is Proof.COUPLED
         self._guesser = Guesser(settings.sampling, settings.seed, coupled)
@@ -117,7 +114,6 @@ class PredraftPool:
         self._chance = random.Random(settings.seed)
         self._guessing = settings.predraft_source != "exits"
         self._ahead = settings.pipeline_depth > 1
-        self._heeding = settings.predraft_source != "guesses"
         self._lock = threading.Lock()
         self._sending = threading.Lock()  # a round is never sent before the one in front of it
         self._work = threading.Condition(self._lock)
@@ -129,15 +125,17 @@ class PredraftPool:
 
     @property
     def error(self) -> str:
-        """The first failure of a worker since ``reset``, one sentence; "" when none failed."""
+        """The first failure of a worker in this reply, one sentence; "" if none."""
         return self._error
 
-    def begin(self, of: DraftedRound) -> None:
-        """A round has been sent: draft after the outcomes that it may have, until ``take``."""
+    def draft_ahead(self, draft: RoundDraft) -> None:
+        """Let the workers draft after the outcomes that ``draft`` may have, until ``update``."""
+        super().draft_ahead(draft)
+        assert isinstance(draft, ModelDraft)
         with self._lock:
             level = self._levels[0] if self._levels else None
-        if level is None or level.round is not of:  # else it was sent ahead
-            level = self._level(of) if len(of.draft.tree) else None
+        if level is None or level.round is not draft:  # else it was sent ahead
+            level = self._level(draft) if len(draft.tree) else None
         with self._lock:
             if level is None or not (self._levels and self._levels[0] is level):
                 self._levels = [] if level is None else [level]
@@ -150,20 +148,18 @@ class PredraftPool:
         if not self._guessing:
             return
         # The session only waits from here on: ranking does not hold it up.
-        guesses = self._guesser.rejections(of.draft.tree, of.draft.rows, level.chances, self._settings.predraft_budget)
+        guesses = self._guesser.rejections(draft.tree, draft.rows, level.chances, self._settings.predraft_budget)
         with self._lock:
             level.outcomes.guess(guesses)
             self._work.notify_all()
 
-    def offer(self, outcome: Outcome) -> None:
-        """An early exit forecasts the outcome."""
-        if not self._heeding:
+    def on_early(self, outcome: Outcome) -> None:
+        """Let the workers turn to what an early exit forecasts."""
+        if self._settings.predraft_source == "guesses":
             return
         with self._lock:
             level = self._levels[0] if self._levels else None
-            if level is None or outcome.round != level.round.number:
-                return
-            if outcome.accepted > len(level.round.draft.tree):
+            if level is None or outcome.round != level.round.number or outcome.accepted > len(level.round.tree):
                 return
             confidence = outcome.confidence
             if self._guessing:  # an exit too sure of itself must not drive out all guesses
@@ -173,44 +169,23 @@ class PredraftPool:
             level.outcomes.heed(outcome.accepted, outcome.next_token, confidence)
             self._work.notify_all()
 
-    def take(self, accepted: int, next_token: int) -> Taken:
-        """The round's outcome is final: end its pre-drafts and return the one that fits, if there is one.
-
-        Waits for the forward pass that works on that one, and for no other.
-        """
+    def update(self, draft: RoundDraft, result: Result) -> None:
+        """Take the draft that was made ahead for this result, or begin one."""
+        assert isinstance(draft, ModelDraft)
         with self._lock:
-            if not self._levels:
-                return Taken()
-            level, *ahead = self._levels
-            if level.chances:
-                self._guesser.learn(level.round.draft.tree, level.chances, accepted)
-            for outcome, confidence in level.forecasts:
-                held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
-                self._trust[outcome.layer].learn(confidence, held)
-            begun = level.outcomes.begun
-            fitting = level.outcomes.find(accepted, next_token)
-            if fitting is not None and ahead and fitting is level.ahead:
-                self._levels = ahead
-                return Taken(fitting.draft, Origin("flight", True, begun), ahead[0].round)
-            self._levels = []
-            if fitting is None or not fitting.begun:
-                return Taken(origin=Origin(begun=begun))
-            complete = fitting.complete
-            while fitting.stepping:
-                if not self._stepped.wait(_PASS_S):
-                    return Taken(origin=Origin(begun=begun))
-            if fitting.failed or fitting.draft is None:
-                return Taken(origin=Origin(begun=begun))
-            return Taken(fitting.draft, Origin(fitting.source, complete, begun))
+            taken = self._take(result.accepted, result.next_token)
+        # Workers may still look at this draft's sequence: it stays as it is.
+        self._next = taken or draft.next_draft(result.accepted, result.next_token, fork=True)
 
     def reset(self) -> None:
-        """Drop all work: a reply begins, begins again, or is over."""
+        """Drop all drafts made ahead, and give back the memory of the reply."""
+        super().reset()
         with self._lock:
             self._levels = []
             self._error = ""
 
     def close(self) -> None:
-        """End the threads, each after the forward pass it is in; ``begin`` starts them again."""
+        """End the threads, each after the forward pass it is in."""
         with self._lock:
             self._levels = []
             self._stop.set()
@@ -221,16 +196,16 @@ class PredraftPool:
 
     # ----------------------------------------------------------------------- outside the lock
 
-    def _level(self, of: DraftedRound) -> _Level:
-        settings, draft = self._settings, of.draft
+    def _level(self, draft: ModelDraft) -> _Level:
+        settings = self._settings
         outcomes = OutcomeQueue(
-            of, settings.predraft_policy, settings.predraft_budget, self._chance,
+            draft, settings.predraft_policy, settings.predraft_budget, self._chance,
             paper=not self._guessing,
         )  # fmt: skip
         if not (self._guessing or self._ahead):
             return _Level(outcomes, [], _LookPast([], {}, begun=True))
-        chances = self._guesser.chances(of.drafting.reply, of.number, draft.tree, draft.rows)
-        leaves, known = of.open_leaves, draft.leaf_rows
+        chances = self._guesser.chances(draft.context.reply, draft.number, draft.tree, draft.rows)
+        leaves, known = draft.open_leaves, draft.leaf_rows
         unknown = [leaf for leaf in leaves if leaf not in known]
         rows = {leaf: known[leaf] for leaf in leaves if leaf in known}
         level = _Level(outcomes, chances, _LookPast(unknown, rows, begun=not unknown))
@@ -242,7 +217,7 @@ class PredraftPool:
         """Name the outcomes that accept a whole path, once the leaves' rows are known."""
         of, past = level.round, level.past
         past.guesses = self._guesser.acceptances(
-            of.drafting.reply, of.number, of.draft.tree, past.rows, level.chances,
+            of.context.reply, of.number, of.tree, past.rows, level.chances,
             self._settings.predraft_budget,
         )  # fmt: skip
 
@@ -253,13 +228,10 @@ class PredraftPool:
             if level is None or level.followed or len(self._levels) >= self._settings.pipeline_depth:
                 return
             ahead = level.ahead
-            if ahead is None or not ahead.complete or ahead.draft is None:
-                return
-            if not len(ahead.draft.tree):
+            if ahead is None or not ahead.complete or ahead.draft is None or not len(ahead.draft.tree):
                 return
             level.followed = True
-        following = level.round.followed_by(ahead.accepted, ahead.next_token, ahead.draft)
-        further = self._level(following)
+        further = self._level(ahead.draft)
         with self._sending:
             with self._lock:
                 if not (self._levels and self._levels[-1] is level):
@@ -267,9 +239,42 @@ class PredraftPool:
                 self._levels.append(further)
                 self._note_acceptances(further)
                 self._work.notify_all()
-            self._send_ahead(following)
+            self._send_ahead(ahead.draft)
 
     # ------------------------------------------------------------------------- under the lock
+
+    def _take(self, accepted: int, next_token: int) -> ModelDraft | None:
+        """The round's outcome is final: end its pre-drafts, return the one that fits, if any, and note its origin.
+
+        Waits for the forward pass that works on that one, and for no other.
+        """
+        self.origin = Origin()
+        if not self._levels:
+            return None
+        level, *ahead = self._levels
+        if level.chances:
+            self._guesser.learn(level.round.tree, level.chances, accepted)
+        for outcome, confidence in level.forecasts:
+            held = (outcome.accepted, outcome.next_token) == (accepted, next_token)
+            self._trust[outcome.layer].learn(confidence, held)
+        begun = level.outcomes.begun
+        fitting = level.outcomes.find(accepted, next_token)
+        if fitting is not None and ahead and fitting is level.ahead:
+            self._levels = ahead
+            self.origin = Origin("flight", True, begun)
+            return ahead[0].round
+        self._levels = []
+        self.origin = Origin(begun=begun)
+        if fitting is None or not fitting.begun:
+            return None
+        complete = fitting.complete
+        while fitting.stepping:
+            if not self._stepped.wait(_PASS_S):
+                return None
+        if fitting.failed or fitting.draft is None:
+            return None
+        self.origin = Origin(fitting.source, complete, begun)
+        return fitting.draft
 
     def _start_threads(self) -> None:
         if self._threads:
@@ -367,10 +372,9 @@ class PredraftPool:
 
     def _note(self, failure: Exception) -> None:
         with self._lock:
-            first, self._error = (
-                not self._error,
-                self._error or (f"a pre-draft failed: {type(failure).__name__}: {failure}"),
-            )
+            first = not self._error
+            if first:
+                self._error = f"a pre-draft failed: {type(failure).__name__}: {failure}"
         if first:
             _log.error("a pre-draft failed; the reply goes on without it", exc_info=failure)
 
@@ -381,52 +385,3 @@ def _forward(jobs: list[_Job]) -> None:
     seconds = time.perf_counter() - began
     for job, logits in zip(jobs, rows, strict=True):
         job.take(logits, seconds)
-
-
-class Ahead(DraftModel):
-    """Drafts the next round while this one is verified: after early exits' forecasts and guessed outcomes (FSD)."""
-
-    def __init__(
-        self,
-        model: VisionLanguageModel,
-        settings: DecodeSettings,
-        tuner: Tuner | None,
-        send_ahead: Callable[[RoundDraft], None],
-    ) -> None:
-        """``send_ahead``: see ``PredraftPool``."""
-        super().__init__(model, settings, tuner)
-        self._pool = PredraftPool(settings, send_ahead)
-
-    @property
-    def error(self) -> str:
-        """The first failure of a worker in this reply, one sentence; "" if none."""
-        return self._pool.error
-
-    def draft_ahead(self, draft: RoundDraft) -> None:
-        """Let the workers draft after the outcomes that ``draft`` may have."""
-        super().draft_ahead(draft)
-        assert isinstance(draft, DraftedRound)
-        self._pool.begin(draft)
-
-    def on_early(self, outcome: Outcome) -> None:
-        """Let the workers turn to what an early exit forecasts."""
-        self._pool.offer(outcome)
-
-    def update(self, draft: RoundDraft, result: Result) -> None:
-        """Take the draft that was made ahead for this result, or begin one."""
-        assert isinstance(draft, DraftedRound)
-        verdict = result.accepted, result.next_token
-        taken = self._pool.take(*verdict)
-        self.origin = taken.origin
-        # Workers may still look at this draft's sequence: it stays as it is.
-        following = taken.draft or draft.next_draft(*verdict, fork=True)
-        self._next = taken.sent or draft.followed_by(*verdict, following)
-
-    def reset(self) -> None:
-        """Drop all drafts made ahead, and give back the memory of the reply."""
-        super().reset()
-        self._pool.reset()
-
-    def close(self) -> None:
-        """End the workers; the next reply starts them again."""
-        self._pool.close()

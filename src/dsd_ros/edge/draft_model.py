@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-import numpy as np
 import torch
 
 from dsd_ros.decoding.methods import Method, Result, RoundContext, method_of
+from dsd_ros.decoding.methods.base import Kept
 from dsd_ros.decoding.modes import Proof, Shape
 from dsd_ros.decoding.sampling import SamplingSettings
 from dsd_ros.decoding.settings import DecodeSettings
@@ -32,78 +32,55 @@ from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_toge
 
 @dataclass(frozen=True)
 class Drafting:
-    """What holds for all drafts of one reply.
+    """What holds for all drafts of one reply. ``eos_token_ids`` are the target's; nothing is drafted after them.
 
-    ``depth``: how many tokens one draft can add to the reply. ``eos_token_ids`` are the target's: nothing is drafted
-    after the end of a reply. ``expansion`` and ``budget`` belong to the shapes of those names. With a ``tuner``, depth
-    and budget are what it plans.
+    With a ``tuner``, length and node budget are what it plans.
     """
 
-    depth: int
-    max_tokens: int
-    sampling: SamplingSettings
+    settings: DecodeSettings
     eos_token_ids: frozenset[int]
-    seed: int
     reply: int
-    proof: Proof = Proof.FULL
-    top_k_proof: int = 0
-    top_rho_proof: float = 0.0
-    top_float_proof: str = DecodeSettings.top_float_proof
-    shape: Shape = Shape.SEQUENCE
-    expansion: tuple[int, ...] = ()
-    budget: int = 0
     tuner: Tuner | None = None
 
-    @classmethod
-    def of(
-        cls, settings: DecodeSettings, eos_token_ids: frozenset[int], reply: int, tuner: Tuner | None = None
-    ) -> Drafting:
-        """As a decode's settings say."""
-        return cls(
-            depth=settings.depth,
-            max_tokens=settings.max_tokens,
-            sampling=settings.sampling,
-            eos_token_ids=eos_token_ids,
-            seed=settings.seed,
-            reply=reply,
-            proof=settings.proven_by,
-            top_k_proof=settings.top_k_proof,
-            top_rho_proof=settings.top_rho_proof,
-            top_float_proof=settings.top_float_proof,
-            shape=settings.shaped_by,
-            expansion=settings.expansion,
-            budget=settings.tree_budget,
-            tuner=tuner,
-        )
+    @cached_property
+    def shape(self) -> Shape:
+        """The shape of the drafts."""
+        return self.settings.shaped_by
+
+    @cached_property
+    def sampling(self) -> SamplingSettings:
+        """How both sides sample."""
+        return self.settings.sampling
+
+    @cached_property
+    def method(self) -> Method:
+        """What proves the drafts."""
+        return method_of(self.settings.proven_by, self.sampling.greedy)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether tokens are drawn from distributions that the verifier has to know."""
+        return not (self.sampling.greedy or self.settings.proven_by is Proof.COUPLED)
 
     def plan(self, number: int) -> Plan:
         """The shape of a round's draft, whoever makes it and whenever."""
         if self.tuner is not None:
             return self.tuner.plan(self.reply, number)
-        return Plan(self.depth, self.budget if self.shape is Shape.BUDGET else 0)
-
-    @cached_property
-    def method(self) -> Method:
-        """What proves the drafts."""
-        return method_of(self.proof, self.sampling.greedy)
-
-    @property
-    def draws(self) -> bool:
-        """Whether tokens are drawn from distributions that the verifier has to know."""
-        return not (self.sampling.greedy or self.proof is Proof.COUPLED)
+        return Plan(self.settings.depth, self.settings.tree_budget if self.shape is Shape.BUDGET else 0)
 
     def context(self, number: int, start: int) -> RoundContext:
         """Round ``number``, which follows ``start`` tokens of the reply."""
+        given = self.settings
         return RoundContext(
-            self.sampling, self.seed, self.reply, number, start,
-            self.top_k_proof, self.top_rho_proof, self.top_float_proof,
+            self.sampling, given.seed, self.reply, number, start,
+            given.top_k_proof, given.top_rho_proof, given.top_float_proof,
         )  # fmt: skip
 
     def grower(self, depth: int, number: int) -> Grower:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
         if self.shape is Shape.BUDGET:
             return BudgetTree(self.plan(number).nodes, depth, self.eos_token_ids)
-        expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
+        expansion = self.settings.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
         generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 
@@ -136,20 +113,29 @@ def advance(steps: list[DraftStep]) -> list[torch.Tensor | None]:
         return [None] if len(steps) == 1 else [advance([step])[0] for step in steps]
 
 
-class GrowingDraft:
-    """One round's draft, grown on ``sequence``; for one thread at a time.
+class ModelDraft:
+    """One round's draft, which follows ``prefix``, all earlier tokens of the reply; grown on ``sequence``.
 
-    ``able`` is False once the draft model cannot go on: its context is full, or it lacks a token.
+    For one thread at a time; once complete, any thread may fork its sequence. Outcomes are given as they travel:
+    ``accepted`` is 1 + the index of the last accepted node, 0 for none. ``able`` is False once the draft model cannot
+    go on: its context is full, or it lacks a token.
     """
 
-    def __init__(self, sequence: Sequence, depth: int, drafting: Drafting, number: int, able: bool = True) -> None:
+    autonomous_rounds = 0
+
+    def __init__(
+        self, drafting: Drafting, number: int, prefix: list[int], sequence: Sequence, able: bool = True
+    ) -> None:
+        self.drafting, self.number, self.prefix = drafting, number, prefix
         self.sequence = sequence
         self.able = able
         self.seconds = 0.0  # in the draft model
-        self.kept: list[tuple[np.ndarray, np.ndarray]] = []  # see ``methods.base.Drafted``
-        self.context = drafting.context(number, len(sequence.tokens))
-        self._drafting = drafting
-        self._grower = drafting.grower(depth, number)
+        self.kept: list[Kept] = []
+        self.context = drafting.context(number, len(prefix))
+        self.plan = drafting.plan(number)
+        # One token of the round is always the target's own.
+        self.depth = max(0, min(self.plan.length, drafting.settings.max_tokens - len(prefix) - 1))
+        self._grower = drafting.grower(self.depth, number)
         # What tokens were drawn from (``Method.draw_from``), level by level: at the root and at the fed nodes.
         self._levels: list[torch.Tensor] = []
         self._grown: GrownTree | None = None  # set last: others may look for it at any time
@@ -168,13 +154,13 @@ class GrowingDraft:
 
     @property
     def tree(self) -> TokenTree:
-        """The drafted tokens, and how they hang together."""
+        """The drafted tokens."""
         return self.grown.tree
 
     @property
-    def tokens(self) -> list[int]:
-        """The tokens of all nodes."""
-        return list(self.tree.tokens)
+    def vocab_size(self) -> int:
+        """V of the draft model."""
+        return self.sequence.model.vocab_size
 
     @property
     def q(self) -> list[torch.Tensor]:
@@ -194,6 +180,25 @@ class GrowingDraft:
         rows, inner, fed = self._rows, frozenset(self.tree.inner), self.grown.fed
         return {node: rows[number + 1] for node, number in enumerate(fed) if number >= 0 and node not in inner}
 
+    @property
+    def _rows(self) -> list[torch.Tensor]:
+        """Rows (V,) at the root and at the fed nodes, in the order in which they were fed."""
+        return [row for level in self._levels for row in level]
+
+    @property
+    def open_leaves(self) -> list[int]:
+        """The leaves that another draft could follow if they were accepted."""
+        tree = self.tree
+        if not self.able:
+            return []
+        room = self.drafting.settings.max_tokens - len(self.prefix) - 2
+        inner = frozenset(tree.inner)
+        return [
+            node
+            for node, token in enumerate(tree.tokens)
+            if node not in inner and token not in self.drafting.eos_token_ids and tree.depths[node] < room
+        ]
+
     def ranks(self, accepted: int, next_token: int) -> list[int]:
         """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
         tree = self.tree
@@ -203,19 +208,8 @@ class GrowingDraft:
         for node, token in zip((ROOT, *path), (*tree.tokens_of(path), next_token), strict=True):
             row = rows.get(node)
             if row is not None:
-                beyond = token >= len(row)
-                ranks.append(len(row) if beyond else int((row > row[token]).sum()))
+                ranks.append(len(row) if token >= len(row) else int((row > row[token]).sum()))
         return ranks
-
-    @property
-    def _rows(self) -> list[torch.Tensor]:
-        """Rows (V,) at the root and at the fed nodes, in the order in which they were fed."""
-        return [row for level in self._levels for row in level]
-
-    @property
-    def is_sequence(self) -> bool:
-        """Whether the shape has no branches: plain passes, without a mask, take less time then."""
-        return self._drafting.shape is Shape.SEQUENCE
 
     def finish(self) -> None:
         """Grow what is missing."""
@@ -235,10 +229,10 @@ class GrowingDraft:
             self._grown = self._grower.grown()
             return
         position = self.context.start + len(self._levels)
-        rows, kept = self._drafting.method.draw_from(logits, [position] * len(logits), self.context)
+        rows, kept = self.drafting.method.draw_from(logits, [position] * len(logits), self.context)
         self._levels.append(rows)
         self.kept += kept
-        if self._drafting.shape is Shape.BUDGET:
+        if self.drafting.shape is Shape.BUDGET:
             rows = torch.softmax(rows, dim=-1)
         self._grower.take(rows)
         if self._grower.complete:
@@ -254,137 +248,48 @@ class GrowingDraft:
             [ROOT if parent == ROOT else fed[parent] for parent in parents],
         )
 
-    def sequence_after(self, accepted: int, next_token: int, fork: bool) -> Sequence:
-        """The sequence after an outcome: this draft's own, or a fork, which leaves the draft as it is."""
+    def tokens_of(self, accepted: int, next_token: int) -> tuple[int, ...]:
+        """What an outcome adds to the reply."""
+        tree = self.tree
+        return (*tree.tokens_of(tree.path_to(accepted - 1)), next_token)
+
+    def can_follow(self, accepted: int, next_token: int) -> bool:
+        """Whether there is anything to draft after an outcome."""
+        if not (self.able and 0 <= accepted <= len(self.tree) and next_token < self.vocab_size):
+            return False
+        gained, drafting = self.tokens_of(accepted, next_token), self.drafting
+        ended = drafting.eos_token_ids.intersection(gained)
+        return not ended and len(self.prefix) + len(gained) < drafting.settings.max_tokens - 1
+
+    def next_draft(self, accepted: int, next_token: int, fork: bool) -> Self:
+        """The next round's draft after an outcome, yet to be grown; ``fork`` leaves this one as it is."""
+        # Nothing can be drafted after a token that only the target has.
+        able = self.able and next_token < self.vocab_size
+        sequence = self._sequence_after(accepted, next_token, fork) if able else self.sequence
+        prefix = [*self.prefix, *self.tokens_of(accepted, next_token)]
+        return type(self)(self.drafting, self.number + 1, prefix, sequence, able)
+
+    def _sequence_after(self, accepted: int, next_token: int, fork: bool) -> Sequence:
         sequence = self.sequence.fork() if fork else self.sequence
         held, missing = self.grown.split(self.tree.path_to(accepted - 1))
-        if self.is_sequence:
-            sequence.rollback(self.context.start + len(held))
+        if self._is_sequence:
+            sequence.rollback(len(self.prefix) + len(held))
         else:
             sequence.keep_path(held)
         sequence.append([*missing, next_token])
         return sequence
 
+    @property
+    def _is_sequence(self) -> bool:
+        """Whether the shape has no branches: plain passes, without a mask, take less time then."""
+        return self.drafting.shape is Shape.SEQUENCE
+
     def _step(self, sequence: Sequence, tokens: list[int], parents: list[int]) -> DraftStep:
-        if not self.is_sequence:
+        if not self._is_sequence:
             return DraftStep(sequence, tokens, parents)
         if tokens:
             sequence.append(tokens)
         return DraftStep(sequence, [], [])
-
-
-@dataclass(frozen=True, eq=False)
-class DraftedRound:
-    """A round with its draft after ``prefix``, all earlier tokens of the reply.
-
-    Outcomes are given as they travel: ``accepted`` is 1 + the index of the last accepted node, 0 for none. The draft's
-    sequence must not change while other threads may fork it.
-    """
-
-    drafting: Drafting
-    number: int
-    prefix: list[int]
-    draft: GrowingDraft
-
-    autonomous_rounds: int = 0
-
-    @property
-    def tree(self) -> TokenTree:
-        """The drafted tokens."""
-        return self.draft.tree
-
-    @property
-    def q(self) -> list[torch.Tensor]:
-        """See ``GrowingDraft.q``."""
-        return self.draft.q
-
-    @property
-    def kept(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See ``methods.base.Drafted``."""
-        return self.draft.kept
-
-    @property
-    def context(self) -> RoundContext:
-        """What both sides know of the round."""
-        return self.draft.context
-
-    @property
-    def vocab_size(self) -> int:
-        """V of the draft model."""
-        return self.draft.sequence.model.vocab_size
-
-    @property
-    def plan(self) -> Plan:
-        """The shape that the draft was to have."""
-        return self.drafting.plan(self.number)
-
-    @property
-    def seconds(self) -> float:
-        """How long the draft model took."""
-        return self.draft.seconds
-
-    def ranks(self, accepted: int, next_token: int) -> list[int]:
-        """See ``GrowingDraft.ranks``."""
-        return self.draft.ranks(accepted, next_token)
-
-    @classmethod
-    def first(cls, drafting: Drafting, sequence: Sequence) -> DraftedRound:
-        """Round 1; its draft is yet to be grown."""
-        depth = min(drafting.plan(1).length, drafting.max_tokens - 1)
-        return cls(drafting, 1, [], GrowingDraft(sequence, depth, drafting, 1))
-
-    @property
-    def open_leaves(self) -> list[int]:
-        """The draft's leaves that another draft could follow if they were accepted."""
-        drafting, tree = self.drafting, self.draft.tree
-        if not self.draft.able:
-            return []
-        room = drafting.max_tokens - len(self.prefix) - 2
-        inner = frozenset(tree.inner)
-        return [
-            node
-            for node, token in enumerate(tree.tokens)
-            if node not in inner and token not in drafting.eos_token_ids and tree.depths[node] < room
-        ]
-
-    def tokens_of(self, accepted: int, next_token: int) -> tuple[int, ...]:
-        """What an outcome adds to the reply."""
-        tree = self.draft.tree
-        return (*tree.tokens_of(tree.path_to(accepted - 1)), next_token)
-
-    def can_follow(self, accepted: int, next_token: int) -> bool:
-        """Whether there is anything to draft after an outcome."""
-        if not (
-            self.draft.able
-            and 0 <= accepted <= len(self.draft.tree)
-            and next_token < self.draft.sequence.model.vocab_size
-        ):
-            return False
-        gained = self.tokens_of(accepted, next_token)
-        return (
-            not self.drafting.eos_token_ids.intersection(gained)
-            and len(self.prefix) + len(gained) < self.drafting.max_tokens - 1
-        )
-
-    def next_draft(self, accepted: int, next_token: int, fork: bool) -> GrowingDraft:
-        """The next round's draft after an outcome, yet to be grown; ``fork`` leaves this round as it is."""
-        drafting, draft = self.drafting, self.draft
-        depth = self.depth_after(len(self.tokens_of(accepted, next_token)))
-        # Nothing can be drafted after a token that only the target has.
-        able = draft.able and next_token < draft.sequence.model.vocab_size
-        sequence = draft.sequence_after(accepted, next_token, fork) if able else draft.sequence
-        return GrowingDraft(sequence, depth, drafting, self.number + 1, able)
-
-    def depth_after(self, gained: int) -> int:
-        """How deep the next draft may be after an outcome that adds ``gained`` tokens."""
-        # One token of the round is always the target's own.
-        left = self.drafting.max_tokens - len(self.prefix) - gained
-        return max(0, min(self.drafting.plan(self.number + 1).length, left - 1))
-
-    def followed_by(self, accepted: int, next_token: int, draft: GrowingDraft) -> DraftedRound:
-        """The next round, with its draft."""
-        prefix = [*self.prefix, *self.tokens_of(accepted, next_token)]
-        return replace(self, number=self.number + 1, prefix=prefix, draft=draft)
 
 
 class DraftModel(Proposer):
@@ -396,24 +301,24 @@ class DraftModel(Proposer):
         self.device = model.device
         self._settings = settings
         self._tuner = tuner
-        self._next: DraftedRound | None = None
+        self._next: ModelDraft | None = None
 
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
         """Read the prompt with the draft model."""
         if self._tuner is not None:
             self._tuner.begin_reply()
         self.origin = Origin()
-        drafting = Drafting.of(self._settings, eos_token_ids, request.number, self._tuner)
+        drafting = Drafting(self._settings, eos_token_ids, request.number, self._tuner)
         sequence = self.model.prefill(request.image, request.instruction, request.history)
         self._next = self._first(drafting, sequence)
 
-    def _first(self, drafting: Drafting, sequence: Sequence) -> DraftedRound:
-        return DraftedRound.first(drafting, sequence)
+    def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
+        return ModelDraft(drafting, 1, [], sequence)
 
-    def propose(self, tokens: list[int]) -> DraftedRound:
+    def propose(self, tokens: list[int]) -> ModelDraft:
         """Draft what is not there yet of the next round."""
         assert self._next is not None
-        self._next.draft.finish()
+        self._next.finish()
         return self._next
 
     def draft_ahead(self, draft: RoundDraft) -> None:
@@ -424,9 +329,8 @@ class DraftModel(Proposer):
 
     def update(self, draft: RoundDraft, result: Result) -> None:
         """Go on after the round's result."""
-        assert isinstance(draft, DraftedRound)
-        verdict = result.accepted, result.next_token
-        self._next = draft.followed_by(*verdict, draft.next_draft(*verdict, fork=False))
+        assert isinstance(draft, ModelDraft)
+        self._next = draft.next_draft(result.accepted, result.next_token, fork=False)
 
     def reset(self) -> None:
         """Give back the memory of the reply."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dsd_ros.edge.draft_model import DraftedRound, GrowingDraft
+from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.outcome_predictor import Guess
 
 FLOOR = 1e-3  # a guess less likely than this is not worth a draft
@@ -22,7 +22,7 @@ class Predraft:
     source: str  # who named it first: EXIT or GUESS
     score: float
     order: int  # in which it was named
-    draft: GrowingDraft | None = None  # None: not begun
+    draft: ModelDraft | None = None  # None: not begun
     begun: bool = False
     stepping: bool = False  # a worker is on it
     failed: bool = False
@@ -40,7 +40,7 @@ class OutcomeQueue:
     most. An outcome that is named again is not drafted twice. For one thread at a time.
     """
 
-    def __init__(self, of: DraftedRound, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
+    def __init__(self, of: ModelDraft, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
         """``paper``: exits score by their confidence alone, as in FSD, where nothing is guessed."""
         self.round = of
         self.begun = 0

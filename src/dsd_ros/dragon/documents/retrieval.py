@@ -1,4 +1,4 @@
-"""What is asked of a store of documents: the most relevant ones for a query."""
+"""The interface between a store of documents and those who ask it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Retrieved:
-    """A document found.
-
-    key: stands for exactly this text. relevance: R(d, x), on the scale of natural logarithms: the
-    weights of documents are the softmax of theirs.
-    """
+    """A document found; ``key`` identifies its text, and the softmax of ``relevance``, R(d, x), weights documents."""
 
     key: str
     text: str
@@ -20,16 +16,15 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """What finds documents; may be called from any thread."""
+    """Finds documents, from any thread."""
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
         """Up to ``count`` documents, the most relevant first."""
-        ...
 
 
 def scale_of(retriever: Retriever) -> str:
-    """What a retriever calls the scale of its relevances (``store.Store.fingerprint``); "" where it has no name.
+    """The name of the scale of a retriever's relevances (``Store.fingerprint``), "" if it has none.
 
-    Relevances of one scale may be compared, whoever found them.
+    Relevances of one scale may be compared, whichever store they come from.
     """
     return str(getattr(retriever, "fingerprint", ""))

@@ -7,7 +7,6 @@ of the final one. Whatever fails here, the pass and its final outcome go on.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ Say = Callable[[DraftVerdict, int, float], object]
 
 def confidence_of(logits: torch.Tensor) -> float:
     """The largest softmax probability of one row of logits (V,), whatever the temperature in use."""
-    return min(1.0, math.exp(float(logits.amax() - logits.logsumexp(dim=-1))))
+    return 1.0 / float((logits - logits.amax()).exp_().sum())
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting(Generic[T]):
+class _Waiting(NamedTuple, Generic[T]):
     turn: T
     key: Hashable
     size: int
@@ -76,8 +74,12 @@ class TurnQueue(Generic[T]):
         Empty after ``timeout`` seconds without one (None: no limit), or when the queue is closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._next(1), timeout)
-            return [] if self._closed else [self._take(*place) for place in self._next(limit)]
+            next_turns = self._next(limit)
+            while not (next_turns or self._closed):
+                if not self._changed.wait(timeout):
+                    return []
+                next_turns = self._next(limit)
+            return [] if self._closed else [self._take(*place) for place in next_turns]
 
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""

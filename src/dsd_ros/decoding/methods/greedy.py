@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,7 +32,8 @@ def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
 
 def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:
     """Cloud: accept while a child is the target's argmax, then emit the target's argmax."""
-    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+    highest, tokens = logits.max(dim=-1)
+    if not all(map(math.isfinite, highest.tolist())):
         raise FloatingPointError("the target's logits are not finite")
-    found = verify_tree_greedy(tree, logits.argmax(dim=-1).tolist())
+    found = verify_tree_greedy(tree, tokens.tolist())
     return DraftVerdict(found.last + 1, found.next_token)

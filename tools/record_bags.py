@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Records the bags that ship (test/bags) anew, as is needed behind every training of the pair.
+"""Record the shipped bags (test/bags) again, as is needed after every training of the pair.
 
     .venv/bin/python tools/record_bags.py [NAME ...]
 
-Each is a run of the demo, checked for what its test demands and tried again where it lacks that; what lay there is
-replaced only by a bag that passes. The demo runs in a copy of this checkout under the temporary folder, since a bag
-tells the paths of its models.
+Each is a run of the demo. A run is checked for what its test requires, and repeated if it lacks any of it; only a bag
+that passes replaces the old one. The demo runs in a copy of this checkout in the temporary folder, because a bag
+contains the paths of its models.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ RUNS = {
     "faults": {"mode": "fsd", "transport": "websocket", "seed": 24, "instruction": "find the silver bottle"},
     "ball": {"mode": "best", "transport": "websocket", "seed": 4, "instruction": "find the yellow ball"},
 }  # fmt: skip
-# A picture outlives the cut of its reply: (file, parameter as it is, as it is to be), of `faults` alone.
+# For `faults`: a picture outlives the cut of its reply. (file, old line, new line)
 PATIENT = (
     ("navigation.yaml", "max_observation_age_s: 5.0", "max_observation_age_s: 14.0"),
     ("supervisor.yaml", "observation_age_s: 5.0", "observation_age_s: 14.0"),
 )
 SPARE = ("record.yaml", "camera_hz: 0.0", "camera_hz: 1.0")
-PICTURE_BYTES = 15_000  # at least so many go up with a picture, within a quarter of a second
+PICTURE_BYTES = 15_000  # an upload of at least this much within a quarter of a second is a picture
 
 
 def main() -> int:
@@ -56,13 +56,13 @@ def main() -> int:
     if args.into is not None:
         return record(args.names[0], args.into)
     if COPY.exists():
-        parser.error(f"{COPY} is there already; remove it first.")
+        parser.error(f"{COPY} exists already; remove it first.")
     done = [again(name) for name in args.names or RUNS]
     return 0 if all(done) else 1
 
 
 def again(name: str) -> bool:
-    """Record one bag and put it where the old one lay; whether that succeeded."""
+    """Record one bag in place of the old one; returns whether that succeeded."""
     for _ in range(TRIES):
         try:
             COPY.mkdir()
@@ -88,10 +88,10 @@ def again(name: str) -> bool:
                 part.rename(place)
                 print(f"{name}: recorded into {place}")
                 return True
-            print(f"{name}: {lacks}; once more.")
+            print(f"{name}: {lacks}; trying again.")
         finally:
             shutil.rmtree(COPY, ignore_errors=True)
-    print(f"{name}: given up after {TRIES} tries; the old one stays.", file=sys.stderr)
+    print(f"{name}: {TRIES} tries failed; the old bag stays.", file=sys.stderr)
     return False
 
 
@@ -117,8 +117,9 @@ def record(name: str, bag: Path) -> int:
 
 
 class BadLink:
-    """A relay that jitters and loses packets throughout, is cut for 4 s in the reply to the third picture, and silent
-    for 1 s at the fifth (the sixth that goes up: the third does so again).
+    """A relay with jitter and packet loss, cut for 4 s during the third reply, silent for 1 s at the fifth.
+
+    The fifth picture is the sixth upload, since the third is sent again.
     """
 
     def __init__(self, verifier_port: int) -> None:
@@ -146,19 +147,21 @@ class BadLink:
                 self.proxy.cut()
                 self._ended.wait(4.0)
                 self.proxy.restore()
-            elif pictures == 6:  # one came again behind the cut
+            elif pictures == 6:  # one was sent again after the cut
                 self.proxy.silence()
                 self._ended.wait(1.0)
                 self.proxy.restore()
 
 
 def missing(name: str, bag: Path) -> str:
-    """What a bag lacks of what test_replay.py demands; "" for nothing."""
+    """What a bag lacks of what test_replay.py requires; "" for nothing."""
     if not bag.is_dir():
-        return "no bag came of it"
+        return "no bag was written"
     run = read_run(open_bag(bag))
     if run.bag.notes or len(run.steps) < 3 or not all(step.tokens for step in run.steps):
-        return "replies are missing, or not whole"
+        return "replies are missing or incomplete"
+    if not run.requests or not run.verifiers:
+        return "the opening of the session is missing"
     if not run.ends or not run.ends[-1][1].startswith("ARRIVED: "):
         return "the robot did not arrive"
     if name == "faults" and not any("LINK_LOST" in stop.causes for stop in run.stops):

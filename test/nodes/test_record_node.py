@@ -19,8 +19,10 @@ from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.ros import bag_pictures as record_pictures
 from dsd_ros.observe.ros.bag_pictures import PictureSelector, from_png
 from dsd_ros.ros import qos
+from dsd_ros.ros.dds_channel import TopicSet, VerifierTopics
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.images import from_rgb, to_rgb
+from dsd_ros.wire import messages as wire
 
 
 class Stage:
@@ -155,6 +157,19 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
         stage.act()
     rig.until(lambda: written(tmp_path / "bag", 19, 5), what="actions in the bag")
     assert steps_in(read(tmp_path / "bag")) == list(range(1, 21))
+
+
+def test_a_session_opened_before_the_recorder_was_discovered_is_kept(rig, tmp_path):
+    verifier = VerifierTopics(rig.node, lambda _: None, TopicSet({}, {wire.SessionReply: "session_reply"}))
+    verifier.publish(wire.SessionReply(1, 7, "", "big", "f", 512))
+    try:
+        rig.start("record_node", directory=tmp_path / "bag")
+        rig.until(lambda: (bag := read(tmp_path / "bag")) and "/session_reply" in bag.counts, what="the session")
+    finally:
+        verifier.close()
+    bag = open_bag(tmp_path / "bag")
+    (record,) = bag.messages(["/session_reply"])
+    assert bag.decode(record).target_fingerprint == "f"
 
 
 def test_pictures_are_chosen_by_time_and_by_what_replies_are_about():

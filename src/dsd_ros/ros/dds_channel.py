@@ -119,6 +119,7 @@ AGGREGATION = TopicSet(
     {wire.QuestionReply: "question_reply", **{struct: f"{name}_down" for struct, name in _BOTH_WAYS.items()}},
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
+_OPENING = (wire.SessionRequest, wire.SessionReply)
 _FREQUENT = (wire.Proposal, wire.Verdict, wire.Reveal)
 _INBOX_LIMIT = 1024
 
@@ -194,7 +195,9 @@ class _Topics:
         self.bytes_in = 0
         self.node = companion(owner, "link")
         self._publishers = {
-            struct: self.node.create_publisher(ROS_TYPES[struct], topic, _qos_of(struct))
+            struct: self.node.create_publisher(
+                ROS_TYPES[struct], topic, qos.SESSION if struct in _OPENING else _qos_of(struct)
+            )
             for struct, topic in outgoing.items()
         }
         self._subscriptions = [

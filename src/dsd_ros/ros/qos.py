@@ -18,6 +18,9 @@ NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer 
 SENSOR = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
 COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
 LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
+# A session opens as soon as its two ends have discovered each other, perhaps before a recorder is discovered: the
+# publishers keep these for it. The two ends subscribe as to LINK, and so receive nothing of an earlier session.
+SESSION = _keep_last(10, ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL)
 # With an exit after every layer and several rounds in flight, a final outcome must not be dropped.
 OUTCOMES = _keep_last(300, ReliabilityPolicy.RELIABLE, _VOLATILE)
 # A side that drafts 64 tokens ahead may be rejected while the other is slow to read.

@@ -40,7 +40,7 @@ WHERE_THERE = (
     "/tf", "/tf_static", "/clock", "imu", "collision", "ground_truth/target_distance",
     "ground_truth/reached", "simulator/fault",
 )  # fmt: skip
-_LATCHED = frozenset({"instruction", "safety_state"})
+_LATCHED = frozenset({"instruction", "safety_state", "session_request", "session_reply"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
 _DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20

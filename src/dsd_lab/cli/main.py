@@ -11,7 +11,13 @@ LAB = product.CommandLine(
     "dsd-lab",
     "The laboratory of dsd_ros: benchmarks, the papers' formulas, training and evaluation of the shipped models.",
     "dsd_lab.cli",
-    ("ask", "bench", "theory", "train", "evaluate"),
+    {
+        "ask": "One question, answered by DRAGON or by a method it is compared with.",
+        "bench": "Measure the system on this machine.",
+        "theory": "What the papers' formulas predict.",
+        "train": "Train the shipped models, or early exits for any model.",
+        "evaluate": "Measure models on held-out scenes and in simulated runs.",
+    },
 )
 
 

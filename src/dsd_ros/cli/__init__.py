@@ -1,1 +1,1 @@
-"""The `dsd` commands, a module each: SUMMARY, add_arguments(parser), and what it runs."""
+"""The `dsd` command: a module per subcommand."""

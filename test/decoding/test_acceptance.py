@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sequence_rules import verify_draft, verify_greedy
 
 from dsd_ros.decoding.methods import DraftVerdict
-from dsd_ros.decoding.rejection import check_distributions, residual
+from dsd_ros.decoding.rejection import check_tree, residual
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, transform
+from dsd_ros.decoding.tree import TokenTree
 
 
 def rows(seed: int, count: int, size: int, zeros: bool = False) -> torch.Tensor:
@@ -140,7 +141,7 @@ def test_greedy_is_the_limit_of_the_rule(draft, seed):
 )
 def test_what_is_no_distribution_is_refused(row):
     with pytest.raises(SamplingError):
-        check_distributions([0], torch.tensor([row]))
+        check_tree(TokenTree.chain([0]), torch.tensor([row]))
 
 
 def test_shapes_must_fit():

@@ -10,25 +10,28 @@ from joint import chi_squared
 from table_model import TableModel
 
 from dsd_ros.decoding import aggregation
-from dsd_ros.decoding.aggregation import (
-    Decision,
-    Draws,
-    Head,
-    Known,
-    Offer,
-    Undecided,
-    acceptance,
-    decide,
-    eta,
-    head_of,
-    mixture,
-)
+from dsd_ros.decoding.aggregation import Decision, Draws, Head, Known, Offer, Undecided, decide, eta, head_of, mixture
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.sampling import SamplingError
 
 V = 4  # tokens of the table
 LENGTH = 3  # tokens of a stretch whose joint distribution is counted
 WEIGHTS = (0.3, -0.4)  # log h of device and cloud
+
+
+def acceptance(p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float) -> tuple[float, float]:
+    """The probabilities that Algorithm 1 accepts the device's and the cloud's draft (equation 5).
+
+    alpha^s = (1 - eta^o d) / 2 + sum_x p^s(x) p(x) / 2 with d = 1 - sum_x min(p^d, p^c), o the other side.
+    """
+    size = max(len(p_device), len(p_cloud))
+    device, cloud = (np.pad(p.double().numpy(), (0, size - len(p))) for p in (p_device, p_cloud))
+    p = eta_device * device + (1.0 - eta_device) * cloud
+    distance = 1.0 - float(np.minimum(device, cloud).sum())
+    return (
+        0.5 * (1.0 - (1.0 - eta_device) * distance) + 0.5 * float(device @ p),
+        0.5 * (1.0 - eta_device * distance) + 0.5 * float(cloud @ p),
+    )
 
 
 def random_row(generator: np.random.Generator, size: int, spread: float) -> torch.Tensor:

@@ -19,8 +19,7 @@ from dsd_ros.decoding.packing import (
     pack_head,
     pack_ids,
     pack_kept,
-    pack_revealed,
-    pack_row,
+    pack_probabilities,
     pack_rows,
     unpack_chances,
     unpack_distribution,
@@ -28,8 +27,7 @@ from dsd_ros.decoding.packing import (
     unpack_head,
     unpack_ids,
     unpack_kept,
-    unpack_revealed,
-    unpack_row,
+    unpack_probabilities,
     unpack_rows,
 )
 
@@ -117,9 +115,9 @@ def test_other_bytes_raise_nothing_but_wire_errors(data, rows, size):
         lambda: unpack_distribution(data, size),
         lambda: unpack_rows(data, rows, size),
         lambda: unpack_chances(data, rows),
-        lambda: unpack_row(data, size),
+        lambda: unpack_probabilities(data, size),
         lambda: unpack_head(data, size),
-        lambda: unpack_revealed(data, rows),
+        lambda: unpack_probabilities(data, rows),
     ):
         try:
             unpack()
@@ -154,11 +152,9 @@ def test_a_head_survives_bit_by_bit_whatever_the_vocabulary(chosen, data):
 @given(st.lists(values, min_size=1, max_size=50))
 def test_rows_and_revealed_probabilities_survive_bit_by_bit(found):
     p = np.array(found, np.float32)
-    assert unpack_row(pack_row(p), len(p)).tolist() == p.tolist()
-    assert unpack_revealed(pack_revealed(p), len(p)).tolist() == p.tolist()
-    for unpack in (unpack_row, unpack_revealed):
-        with pytest.raises(PackingError, match="take"):
-            unpack(pack_row(p), len(p) + 1)
+    assert unpack_probabilities(pack_probabilities(p), len(p)).tolist() == p.tolist()
+    with pytest.raises(PackingError, match="take"):
+        unpack_probabilities(pack_probabilities(p), len(p) + 1)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, -0.5, 1.5, np.inf])
@@ -166,8 +162,7 @@ def test_what_is_no_probability_is_refused(wrong):
     p = np.array([0.5, wrong], np.float32)
     ids = np.array([1, 3])
     for read in (
-        lambda: unpack_row(pack_row(p), 2),
-        lambda: unpack_revealed(pack_revealed(p), 2),
+        lambda: unpack_probabilities(pack_probabilities(p), 2),
         lambda: unpack_head(pack_head(ids, p, 0.5, 8), 8),
     ):
         with pytest.raises(PackingError, match="from 0 to 1"):

@@ -91,7 +91,7 @@ def test_a_sampled_tree_drafted_ahead_draws_the_tokens_of_one_that_is_not(proof)
             assert tokens_of(replies) == wanted, ahead
             assert not any(reply.worker_error for reply in replies)
         assert some_used(engine, replies, **values, **ahead)
-    # What the robot determined itself: sometimes more than one token, down a tree.
+    # What the robot drew itself: sometimes more than one token, down a tree.
     most = max(len(draft.resampled) for draft in drafts)
     assert most > 1 if split else most == 0
 

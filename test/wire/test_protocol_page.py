@@ -29,13 +29,13 @@ from dsd_ros.decoding.packing import (
     pack_head,
     pack_ids,
     pack_kept,
-    pack_revealed,
+    pack_probabilities,
     pack_rows,
     unpack_chances,
     unpack_distribution,
     unpack_head,
     unpack_kept,
-    unpack_revealed,
+    unpack_probabilities,
     unpack_rows,
 )
 from dsd_ros.decoding.rejection import check_tree
@@ -233,8 +233,8 @@ def test_a_head_and_what_is_revealed_are_those_of_the_examples():
     assert unpack_head(proposal.evidence, size)[2] == figures["bound"]
     asked, told = (EXAMPLES[name].message for name in ("a reveal asked for", "a reveal"))
     assert not asked.values and asked.ids == told.ids
-    assert told.values == pack_revealed(p[[2, 5]])
-    assert unpack_revealed(told.values, 2).tolist() == p[[2, 5]].tolist()
+    assert told.values == pack_probabilities(p[[2, 5]])
+    assert unpack_probabilities(told.values, 2).tolist() == p[[2, 5]].tolist()
 
 
 def test_other_encodings_of_the_same_values_are_read_alike():

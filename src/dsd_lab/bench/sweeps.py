@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsd_lab.report import BenchError
-from dsd_ros.decoding.modes import Overlap, Proof, Shape, mode
+from dsd_ros.decoding.modes import Proof, Shape, mode
 from dsd_ros.decoding.settings import DecodeSettings
 
 MAX_VARIANTS = 200
@@ -59,7 +59,7 @@ def matters(name: str, decode: DecodeSettings) -> bool:
         "proof": decode.needs_draft or decode.proven_by is Proof.COUPLED,
         **dict.fromkeys(("top_k_proof", "top_rho_proof", "top_float_proof"), truncated),
     }
-    return rules.get(name, decode.preset.overlap is Overlap.PREDRAFT)
+    return rules.get(name, decode.predrafts)
 
 
 def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) -> list[Variant]:

@@ -17,7 +17,7 @@ import msgspec
 
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
-from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionsFull, SessionTable, check_request
+from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, check_in_step, end_reply, open_reply
@@ -51,6 +51,7 @@ NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
     "(the node: documents)"
 )
+_TOO_MANY = "the verifier has too many messages waiting; send again later"
 
 
 class _Turn(NamedTuple):
@@ -155,19 +156,17 @@ class VerifierEngine:
 
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
         turn = _Turn(partial(self._open, request, self.metrics.counting(reply), peer))
-        return None if self._queue.put(peer, turn, urgent=True) else _overloaded(0, 0, 0)
+        return None if self._queue.put(peer, turn, urgent=True) else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
 
     def _queue_message(self, message: Observation | Draft, peer: Hashable) -> Message | None:
         number = message.round if isinstance(message, Draft) else 0
         if self._sessions.find(message.session, peer) is None:
-            return Refusal(
-                message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION,
-                "the verifier does not know this session (any more); open a new one",
-            )  # fmt: skip
+            sentence = "the verifier does not know this session (any more); open a new one"
+            return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
         turn = _Turn(partial(self._receive, message, peer), time.perf_counter())
         if self._queue.put(message.session, turn, key=_key(message), size=_size(message)):
             return None
-        return _overloaded(message.session, message.reply, number)
+        return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
 
     # ------------------------------------------------------------------ worker: schedule, run, send
 
@@ -185,7 +184,9 @@ class VerifierEngine:
         turns = self._queue.ready(TURNS_A_STEP, self._nap)  # 1. the next turn of every robot that waits
         rounds = self._rounds(turns)
         began = time.perf_counter()
-        for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
+        for round, result in self.target.verify(
+            rounds, lambda round, early: round.session.send(early)
+        ):  # 2. their rounds; exits speak on the way
             self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
 
     def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
@@ -226,12 +227,8 @@ class VerifierEngine:
         try:
             sampling = check_request(self.model, request)
             session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
-        except (ValueError, SessionsFull) as error:
-            sentence = str(error) or (
-                f"the verifier already holds its {self.settings.max_sessions} sessions; try again "
-                "later, or raise its max_sessions"
-            )
-            answer(self._session_reply(request.request, sentence[:1024], None))
+        except ValueError as error:
+            answer(self._session_reply(request.request, str(error)[:1024], None))
             return
         # After a rejection the robot draws: no exit can name that token.
         exits = ExitRules.of(session.request, self.target.exit_layers, self.settings.exit_share)
@@ -277,29 +274,25 @@ class VerifierEngine:
 
     def _receive_draft(self, session: Session, draft: Draft) -> PendingRound | None:
         reply = session.reply
-        if reply is None or draft.reply > reply.number:
-            if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
-                sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
-                session.send(RoundRefused(RefusalCode.NO_OBSERVATION, sentence).message(draft))
-        elif draft.reply < reply.number:
-            pass  # of a reply that is over
-        elif reply.refusal is not None:
-            session.send(reply.refusal)
-        elif reply.owed and draft.round == reply.rounds and draft.resampled and not draft.tokens:
-            self._complete(session, reply, draft)
-        elif 1 <= draft.round <= reply.rounds:
-            self._resend(session, reply, draft)
-        else:
-            return self._in_step(PendingRound(session, reply, draft))
-        return None
-
-    def _in_step(self, round: PendingRound) -> PendingRound | None:
         try:
-            check_in_step(round.reply, round.draft)
+            if reply is None or draft.reply > reply.number:
+                if draft.reply != session.lacks:  # otherwise the robot knows, and sends it again after its observation
+                    sentence = f"the observation of reply {draft.reply} has not arrived; send it before the draft"
+                    raise RoundRefused(RefusalCode.NO_OBSERVATION, sentence)
+            elif draft.reply < reply.number:
+                pass  # of a reply that is over
+            elif reply.refusal is not None:
+                session.send(reply.refusal)
+            elif reply.owed and draft.round == reply.rounds and draft.resampled and not draft.tokens:
+                self._complete(session, reply, draft)
+            elif 1 <= draft.round <= reply.rounds:
+                self._resend(session, reply, draft)
+            else:
+                check_in_step(reply, draft)
+                return PendingRound(session, reply, draft)
         except RoundRefused as error:
-            round.session.send(error.message(round.draft))
-            return None
-        return round
+            session.send(error.message(draft))
+        return None
 
     def _resend(self, session: Session, reply: ReplyState, draft: Draft) -> None:
         """Answer a duplicate: the outcome got lost, or is about to arrive."""
@@ -313,12 +306,8 @@ class VerifierEngine:
             self._queue_alone(session, reply)
 
     def _complete(self, session: Session, reply: ReplyState, draft: Draft) -> None:
-        """End a reply with tokens that the robot determined itself; nobody waits for an answer."""
-        try:
-            end_reply(reply, draft, self.model.vocab_size)
-        except RoundRefused as error:
-            session.send(error.message(draft))
-            return
+        """End a reply with tokens that the robot drew itself; no answer is expected. RoundRefused."""
+        end_reply(reply, draft, self.model.vocab_size)
         reply.received = draft.round
         self.metrics.completed(session, draft)
 
@@ -341,7 +330,12 @@ class VerifierEngine:
             return None
         session.last_used = self._clock()
         draft = Draft(session.id, reply.number, reply.rounds + 1, len(reply.tokens), [])
-        return self._in_step(PendingRound(session, reply, draft, alone=True))
+        try:
+            check_in_step(reply, draft)
+        except RoundRefused as error:
+            session.send(error.message(draft))
+            return None
+        return PendingRound(session, reply, draft, alone=True)
 
 
 def in_process_channel(model: ModelSettings | str, settings: EngineSettings | None = None) -> LocalChannel:
@@ -353,10 +347,6 @@ def in_process_channel(model: ModelSettings | str, settings: EngineSettings | No
         model = ModelSettings(model)
     engine = VerifierEngine(load_model(model), settings)
     return LocalChannel(engine, on_close=engine.close)
-
-
-def _send_early(round: PendingRound, outcome: Outcome) -> None:
-    round.session.send(outcome)
 
 
 def _key(message: Observation | Draft) -> Hashable:
@@ -373,10 +363,3 @@ def _size(message: Observation | Draft) -> int:
     if isinstance(message, Draft):
         return len(message.evidence)
     return len(message.image) + sum(len(past.image) for past in message.history)
-
-
-def _overloaded(session: int, reply: int, number: int) -> Refusal:
-    return Refusal(
-        session, reply, number, RefusalCode.OVERLOADED,
-        "the verifier has too many messages waiting; send again later",
-    )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -33,6 +34,13 @@ ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to
 REFUSED_CONNECTIONS = ("token", "full")
 
 
+class _Counters(dict[str, Counter]):
+    """The counters of one family by their label's value; OTHER for a value that is not known."""
+
+    def __missing__(self, value: str) -> Counter:
+        return self[OTHER]
+
+
 class Metrics:
     """The counts of one engine, in a registry of their own. Thread-safe, a few microseconds per round."""
 
@@ -50,25 +58,29 @@ class Metrics:
     def _read_at_scrapes(self) -> None:
         """The metrics that are read from the engine at each scrape."""
         sessions = self._gauge("sessions", "Sessions held, by whether the robot's link is up.", "link")
-        sessions.labels("up").set_function(lambda: self._read(lambda e: e.held_sessions()[0]))
-        sessions.labels("down").set_function(lambda: self._read(lambda e: e.held_sessions()[1]))
         limit = self._gauge("sessions_limit", "Sessions that may be held at once.")
-        limit.set_function(lambda: self._read(lambda e: e.settings.max_sessions))
         turns = self._gauge("queue_turns", "Observations and rounds that wait for their turn.")
-        turns.set_function(lambda: self._read(lambda e: e.queue()[0]))
         size = self._gauge("queue_bytes", "Bytes of pictures and distributions that wait.")
-        size.set_function(lambda: self._read(lambda e: e.queue()[1]))
+        figures: list[tuple[Gauge, Callable[[VerifierEngine], int]]] = [
+            (sessions.labels("up"), lambda engine: engine.held_sessions()[0]),
+            (sessions.labels("down"), lambda engine: engine.held_sessions()[1]),
+            (limit, lambda engine: engine.settings.max_sessions),
+            (turns, lambda engine: engine.queue()[0]),
+            (size, lambda engine: engine.queue()[1]),
+        ]
+        for gauge, figure in figures:
+            gauge.set_function(partial(self._read, figure))
 
     def _count_sessions_and_links(self) -> None:
         self._opened = self._counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
         self._resumed = self._counter("sessions_resumed_total", "Sessions resumed over a new link.")
         self._not_opened = self._counter("sessions_refused_total", "Requests for a session refused.")
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
-        self._connections = self._gauge("connections", "Robots' connections.")
+        self.connected = self._gauge("connections", "Robots' connections.").inc
         refused = "Connections refused: wrong token, or too many."
-        self._refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
-        self._received = self._counter("received_bytes_total", "Frames received.")
-        self._sent = self._counter("sent_bytes_total", "Frames sent.")
+        self.refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
+        self.received = self._counter("received_bytes_total", "Frames received.").inc
+        self.sent = self._counter("sent_bytes_total", "Frames sent.").inc
 
     def _count_rounds(self, layers: Iterable[str]) -> None:
         self._rounds = self._counters("rounds_total", "Rounds verified.", "mode", PRESETS)
@@ -82,12 +94,12 @@ class Metrics:
         self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
         self._read_seconds = self._histogram("observation_seconds", "Reading one observation with the target.", SECONDS)
         waited = "How long an observation or a round waited for its turn."
-        self._queue_seconds = self._histogram("queue_wait_seconds", waited, SECONDS)
+        self.waited = self._histogram("queue_wait_seconds", waited, SECONDS).observe
         refused = "Rounds, observations and frames refused."
         self._refusals = self._counters("refusals_total", refused, "code", (code.value for code in RefusalCode))
         self._early = self._counters("early_outcomes_total", "Early outcomes of exits.", "layer", layers)
-        self._resent = self._counter("outcomes_resent_total", "Outcomes sent again because they got lost.")
-        self._failures = self._counter("failures_total", "Turns that ended in a defect.")
+        self.resent = self._counter("outcomes_resent_total", "Outcomes sent again because they got lost.").inc
+        self.failed = self._counter("failures_total", "Turns that ended in a defect.").inc
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"dsd_verifier_{name}", text, labels, registry=self.registry)
@@ -95,9 +107,9 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"dsd_verifier_{name}", text, labels, registry=self.registry)
 
-    def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+    def _counters(self, name: str, text: str, label: str, values: Iterable[str]) -> _Counters:
         family = self._counter(name, text, label)
-        return {value: family.labels(value) for value in (*values, OTHER)}
+        return _Counters({value: family.labels(value) for value in (*values, OTHER)})
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"dsd_verifier_{name}", text, labels, registry=self.registry, buckets=buckets)
@@ -121,12 +133,11 @@ class Metrics:
         """A message is about to be sent to a robot."""
         if isinstance(message, Outcome):
             if not message.is_final:
-                self._early.get(str(message.layer), self._early[OTHER]).inc()
+                self._early[str(message.layer)].inc()
         elif isinstance(message, Refusal):
-            self._refusals.get(message.code, self._refusals[OTHER]).inc()
-            _log.debug(
-                "refused", extra=_where(message.session, message.reply, message.round) | {"code": message.code}
-            )  # fmt: skip
+            self._refusals[message.code].inc()
+            where = _where(message.session, message.reply, message.round)
+            _log.debug("refused", extra=where | {"code": message.code})
         elif isinstance(message, SessionReply) and message.error:
             self._not_opened.inc()
             _log.info("session refused")
@@ -134,26 +145,19 @@ class Metrics:
     def opened(self, session: Session, resumed: bool) -> None:
         """A session was opened, or resumed over a new link."""
         mode = session.request.mode
-        if resumed:
-            self._resumed.inc()
-        else:
-            self._opened.get(mode, self._opened[OTHER]).inc()
-        _log.info(
-            "session resumed" if resumed else "session opened", extra={"session": session.id, "mode": mode}
-        )  # fmt: skip
+        (self._resumed if resumed else self._opened[mode]).inc()
+        _log.info("session %s", "resumed" if resumed else "opened", extra={"session": session.id, "mode": mode})
 
     def ended(self, session: int, reason: str) -> None:
         """A session ended, for one of the reasons in ENDS."""
-        self._ended.get(reason, self._ended[OTHER]).inc()
+        self._ended[reason].inc()
         _log.info("session %s", reason, extra={"session": session})
 
     def read(self, session: Session, reply: ReplyState) -> None:
         """An observation was read, and its reply begins."""
         seconds = reply.prefill_us * 1e-6
         self._read_seconds.observe(seconds)
-        _log.info(
-            "observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds}
-        )  # fmt: skip
+        _log.info("observation read", extra=_where(session.id, reply.number, reply.rounds) | {"seconds": seconds})
 
     def verified(self, round: PendingRound, outcome: Outcome, seconds: float) -> None:
         """A round was verified; the reply's tokens include its own."""
@@ -171,46 +175,12 @@ class Metrics:
             self._round_accepted.observe(accepted)
         self._round_seconds[mode].observe(seconds)
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug(
-                "round verified",
-                extra=_where(session.id, reply.number, outcome.round)
-                | {"mode": mode, "drafted": drafted, "accepted": accepted, "seconds": seconds},
-            )  # fmt: skip
+            figures = {"mode": mode, "drafted": drafted, "accepted": accepted, "seconds": seconds}
+            _log.debug("round verified", extra=_where(session.id, reply.number, outcome.round) | figures)
 
     def completed(self, session: Session, draft: Draft) -> None:
-        """A reply ended with tokens that the robot determined itself."""
-        mode = session.request.mode if session.request.mode in self._rounds else OTHER
-        self._accepted[mode].inc(max(0, len(draft.resampled) - 1))
-
-    def waited(self, seconds: float) -> None:
-        """A turn began that had waited for ``seconds``."""
-        self._queue_seconds.observe(seconds)
-
-    def resent(self, outcomes: int) -> None:
-        """Outcomes were sent again."""
-        self._resent.inc(outcomes)
-
-    def failed(self) -> None:
-        """A turn ended in an unexpected exception."""
-        self._failures.inc()
-
-    # --------------------------------------------------------------------------------- the links
-
-    def connected(self, change: int) -> None:
-        """The number of connections changed by ``change``."""
-        self._connections.inc(change)
-
-    def refused_connection(self, reason: str) -> None:
-        """A connection was refused, for one of the reasons in REFUSED_CONNECTIONS."""
-        self._refused_connections.get(reason, self._refused_connections[OTHER]).inc()
-
-    def received(self, size: int) -> None:
-        """Frames of ``size`` bytes came in."""
-        self._received.inc(size)
-
-    def sent(self, size: int) -> None:
-        """Frames of ``size`` bytes went out."""
-        self._sent.inc(size)
+        """A reply ended with tokens that the robot drew itself."""
+        self._accepted[session.request.mode].inc(max(0, len(draft.resampled) - 1))
 
 
 def _where(session: int, reply: int, number: int) -> dict[str, object]:

@@ -151,7 +151,6 @@ class MetricsServer(ServerThread):
         self._registry = registry
 
     def start(self) -> str:
-        """See ``ServerThread``."""
         url = super().start()
         if self.host not in LOOPBACK:
             _log.warning("whoever reaches %s can read this verifier's metrics", url)

@@ -74,7 +74,6 @@ class VerifierServer(ServerThread):
         self._connections = 0
 
     def start(self) -> str:
-        """See ``ServerThread``."""
         url = super().start()
         if self._token is None and self.host not in LOOPBACK:
             _log.warning("no token file is set: whoever reaches %s can use this verifier", url)
@@ -108,12 +107,12 @@ class VerifierServer(ServerThread):
         if path == "/healthz":
             return respond(connection, request, self._engine.metrics.registry)
         if self._token is not None and not shows_token(_single(request.headers.get_all("Authorization")), self._token):
-            self._engine.metrics.refused_connection("token")
+            self._engine.metrics.refused_connections["token"].inc()
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing bearer token\n")
         if path == "/metrics":
             return respond(connection, request, self._engine.metrics.registry)
         if self._connections >= 2 * self._settings.max_sessions:
-            self._engine.metrics.refused_connection("full")
+            self._engine.metrics.refused_connections["full"].inc()
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "the verifier has too many connections\n")
         return None
 

@@ -56,8 +56,7 @@ class ReplyState:
     last_autonomous_round: int = 0
     received: int = 0  # the robot has the outcomes of this many rounds for certain
     turn_queued: bool = False
-    # At most this many tokens the robot determines itself after the last round's rejection; 0: none.
-    owed: int = 0
+    owed: int = 0  # tokens, at most, that the robot draws itself after the last round's rejection
 
     @property
     def tokens(self) -> list[int]:
@@ -108,10 +107,6 @@ class Session:
             answer(message)
 
 
-class SessionsFull(Exception):
-    """As many sessions as allowed are in use."""
-
-
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
 
@@ -139,7 +134,7 @@ class SessionTable:
     def open(
         self, request: SessionRequest, sampling: SamplingSettings, peer: Hashable, answer: Answer, now: float
     ) -> tuple[Session, bool]:
-        """Resume the session the request names, or open one (then True); SessionsFull when there is no room."""
+        """Resume the session the request names, or open one (then True); ValueError when there is no room."""
         with self._lock:
             opener = (peer, request.request)
             known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
@@ -192,7 +187,10 @@ class SessionTable:
         # A robot whose link is down may have gone for good; one that is connected has not.
         detached = [s for s in self._sessions.values() if s.peer is None]
         if not detached:
-            raise SessionsFull
+            raise ValueError(
+                f"the verifier already holds its {self._settings.max_sessions} sessions; try again later, or raise its "
+                "max_sessions"
+            )
         self._end(min(detached, key=lambda s: s.last_used).id, "evicted")
 
     def _end(self, session: int, reason: str) -> None:

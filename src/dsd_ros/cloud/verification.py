@@ -133,7 +133,7 @@ def check_in_step(reply: ReplyState, draft: Draft) -> None:
 
 
 def end_reply(reply: ReplyState, draft: Draft, vocab_size: int) -> None:
-    """Append a reply's last tokens, which the robot determined itself; RoundRefused when they cannot be those."""
+    """Append a reply's last tokens, which the robot drew itself; RoundRefused when they cannot be those."""
     if not _follows(reply, draft):
         raise RoundRefused(
             RefusalCode.OUT_OF_STEP,
@@ -146,7 +146,7 @@ def end_reply(reply: ReplyState, draft: Draft, vocab_size: int) -> None:
 
 
 def take_recovered(reply: ReplyState, recovered: list[int], vocab_size: int) -> None:
-    """Append the tokens that the robot determined after the last round's rejection; none: no change.
+    """Append the tokens that the robot drew after the last round's rejection; none: no change.
 
     SamplingError when one of them is no token of the target.
     """
@@ -169,7 +169,7 @@ def _follows(reply: ReplyState, draft: Draft) -> bool:
 def _known(reply: ReplyState) -> str:
     """How many tokens a reply is known to have, in words."""
     known = len(reply.tokens)
-    return f"{known}, and 1 to {reply.owed} that the robot determines" if reply.owed else f"{known}"
+    return f"{known}, and 1 to {reply.owed} that the robot draws" if reply.owed else f"{known}"
 
 
 def _packed(draft: Draft, verdict: DraftVerdict) -> bytes:

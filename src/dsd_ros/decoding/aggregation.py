@@ -1,7 +1,7 @@
 """The next token of two sides with documents of their own: p = eta^d p^d + eta^c p^c, device and cloud.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON):
-equations 2 and 3 (eta), Algorithm 1 (speculative aggregation), equation 5 (acceptance). Greedy decoding and shared
+equations 2 and 3 (eta), Algorithm 1 (speculative aggregation). Greedy decoding and shared
 randomness (``coupling``), where the token is argmax p and argmax(log p + G), are additions.
 
 The decided token is distributed as p, whatever was drafted and however little of the other side's distribution is
@@ -173,21 +173,6 @@ def mixture(
     """p = eta^d p^d + eta^c p^c (equation 2), (V,) float64 over the larger of the two vocabularies."""
     shares = eta(log_weight_device, log_weight_cloud)
     return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
-
-
-def acceptance(p_device: torch.Tensor, p_cloud: torch.Tensor, eta_device: float) -> tuple[float, float]:
-    """The probabilities that Algorithm 1 accepts the device's and the cloud's draft (equation 5).
-
-    alpha^s = (1 - eta^o d) / 2 + sum_x p^s(x) p(x) / 2 with d = 1 - sum_x min(p^d, p^c), o the other side.
-    """
-    size = max(len(p_device), len(p_cloud))
-    device, cloud = _padded(_row(p_device), size), _padded(_row(p_cloud), size)
-    p = eta_device * device + (1.0 - eta_device) * cloud
-    distance = 1.0 - float(np.minimum(device, cloud).sum())
-    return (
-        0.5 * (1.0 - (1.0 - eta_device) * distance) + 0.5 * float(device @ p),
-        0.5 * (1.0 - eta_device * distance) + 0.5 * float(cloud @ p),
-    )
 
 
 def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None) -> Decision | Undecided:

@@ -32,77 +32,41 @@ class Shape(StrEnum):
     BUDGET = "budget"  # the tree of a given size with the most expected accepted tokens
 
 
-class Overlap(StrEnum):
-    """What is drafted while a round is being verified."""
-
-    NONE = "none"
-    PREDRAFT = "predraft"  # the next round, after outcomes predicted by early exits or guesses
-
-
-class Side(StrEnum):
-    """Where decoding runs."""
-
-    CLOUD = "cloud"
-    EDGE_CLOUD = "edge-cloud"
-
-
 @dataclass(frozen=True)
 class Mode:
     """One combination of the axes."""
 
     name: str
-    side: Side
     proof: Proof
-    shape: Shape
-    overlap: Overlap
     summary: str
+    shape: Shape = Shape.SEQUENCE
+    predrafts: bool = False  # the next round is drafted while this one is verified
     draft_length: int = 4  # default of draft_length; 0: chosen while decoding
 
     @property
     def drafts(self) -> bool:
-        """Whether a draft model takes part."""
+        """Whether a draft model takes part; without one the cloud decodes alone."""
         return self.proof is not Proof.NONE
 
 
 PRESETS: dict[str, Mode] = {
     preset.name: preset
     for preset in (
+        Mode("ar", Proof.NONE, "the target alone, token by token in the cloud"),
+        Mode("dsd", Proof.FULL, "drafted on the robot, verified in the cloud by full distributions"),
+        Mode("fsd", Proof.FULL, "as dsd, drafting the next round while the cloud verifies this one", predrafts=True),
         Mode(
-            "ar", Side.CLOUD, Proof.NONE, Shape.SEQUENCE, Overlap.NONE,
-            "the target alone, token by token in the cloud",
-        ),
-        Mode(
-            "dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.NONE,
-            "drafted on the robot, verified in the cloud by full distributions",
-        ),
-        Mode(
-            "fsd", Side.EDGE_CLOUD, Proof.FULL, Shape.SEQUENCE, Overlap.PREDRAFT,
-            "as dsd, drafting the next round while the cloud verifies this one",
-        ),
-        Mode(
-            "dssd", Side.EDGE_CLOUD, Proof.SPLIT, Shape.SEQUENCE, Overlap.NONE,
+            "dssd", Proof.SPLIT,
             "as dsd, sending one probability per token; the robot draws the token after a rejection",
         ),
+        Mode("tslt", Proof.TRUNCATED, "as dsd, drafted from truncated distributions, which take few bytes"),
+        Mode("coupled", Proof.COUPLED, "as dsd, with shared noise in place of distributions on the link"),
+        Mode("mc-dsd", Proof.FULL, "as dsd, with a tree of tokens instead of a sequence", Shape.EXPANSION),
+        Mode("mc-tslt", Proof.TRUNCATED, "as tslt, with a tree of tokens instead of a sequence", Shape.EXPANSION),
         Mode(
-            "tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.SEQUENCE, Overlap.NONE,
-            "as dsd, drafted from truncated distributions, which take few bytes",
-        ),
-        Mode(
-            "coupled", Side.EDGE_CLOUD, Proof.COUPLED, Shape.SEQUENCE, Overlap.NONE,
-            "as dsd, with shared noise in place of distributions on the link",
-        ),
-        Mode(
-            "mc-dsd", Side.EDGE_CLOUD, Proof.FULL, Shape.EXPANSION, Overlap.NONE,
-            "as dsd, with a tree of tokens instead of a sequence",
-        ),
-        Mode(
-            "mc-tslt", Side.EDGE_CLOUD, Proof.TRUNCATED, Shape.EXPANSION, Overlap.NONE,
-            "as tslt, with a tree of tokens instead of a sequence",
-        ),
-        Mode(
-            "best", Side.EDGE_CLOUD, Proof.COUPLED, Shape.BUDGET, Overlap.PREDRAFT,
+            "best", Proof.COUPLED,
             "as fsd and coupled, with the likeliest tree of tokens, its size chosen as it goes",
-            draft_length=0,
+            Shape.BUDGET, predrafts=True, draft_length=0,
         ),
     )
 }  # fmt: skip

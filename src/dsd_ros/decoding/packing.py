@@ -21,7 +21,7 @@ _DENSE, _SPARSE = 0, 1
 _COUNT_BYTES = 4
 _BOUND_BYTES = 8
 _CHANCE_BITS = 12
-_LEAST_UPPER = 0x3000  # upper half of 2^-31, acceptance.LEAST_CHANCE, as float32
+_LEAST_UPPER = 0x3000  # upper half of 2^-31, the least probability that travels, as float32
 
 
 def id_bits(vocab_size: int) -> int:
@@ -83,7 +83,7 @@ def unpack_distribution(data: bytes, vocab_size: int) -> np.ndarray:
 
 
 def pack_rows(rows: Sequence[np.ndarray]) -> bytes:
-    """Several distributions (V,) float32: each by ``pack_distribution`` behind its length as uint32."""
+    """Several distributions (V,) float32: each by ``pack_distribution`` after its length as uint32."""
     packed = [pack_distribution(row) for row in rows]
     return b"".join(struct.pack("<I", len(data)) + data for data in packed)
 
@@ -113,7 +113,7 @@ def count_rows(data: bytes, most: int) -> int:
 
 
 def pack_chances(chances: np.ndarray) -> bytes:
-    """Probabilities (n,) float32 from ``acceptance.rounded_up`` in 12 bits each.
+    """Probabilities (n,) float32 from ``methods.split.rounded_up`` in 12 bits each.
 
     The upper half of a float32 less that of 2^-31: its sign and its exponent's first bits are always alike.
     """
@@ -123,9 +123,7 @@ def pack_chances(chances: np.ndarray) -> bytes:
 
 def unpack_chances(data: bytes, count: int) -> np.ndarray:
     """(count,) float32 from ``pack_chances``, 2^-31 up to 2; PackingError when the size is another."""
-    size = (_CHANCE_BITS * count + 7) // 8
-    if len(data) != size:
-        raise PackingError(f"probabilities of {count} tokens take {size} bytes, not {len(data)}")
+    _check_size(data, (_CHANCE_BITS * count + 7) // 8, f"probabilities of {count} tokens")
     upper = _unpack_bits(data, count, _CHANCE_BITS) + _LEAST_UPPER
     return (upper.astype(np.uint32) << 16).view(np.float32)
 
@@ -133,8 +131,7 @@ def unpack_chances(data: bytes, count: int) -> np.ndarray:
 def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) -> bytes:
     """What is kept of some distributions: (ids ascending (k,), weights (k,) all float16 or all float32) each.
 
-    The bytes of a weight, 2 or 4 (1 byte); then each row as its count less one (2 bytes), its ids and its
-    weights.
+    The bytes of a weight, 2 or 4 (1 byte); then of each row its count less one (2 bytes), its ids, its weights.
     """
     width = rows[0][1].dtype.itemsize if rows else 2
     return bytes([width]) + b"".join(
@@ -165,29 +162,12 @@ def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarra
         kept.append((ids, np.frombuffer(data[values:end], f"<f{width}").astype(f"=f{width}")))
         at = end
     if at != len(data):
-        raise PackingError(f"{len(data) - at} bytes are left over behind {rows} truncated distributions")
+        raise PackingError(f"{len(data) - at} bytes are left over after {rows} truncated distributions")
     return kept
 
 
-def pack_row(p: np.ndarray) -> bytes:
-    """One whole distribution (V,) as float32."""
-    return p.astype("<f4", copy=False).tobytes()
-
-
-def unpack_row(data: bytes, vocab_size: int) -> np.ndarray:
-    """(vocab_size,) float32 from ``pack_row``; PackingError when the size is another."""
-    if len(data) != 4 * vocab_size:
-        raise PackingError(
-            f"a distribution over a vocabulary of {vocab_size} takes {4 * vocab_size} bytes, not {len(data)}"
-        )
-    return _probabilities(data, 0)
-
-
 def pack_head(ids: np.ndarray, values: np.ndarray, bound: float, vocab_size: int) -> bytes:
-    """A distribution's head: its ids ascending (k,), their probabilities (k,) float32, and a bound of all others.
-
-    The bound as float64, the ids, then the probabilities.
-    """
+    """A distribution's head: a bound of all other probabilities as float64, the ids ascending (k,), theirs (k,)."""
     return struct.pack("<d", bound) + pack_ids(ids, vocab_size) + values.astype("<f4", copy=False).tobytes()
 
 
@@ -208,16 +188,31 @@ def unpack_head(data: bytes, vocab_size: int) -> tuple[np.ndarray, np.ndarray, f
     return ids, _probabilities(data, at), float(bound)
 
 
-def pack_revealed(values: np.ndarray) -> bytes:
-    """Probabilities (k,) as float32."""
+def pack_probabilities(values: np.ndarray) -> bytes:
+    """Probabilities (k,) as float32: a whole distribution, or those of some tokens."""
     return values.astype("<f4", copy=False).tobytes()
 
 
-def unpack_revealed(data: bytes, count: int) -> np.ndarray:
-    """(count,) float32 from ``pack_revealed``; PackingError when the size is another, or for what is no probability."""
-    if len(data) != 4 * count:
-        raise PackingError(f"probabilities of {count} tokens take {4 * count} bytes, not {len(data)}")
+def unpack_probabilities(data: bytes, count: int) -> np.ndarray:
+    """(count,) float32 from ``pack_probabilities``; PackingError for another size, or for what is no probability."""
+    _check_size(data, 4 * count, f"{count} probabilities")
     return _probabilities(data, 0)
+
+
+def pack_distributions(q: torch.Tensor) -> bytes:
+    """Distributions (gamma, V) as float32, row by row."""
+    return pack_probabilities(q.detach().cpu().float().contiguous().numpy())
+
+
+def unpack_distributions(data: bytes, rows: int, vocab_size: int) -> torch.Tensor:
+    """(rows, vocab_size) float32 from ``pack_distributions``; PackingError for another size."""
+    _check_size(data, 4 * rows * vocab_size, f"distributions of {rows} tokens over a vocabulary of {vocab_size}")
+    return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32)).reshape(rows, vocab_size)
+
+
+def _check_size(data: bytes, size: int, what: str) -> None:
+    if len(data) != size:
+        raise PackingError(f"{what} take {size} bytes, not {len(data)}")
 
 
 def _probabilities(data: bytes, at: int) -> np.ndarray:
@@ -225,24 +220,3 @@ def _probabilities(data: bytes, at: int) -> np.ndarray:
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise PackingError("probabilities must be numbers from 0 to 1")
     return values
-
-
-def pack_distributions(q: torch.Tensor) -> bytes:
-    """Distributions (gamma, V) as little-endian float32, row by row."""
-    return q.detach().cpu().float().contiguous().numpy().astype("<f4", copy=False).tobytes()
-
-
-def unpack_distributions(data: bytes, rows: int, vocab_size: int) -> torch.Tensor:
-    """(rows, vocab_size) float32 from ``pack_distributions``; PackingError when the size is another.
-
-    Sizes only: whether the rows are distributions is checked where they are used.
-    """
-    if len(data) != 4 * rows * vocab_size:
-        raise PackingError(
-            f"distributions of {rows} tokens over a vocabulary of {vocab_size} take "
-            f"{4 * rows * vocab_size} bytes, not {len(data)}"
-        )
-    values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=True)
-    import torch
-
-    return torch.from_numpy(values).reshape(rows, vocab_size)

@@ -1,9 +1,9 @@
 """The acceptance rule of speculative sampling, for sequences and trees.
 
 q is the draft's distribution, p the target's. A drafted x is accepted with probability min(1, p(x) / q(x)), target
-over draft (Leviathan et al. 2023, Chen et al. 2023; DSSD and TSLT print the ratio upside down). After a rejection what
-follows is a sample of norm(max(0, p - q)). Trees are verified by TSLT's MCVeri, of which a sequence is the case
-without branches; greedy trees and those of shared randomness by following the target's own token.
+over draft (Leviathan et al. 2023, Chen et al. 2023; DSSD and TSLT print the ratio upside down). The recovered token is
+a sample of norm(max(0, p - q)). Trees are verified by TSLT's MCVeri, of which a sequence is the case without branches;
+greedy trees and those of shared randomness by following the target's own token.
 """
 
 from __future__ import annotations
@@ -29,23 +29,6 @@ def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return rest if float(rest.sum()) > 0.0 else p
 
 
-def check_distributions(draft_tokens: Sequence[int], q: torch.Tensor) -> None:
-    """Refuse rows that are no distributions, or that the drafted tokens cannot come from.
-
-    q: (gamma, V) from an untrusted peer. SamplingError names the first row at fault.
-    """
-    sums = q.double().sum(dim=-1)
-    # NaN fails every comparison, so both tests are written to pass only what is right.
-    valid = (q >= 0.0).all(dim=-1) & ((sums - 1.0).abs() <= 1e-3)
-    for i, x in enumerate(draft_tokens):
-        if not bool(valid[i]):
-            raise SamplingError(
-                f"the distribution of drafted token {i} is none: its entries must be 0 or more and sum to 1"
-            )
-        if not probability_of(x, q[i]) > 0.0:
-            raise SamplingError(f"drafted token {x} has no probability in its own distribution")
-
-
 def probability_of(token: int, row: torch.Tensor) -> float:
     """A token's entry in a distribution (V,); 0 beyond its vocabulary."""
     return float(row[token]) if 0 <= token < len(row) else 0.0
@@ -53,7 +36,7 @@ def probability_of(token: int, row: torch.Tensor) -> float:
 
 @dataclass(frozen=True)
 class TreeVerdict:
-    """The nodes of ``path``, from the root's child on, hold, and ``next_token`` follows them."""
+    """The nodes of ``path``, from the root's child on, are accepted, and ``next_token`` follows them."""
 
     path: tuple[int, ...]
     next_token: int
@@ -69,10 +52,10 @@ class TreeVerdict:
 def verify_tree(tree: TokenTree, q: torch.Tensor, p: torch.Tensor, generator: np.random.Generator) -> TreeVerdict:
     """TSLT's MCVeri: accept a path and add one token, so that the result is distributed as p alone.
 
-    q: (len(tree.inner), V_q), the distributions that the children of each inner node were drawn
-    from, independently and with replacement. p: (len(tree) + 1, V_p), the target's, in front of the
-    tree and behind each node. The narrower vocabulary is padded with zeros. Of a tree without
-    branches this is speculative sampling, step by step. SamplingError when shapes do not fit or a token has q(x) = 0.
+    q: (len(tree.inner), V_q), the distributions that the children of each inner node were drawn from, independently
+    and with replacement. p: (len(tree) + 1, V_p), the target's, before the tree and after each node. The narrower
+    vocabulary is padded with zeros. For a tree without branches this is speculative sampling, step by step.
+    SamplingError when shapes do not fit or a token has q(x) = 0.
     """
     if len(q) != len(tree.inner) or len(p) != len(tree) + 1:
         raise SamplingError(
@@ -96,7 +79,7 @@ def walk(
     tree: TokenTree,
     here: WalkState,
     q: torch.Tensor,
-    p_behind: Callable[[int], torch.Tensor],
+    p_after: Callable[[int], torch.Tensor],
     generator: np.random.Generator,
 ) -> TreeVerdict:
     """MCVeri from ``here`` on; the verdict's path begins at the root all the same."""
@@ -111,7 +94,7 @@ def walk(
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")
             # 1. Accept x^(i) with probability min(1, p^(i)(x) / q(x)), and walk down to it.
             if generator.random() * q_x * mass < p_x:
-                node, weights, mass = child, p_behind(child), 1.0
+                node, weights, mass = child, p_after(child), 1.0
                 break
             # 2. Else p^(i+1) = norm(max(0, p^(i) - q)) for the next sibling.
             weights = residual(weights / mass, q_here)
@@ -120,14 +103,14 @@ def walk(
             # 3. No child accepted: the token of p^(k+1).
             break
         children = tree.children(node)
-    # Without further children, behind a leaf: the bonus token.
+    # At a leaf: the bonus token.
     return TreeVerdict(tree.path_to(node), sample(weights, generator))
 
 
 def verify_tree_greedy(tree: TokenTree, argmax: Sequence[int]) -> TreeVerdict:
     """The limit of ``verify_tree`` at temperature 0: go down while a child is the target's argmax.
 
-    argmax: len(tree) + 1 ids, the target's likeliest token in front of the tree and behind each node.
+    argmax: len(tree) + 1 ids, the target's likeliest token before the tree and after each node.
     """
     return follow_tree(tree, lambda node: argmax[node + 1])
 
@@ -135,7 +118,7 @@ def verify_tree_greedy(tree: TokenTree, argmax: Sequence[int]) -> TreeVerdict:
 def follow_tree(tree: TokenTree, emitted: Callable[[int], int]) -> TreeVerdict:
     """Go down while a child is what the target emits there, as with shared randomness.
 
-    emitted: the target's own token behind a node, or behind the root; asked along the path alone.
+    emitted: the target's own token after a node or the root; called along the path alone.
     """
     path: list[int] = []
     node = ROOT
@@ -151,13 +134,18 @@ def follow_tree(tree: TokenTree, emitted: Callable[[int], int]) -> TreeVerdict:
 def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
     """Refuse rows that are no distributions, or that the nodes' tokens cannot come from.
 
-    q: (len(tree.inner), V) from an untrusted peer. SamplingError names the first node at fault.
+    q: (len(tree.inner), V) from an untrusted peer. SamplingError names the first row at fault.
     """
     if len(q) != len(tree.inner):
         raise SamplingError(f"a tree with {len(tree.inner)} inner nodes needs as many rows of q, not {len(q)}")
-    families = [tree.tokens_of(tree.children(node)) for node in tree.inner]
-    check_distributions([family[0] for family in families], q)
-    for row, family in zip(q, families, strict=True):
-        for x in family[1:]:
+    sums = q.double().sum(dim=-1)
+    # NaN fails every comparison, so both tests are written to pass only what is right.
+    valid = (q >= 0.0).all(dim=-1) & ((sums - 1.0).abs() <= 1e-3)
+    for i, (node, row) in enumerate(zip(tree.inner, q, strict=True)):
+        if not bool(valid[i]):
+            raise SamplingError(
+                f"the distribution of drafted token {i} is none: its entries must be 0 or more and sum to 1"
+            )
+        for x in tree.tokens_of(tree.children(node)):
             if not probability_of(x, row) > 0.0:
                 raise SamplingError(f"drafted token {x} has no probability in its own distribution")

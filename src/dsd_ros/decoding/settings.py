@@ -9,17 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsd_ros.decoding.modes import (
-    EXIT_POLICIES,
-    MAX_DRAFT_LENGTH,
-    MAX_EXITS,
-    PRESETS,
-    Mode,
-    Overlap,
-    Proof,
-    Shape,
-    mode,
-)
+from dsd_ros.decoding.modes import EXIT_POLICIES, MAX_DRAFT_LENGTH, MAX_EXITS, PRESETS, Mode, Proof, Shape, mode
 from dsd_ros.options import check_options, option
 
 MAX_NODES = MAX_DRAFT_LENGTH  # of a drafted tree
@@ -230,7 +220,7 @@ class DecodeSettings:
     @property
     def predrafts(self) -> bool:
         """Whether drafts are made while a round is being verified."""
-        return self.preset.overlap is Overlap.PREDRAFT
+        return self.preset.predrafts
 
     @property
     def exits(self) -> tuple[int, ...] | None:

@@ -1,7 +1,7 @@
 """Trees of drafted tokens and how one is written down.
 
-The root is the last token before the tree and no node of it; -1 stands for it. One pass of the target with a mask of
-ancestors gives its distribution at the root and at every node. How a verdict walks down a tree: ``rejection``.
+The root, written -1, is the last token before the tree and not one of its nodes. One pass of the target with a mask of
+ancestors gives its distribution at the root and at every node. ``rejection`` says how a verdict walks down a tree.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ROOT = -1
 class TokenTree:
     """``tokens`` of the nodes and the index of each one's parent, ``ROOT`` for the root's children.
 
-    Nodes are ordered level by level and by parent: parents never descend, and each comes before its
-    children. A cut at a depth is then a prefix. Siblings stand in the order they were drawn and may
-    carry the same token. At most ``MAX_NODES``. TreeError for anything else.
+    Nodes are ordered level by level and by parent: parents never descend, and each comes before its children, so a
+    cut at a depth is a prefix. Siblings stand in the order they were drawn and may carry the same token. At most
+    ``MAX_NODES``. TreeError for anything else.
     """
 
     tokens: tuple[int, ...]
@@ -94,7 +94,7 @@ class TokenTree:
         return self.depth < len(self.tokens)
 
     def cut(self, depth: int) -> TokenTree:
-        """The nodes at most ``depth`` deep, under the same indices; the first rows of q are its."""
+        """The nodes at most ``depth`` deep, with the same indices; its rows of q are the first ones."""
         kept = sum(found <= depth for found in self.depths)
         return TokenTree(self.tokens[:kept], self.parents[:kept])
 
@@ -114,7 +114,7 @@ class TokenTree:
 
 
 def node_depths(parents: Sequence[int]) -> list[int]:
-    """Distance from the root, 1 or more, of nodes that come behind their parents."""
+    """Distance from the root, 1 or more, of nodes that come after their parents."""
     depths: list[int] = []
     for parent in parents:
         depths.append(depths[parent] + 1 if parent >= 0 else 1)
@@ -122,10 +122,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
-    """(n, n) bool, True where the column's node is the row's or one of its ancestors.
-
-    For any nodes that come behind their parents.
-    """
+    """(n, n) bool, True where the column's node is the row's or one of its ancestors; parents come first."""
     count = len(parents)
     width = (count + 7) // 8
     # A row as the bits of one integer: it is the parent's row and one bit more.

@@ -19,8 +19,6 @@ from dsd_ros.decoding.sampling import SamplingError
 from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
-Level = tuple[list[int], list[int]]
-
 
 @dataclass(frozen=True)
 class GrownTree:
@@ -83,7 +81,7 @@ class Grower(ABC):
         return not self._open
 
     @property
-    def level(self) -> Level:
+    def level(self) -> tuple[list[int], list[int]]:
         """The nodes whose rows ``take`` needs next: tokens, and parents by index among the fed nodes.
 
         Empty before the first ``take``, which needs the one row after the root.
@@ -104,9 +102,9 @@ class Grower(ABC):
     def take(self, rows: torch.Tensor) -> None:
         """Add the children that rows (nodes of ``level``, V) give; TreeError for a wrong number of rows."""
 
-    @abstractmethod
     def grown(self) -> GrownTree:
         """The tree grown so far."""
+        return GrownTree(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._fed))
 
     def _feed(self, rows: torch.Tensor) -> list[int]:
         """Number the fed nodes, one per row, and go down a level."""
@@ -149,7 +147,6 @@ class ExpansionTree(Grower):
         self._q: list[torch.Tensor] = []
 
     def take(self, rows: torch.Tensor) -> None:
-        """See ``Grower``."""
         nodes = self._feed(rows)
         count = self._expansion[self._depth - 1]
         if self._generator is None:
@@ -163,12 +160,7 @@ class ExpansionTree(Grower):
 
     @property
     def q(self) -> torch.Tensor | None:
-        """See ``Grower``."""
         return torch.cat(self._q) if self._q else None
-
-    def grown(self) -> GrownTree:
-        """See ``Grower``."""
-        return GrownTree(TokenTree(tuple(self._tokens), tuple(self._parents)), tuple(self._fed))
 
 
 class BudgetTree(Grower):
@@ -189,10 +181,9 @@ class BudgetTree(Grower):
         self._chances: list[float] = []
 
     def take(self, rows: torch.Tensor) -> None:
-        """Consider the children of ``level``'s nodes; TreeError for a wrong number of rows.
+        """rows: each token's likelihood, 0 to 1, of being what the target emits there.
 
-        rows: (nodes of level, V), each token's likelihood, 0 to 1, of being what the target emits there: the
-        draft's probabilities when greedy, softmax(log q + G) with shared randomness.
+        The draft's probabilities when greedy, softmax(log q + G) with shared randomness.
         """
         first = len(self._tokens)
         nodes = self._feed(rows)
@@ -208,13 +199,7 @@ class BudgetTree(Grower):
                 node for node in sorted(self._chosen()) if node >= first and self._tokens[node] not in self._ends
             ]
 
-    @property
-    def expected(self) -> float:
-        """The expected number of accepted nodes if the likelihoods are right."""
-        return math.fsum(self._chances[node] for node in self._chosen())
-
     def grown(self) -> GrownTree:
-        """See ``Grower``; the best tree."""
         # Candidates are ordered level by level and by parent, as a tree's nodes are.
         chosen = sorted(self._chosen())
         place = {node: index for index, node in enumerate(chosen)} | {ROOT: ROOT}

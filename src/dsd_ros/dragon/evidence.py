@@ -11,10 +11,10 @@ from dsd_ros.decoding.packing import (
     kept_bytes,
     pack_head,
     pack_kept,
-    pack_row,
+    pack_probabilities,
     unpack_head,
     unpack_kept,
-    unpack_row,
+    unpack_probabilities,
 )
 from dsd_ros.decoding.settings import MAX_KEPT
 from dsd_ros.decoding.truncation import restored, truncate
@@ -25,7 +25,7 @@ from dsd_ros.wire.messages import Proposal, Question
 def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
     """The evidence of a draft ``token`` from p (V,), encoded as the question asks; ``noise`` None: greedy."""
     if question.evidence == "full":
-        return pack_row(p.numpy())
+        return pack_probabilities(p.numpy())
     if question.evidence == "sparse":
         return pack_head(*head_of(p, noise, question.head, token), len(p))
     ids, weights = truncate(p, 0, NUCLEUS)
@@ -50,7 +50,7 @@ def unpack_evidence(question: Question, proposal: Proposal, vocab_size: int, noi
     """What a proposal tells of a distribution over ``vocab_size``; PackingError or SamplingError for what is none."""
     data = proposal.evidence
     if question.evidence == "full":
-        return Known.whole(unpack_row(data, vocab_size))
+        return Known.whole(unpack_probabilities(data, vocab_size))
     if question.evidence == "sparse":
         return Known.of_head(Head(*unpack_head(data, vocab_size)), vocab_size, noise)
     ((ids, weights),) = unpack_kept(data, 1, vocab_size)

@@ -170,7 +170,7 @@ class Acceptance:
         self.weight, self.value, self._seen = weight, start, 4
 
     def observe(self, accepted: float) -> None:
-        """Record whether a draft was accepted, or the probability of it (``aggregation.acceptance``)."""
+        """Record whether a draft was accepted, or the probability of it (DRAGON, equation 5)."""
         if not 0.0 <= accepted <= 1.0:
             raise ProfilerError(f"an acceptance is {accepted}; give a share from 0 to 1")
         self._seen += 1

@@ -19,7 +19,7 @@ import torch
 
 from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
 from dsd_ros.decoding.coupling import choose, gumbel
-from dsd_ros.decoding.packing import PackingError, pack_revealed, unpack_revealed
+from dsd_ros.decoding.packing import PackingError, pack_probabilities, unpack_probabilities
 from dsd_ros.decoding.sampling import SamplingError, sample
 from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.dragon.mixture import Local
@@ -223,7 +223,7 @@ class AggregationState:
         self._out.append(
             Reveal(
                 message.ask, message.attempt, message.position, message.rejections, message.ids,
-                pack_revealed(values),
+                pack_probabilities(values),
             )
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ class AggregationState:
         ):
             return
         try:
-            theirs.known.reveal(message.ids, unpack_revealed(message.values, len(message.ids)))
+            theirs.known.reveal(message.ids, unpack_probabilities(message.values, len(message.ids)))
         except (SamplingError, PackingError) as error:
             raise Contradiction(str(error), EndCode.BAD_EVIDENCE) from error
         theirs.asked = []

@@ -1,11 +1,11 @@
-"""Automatic draft lengths: the shape of the next rounds' drafts, from what the rounds before cost and gained.
+"""Automatic draft lengths: chooses the shape of the next drafts from what earlier rounds cost and gained.
 
-Every round tells how much of its draft held and what its seconds went to. From that follow the expected tokens
-and seconds of a round of any other shape, and with them the shape of most tokens a second. What is older than a
-few dozen rounds is forgotten, so that the choice follows the link, the machines and the task.
+Each round shows how much of its draft was accepted and where its time went. From that follow the expected tokens and
+seconds of a round of any other shape, and the shape with the most tokens a second. Rounds older than a few dozen are
+forgotten, so the choice follows the link, the machines and the task.
 
-A choice is made of rounds that are over, never of the draft that it is for or of one on its way, and holds for
-whatever is drafted for that round: what a reply becomes, or how it is distributed, does not depend on it.
+A choice uses only rounds that are over, never the draft it is for or one in flight, and holds for every draft of its
+round. The reply and its distribution therefore do not depend on it.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from dsd_ros.edge.results import RoundRecord
 
 _FIRST_LENGTH = 4
 _FIRST_NODES = 8
-_FIRST_RATE = 0.7  # of acceptance, before anything was seen
-_WARM_ROUNDS = 1  # rounds with known times before the first choice
-_NODE_COST = 0.0007  # of a round, for what a tree's node costs unmeasured, as others' time
-_BETTER = 1.03  # so many times the tokens a second are worth a change
+_FIRST_RATE = 0.7  # acceptance rate before any token was verified
+_NODE_COST = 0.0007  # share of a round that a tree's node costs other robots, which is not measured here
+_BETTER = 1.03  # a change needs so many times the tokens a second
 _EXPLORE_EVERY = 8  # rounds
-_MEMORY = 0.98  # of acceptance, per round
-_DOUBT = 8.0  # tokens that a position's rate is drawn towards the one before it by
+_MEMORY = 0.98  # weight of the acceptance counts, per round
+_DOUBT = 8.0  # weight, in tokens, of the previous position's rate in a position's rate
 _MAX_LEVELS = 24
 _RANKS = 8
 _NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
 class AcceptanceEstimate:
-    """How much of a draft holds: rates by position, ranks of the target's tokens, and how drafts end early."""
+    """How much of a draft is accepted: rates by position, ranks of the target's tokens, how often drafts end early."""
 
     def __init__(self) -> None:
         self._held = np.zeros(MAX_DRAFT_LENGTH)
         self._tried = np.zeros(MAX_DRAFT_LENGTH)
-        self._ranks = np.zeros(_RANKS + 1)  # the last: further down
+        self._ranks = np.zeros(_RANKS + 1)  # the last: all lower ranks
         self._ended = self._went_on = 0.0
-        self._fit = Mean(_MEMORY)  # what trees gained over what ranks promised, in logarithms
+        self._fit = Mean(_MEMORY)  # accepted tokens of trees over what the ranks predict
 
     def learn(self, plan: Plan, drafted: int, accepted: int, ranks: Sequence[int]) -> None:
-        """One round; ``ranks`` from 0, of the target's tokens in the draft's rows as far as known."""
+        """Learn from one round; ``ranks`` (from 0) of the target's tokens in the draft's rows, as far as known."""
         for counts in (self._held, self._tried, self._ranks):
             counts *= _MEMORY
         self._ended *= _MEMORY
@@ -61,67 +60,67 @@ class AcceptanceEstimate:
             return
         self._held[:accepted] += 1.0
         self._tried[: min(accepted + 1, drafted)] += 1.0
-        self._ended += drafted < plan.length  # the reply's end was drafted, or was near
+        self._ended += drafted < plan.length  # the draft reached the reply's end
 
     @property
     def rates(self) -> np.ndarray:
-        """Each position's chance to be accepted if those before it are, (MAX_DRAFT_LENGTH,)."""
+        """Each position's acceptance rate if those before it are accepted, (MAX_DRAFT_LENGTH,)."""
         rate = float((self._held.sum() + _FIRST_RATE * _DOUBT) / (self._tried.sum() + _DOUBT))
         rates = np.empty(len(self._tried))
         counts = zip(self._held.tolist(), self._tried.tolist(), strict=True)
         for position, (held, tried) in enumerate(counts):
-            # Little is known far out: as at the position before, unless many have been seen.
+            # Late positions are rarely tried: assume the previous position's rate until there is evidence.
             rate = (held + rate * _DOUBT) / (tried + _DOUBT)
             rates[position] = rate
         return rates
 
     @property
     def going_on(self) -> float:
-        """The chance that a draft's next token can be drafted, and is not beyond the reply's end."""
+        """The probability that a draft does not end before its next token."""
         return (self._went_on + 16.0) / (self._went_on + 16.0 + self._ended)
 
     @property
     def ranks(self) -> np.ndarray:
-        """The chance of each rank of the target's token in a row of the draft's, (ranks,)."""
+        """The probability of each rank of the target's token in the draft's row, (ranks,)."""
         first = np.append(_FIRST_RATE * (1 - _FIRST_RATE) ** np.arange(_RANKS), (1 - _FIRST_RATE) ** _RANKS)
         counts = self._ranks + _DOUBT * first
         return (counts / counts.sum())[:_RANKS]
 
     def trees(self) -> tuple[np.ndarray, np.ndarray]:
-        """What trees may be expected to gain, and their levels, as ``accepted_by_tree`` has them.
+        """Expected accepted tokens of trees, and their levels, as in ``accepted_by_tree``.
 
-        A draft chooses its tree by its own probabilities, which know more than ranks; how much more is measured.
+        A draft grows its tree by its own probabilities, which say more than ranks; how much more is measured.
         """
         gains, levels = accepted_by_tree(self.ranks, MAX_DRAFT_LENGTH, _MAX_LEVELS)
         return np.minimum(gains * self._fit.value_or(1.0), levels), levels
 
 
 class Times:
-    """What a round's seconds go to: drafting, the link, the target; and what drafting ahead hides of it."""
+    """Where a round's time goes: drafting, link, target, and how much of the drafting is hidden."""
 
     def __init__(self) -> None:
-        self.draft = LineFit()  # a level of the draft by its nodes
-        self._ahead = LineFit()  # the same, where only drafts made ahead are known
+        self.draft = LineFit()  # one level of a draft, by its nodes
+        self._ahead = LineFit()  # the same, while only drafts made ahead were measured
         self.verify = LineFit()  # by the draft's tokens
-        self.link = LineFit()  # both ways, by bytes
+        self.link = LineFit()  # round trip, by bytes
         self.bytes_up = LineFit()  # by the draft's tokens
-        self.down_held, self.down_rejected = Mean(), Mean()  # bytes, by the round's end
-        self.fitted = Share()  # drafts begun ahead that fitted, of those that could be
-        self._speed = Mean()  # seconds of drafting done in a second of waiting
-        self.in_flight = Mean(0.95)  # rounds sent ahead, of those behind drafts that held whole
-        self._before: tuple[float, bool] | None = None  # the round in front: its wait; held whole
+        self.down_held, self.down_rejected = Mean(), Mean()  # bytes after a whole acceptance, after a rejection
+        self.fitted = Share()  # hit rate of pre-drafts
+        self._speed = Mean()  # seconds of drafting done per second of waiting
+        self.in_flight = Mean(0.95)  # share of rounds sent ahead, among those after a whole acceptance
+        self._before: tuple[float, bool] | None = None  # the previous round: its wait, and whether all was accepted
 
     @property
     def known(self) -> int:
-        """Rounds behind what is known."""
+        """How many rounds are measured."""
         return min(len(self.verify), max(len(self.draft), len(self._ahead)))
 
     def begin_reply(self) -> None:
-        """The next round is a reply's first, which waits for the prompt as well."""
+        """The next round is a reply's first, whose wait includes reading the prompt."""
         self._before = None
 
     def learn(self, record: RoundRecord) -> None:
-        """One round."""
+        """Learn from one round."""
         levels, whole = record.depth, record.accepted >= record.depth
         before, self._before = self._before, (record.wait_seconds, whole)
         if not record.drafted:
@@ -141,14 +140,14 @@ class Times:
         if held:
             self.in_flight.add(flight)
         if flight:
-            return  # it was under way before the outcome in front of it
+            return  # it was sent before the previous outcome arrived
         link = max(0.0, record.wait_seconds - record.verify_seconds)
         self.link.add(link, record.bytes_up, record.bytes_down)
         self.fitted.add(bool(record.source))
         if record.source and waited > 0.0:
             done = levels * self.level_seconds(breadth) - record.draft_seconds
             speed = max(0.0, done) / waited
-            # Of a draft that was ready it is known only that drafting was not slower.
+            # A draft that was ready gives only a lower bound.
             if not record.ready or speed > self._speed.value_or(1.0):
                 self._speed.add(speed)
 
@@ -157,10 +156,10 @@ class Times:
         return (self.draft if len(self.draft) else self._ahead).at(breadth)
 
     def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: np.ndarray, overlap: bool) -> np.ndarray:
-        """Expected from one round's outcome to the next, for drafts that hold whole with chance ``whole``.
+        """Expected seconds from one outcome to the next, for drafts accepted as a whole with probability ``whole``.
 
-        L T_p + T_q + 2 T_c + bytes / rate; with pre-drafting, what of L T_p is left after the wait in front.
-        All (n,), of n drafts of so many levels and tokens.
+        L T_p + T_q + 2 T_c + bytes / rate; with pre-drafting, L T_p counts only as far as the wait does not hide it.
+        All (n,), for n shapes of so many levels and tokens.
         """
         draft = levels * self.level_seconds(size / levels)
         rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
@@ -178,13 +177,13 @@ class Times:
 
 
 class Tuner:
-    """Chooses the drafts' shape for one session, round by round; the same records give the same choices.
+    """Chooses the shape of one session's drafts, round by round; the same records give the same choices.
 
-    ``plan`` may be called from any thread, the rest from the session's.
+    ``plan`` may be called from any thread, the rest from the session's thread.
     """
 
     def __init__(self, tree: bool = False, overlap: bool = False, longest: int = MAX_DRAFT_LENGTH) -> None:
-        """``tree``: drafts are trees by node budget. ``overlap``: drafts are made ahead. ``longest``: a limit."""
+        """``tree``: drafts are trees by node budget. ``overlap``: drafts are made ahead. ``longest``: limit, tokens."""
         self.acceptance = AcceptanceEstimate()
         self.times = Times()
         self._tree = tree
@@ -202,13 +201,13 @@ class Tuner:
 
     @property
     def choice(self) -> Plan:
-        """What is best by all that is known."""
+        """The best shape so far."""
         return self._choice
 
     def plan(self, reply: int, number: int) -> Plan:
-        """The shape of a round's draft, the same however often it is asked for.
+        """The shape of a round's draft; fixed by the first call.
 
-        To be asked for at the latest when the round in front begins: by then nothing is known of that one.
+        Call it before the previous round's outcome is known, so that the choice cannot depend on that outcome.
         """
         with self._lock:
             if (reply, number) not in self._plans:
@@ -219,22 +218,22 @@ class Tuner:
             return self._plans[reply, number]
 
     def learn(self, plan: Plan, record: RoundRecord, ranks: Sequence[int] = ()) -> None:
-        """A round is over that was drafted by ``plan``. ranks: see ``AcceptanceEstimate.learn``."""
+        """Learn from a finished round that was drafted by ``plan``. ranks: see ``AcceptanceEstimate.learn``."""
         self.times.learn(record)
         if record.drafted:
             self.acceptance.learn(plan, record.drafted, record.accepted, ranks)
         choice = self._choice
-        if self.times.known >= _WARM_ROUNDS:
+        if self.times.known:
             choice = self._best()
         with self._lock:
             self._choice = choice
 
     def remember(self, draft: RoundDraft, result: Result, record: RoundRecord) -> None:
-        """A round is over; ``catch_up`` learns from it, once the next round is on its way."""
+        """Note a finished round; ``catch_up`` learns from it once the next round is sent."""
         self._last = draft, result, record
 
     def catch_up(self) -> None:
-        """Learn from the round that was remembered."""
+        """Learn from the noted round."""
         if self._last is None:
             return
         (draft, result, record), self._last = self._last, None
@@ -242,12 +241,12 @@ class Tuner:
         self.learn(plan, record, draft.ranks(result.accepted, result.next_token) if plan.nodes else ())
 
     def begin_session(self) -> None:
-        """Replies are numbered from 1 again; what was planned for such numbers holds no more."""
+        """Forget plans: a new session numbers its replies from 1 again."""
         with self._lock:
             self._plans.clear()
 
     def begin_reply(self) -> None:
-        """The next round to be learned from is a reply's first, which waits for the prompt too."""
+        """The next round is a reply's first, whose wait includes reading the prompt."""
         self._last = None
         self.times.begin_reply()
 
@@ -276,7 +275,7 @@ class Tuner:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
             seconds = self.times.round_seconds(levels, nodes, gains / levels, overlap)
             return (1 + gains) / seconds / (1 + _NODE_COST * nodes)
-        # A draft that ends early has cost less and gains less.
+        # A draft that ends early costs less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
         chances = np.cumprod(known.rates)
         gains = np.cumsum(chances * reached)[lengths - 1]
@@ -285,7 +284,7 @@ class Tuner:
         return (1 + gains) / self.times.round_seconds(drafted, drafted, whole, overlap)
 
     def _varied(self) -> Plan:
-        """Mostly the choice; now and then a little more or less, to know what that would cost and gain."""
+        """The choice; every few rounds a little more or less, to measure what that costs and gains."""
         choice = self._choice
         if self._planned % _EXPLORE_EVERY:
             return choice
@@ -299,22 +298,22 @@ class Tuner:
 
 
 def accepted_by_tree(ranks: Sequence[float] | np.ndarray, nodes: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Expected accepted tokens of the best tree of n nodes and at most l levels, and how many it has of these.
+    """Expected accepted tokens of the best tree of n nodes and at most l levels, and how many levels it has.
 
     Both (levels, nodes), at [l - 1, n - 1].
 
-    As in "Sequoia" (arXiv 2402.12374), acceptance is of ranks, alike and independent wherever a token stands.
-    ranks: the chance that the target's token is the draft's likeliest, second, and so on; at most 1
-    together. A node is accepted with the product of its and its ancestors' chances,
-    which never grows on the way down, so that the n best nodes of all are a tree, and the best one.
+    As in "Sequoia" (arXiv 2402.12374), a token's acceptance depends on its rank alone, independently at each position.
+    ranks: the probabilities that the target's token is the draft's likeliest, second, ...; their sum is at most 1. A
+    node is accepted with the product of its and its ancestors' probabilities, which never grows on the way down. So
+    the n best of all nodes form a tree, and it is the best one.
     """
     chances = np.sort(np.asarray(ranks, dtype=np.float64))[::-1]
     gains, depths = np.empty((levels, nodes)), np.empty((levels, nodes), dtype=np.int64)
     deepest = np.cumprod(np.full(levels, chances[0]))  # the best node of each level
-    best = np.zeros(0)  # of all levels so far, descending
+    best = np.zeros(0)  # nodes of all levels so far, descending
     level = np.ones(1)
     for depth in range(levels):
-        # One of the best nodes has no more than `nodes` at its level in front of it.
+        # No level holds more than `nodes` of the best nodes.
         level = np.sort(np.outer(level, chances), axis=None)[::-1][:nodes]
         best = np.sort(np.concatenate((best, level)))[::-1][:nodes]
         missing = (0, nodes - len(best))

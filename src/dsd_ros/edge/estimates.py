@@ -1,4 +1,4 @@
-"""Estimates of what changes slowly and is measured with outliers: means, shares, and lines of one or two slopes."""
+"""Running estimates of slowly changing figures, robust to outliers: means, shares and line fits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import TypeVar
 import numpy as np
 
 _WINDOW = 64  # observations kept
-_SLOPE_MEMORY = 0.97  # weight of an observation against the next newer one's
-_LEVEL_MEMORY = 0.85
-_SLOPE_WEIGHTS = _SLOPE_MEMORY ** np.arange(_WINDOW)[::-1]
-_LEVEL_WEIGHTS = _LEVEL_MEMORY ** np.arange(_WINDOW)[::-1]
-_SIGNIFICANT = 2.0  # standard errors, below which a slope counts as none
+# An observation's weight relative to the next newer one's.
+_SLOPE_WEIGHTS = 0.97 ** np.arange(_WINDOW)[::-1]
+_LEVEL_WEIGHTS = 0.85 ** np.arange(_WINDOW)[::-1]
+_SIGNIFICANT = 2.0  # standard errors; smaller slopes count as 0
 
 Numbers = TypeVar("Numbers", float, np.ndarray)
 
 
 class Mean:
-    """An average in which each value weighs ``memory`` times as much as the next one."""
+    """An exponential average: each value has ``memory`` times the weight of the next one."""
 
     def __init__(self, memory: float = 0.9) -> None:
         self._memory = memory
@@ -30,34 +29,27 @@ class Mean:
         self._weight = self._memory * self._weight + 1.0
 
     def value_or(self, otherwise: float) -> float:
-        """The average, or ``otherwise`` if there is none."""
+        """The average, or ``otherwise`` before the first value."""
         return self._sum / self._weight if self._weight else otherwise
 
 
-class Share:
-    """How often something happens, 0 to 1; 1/2 as long as nothing is known."""
+class Share(Mean):
+    """How often something happens, 0 to 1; starts at 1/2."""
 
     def __init__(self, memory: float = 0.95) -> None:
-        self._memory = memory
-        self._yes = self._all = 0.0
-
-    def add(self, happened: bool) -> None:
-        """The next time that it could."""
-        self._yes = self._memory * self._yes + happened
-        self._all = self._memory * self._all + 1.0
+        super().__init__(memory)
 
     @property
     def value(self) -> float:
-        """The share."""
-        return (self._yes + 0.5) / (self._all + 1.0)
+        """The share, with one half occurrence in one trial as prior."""
+        return (self._sum + 0.5) / (self._weight + 1.0)
 
 
 class LineFit:
-    """y = level + slopes * x with slopes of 0 or more, from the last observations of it.
+    """Fits y = level + slopes * x, slopes 0 or more, to the last observations.
 
-    Slopes come from the steps between one observation and the next, so that a change of the level is not
-    taken for one (the median of their ratios, after Theil and Sen); one that noise could explain is 0. The
-    level is a median that forgets faster.
+    A slope is the median ratio of steps between neighbouring observations (after Theil and Sen), so a change of level
+    is not mistaken for a slope; one that noise could explain is 0. The level is a median that forgets faster.
     """
 
     def __init__(self) -> None:
@@ -70,14 +62,14 @@ class LineFit:
         return self._count
 
     def add(self, y: float, *x: float) -> None:
-        """An observation; always of as many x."""
+        """Add an observation; always with the same number of x."""
         self._y.append(y)
         self._x.append(x)
         self._count += 1
         self._found = None
 
     def at(self, *x: Numbers) -> Numbers:
-        """The expected y, 0 before anything was observed; of many at once where x are arrays."""
+        """The expected y, 0 before the first observation; an array if x are arrays."""
         y = 0.0 * x[0]
         if self._y:
             level, slopes = self._fitted()
@@ -97,7 +89,7 @@ class LineFit:
 
 
 def _slopes(dy: np.ndarray, dx: np.ndarray, weights: np.ndarray) -> list[float]:
-    """Slopes of dy (n,) by dx (x, n), one after the other with the others held, until they agree."""
+    """Slopes of dy (n,) by dx (x, n): each in turn with the others fixed, a few times over."""
     slopes = [0.0] * len(dx)
     moving = [(j, steps, np.flatnonzero(steps)) for j, steps in enumerate(dx) if steps.any()]
     for _ in range(1 if len(moving) < 2 else 4):

@@ -1,7 +1,7 @@
-"""Guessed outcomes: what a verifier will probably say of a draft, by the draft's own probabilities.
+"""Predicts a round's outcome from the draft's own probabilities, so that the next round can be drafted ahead.
 
-Not in the FSD paper; after speculative speculative decoding (arXiv 2603.03251). A guess costs nothing but
-the work behind it: what the reply becomes never depends on one.
+Not in the FSD paper; after speculative speculative decoding (arXiv 2603.03251). A wrong guess wastes work but never
+changes the reply.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
-_FIRST_RATE = 0.7  # of acceptance, before any was seen
-_MEMORY = 0.9  # how much of the rate a drafted token leaves as it was
-_STEP = 0.3  # of the shift, in nats, for a token that holds against all odds
+_FIRST_RATE = 0.7  # acceptance rate before any token was verified
+_MEMORY = 0.9  # weight of the old rate when a token is verified
+_STEP = 0.3  # learning rate of the shift, nats
 _LARGEST_SHIFT = 4.0
 
 
 @dataclass(frozen=True)
 class Guess:
-    """An outcome, as it travels, and how likely it seems, 0 to 1."""
+    """An outcome, as it travels, and its predicted probability."""
 
     accepted: int
     next_token: int
@@ -31,35 +31,34 @@ class Guess:
 
 
 class Trust:
-    """How far somebody's own probabilities can be trusted: a shift of their odds, learned from outcomes."""
+    """Calibrates a model's own probabilities: a shift of their log odds, learned from outcomes."""
 
     def __init__(self) -> None:
         self._shift = 0.0
 
     def corrected(self, chance: float) -> float:
-        """``chance`` (0 to 1) with the odds that experience gives it."""
+        """``chance`` (0 to 1), calibrated."""
         chance = min(1 - 1e-6, max(1e-6, chance))
         return 1 / (1 + math.exp(-self._shift) * (1 - chance) / chance)
 
     def learn(self, chance: float, held: bool) -> None:
-        """What had been given the corrected ``chance`` came true, or not."""
-        # One step of logistic regression with the bias as its only weight.
+        """Record whether what had the calibrated ``chance`` came true."""
+        # One step of logistic regression whose only weight is the bias.
         shift = self._shift + _STEP * (held - chance)
         self._shift = min(_LARGEST_SHIFT, max(-_LARGEST_SHIFT, shift))
 
 
 class Guesser:
-    """Guesses for a session's rounds; learns from outcomes how far the draft can be trusted.
+    """Predicts the outcomes of a session's rounds, and learns from outcomes how far to trust the draft.
 
-    Greedy: the target says the draft's likeliest token with the draft's own probability of it, its odds
-    shifted by what was learned. Coupled is greedy with log q + G in the place of the logits. Sampled:
-    whether a token holds depends on the verifier's uniform draw, which both sides can derive
-    (``generator_for``); the robot may look ahead at it since its draft is fixed by then. ``chances``,
-    where they are arguments, are of each node: to hold if its parent does.
+    Greedy: the target's token is the draft's likeliest with the draft's own probability of it, calibrated. Coupled is
+    greedy with log q + G in place of the logits. Sampled: acceptance depends on the verifier's uniform draw, which
+    both sides can derive (``generator_for``); the robot may look at it because its draft is fixed by then.
+    ``chances`` as an argument holds each node's probability of being accepted if its parent is.
     """
 
     def __init__(self, sampling: SamplingSettings, seed: int, coupled: bool = False) -> None:
-        """``coupled``: rows are log q + G, and nothing else is drawn."""
+        """``coupled``: rows are log q + G."""
         self._sampling = sampling
         self._draws = not (sampling.greedy or coupled)
         self._seed = seed
@@ -67,7 +66,7 @@ class Guesser:
         self._trust = Trust()
 
     def learn(self, tree: TokenTree, chances: Sequence[float], accepted: int) -> None:
-        """One round's outcome: of the nodes that were given these ``chances`` a path holds."""
+        """Learn from a round whose nodes had these ``chances``."""
         path = tree.path_to(accepted - 1)
         for parent, held in zip((ROOT, *path), (*path, ROOT), strict=True):
             children = tree.children(parent)
@@ -80,7 +79,7 @@ class Guesser:
                     break
 
     def chances(self, reply: int, number: int, tree: TokenTree, rows: Sequence[torch.Tensor]) -> list[float]:
-        """How likely each node is to hold, if its parent does.
+        """Each node's probability of being accepted if its parent is.
 
         rows (V,): what the children of each inner node were drawn from (``Method.draw_from``).
         """
@@ -92,9 +91,9 @@ class Guesser:
     def rejections(
         self, tree: TokenTree, rows: Sequence[torch.Tensor], chances: Sequence[float], limit: int
     ) -> list[Guess]:
-        """Outcomes that end in a rejection, the ``limit`` likeliest, best first.
+        """The ``limit`` likeliest outcomes that end in a rejection, best first.
 
-        P(path, then y) = prod of the path's chances * (1 - the next nodes' chances) * q(y) without them.
+        P(path, then y) = prod of the path's chances * (1 - the children's chances) * q(y), q without the children.
         """
         guesses: list[Guess] = []
         reached = _reached(tree, chances)
@@ -117,10 +116,10 @@ class Guesser:
         chances: Sequence[float],
         limit: int,
     ) -> list[Guess]:
-        """Outcomes that accept a whole path, the ``limit`` likeliest, best first.
+        """The ``limit`` likeliest outcomes that accept a whole path, best first.
 
-        rows: as above, behind leaves. When sampled, the target's draw most probably gives what the same
-        draw gives of the draft's distribution.
+        rows: as above, after leaves. When sampled, the likeliest bonus token is what the target's uniform draw selects
+        from the draft's distribution.
         """
         guesses: list[Guess] = []
         reached = _reached(tree, chances)
@@ -139,9 +138,9 @@ class Guesser:
         draws = generator_for("verifier", self._seed, reply, number).random(len(tree))
         chances = [0.0] * len(tree)
         for node in tree.inner:
-            left = 1.0  # that the siblings before have all been rejected
+            left = 1.0  # probability that all earlier siblings were rejected
             for child in tree.children(node):
-                # Accepted when the draw is below p(x) / q(x): linear in the draw, the rate as its mean.
+                # Accepted when the draw is below p(x) / q(x). Model: linear in the draw, with the rate as its mean.
                 draw = float(draws[_tried(tree, child) - 1])
                 chance = min(1.0, max(0.02, 1 - 2 * (1 - self._rate) * draw))
                 chances[child] = left * chance
@@ -149,7 +148,7 @@ class Guesser:
         return chances
 
     def _foreseen(self, row: torch.Tensor) -> torch.Tensor:
-        """How likely each token (V,) is to be the target's, but for what is drawn."""
+        """Each token's probability (V,) of being the target's; when sampled, before the verifier's draw."""
         if self._draws:
             return row.clone()
         probabilities = torch.softmax(row, dim=-1)
@@ -162,7 +161,7 @@ class Guesser:
 
 
 def _reached(tree: TokenTree, chances: Sequence[float]) -> dict[int, float]:
-    """How likely the path to each node is to hold."""
+    """The probability that the path to each node is accepted."""
     reached = {ROOT: 1.0}
     for node, parent in enumerate(tree.parents):
         reached[node] = reached[parent] * chances[node]
@@ -170,7 +169,7 @@ def _reached(tree: TokenTree, chances: Sequence[float]) -> dict[int, float]:
 
 
 def _tried(tree: TokenTree, node: int) -> int:
-    """How many nodes a verifier has tried, each with a draw, once it has accepted ``node``."""
+    """How many nodes the verifier has tried, each with one draw, by the time it accepts ``node``."""
     return sum(tree.children(tree.parents[x]).index(x) + 1 for x in tree.path_to(node))
 
 

@@ -113,6 +113,15 @@ class Method(Protocol):
     def finish(self, draft: Drafted, result: Result) -> Result: ...
 
 
+def no_evidence(draft: Drafted) -> bytes:
+    """``evidence`` of a method whose token ids are enough."""
+    return b""
+
+
+def read_nothing(data: bytes, tree: TokenTree, vocab_size: int) -> None:
+    """``read`` of such a method."""
+
+
 def as_it_is(draft: Drafted, result: Result) -> Result:
     """``finish`` of a method whose robot has nothing left to do; ResultError for rows that nothing asked for."""
     if result.target:

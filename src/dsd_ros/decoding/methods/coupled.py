@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.coupling import choose, scores
-from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
+from dsd_ros.decoding.methods.base import DraftVerdict, Drawn, RoundContext, as_it_is, no_evidence, read_nothing
 from dsd_ros.decoding.rejection import follow_tree
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.tree import TokenTree
 
+evidence = no_evidence
+read = read_nothing
 finish = as_it_is
 
 
@@ -24,15 +26,6 @@ def draw_from(logits: torch.Tensor, positions: Sequence[int], context: RoundCont
     q = transform(logits, context.sampling)
     noise = [context.noise(position, q.shape[-1]) for position in positions]
     return torch.from_numpy(scores(q, np.stack(noise))), []
-
-
-def evidence(draft: Drafted) -> bytes:
-    """Robot: nothing."""
-    return b""
-
-
-def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
-    """Cloud: nothing to read."""
 
 
 def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:

@@ -5,7 +5,7 @@ Leviathan et al. 2023 and Chen et al. 2023 for a sequence, TSLT's MCVeri for a t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,11 +30,16 @@ def evidence(draft: Drafted) -> bytes:
 
 def read(data: bytes, tree: TokenTree, vocab_size: int) -> torch.Tensor:
     """Cloud: q (inner nodes, V). PackingError for another size, SamplingError if the tokens cannot come from them."""
+    return checked_rows(data, tree, lambda: unpack_distributions(data, len(tree.inner), vocab_size))
+
+
+def checked_rows(data: bytes, tree: TokenTree, unpack: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The rows that ``unpack`` makes of ``data``, if the tree's tokens can come from them."""
     if not tree.inner:
         return torch.empty(0, 0)
     if not data:
         raise SamplingError("a sampled draft was sent without its distributions")
-    q = unpack_distributions(data, len(tree.inner), vocab_size)
+    q = unpack()
     check_tree(tree, q)
     return q
 

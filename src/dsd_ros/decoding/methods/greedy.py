@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
+from dsd_ros.decoding.methods.base import DraftVerdict, Drawn, RoundContext, as_it_is, no_evidence, read_nothing
 from dsd_ros.decoding.rejection import verify_tree_greedy
 from dsd_ros.decoding.sampling import highest_of
 from dsd_ros.decoding.tree import TokenTree
 
+evidence = no_evidence
+read = read_nothing
 finish = as_it_is
 
 
@@ -19,15 +21,6 @@ def draw_from(logits: torch.Tensor, positions: Sequence[int], context: RoundCont
     """Robot: the logits (n, V) themselves, of which the most likely are drafted. SamplingError if not finite."""
     highest_of(logits)
     return logits, []
-
-
-def evidence(draft: Drafted) -> bytes:
-    """Robot: nothing."""
-    return b""
-
-
-def read(data: bytes, tree: TokenTree, vocab_size: int) -> None:
-    """Cloud: nothing to read."""
 
 
 def verify(tree: TokenTree, evidence: None, logits: torch.Tensor, context: RoundContext) -> DraftVerdict:

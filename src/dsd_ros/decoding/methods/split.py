@@ -70,9 +70,9 @@ def pack_target(target: torch.Tensor, branches: bool) -> bytes:
 
 
 def finish(draft: Drafted, result: Result) -> Result:
-    """Robot: after a rejection a token from norm(max(0, p - q min(1, p / r))), and for a tree what is left of it.
+    """Robot: after a rejection a token from norm(max(0, p - q min(1, p / r))); for a tree, verify what is left of it.
 
-    ResultError where the verifier's rows cannot be what it means.
+    ResultError for rows that the verifier cannot mean.
     """
     if not result.target:
         return result
@@ -94,7 +94,7 @@ def _rows(result: Result, tree: TokenTree, node: int) -> torch.Tensor:
     """p (n, V) of ``node``, whose first child is rejected, and of the nodes that are left."""
     if not tree.branches:
         return torch.from_numpy(unpack_distribution(result.target, result.vocab_size)[None])
-    # Fewer rows where the verifier has cut the tree for want of room.
+    # Fewer rows if the verifier cut the tree to fit its context.
     count = count_rows(result.target, 1 + len(remaining_nodes(tree, node)))
     return torch.from_numpy(np.stack(unpack_rows(result.target, count, result.vocab_size)))
 
@@ -107,19 +107,19 @@ def most_recovered(tree: TokenTree, node: int) -> int:
 
 
 def rounded_up(q: torch.Tensor) -> torch.Tensor:
-    """q, 0..1, as float32 that is all in the 12 bits that travel: the smallest of these that is not below.
+    """The smallest number not below q, 0..1, among those that the 12 bits on the wire can hold; float32.
 
-    They are 2^-31..1 with seven bits behind the leading one, so that no more than a relative 2^-7 is added.
+    They are 2^-31..1 with seven bits after the leading one, so at most a relative 2^-7 is added.
     """
     bits = q.float().clamp(LEAST_CHANCE, 1.0).contiguous().view(torch.int32)
     return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
 
 
 def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """What the token behind a rejection is drawn from where x was accepted with min(1, p(x) / r(x)), (V_p,).
+    """What the recovered token is drawn from where x was accepted with min(1, p(x) / r(x)), (V_p,), unnormalised.
 
-    r is ``rounded_up`` q. Accepted so, x is emitted with probability q(x) min(1, p(x) / r(x)), and this is the
-    rest of p, unnormalised: exact for any r >= q, where max(0, p - q) would not be. p where nothing is left.
+    r is ``rounded_up`` q. Acceptance emits x with probability q(x) min(1, p(x) / r(x)); this is the rest of p. It is
+    exact for any r >= q, which max(0, p - q) is not. p where nothing is left.
     """
     shared = min(len(p), len(q))
     q = q[:shared].float()
@@ -130,9 +130,9 @@ def split_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def remaining_nodes(tree: TokenTree, node: int) -> tuple[int, ...]:
-    """What is left of a tree where ``node``'s first child is rejected: its other children's subtrees.
+    """What is left of a tree after ``node``'s first child is rejected: its other children's subtrees, in node order.
 
-    In the order of the nodes, so that of a tree cut at a depth they are the first ones.
+    Those of the same tree cut at a depth are therefore the first ones.
     """
     inside = set(tree.children(node)[1:])
     for candidate in range(node + 1, len(tree)):
@@ -146,10 +146,9 @@ def verify_split_tree(
 ) -> TreeVerdict:
     """The cloud's half of split verification of a tree: first children alone, as it does not know q.
 
-    r: of each node's token its q(x) or a little more (``rounded_up``); p: (len(tree) + 1, V)
-    as of ``verify_tree``. A verdict that is ``owed`` says where the first child is rejected: whoever
-    holds q goes on with ``finish_split_tree``. For a tree without branches this is DSSD.
-    SamplingError for r that are no probabilities.
+    r: each node's q(x) or a little more (``rounded_up``); p: (len(tree) + 1, V) as for ``verify_tree``. An ``owed``
+    verdict says where the first child is rejected: whoever holds q goes on with ``finish_split_tree``. For a tree
+    without branches this is DSSD. SamplingError for r that are no probabilities.
     """
     if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 for r_x in r):
         raise SamplingError(f"{len(tree)} nodes need as many probabilities above 0 and up to 1")
@@ -169,23 +168,23 @@ def finish_split_tree(
 ) -> TreeVerdict:
     """The robot's half: go on where the cloud rejected the first child of ``node``.
 
-    Both halves together leave tokens that are distributed as the target's alone. q: as of
-    ``verify_tree``. p: (1 + len(remaining_nodes(tree, node)), V), the target's behind ``node`` and
-    behind those; fewer rows where the cloud has cut the tree at a depth for want of room. The verdict's
-    path begins at the root. SamplingError when shapes do not fit, TreeError for a node without children.
+    Both halves together give tokens distributed as the target's alone. q: as for ``verify_tree``. p:
+    (1 + len(remaining_nodes(tree, node)), V), the target's after ``node`` and after those; fewer rows if the cloud
+    cut the tree at a depth to make it fit its context. The verdict's path begins at the root. SamplingError when
+    shapes do not fit, TreeError for a node without children.
     """
     if not tree.children(node):
         raise TreeError(f"node {node} of a tree of {len(tree)} has no child to be rejected")
-    behind = remaining_nodes(tree, node)
-    if len(q) == len(tree.inner) and 1 < len(p) <= len(behind):
-        tree = tree.cut(tree.depths[behind[len(p) - 2]])
-        q, behind = q[: len(tree.inner)], remaining_nodes(tree, node)
-    if len(q) != len(tree.inner) or len(p) != len(behind) + 1:
+    left = remaining_nodes(tree, node)
+    if len(q) == len(tree.inner) and 1 < len(p) <= len(left):
+        tree = tree.cut(tree.depths[left[len(p) - 2]])
+        q, left = q[: len(tree.inner)], remaining_nodes(tree, node)
+    if len(q) != len(tree.inner) or len(p) != len(left) + 1:
         raise SamplingError(
-            f"what is left of the tree behind node {node} needs {len(tree.inner)} rows of q and "
-            f"{len(behind) + 1} of p, not {len(q)} and {len(p)}"
+            f"what is left of the tree after node {node} needs {len(tree.inner)} rows of q and "
+            f"{len(left) + 1} of p, not {len(q)} and {len(p)}"
         )
-    p_row = {left: row for row, left in enumerate(behind, 1)}
+    p_row = {other: row for row, other in enumerate(left, 1)}
     weights = split_residual(p[0], q[tree.inner.index(node)])
     here = WalkState(node, tree.children(node)[1:], weights, float(weights.sum()))
-    return walk(tree, here, q, lambda left: p[p_row[left]], generator)
+    return walk(tree, here, q, lambda other: p[p_row[other]], generator)

@@ -13,8 +13,7 @@ import torch
 from dsd_ros.decoding.methods import full
 from dsd_ros.decoding.methods.base import Drafted, Drawn, RoundContext, as_it_is
 from dsd_ros.decoding.packing import pack_kept, unpack_kept
-from dsd_ros.decoding.rejection import check_tree
-from dsd_ros.decoding.sampling import SamplingError, transform
+from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.truncation import restored, truncate
 
@@ -26,7 +25,7 @@ def draw_from(logits: torch.Tensor, positions: Sequence[int], context: RoundCont
     """Robot: q_hat (n, V), the K most likely tokens (or the smallest nucleus of mass rho) of q, renormalised."""
     q = transform(logits, context.sampling)
     kept = [truncate(row, context.top_k, context.top_rho, context.weights) for row in q]
-    # Before anything is drawn: what is verified has to be what it was drawn from.
+    # Before anything is drawn: verification must use what the tokens were drawn from.
     return torch.stack([restored(*row, q.shape[-1]) for row in kept]), kept
 
 
@@ -37,11 +36,8 @@ def evidence(draft: Drafted) -> bytes:
 
 def read(data: bytes, tree: TokenTree, vocab_size: int) -> torch.Tensor:
     """Cloud: q_hat (inner nodes, V), bit for bit the robot's. Errors as of ``full.read``."""
-    if not tree.inner:
-        return torch.empty(0, 0)
-    if not data:
-        raise SamplingError("a sampled draft was sent without its distributions")
-    kept = unpack_kept(data, len(tree.inner), vocab_size)
-    q = torch.stack([restored(*row, vocab_size) for row in kept])
-    check_tree(tree, q)
-    return q
+
+    def rows() -> torch.Tensor:
+        return torch.stack([restored(*row, vocab_size) for row in unpack_kept(data, len(tree.inner), vocab_size)])
+
+    return full.checked_rows(data, tree, rows)

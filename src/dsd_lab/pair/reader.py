@@ -232,47 +232,47 @@ def render_card(figures: dict[str, Any], training: dict[str, Any]) -> str:
     lines = [
         "---", "license: apache-2.0", "pipeline_tag: text-generation", "---", "", "# dsd_ros reader", "",
         "A tiny text model of Qwen2 architecture that reads one short document in its prompt and answers a",
-        "question from it: `{document}\\n\\n{question}` as the user's turn. It is the shipped model of answers",
-        "from documents on two sides: every document is read by a sequence of its own, and the mixture of",
-        "their next-token distributions takes each fact from the sequence whose document holds it.",
+        "question from it: `{document}\\n\\n{question}` as the user's turn. It is the shipped text model for answers",
+        "from documents on two sides. Each document is read by its own sequence, and the mixture of the sequences'",
+        "next-token distributions takes each fact from the sequence whose document holds it.",
         "",
         "    bring me to the chair I like",
         "    The chair that its owner likes is the Viola.    (the robot's own document)",
         "    The Viola chair is red.                         (the cloud's)",
         "    -> The chair you like is the Viola. The Viola is red. Go: find the red chair",
         "",
-        "It knows its own few kinds of questions about names, colours, places, materials and what may get",
-        "wet, in English, and nothing else: it is no general model. Names are copied from the document, any",
-        "capitalized word of three to nine letters will do. Where no document holds a fact, the answer ends in",
-        f"\"{UNKNOWN}\" and has no `Go:`, or should: the table below tells how often.",
+        "It answers a few kinds of questions about names, colours, places, materials and what may get wet, in",
+        "English, and nothing else. It is not a general model. Names are copied from the document; any",
+        "capitalized word of three to nine letters works. If no document holds a fact, the answer should end in",
+        f"\"{UNKNOWN}\" and have no `Go:`; the table below says how often it does.",
         "", "## How it was made", "",
-        "`dsd-lab train reader`, from nothing, on synthetic documents and questions",
-        "(`dsd_lab.train.reader.corpus.py`): facts of several things in many phrasings, names made of random",
-        "syllables, questions whose answers have one form each. In four questions of ten the document lacks a",
-        "fact; the answer's word is then drawn at random, or the answer says that it does not know, so that the",
-        "bets of a sequence without the fact are flat.",
+        "`dsd-lab train reader` trains from nothing on synthetic documents and questions",
+        "(`src/dsd_lab/train/reader/corpus.py`): facts about several things in many phrasings, names made of random",
+        "syllables, and questions whose answers have one form each. In four of ten questions the document lacks a",
+        "fact. The answer's word is then drawn at random, or the answer says that it does not know, so that a",
+        "sequence without the fact predicts a flat distribution.",
         "",
     ]  # fmt: skip
     lines += [
         f"{training['parameters'] / 1e6:.2f} million parameters, float16; {training['steps']} steps of "
         f"{training['batch']} examples in {training['minutes']:.0f} minutes on a {platform.machine()} CPU.", "",
         "## How well it does", "",
-        "Measured by the run that wrote this card, greedy, on questions that training never drew. *Held out*:",
-        "names, combinations of person and verb, and of colour and kind that it never saw.",
+        "Measured by the run that wrote this card, greedy, on questions that training never drew. *Held out*: with",
+        "names, and combinations of person and verb or of colour and kind, that it never saw.",
         "",
-        f"One document with all that is asked among up to four other facts, {figures['questions']} questions each; "
-        "answers word for word right:",
+        f"One document with the facts asked for and up to four others, {figures['questions']} questions each; "
+        "share of answers that are right word for word:",
         "", "| question | trained combinations | held out |", "| --- | --- | --- |",
     ]  # fmt: skip
     for kind, found in figures["single"].items():
         lines.append(f"| {kind} | {found['trained']:.1%} | {found['held_out']:.1%} |")
     lines += [
         "",
-        "Errands whose name only the device's documents hold and whose colour only the cloud's, all held out. "
-        "*eta*: the device's share. Weights within a side: the softmax of relevances, the document that "
-        "matters about 1 above the others, or even. Right: the instruction behind `Go:` is.",
+        "Errands: only the device's documents hold the name, and only the cloud's hold the colour; all held out. "
+        "*eta*: the device's share. Weights within a side: the softmax of relevances, with the document that "
+        "matters about 1 above the others, or even. Right: the instruction after `Go:` is right.",
         "",
-        "| documents a side | other facts | eta | weights | errands | right with both | device alone | cloud alone "
+        "| documents per side | other facts | eta | weights | errands | right with both | device alone | cloud alone "
         "| device alone does not know | cloud alone does not know |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -23,9 +23,9 @@ _ABOUT = {
     "plain": "the goal is in view among things of its colour and of its kind",
     "search": "the goal is out of view at the start, so that the robot has to turn",
     "hidden": "the goal is partly behind another thing",
-    "two": "two things have the goal's colour and kind: the left, right, nearer or farther one is asked for",
-    "absent": "no such thing is in the room: the robot has to say so and stop",
-    "demo": "rooms as the demo's, which belong to no split and do not count under all",
+    "two": "two things have the goal's colour and kind; the instruction asks for the left, right, nearer or farther",
+    "absent": "no such thing is in the room; the robot has to say so and stop",
+    "demo": 'rooms like the demo\'s, which belong to no split and are not part of "all"',
 }
 
 
@@ -42,7 +42,7 @@ def render(figures: Figures) -> str:
         some = list(group)
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in some]
         lines += aligned([row for row in rows if set("".join(row)) != {"-"}]) if is_table else some
-    return "\n".join([*lines, "In brackets: 95 % confidence intervals; ms: the thread's own time (the clock's)."])
+    return "\n".join([*lines, "In brackets: 95 % confidence intervals; ms: CPU time (wall time)."])
 
 
 def write_page(folder: Path, figures: Figures, command: str) -> Path:
@@ -56,17 +56,17 @@ def write_page(folder: Path, figures: Figures, command: str) -> Path:
     lines = [
         "# The pair, measured",
         "",
-        "How well a pair decides, speaks the truth and steers the simulated robot, from",
+        "How well a pair decides, describes the scene and steers the simulated robot. Measured by",
         "",
         "```bash",
         command,
         "```",
         "",
-        f"of {sizes}, on {figures['machine']}.",
+        f"with {sizes}, on {figures['machine']}.",
         f"{figures['scenes']} scenes and {figures['seeds']} runs (seeds {figures['first_run_seed']} and up) of each "
-        f"situation, of the {figures['split']} split",
-        f"(each split has its own rooms, looks, wordings and pairs of look-alikes); greedy decoding, {how}; at most "
-        f"{figures['max_steps']} actions a run.",
+        f"situation, of the {figures['split']} split.",
+        f"Each split has its own rooms, looks, wordings and pairs of look-alikes. Decoding is greedy, {how}; a run "
+        f"has at most {figures['max_steps']} actions.",
         "In brackets: 95 % confidence intervals, Wilson's for shares and the bootstrap's for ratios. The same command",
         "measures any other Qwen2-VL with `--target DIR --draft DIR`, or one alone with `--no-draft`.",
         "",
@@ -86,7 +86,7 @@ def sections(figures: Figures) -> Iterator[str]:
     """The tables of a page, with their headings."""
     roles = [role for role in ROLES if figures[role] is not None]
     met = {None: "not measured", True: "met", False: "missed"}
-    yield from ("## Bars", "", "`--strict` makes the command fail where a bar is missed.", "")
+    yield from ("## Bars", "", "With `--strict` the command fails if a bar is missed.", "")
     bars = [(bar["name"], _wanted(bar), _found(bar), met[bar["met"]]) for bar in figures["bars"]]
     yield from table(("", "bar", "measured", ""), bars)
     yield from ("## By situation", "", *(f"* {name}: {_ABOUT[name]}" for name in figures["situations"]), "")
@@ -94,12 +94,13 @@ def sections(figures: Figures) -> Iterator[str]:
         yield from (f"The {role}:", "", *table(*situation_rows(figures[role])))
     yield from _EXPLAINED
     yield from (
-        f"So misjudging, the expert keeps its own action in {percent(figures['expert_misjudging'])} of the views.",
+        "With such misjudgements, the expert keeps its own action in "
+        f"{percent(figures['expert_misjudging'])} of the views.",
         "",
     )
-    yield from ("## Truth of what is said", "", *_TRUTH)
+    yield from ("## Truth of the replies", "", *_TRUTH)
     for role in roles:
-        head = ("situation", "goal named", *FIGURES, "all that is said")
+        head = ("situation", "goal named", *FIGURES, "everything")
         rows = [
             (name, percent(row["named"]), *(percent(row["truth"][one]) for one in (*FIGURES, "all")))
             for name, row in _with_all(figures[role])
@@ -109,43 +110,47 @@ def sections(figures: Figures) -> Iterator[str]:
         found = [figures[role]["words"] for role in roles]
         rows = [(name, *(percent(mine["named"][name]) for mine in found)) for name in found[0]["named"]]
         rows.append(("actions right", *(percent(mine["actions_right"]) for mine in found)))
-        yield from ("## In others' words", "", f"The same questions in the words of `{figures['words']}`: how often")
+        yield from (
+            "## In other people's words",
+            "",
+            f"The same questions in the words of `{figures['words']}`: how often",
+        )
         yield from ("the reply names the goal first, and how often the action is right.", "")
         yield from table(("the goal named", *roles), rows)
-    yield from ("## Together", "", *_together(figures))
+    yield from ("## Draft and target together", "", *_together(figures))
     yield from ("## Costs", "")
     costs = [_costs(role, figures[role]) for role in roles]
     yield from table(
         ("", "parameters", "weights", "a token's step, ms", "five-token verification, ms", "image prefill, ms"), costs
     )
-    yield f"Medians of {figures['target']['ms']['repeats']} on one CPU thread: its own time (and the clock's)."
+    yield f"Medians of {figures['target']['ms']['repeats']} runs on one CPU thread: CPU time (wall time)."
     yield from ("A verification reads five drafted tokens and the pending one.", "")
 
 
 _EXPLAINED = [
-    "An action is right when it is exactly the expert's, amount and all. A near miss is wrong, but the expert takes",
-    f"it, too, in {LEAST} or more of {VIEWS} views in which it misjudges everything a little: bearings by "
+    "An action is right if it equals the expert's, amount included. A near miss is wrong, but the expert also takes it",
+    f"in {LEAST} or more of {VIEWS} views in which it misjudges everything a little: bearings by "
     f"{math.degrees(ASIDE):.1f} degrees,",
     f"distances by {100 * FAR:.0f} %, the visible part of a thing by {100 * SIZE:.0f} % (standard deviations).",
     "",
-    "A run reaches its goal when the robot stops by itself within 0.6 m of it and touches nothing; where there is no",
-    "goal, when it ends by saying so, or with a full turn in which no reply saw one. Paths are compared in runs that",
-    "reached the goal: the sum of their lengths over the sum of the expert's.",
+    "A run reaches its goal if the robot stops by itself within 0.6 m of it and touches nothing. Without a goal, the",
+    "run must end by saying so, or with a full turn in which no reply saw one. Paths are compared in runs that reached",
+    "the goal: the sum of their lengths over the sum of the expert's.",
     "",
 ]
 _TRUTH = [
-    "Each reply's words against what the simulator knows. Goal named: the reply names the goal first, with the word",
-    "for which of two. Object: it speaks of the goal's kind and tells truly whether it is in view. Colour: it has the",
+    "Each reply is compared with the simulator's ground truth. Goal named: the reply names the goal first, with the",
+    "word for which of two. Object: it names the goal's kind and says correctly whether it is in view. Colour: the",
     "goal's. Side: left, right or ahead, within 3 degrees of the border. Distance: within 0.25 m, the smallest step.",
-    "Other: the other thing that it names stands where it says.",
+    "Other: the other thing that it names is where it says.",
     "",
 ]
 
 
 def _together(figures: Figures) -> Iterator[str]:
     if figures["acceptance"] is not None:
-        yield f"The target accepts {times(figures['acceptance'])} of the tokens that the draft proposes greedily,"
-        yield f"{figures['gamma']} a round: {times(figures['tokens_per_round'])} tokens a round."
+        yield f"The target accepts {times(figures['acceptance'])} of the tokens that the draft proposes greedily."
+        yield f"With {figures['gamma']} per round, tau is {times(figures['tokens_per_round'])}."
         rows = [
             (name, times(row["acceptance"]), times(row["tokens_per_round"]))
             for name, row in figures["acceptance_by_situation"].items()
@@ -158,7 +163,7 @@ def _together(figures: Figures) -> Iterator[str]:
         yield from ("The target has no early exits.", "")
         return
     found = [(f"{row['layer']} of {exits['layers']}", percent(row["agreement"])) for row in exits["exits"]]
-    yield from table(("exit after layer", "tokens as of the last layer"), found)
+    yield from table(("exit after layer", "tokens that equal the last layer's"), found)
 
 
 def _costs(role: str, mine: Figures) -> tuple[str, ...]:
@@ -195,7 +200,7 @@ def card(role: str, figures: Figures, training: Figures) -> Iterator[str]:
     mine = figures[role]
     both = mine["all"]
     named = {
-        "target": "the target: the large model that owns every word",
+        "target": "the target: the large model that verifies every token",
         "draft": "the draft: the small model that proposes tokens on the robot",
     }
     yield from ("---", "license: apache-2.0", "pipeline_tag: image-text-to-text", "---", "", f"# dsd_ros {role}", "")
@@ -205,16 +210,17 @@ def card(role: str, figures: Figures, training: Figures) -> Iterator[str]:
     yield "kind, and answers with a line of reasoning and one action: `<reasoning> Action: forward 25|50|75 cm`,"
     yield "`turn left|right 15|30|45 degrees` or `stop`."
     yield f"{mine['parameters'] / 1e6:.2f} million parameters, float16, vocabulary of 512."
-    yield from ("", "It knows the project's simulated rooms and nothing else: it is no model for real pictures.", "")
+    yield from ("", "It knows the project's simulated rooms and nothing else. Do not use it on real pictures.", "")
     yield from ("## How it was made", "")
-    yield "`dsd-lab train pair`, on pictures that the project's simulator renders and its expert labels, in stages: the"
-    yield "vision tower through throw-away heads, the language model on the frozen tower's tokens, both together, the"
-    yield "same with pictures that the model met itself (DAgger), and for the draft a copy of the target's tower and a"
-    yield "small language model trained on the target's own replies. Each split has seeds of its own."
+    yield "`dsd-lab train pair` trains on pictures that the project's simulator renders and its expert labels. The"
+    yield "stages: the vision tower with throw-away heads; the language model on the frozen tower's tokens; both"
+    yield "together; the same with pictures that the model met itself (DAgger); and for the draft, a copy of the"
+    yield "target's tower and a small language model trained on the target's own replies. Each split has its own"
+    yield "seeds."
     yield from ("", *_training(training), "## How well it does", "")
     yield f"Measured by `dsd-lab evaluate pair`: {figures['scenes']} scenes and {figures['seeds']} runs (seeds"
-    yield f"{figures['first_run_seed']} and up) of each situation, which training did not see; greedy decoding; in"
-    yield from ("brackets the 95 % confidence interval.", "")
+    yield f"{figures['first_run_seed']} and up) per situation, unseen in training; greedy decoding; 95 % confidence"
+    yield from ("intervals in brackets.", "")
     facts = [
         ("actions right (exactly the expert's)", percent(both["actions_right"])),
         ("... in pictures on the way to a target", percent(both["actions_right_on_the_way"])),
@@ -247,7 +253,9 @@ def _training(training: Figures) -> list[str]:
     device = settings.get("device", "cpu")
     where = f"a {platform.machine()} CPU with {settings.get('threads', 1)} threads" if device == "cpu" else device
     start = training.get("start", {}).get("target")
-    before = f" It continued from an earlier pair (target {start}), whose training comes on top." if start else ""
+    before = (
+        f" It continued from an earlier pair (target {start}); that pair's training is not included." if start else ""
+    )
     return [*table(("stage", "steps", "minutes"), rows), f"Measured on {where}.{before}", ""]
 
 

@@ -27,7 +27,7 @@ from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.observe.view.overlay import draw_legend, draw_tokens
 from dsd_ros.observe.view.state import Round, ShownReply
 from dsd_ros.observe.view.timeline import draw_timeline, spans_of
-from dsd_ros.observe.view.typeset import INK, PAPER, line_height, write
+from dsd_ros.observe.view.typeset import INK, PAPER, blank, line_height, write
 from dsd_ros.paths import models_directory
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
@@ -114,21 +114,17 @@ def draw_rounds(replies: Sequence[tuple[str, ShownReply]], width: int = WIDTH) -
     seconds = [max(span.end for span in spans_of(reply)) for _, reply in replies]
     parts = []
     for (title, reply), whole in zip(replies, seconds, strict=True):
-        head = _sheet(line_height(_SIZE) + 8, width)
+        head = blank(line_height(_SIZE) + 8, width)
         write(head, 6, 5, title, _SIZE, INK, PAPER)
-        tokens = _sheet(_TOKENS_HEIGHT, width)
-        draw_tokens(tokens, reply, _SIZE)
+        tokens = blank(_TOKENS_HEIGHT, width)
+        draw_tokens(tokens, reply, _SIZE, _TOKENS_HEIGHT)
         lanes = draw_timeline(reply, _MARGIN + round((width - _MARGIN) * whole / max(seconds)))
-        sheet = _sheet(lanes.shape[0] + 8, width)
-        sheet[: lanes.shape[0], : lanes.shape[1]] = lanes
+        sheet = blank(lanes.shape[0] + 8, width)
+        sheet.paste(Image.fromarray(lanes), (0, 0))
         parts += [head, tokens, sheet]
-    legend = _sheet(line_height(_SIZE) + 6, width)
+    legend = blank(line_height(_SIZE) + 6, width)
     draw_legend(legend, 6, 2)
     return np.concatenate([*parts, legend])
-
-
-def _sheet(height: int, width: int) -> np.ndarray:
-    return np.full((height, width, 3), PAPER, np.uint8)
 
 
 def measure_rounds() -> list[tuple[str, ShownReply]]:

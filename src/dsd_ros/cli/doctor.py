@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dsd_ros.cli import doctor_checks
 from dsd_ros.cli.arguments import arguments, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
 
 
+class Role(StrEnum):
+    """The machine to examine."""
+
+    LAPTOP = "laptop"
+    ROBOT = "robot"
+    CLOUD = "cloud"
+
+
 @arguments
 class DoctorArguments:
-    role: doctor_checks.Role = flag(
-        doctor_checks.Role.LAPTOP, "laptop: the whole demo; robot: draft and nodes; cloud: the verifier"
-    )
+    role: Role = flag(Role.LAPTOP, "laptop: the whole demo; robot: draft and nodes; cloud: the verifier")
     json: Path | None = json_option("the findings")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. ``required`` is false for what only some set-ups need."""
+
+    name: str
+    ok: bool
+    required: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """``find`` returns what was found, and raises an exception with a phrase for what is missing."""
+
+    name: str
+    find: Callable[[Role], str]
+    remedy: str
+    required: bool = True
+    roles: Collection[Role] = tuple(Role)
+
+    def run(self, role: Role) -> Finding:
+        try:
+            return Finding(self.name, True, self.required, self.find(role))
+        except Exception as error:  # a broken ROS raises anything
+            return Finding(self.name, False, self.required, str(error), self.remedy)
 
 
 def command(args: DoctorArguments = DoctorArguments()) -> int:
@@ -23,16 +67,171 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
 
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
-    findings = doctor_checks.examine(args.role)
-    print(_coloured(doctor_checks.render(findings)))
-    write_json(args.json, doctor_checks.as_json(findings))
-    return EXIT_DONE if doctor_checks.healthy(findings) else EXIT_GOAL_MISSED
+    findings = [check.run(args.role) for check in _CHECKS if args.role in check.roles]
+    for finding in findings:
+        mark, colour = (
+            ("ok", "green") if finding.ok else ("MISSING", "red") if finding.required else ("optional", "yellow")
+        )
+        print(f"{paint(mark, colour)}{'':{8 - len(mark)}} {finding.name:22} {finding.detail}")
+        if finding.remedy:
+            print(f"{'':8} {'':22} -> {finding.remedy}")
+    write_json(args.json, [asdict(finding) for finding in findings])
+    return EXIT_DONE if all(finding.ok for finding in findings if finding.required) else EXIT_GOAL_MISSED
 
 
-def _coloured(text: str) -> str:
-    colours = {"ok": "green", "MISSING": "red", "optional": "yellow"}
-    lines = []
-    for line in text.splitlines():
-        mark = line.partition(" ")[0]
-        lines.append(paint(mark, colours[mark]) + line[len(mark) :] if mark in colours else line)
-    return "\n".join(lines)
+def _package(module: str, distribution: str, missing: str = "not installed") -> Callable[[Role], str]:
+    """A check for a Python package, which is not imported; finds its version."""
+
+    def find(_: Role) -> str:
+        if importlib.util.find_spec(module) is None:
+            raise LookupError(missing)
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            return "installed (no version metadata)"
+
+    return find
+
+
+def _modules(*names: str) -> Callable[[Role], str]:
+    """A check for modules that must import; finds their folders."""
+    return lambda _: ", ".join(os.path.dirname(str(importlib.import_module(name).__file__)) for name in names)
+
+
+def _torch(_: Role) -> str:
+    torch = importlib.import_module("torch")
+    return f"{torch.__version__}, {torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'CPU only'}"
+
+
+def _four_bit(_: Role) -> str:
+    present = [name for name in ("bitsandbytes", "torchao") if importlib.util.find_spec(name)]
+    if not present:
+        raise LookupError("neither bitsandbytes nor torchao")
+    return ", ".join(present)
+
+
+def _rclpy(_: Role) -> str:
+    importlib.import_module("rclpy")
+    rmw = importlib.import_module("rclpy.utilities").get_rmw_implementation_identifier()
+    return f"{os.environ.get('ROS_DISTRO', 'from wheels')}, {rmw}"
+
+
+def _discovery(_: Role) -> str:
+    domain = os.environ.get("ROS_DOMAIN_ID", "0")
+    detail = f"ROS_DOMAIN_ID={domain}, discovery range {os.environ.get('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
+    if not domain.isdigit() or int(domain) > 101:
+        raise ValueError(detail)
+    return detail
+
+
+def _ros2_launch(_: Role) -> str:
+    if (program := shutil.which("ros2")) is None:
+        raise LookupError("not installed: `dsd demo` starts the same processes itself")
+    return program
+
+
+def _rendering(_: Role) -> str:
+    # In a process of its own: a failing GL library may abort the interpreter.
+    program = (
+        "from dsd_ros.robot.sim.world import World\n"
+        "from dsd_ros.robot.sim.simulator import Simulator\n"
+        "import os\n"
+        "simulator = Simulator(World.from_seed(0))\n"
+        "image = simulator.render()\n"
+        "simulator.close()\n"
+        "print(os.environ.get('MUJOCO_GL', 'default'), image.shape)\n"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise LookupError("no image within 60 s") from None
+    if done.returncode != 0:
+        raise LookupError((done.stderr.strip().splitlines() or ["the renderer ended without an error message"])[-1])
+    return done.stdout.strip()
+
+
+def _models(role: Role) -> str:
+    from dsd_ros.paths import models_directory
+
+    wanted = {Role.CLOUD: ("target",), Role.ROBOT: ("draft",)}.get(role, ("target", "draft"))
+    root = models_directory()
+    absent = [name for name in wanted if not (root / name / "config.json").is_file()]
+    if absent:
+        raise LookupError(f"no {' and no '.join(absent)} under {root}")
+    return ", ".join(wanted)
+
+
+def _unitree_sdk(role: Role) -> str:
+    _package("unitree_sdk2py", "unitree-sdk2py-dimos")(role)
+    cyclone = _package("cyclonedds", "cyclonedds")(role)
+    if not cyclone.startswith("0.10"):
+        raise LookupError(f"cyclonedds {cyclone}: crashes the 0.10 peers that a Go2 runs")
+    return f"cyclonedds {cyclone}"
+
+
+_CLOUD = "pip install -r requirements/cloud.txt"
+_WITH_ROS = {Role.LAPTOP, Role.ROBOT}
+_CHECKS = (
+    Check("python", lambda _: platform.python_version(), ""),
+    Check("torch", _torch, _CLOUD),
+    *(Check(name, _package(name, name), _CLOUD) for name in ("transformers", "safetensors", "msgspec", "websockets")),
+    Check("shipped models", _models, "check them out, name others with --model, or run `dsd-lab train pair`"),
+    Check(
+        "qwen_vl_utils",
+        _package("qwen_vl_utils", "qwen-vl-utils"),
+        "pip install dsd_ros[real-models] (its resizing rule is built in)",
+        required=False,
+    ),
+    Check(
+        "4-bit quantization",
+        _four_bit,
+        "pip install bitsandbytes (CUDA only; int8 works on every CPU without it)",
+        required=False,
+    ),
+    Check("rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels", roles=_WITH_ROS),
+    Check(
+        "dsd_msgs",
+        _modules("dsd_msgs.msg", "dsd_msgs.action"),
+        "run `make setup`, or `colcon build --base-paths . src/dsd_msgs` and source it",
+        roles=_WITH_ROS,
+    ),
+    Check(
+        "Go2 messages",
+        _modules("unitree_api.msg", "unitree_go.msg"),
+        "source a workspace with unitree_ros2, or run `make setup`, or `colcon build --base-paths src/unitree_api "
+        "src/unitree_go` and source it",
+        required=False,
+        roles=_WITH_ROS,
+    ),
+    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number 0..101", roles=_WITH_ROS),
+    Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt", roles=_WITH_ROS),
+    Check(
+        "cv_bridge",
+        _package("cv_bridge", "cv-bridge", "not installed: the built-in equivalent conversion is used"),
+        "apt install ros-$ROS_DISTRO-cv-bridge",
+        required=False,
+        roles=_WITH_ROS,
+    ),
+    Check(
+        "ros2 launch",
+        _ros2_launch,
+        "apt install ros-$ROS_DISTRO-ros-base, then source it",
+        required=False,
+        roles=_WITH_ROS,
+    ),
+    Check("mujoco", _package("mujoco", "mujoco"), "pip install -r requirements/sim.txt", roles={Role.LAPTOP}),
+    Check(
+        "offscreen rendering",
+        _rendering,
+        "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
+        roles={Role.LAPTOP},
+    ),
+    Check(
+        "unitree_sdk2py",
+        _unitree_sdk,
+        "pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine joins the robot's network "
+        "(not needed for the simulated robot)",
+        required=False,
+        roles={Role.ROBOT},
+    ),
+)

@@ -69,7 +69,7 @@ def text_or_json(args: object) -> Iterator[None]:
         yield
 
 
-def write_json(path: Path | None, report: dict[str, Any]) -> None:
+def write_json(path: Path | None, report: Any) -> None:
     """Write ``report`` where ``--json`` says."""
     if path is None:
         return

@@ -31,7 +31,7 @@ from dsd_ros.ros.settings import ViewNodeSettings
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two updates of each
 _UNSEEN_S = 1.0  # the same while no browser has the page open
 _UNSEEN_RATE = 2.0  # most pictures per second in that time
-_SERVER_S = 1.0  # between checks of the server and of its viewers
+_SERVER_S = 2.0  # between checks of the server and of its viewers
 _WIDTH = 336  # of the robot's view, pixels: fits a phone, and is the simulated camera's
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 

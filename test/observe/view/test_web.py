@@ -20,7 +20,6 @@ from dsd_ros.observe.view.overlay import OverlayPainter
 from dsd_ros.observe.view.state import ShownStep
 from dsd_ros.observe.view.timeline import draw_board
 from dsd_ros.observe.view.typeset import ACCEPTED, OWN, PAPER
-from dsd_ros.observe.view.web import PictureSender
 
 needs_rerun = pytest.mark.skipif(not web.available(), reason="rerun-sdk is not installed (requirements/view.txt)")
 SKY = (40, 120, 200)  # of the picture shown, RGB
@@ -73,19 +72,7 @@ def test_the_server_listens_on_its_address_alone_and_ends_with_its_owner():
     assert not server.alive()
 
 
-def test_connections_are_counted_as_the_kernel_tells_them(tmp_path):
-    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
-    rows = ["0100007F:2694 00000000:0000 0A", "0100007F:2694 0100007F:D2F0 01"]  # listens; is open
-    rows += ["0100007F:D2F0 0100007F:2694 01", "0100007F:2694 0100007F:D2F2 06"]  # other end; closed
-    (tmp_path / "tcp").write_text(head + "".join(f"   0: {row} 00000000:0 00:0 0\n" for row in rows))
-    tables = (str(tmp_path / "tcp"), str(tmp_path / "tcp6"))
-    assert web._connections(0x2694, tables) == 1
-    assert web._connections(0x2695, tables) == 0
-    assert web._connections(0x2694, (str(tmp_path / "none"),)) is None
-
-
 @needs_rerun
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who is connected")
 def test_the_server_knows_whether_somebody_looks():
     def until(watched: bool) -> None:
         deadline = time.monotonic() + 30.0
@@ -128,21 +115,6 @@ def _runs(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-@needs_rerun
-def test_pictures_are_sent_as_rerun_sends_them():
-    import rerun
-
-    data = bytes(range(7))
-    ours = PictureSender(None)
-    theirs = rerun.EncodedImage.columns(blob=[data])
-    (blob,) = list(theirs)
-    assert ours.blobs(np.frombuffer(data, np.uint8)) == blob.as_arrow_array()
-    assert ours.blobs(np.frombuffer(data, np.uint8)).type == blob.as_arrow_array().type
-    when = rerun.TimeColumn("time", duration=[1.25])
-    assert ours.times(1.25) == when.as_arrow_array()
-    assert ours.times(1.25).type == when.as_arrow_array().type
 
 
 @pytest.fixture

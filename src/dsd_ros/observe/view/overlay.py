@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import replace
 
 import cv2
 import numpy as np
+from PIL import Image
 
 from dsd_ros.observe.view.state import Overlay, ShownReply
 from dsd_ros.observe.view.typeset import (
@@ -23,9 +23,7 @@ from dsd_ros.observe.view.typeset import (
     REJECTED,
     Colour,
     blank,
-    fill,
     line_height,
-    put,
     shortened,
     sprite,
     wrapped,
@@ -54,8 +52,7 @@ class OverlayPainter:
         self._bgr = bgr
         self._shown: Overlay | None = None
         self._with_panel = True
-        self._top = self._bottom = blank(1, width)
-        self._panel = blank(PANEL_HEIGHT, width)
+        self._top = self._bottom = self._panel = np.empty((0, width, 3), np.uint8)
         self._canvas: np.ndarray | None = None  # the canvas that has the panel on it
         self.drawn = 0  # number of redraws of the text
 
@@ -78,8 +75,9 @@ class OverlayPainter:
         if canvas is None:
             canvas = np.empty(shape, np.uint8)
         cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
-        put(canvas[:height], 0, 0, self._top)
-        put(canvas[:height], 0, max(0, height - self._bottom.shape[0]), self._bottom)
+        canvas[: min(height, len(self._top))] = self._top[:height]
+        bottom = self._bottom[:height]
+        canvas[height - len(bottom) : height] = bottom
         if panel and canvas is not self._canvas:
             canvas[height:] = self._panel
             self._canvas = canvas
@@ -101,15 +99,17 @@ class OverlayPainter:
             self._panel = self._ordered(panel(overlay, self._width))
             self._canvas = None
 
-    def _ordered(self, drawn: np.ndarray) -> np.ndarray:
-        return cv2.cvtColor(drawn, cv2.COLOR_RGB2BGR) if self._bgr else drawn
+    def _ordered(self, drawn: Image.Image) -> np.ndarray:
+        rgb = np.asarray(drawn)
+        return cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR) if self._bgr else rgb
 
 
-def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
-    """The reply's tokens, a legend and the newest figures: uint8 (PANEL_HEIGHT, width, 3), RGB."""
+def panel(overlay: Overlay, width: int = WIDTH) -> Image.Image:
+    """The reply's tokens, a legend and the newest figures, PANEL_HEIGHT high."""
     legend_y = PANEL_HEIGHT - 2 * line_height(_SMALL) - 6
-    canvas = with_legend(PANEL_HEIGHT, width, legend_y).copy()
-    draw_tokens(canvas[: legend_y - 2], overlay.reply, _SIZE)
+    canvas = blank(PANEL_HEIGHT, width)
+    draw_tokens(canvas, overlay.reply, _SIZE, legend_y - 2)
+    draw_legend(canvas, _MARGIN, legend_y)
     figures = (
         f"{overlay.mode or '-'}   tau {overlay.tau:.2f}   {overlay.seconds:.2f} s a reply   "
         f"picture {overlay.age:.2f} s old"
@@ -118,35 +118,32 @@ def panel(overlay: Overlay, width: int = WIDTH) -> np.ndarray:
     return canvas
 
 
-def draw_tokens(canvas: np.ndarray, reply: ShownReply, size: int) -> None:
-    """Draw the reply's tokens in reading order; the newest stay visible when not all fit.
+def draw_tokens(canvas: Image.Image, reply: ShownReply, size: int, height: int) -> None:
+    """Draw the reply's tokens in reading order into the top ``height`` pixels; of too many the newest stay visible.
 
     Accepted drafts are green, rejected ones red and struck out, the target's own tokens blue. An amber underline
     marks tokens drafted or sent ahead.
     """
-    step, right = line_height(size) + 3, canvas.shape[1] - _MARGIN
-    lines: list[list[tuple[np.ndarray, bool]]] = [[]]
+    step, right = line_height(size) + 3, canvas.width - _MARGIN
+    lines: list[list[tuple[Image.Image, bool]]] = [[]]
     x = _MARGIN
     newest = replace(reply, rounds=reply.rounds[-_ROUNDS_SHOWN:])
     for text, colour, struck, ahead in token_run(newest)[-_TOKENS_SHOWN:]:
         shown = sprite(text, size, colour, PAPER, struck)
-        if x + shown.shape[1] > right and lines[-1]:
+        if x + shown.width > right and lines[-1]:
             lines.append([])
             x = _MARGIN
         lines[-1].append((shown, ahead))
-        x += shown.shape[1]
-    room = max(1, canvas.shape[0] // step)
-    for number, line in enumerate(lines[-room:]):
+        x += shown.width
+    for number, line in enumerate(lines[-max(1, height // step) :]):
         x, y = _MARGIN, 4 + number * step
-        begin = -1  # start of the underline; one line per run of neighbours is faster
-        for shown, ahead in [*line, (None, False)]:
-            if ahead and begin < 0:
-                begin = x
-            elif not ahead and begin >= 0:
-                fill(canvas[y + step - 4 : y + step - 2, begin : max(begin, min(x, right) - 1)], AHEAD)
-                begin = -1
-            if shown is not None:
-                x = put(canvas, x, y, shown)
+        for place, (shown, ahead) in enumerate(line):
+            canvas.paste(shown, (x, y))
+            if ahead:
+                joined = place + 1 < len(line) and line[place + 1][1]
+                end = min(x + shown.width, right) - (not joined)
+                canvas.paste(AHEAD, (x, y + step - 4, max(x, end), y + step - 2))
+            x += shown.width
 
 
 def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
@@ -160,43 +157,34 @@ def token_run(reply: ShownReply) -> list[tuple[str, Colour, bool, bool]]:
     return [token for token in run if token[0]]
 
 
-@functools.lru_cache(maxsize=8)
-def with_legend(height: int, width: int, y: int) -> np.ndarray:
-    """A canvas with only the legend at ``y``, read-only: uint8 (height, width, 3), RGB."""
-    canvas = blank(height, width)
-    draw_legend(canvas, _MARGIN, y)
-    canvas.setflags(write=False)
-    return canvas
-
-
-def draw_legend(canvas: np.ndarray, x: int, y: int) -> None:
+def draw_legend(canvas: Image.Image, x: int, y: int) -> None:
     """Explain the tokens' colours."""
     for text, colour in (("accepted", ACCEPTED), ("rejected", REJECTED), ("target's own", OWN)):
         x = write(canvas, x, y, text, _SMALL, colour, PAPER) + 10
     end = write(canvas, x, y, "drafted ahead", _SMALL, FAINT, PAPER)
-    fill(canvas[y + line_height(_SMALL) - 2 : y + line_height(_SMALL), x : end - 4], AHEAD)
+    canvas.paste(AHEAD, (x, y + line_height(_SMALL) - 2, end - 4, y + line_height(_SMALL)))
 
 
 def _shown(piece: str) -> str:
     return piece.replace("\n", " ").replace("\t", " ")
 
 
-def _top_bar(overlay: Overlay, width: int) -> np.ndarray:
+def _top_bar(overlay: Overlay, width: int) -> Image.Image:
     """Instruction on the left, link on the right."""
     height = line_height(_SIZE) + 8
     bar = blank(height, width, BAR)
     paper = {None: BAR, True: CALM, False: ALARM}[overlay.link_ok]
     label = shortened(overlay.link or "no link status", _SMALL, 2 * width // 5)
     link = sprite(label, _SMALL, INK, paper)
-    left = width - link.shape[1] - 2 * _MARGIN
-    fill(bar[:, left:], paper)
-    put(bar, left + _MARGIN, 6, link)
+    left = width - link.width - 2 * _MARGIN
+    bar.paste(paper, (left, 0, width, height))
+    bar.paste(link, (left + _MARGIN, 6))
     text = overlay.reply.instruction[:_MAX_INSTRUCTION] or "no instruction yet"
     write(bar, _MARGIN, 4, shortened(text, _SIZE, left - 2 * _MARGIN), _SIZE, INK, BAR)
     return bar
 
 
-def _bottom_bar(overlay: Overlay, width: int) -> np.ndarray:
+def _bottom_bar(overlay: Overlay, width: int) -> Image.Image:
     """Causes of a stop, the verified reasoning, and the action."""
     inside = width - 2 * _MARGIN
     rows: list[tuple[str, Colour, Colour]] = []
@@ -216,7 +204,6 @@ def _bottom_bar(overlay: Overlay, width: int) -> np.ndarray:
     bar = blank(max(1, len(rows) * step), width, BAR)
     for number, (text, ink, paper) in enumerate(rows):
         y = number * step
-        if paper != BAR:
-            fill(bar[y : y + step], paper)
+        bar.paste(paper, (0, y, width, y + step))
         write(bar, _MARGIN, y + 1, shortened(text, _SMALL, inside), _SMALL, ink, paper)
     return bar

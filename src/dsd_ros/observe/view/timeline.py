@@ -6,12 +6,13 @@ because clocks of two machines are never compared.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from PIL import Image
 
-from dsd_ros.observe.view.overlay import WIDTH, draw_tokens, with_legend
+from dsd_ros.observe.view.overlay import WIDTH, draw_legend, draw_tokens
 from dsd_ros.observe.view.state import ShownReply
 from dsd_ros.observe.view.typeset import (
     ACCEPTED,
@@ -24,23 +25,14 @@ from dsd_ros.observe.view.typeset import (
     REJECTED,
     Colour,
     blank,
-    fill,
     line_height,
-    put,
     sprite,
     write,
 )
 
 LANES = ("draft", "ahead", "uplink", "target", "downlink")
-READ, DRAFT, HIT, PARTLY, UP, VERIFY, DOWN = (
-    "reads the picture",
-    "draft",
-    "ready ahead",
-    "begun ahead",
-    "up",
-    "verify",
-    "down",
-)
+READ, DRAFT, HIT, PARTLY = "reads the picture", "draft", "ready ahead", "begun ahead"
+UP, VERIFY, DOWN = "up", "verify", "down"
 _COLOURS: dict[str, Colour] = {
     READ: (92, 98, 110),
     DRAFT: ACCEPTED,
@@ -127,63 +119,51 @@ def _one_way(wait: float, verify: float) -> float:
 
 def draw_timeline(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     """The swim lanes: uint8 (height, width, 3), RGB."""
-    canvas = _lanes(width).copy()
-    height = canvas.shape[0]
+    canvas = blank(len(LANES) * _LANE + _AXIS, width)
+    for number, lane in enumerate(LANES):
+        paper = PAPER if number % 2 else BAR
+        canvas.paste(paper, (0, number * _LANE, width, (number + 1) * _LANE))
+        write(canvas, 4, number * _LANE + 3, lane, _SIZE, FAINT, paper)
     spans = spans_of(reply)
     whole = max((span.end for span in spans), default=0.0)
     if whole <= 0.0:
-        write(canvas, _LEFT, height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
-        return canvas
-    scale = (width - _LEFT - 8) / whole
+        write(canvas, _LEFT, canvas.height - _AXIS + 1, "no round yet", _SIZE, FAINT, PAPER)
+        return np.asarray(canvas)
 
     def place(seconds: float) -> int:
-        return _LEFT + round(seconds * scale)
+        return _LEFT + round(seconds * (width - _LEFT - 8) / whole)
 
     for span in spans:
         top = LANES.index(span.lane) * _LANE + 3
         left, right = place(span.start), max(place(span.start) + 1, place(span.end))
         # Leave a gap between neighbours if it fits.
-        bar = canvas[top : top + _LANE - 6, left : right - (right - left > 3)]
-        fill(bar, _COLOURS[span.what])
-        drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what]) if span.label else None
-        if drawn is not None and drawn.shape[1] + 4 < right - left:
-            put(canvas[: top + _LANE - 6], left + 2, top, drawn)
+        canvas.paste(_COLOURS[span.what], (left, top, right - (right - left > 3), top + _LANE - 6))
+        if span.label:
+            drawn = sprite(span.label, _SIZE, PAPER, _COLOURS[span.what])
+            if drawn.width + 4 < right - left:
+                canvas.paste(drawn, (left + 2, top))
     top = LANES.index("target") * _LANE
     for early in exits_of(reply):
         left = place(early.at)
-        fill(canvas[top + 1 : top + _LANE - 1, left : left + 2], AHEAD if early.held else REJECTED)
-    _axis(canvas, whole, place)
-    return canvas
-
-
-@functools.lru_cache(maxsize=4)
-def _lanes(width: int) -> np.ndarray:
-    """The empty swim lanes, read-only."""
-    canvas = blank(len(LANES) * _LANE + _AXIS, width)
-    for number, lane in enumerate(LANES):
-        top = number * _LANE
-        if number % 2 == 0:
-            fill(canvas[top : top + _LANE], BAR)
-        write(canvas, 4, top + 3, lane, _SIZE, FAINT, BAR if number % 2 == 0 else PAPER)
-    canvas.setflags(write=False)
-    return canvas
+        canvas.paste(AHEAD if early.held else REJECTED, (left, top + 1, left + 2, top + _LANE - 1))
+    _draw_axis(canvas, whole, place)
+    return np.asarray(canvas)
 
 
 def draw_board(reply: ShownReply, width: int = WIDTH) -> np.ndarray:
     """Tokens above the swim lanes: uint8 (height, width, 3), RGB."""
-    legend = line_height(12) + 6
-    head = with_legend(TOKENS_HEIGHT + legend, width, TOKENS_HEIGHT).copy()
-    draw_tokens(head[:TOKENS_HEIGHT], reply, 14)
+    head = blank(TOKENS_HEIGHT + line_height(12) + 6, width)
+    draw_tokens(head, reply, 14, TOKENS_HEIGHT)
+    draw_legend(head, 6, TOKENS_HEIGHT)
     return np.concatenate([head, draw_timeline(reply, width)])
 
 
-def _axis(canvas: np.ndarray, whole: float, place: object) -> None:
-    assert callable(place)
+def _draw_axis(canvas: Image.Image, whole: float, place: Callable[[float], int]) -> None:
     step = next((s for s in _STEPS if whole / s <= 7), _STEPS[-1])
-    y = canvas.shape[0] - _AXIS
+    y = canvas.height - _AXIS
     for number in range(int(whole / step) + 1):
-        left = place(number * step)
-        canvas[y : y + 4, left] = INK
         seconds = number * step
+        left = place(seconds)
+        canvas.paste(INK, (left, y, left + 1, y + 4))
         label = f"{1e3 * seconds:.0f} ms" if step < 0.5 else f"{seconds:.1f} s"
-        put(canvas, left + 2, y + 3, sprite(label, _SIZE - 1, FAINT, PAPER))
+        canvas.paste(sprite(label, _SIZE - 1, FAINT, PAPER), (left + 2, y + 3))

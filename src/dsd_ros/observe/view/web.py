@@ -12,7 +12,6 @@ import ipaddress
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -28,12 +27,11 @@ import numpy as np
 from dsd_ros.observe.view.figures import Figures
 from dsd_ros.observe.view.state import Pose, ShownStep, motion_of
 
-MISSING = "The web view needs rerun-sdk, which is not installed: pip install -r requirements/view.txt."
+MISSING = "The web view needs rerun-sdk and psutil, which are not installed: pip install -r requirements/view.txt."
 _START_S = 20.0
-_COUNT_S = 20.0  # maximum interval between two counts of connections
 _FLUSH_S = 0.2  # data logged within this time is sent together; pictures do not wait
 _PR_SET_PDEATHSIG = 1
-_TCP_TABLES, _ESTABLISHED = ("/proc/net/tcp", "/proc/net/tcp6"), "01"  # of Linux; see proc_net_tcp
+_QUALITY = 75  # of JPEG
 
 
 class ViewError(RuntimeError):
@@ -41,8 +39,8 @@ class ViewError(RuntimeError):
 
 
 def available() -> bool:
-    """Whether rerun is installed."""
-    return importlib.util.find_spec("rerun") is not None
+    """Whether the web view's packages are installed."""
+    return all(importlib.util.find_spec(name) for name in ("rerun", "psutil"))
 
 
 class WebServer:
@@ -62,9 +60,6 @@ class WebServer:
         if not is_local(bind):
             # The browser reaches this machine under a name that the server does not know.
             command += ["--cors-allow-origin", f"http://*:{self.web_port}"]
-        self._sockets: frozenset[str] = frozenset()
-        self._connections: int | None = None
-        self._counted = float("-inf")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -99,14 +94,14 @@ class WebServer:
         return self._process.poll() is None
 
     def watched(self) -> bool:
-        """Whether anyone has the page open: the data port has connections besides the sender's. True if unknown."""
-        now = time.monotonic()
-        # Reading the kernel's connection table takes milliseconds, so read it only when a socket opened or closed.
-        sockets = _sockets(self.pid)
-        if sockets != self._sockets or now - self._counted > _COUNT_S:
-            self._sockets, self._counted = sockets, now
-            self._connections = _connections(self.data_port)
-        return self._connections is None or self._connections > 1
+        """Whether anyone has the page open: the data port has connections besides the sender's."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found = psutil.Process(self.pid).net_connections("tcp")
+            open_ = [c for c in found if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == self.data_port]
+            return len(open_) > 1
+        return True
 
     def close(self) -> None:
         self._process.terminate()
@@ -164,23 +159,23 @@ class WebView:
         )
         self._recording.connect_grpc(data_url, default_blueprint=_blueprint())
         for entity in ("view", "rounds"):  # the constant part of a picture
-            kind = rr.EncodedImage.from_fields(media_type="image/jpeg")
-            self._send(entity, kind, static=True)
-        self._pictures = PictureSender(self._recording)
+            self._send(entity, rr.EncodedImage.from_fields(media_type="image/jpeg"), static=True)
         self._began = time.monotonic()
 
     def close(self) -> None:
         self._recording.flush()
         self._recording.disconnect()
 
-    def picture(self, image: np.ndarray) -> None:
-        """Show the robot's view with its overlay: uint8 (H, W, 3), BGR."""
-        self._pictures.send("view", image, time.monotonic() - self._began)
+    def picture(self, image: np.ndarray, entity: str = "view") -> None:
+        """Show the robot's view with its overlay: uint8 (H, W, 3), BGR. It is sent at once, not in a batch."""
+        rr = self._rr
+        _, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        when = rr.TimeColumn("time", duration=[time.monotonic() - self._began])
+        rr.send_columns(entity, [when], rr.EncodedImage.columns(blob=[data]), recording=self._recording, strict=True)
 
     def board(self, image: np.ndarray) -> None:
         """Show tokens and rounds of a reply: uint8 (H, W, 3), RGB."""
-        bgr = cv2.cvtColor(image, cv2.COLOR_RGB2BGR)
-        self._pictures.send("rounds", bgr, time.monotonic() - self._began)
+        self.picture(cv2.cvtColor(image, cv2.COLOR_RGB2BGR), "rounds")
 
     def figures(self, figures: Figures, new_reply: bool) -> None:
         """Show the table, and with ``new_reply`` add a point to each curve."""
@@ -286,13 +281,9 @@ def _on_map(points: Sequence[tuple[float, float]]) -> np.ndarray:
 
 def program() -> str:
     """The path of rerun's program. :raises ViewError: when it is not installed."""
-    if not available():
-        raise ViewError(MISSING)
-    spec = importlib.util.find_spec("rerun_cli")
-    folders = spec.submodule_search_locations if spec is not None else None
-    for folder in folders or ():
-        program = Path(folder) / "rerun"
-        if program.is_file():
+    spec = importlib.util.find_spec("rerun_cli") if available() else None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (program := Path(folder) / "rerun").is_file():
             return str(program)
     raise ViewError(MISSING)
 
@@ -310,12 +301,10 @@ def _host(bind: str) -> str:
 
 def _free_ports(bind: str, *wanted: int) -> list[int]:
     """The wanted ports, each replaced by a free one if taken."""
-    sockets, ports = [], []
-    try:
-        for port in wanted:
-            family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-            listener = socket.socket(family)
-            sockets.append(listener)
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket(family)) for _ in wanted]
+        for listener, port in zip(listeners, wanted, strict=True):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((bind, port))
@@ -324,103 +313,8 @@ def _free_ports(bind: str, *wanted: int) -> list[int]:
                     listener.bind((bind, 0))
                 except OSError as error:
                     raise ViewError(f"The web view cannot listen on {bind}: {error}.") from error
-            ports.append(int(listener.getsockname()[1]))
-    finally:
-        for listener in sockets:
-            listener.close()
-    return ports
-
-
-def _sockets(pid: int) -> frozenset[str]:
-    """The open sockets of a process."""
-    folder = f"/proc/{pid}/fd"
-    found = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                found.append(os.readlink(f"{folder}/{name}"))
-    return frozenset(link for link in found if link.startswith("socket:"))
-
-
-def _connections(port: int, tables: Sequence[str] = _TCP_TABLES) -> int | None:
-    """The number of TCP connections of a local port; None when /proc does not say."""
-    count, suffix = 0, f":{port:04X}"
-    for table in tables:
-        try:
-            lines = Path(table).read_text().splitlines()[1:]
-        except FileNotFoundError:
-            if table == tables[0]:
-                return None
-            continue  # no IPv6
-        except OSError:
-            return None
-        for line in lines:
-            if suffix in line:
-                _, local, _, state, _ = line.split(maxsplit=4)
-                count += local.endswith(suffix) and state == _ESTABLISHED
-    return count
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_QUALITY = 75  # of JPEG
-
-
-class PictureSender:
-    """Sends pictures to rerun, each at once, as Arrow columns of one row.
-
-    ``rerun.EncodedImage`` would copy, check and batch each one.
-    """
-
-    def __init__(self, recording: Any) -> None:
-        import pyarrow as pa
-        import rerun as rr
-
-        self._pa, self._rr, self._recording = pa, rr, recording
-        self._descriptor = rr.EncodedImage.descriptor_blob()
-        self._blob = pa.list_(pa.field("item", pa.uint8(), nullable=False))  # rerun's type
-        self._kinds = (pa.duration("ns"), pa.uint8(), pa.list_(self._blob))
-        self._one = pa.py_buffer(struct.pack("=2i", 0, 1))
-
-    def send(self, entity: str, bgr: np.ndarray, at: float) -> None:
-        """Show a picture (uint8 (H, W, 3), BGR) from time ``at`` (s) on."""
-        _, data = cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
-        self._rr.send_columns(
-            entity,
-            [_Column(self.times(at))],
-            [_Column(self.blobs(data), self._descriptor)],
-            recording=self._recording,
-            strict=True,
-        )
-
-    def times(self, at: float) -> Any:
-        """Seconds as a column of one row."""
-        pa = self._pa
-        when = struct.pack("=q", round(1e9 * at))
-        return pa.Array.from_buffers(self._kinds[0], 1, [None, pa.py_buffer(when)])
-
-    def blobs(self, data: np.ndarray) -> Any:
-        """Bytes as a column of one row."""
-        pa, (_, byte, rows) = self._pa, self._kinds
-        content = pa.Array.from_buffers(byte, data.size, [None, pa.py_buffer(data)])
-        ends = pa.py_buffer(struct.pack("=2i", 0, data.size))
-        blob = pa.Array.from_buffers(self._blob, 1, [None, ends], children=[content])
-        return pa.Array.from_buffers(rows, 1, [None, self._one], children=[blob])
-
-
-class _Column:
-    """A column for ``rerun.send_columns``: times without a descriptor, else components."""
-
-    def __init__(self, array: Any, descriptor: Any = None) -> None:
-        self._array, self._descriptor = array, descriptor
-
-    def timeline_name(self) -> str:
-        return "time"
-
-    def component_descriptor(self) -> Any:
-        return self._descriptor
-
-    def as_arrow_array(self) -> Any:
-        return self._array

@@ -14,14 +14,14 @@ from typing import Any
 import yaml
 from mcap.records import Channel, Message, Schema
 from mcap.stream_reader import StreamReader
-from rosbags.interfaces import MessageDefinitionFormat
-from rosbags.rosbag2 import Reader
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
 
 from dsd_ros.observe.bag.writer import BagWriter
 
 _RECORD_LIMIT = 256 << 20  # bytes of one record; anything larger is a corrupted length
 _SUFFIXES = (".mcap", ".db3")
+_Note = Callable[[str], None]
+_Definitions = dict[str, tuple[str, str]]  # type -> format ("msg" or "idl"), definition
 
 
 class BagError(ValueError):
@@ -45,11 +45,10 @@ class Bag:
     path: Path
     files: list[Path]
     custom: dict[str, str]
-    definitions: dict[str, tuple[str, str]]  # type -> format ("msg" or "idl"), definition
+    definitions: _Definitions
     counts: dict[str, int]  # topic -> messages
     kinds: dict[str, str]  # topic -> type
     notes: list[str] = field(default_factory=list)
-    damaged: set[Path] = field(default_factory=set)  # files without a usable index
     namespace: str = ""  # of the robot's topics, with a leading slash; "" for none
     _store: Any = None
 
@@ -58,10 +57,10 @@ class Bag:
         return name if name.startswith("/") else f"{self.namespace}/{name}"
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
-        """Messages of these topics (None: all) in receive order; approximately so in files without an index."""
+        """Messages of these topics (None: all) in the order in which they were written."""
         for path in self.files:
-            for record in _records(path, path not in self.damaged, lambda _: None):
-                if isinstance(record, Record) and (topics is None or record.topic in topics):
+            for record in _records(path, lambda _: None, {}):
+                if topics is None or record.topic in topics:
                     yield record
 
     def decode(self, record: Record) -> Any:
@@ -100,18 +99,15 @@ def open_bag(path: Path | str) -> Bag:
     custom = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
     bag = Bag(path, [], custom, {}, {}, {})
     for file in files:
-        try:
-            found = _look_through(bag, file, True)
-        except Exception:  # damaged files make the readers raise anything
-            bag.damaged.add(file)
-            found = _look_through(bag, file, False)
+        notes = len(bag.notes)
+        found = Counter((record.topic, record.kind) for record in _records(file, bag.notes.append, bag.definitions))
         if found:
             bag.files.append(file)
-            for topic, kind in found:
-                bag.counts[topic] = bag.counts.get(topic, 0) + found[topic, kind]
-                bag.kinds[topic] = kind
-        elif file not in bag.damaged:
+        elif len(bag.notes) == notes:
             bag.notes.append(f"{file.name} holds no message.")
+        for (topic, kind), count in found.items():
+            bag.counts[topic] = bag.counts.get(topic, 0) + count
+            bag.kinds[topic] = kind
     if not bag.files:
         raise BagError(f"{path} holds nothing that can be read: {' '.join(bag.notes)}")
     for name in ("/reply_progress", "/observation", "/decode_stats", "/odom"):
@@ -120,27 +116,6 @@ def open_bag(path: Path | str) -> Bag:
             bag.namespace = owners[0].removesuffix(name)
             break
     return bag
-
-
-def _look_through(bag: Bag, file: Path, indexed: bool) -> Counter[tuple[str, str]]:
-    """Count a file's messages by topic and type, and collect its type definitions."""
-    found: Counter[tuple[str, str]] = Counter()
-    for record in _records(file, indexed, bag.notes.append):
-        if isinstance(record, _Type):
-            bag.definitions.setdefault(record.kind, (record.form, record.text))
-        else:
-            found[record.topic, record.kind] += 1
-    return found
-
-
-@dataclass(frozen=True)
-class _Type:
-    kind: str
-    form: str
-    text: str
-
-
-_Note = Callable[[str], None]
 
 
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -168,56 +143,38 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     return files, about
 
 
-def _records(path: Path, indexed: bool, note: _Note) -> Iterator[_Type | Record]:
-    """A file's types and messages; ``note`` is called with a sentence when the file is incomplete."""
-    if path.suffix == ".db3":
-        yield from _of_database(path, note)
-    elif indexed:
-        with Reader(path) as reader:
-            yield from _all_of(reader)
-    else:
-        yield from _without_index(path, note)
+def _records(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
+    """A file's messages; adds its types to ``definitions``, and calls ``note`` with a sentence if it is incomplete."""
+    read = _of_database if path.suffix == ".db3" else _of_mcap
+    return read(path, note, definitions)
 
 
-def _all_of(reader: Reader) -> Iterator[_Type | Record]:
-    seen = set()
-    for connection in reader.connections:
-        if connection.msgtype not in seen:
-            seen.add(connection.msgtype)
-            idl = connection.msgdef.format == MessageDefinitionFormat.IDL
-            yield _Type(connection.msgtype, "idl" if idl else "msg", connection.msgdef.data)
-    for connection, at, data in reader.messages():
-        yield Record(connection.topic, connection.msgtype, at, bytes(data))
-
-
-def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
-    """The complete chunks of an .mcap file that was never closed or is cut off."""
+def _of_mcap(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
+    """The messages of an .mcap file from its beginning, without its index: a killed recorder leaves none."""
     schemas: dict[int, Schema] = {}
     channels: dict[int, Channel] = {}
     count = 0
-    reason = "its end is missing"
     with open(path, "rb") as file:
         records = StreamReader(file, record_size_limit=_RECORD_LIMIT).records
         while True:
             try:
                 record = next(records)
             except StopIteration:
+                return
+            except Exception as error:  # a damaged file makes the library raise anything
+                reason = str(error) or "its end is missing"
                 break
-            except Exception as error:
-                reason = str(error) or reason
-                break
-            if isinstance(record, Schema) and record.id not in schemas:
+            if isinstance(record, Schema):
                 schemas[record.id] = record
                 form = "idl" if record.encoding == "ros2idl" else "msg"
-                yield _Type(record.name, form, record.data.decode("utf-8", "replace"))
+                definitions.setdefault(record.name, (form, record.data.decode("utf-8", "replace")))
             elif isinstance(record, Channel):
                 channels[record.id] = record
             elif isinstance(record, Message) and record.channel_id in channels:
                 channel = channels[record.channel_id]
                 schema = schemas.get(channel.schema_id)
                 count += 1
-                kind = schema.name if schema is not None else ""
-                yield Record(channel.topic, kind, record.log_time, record.data)
+                yield Record(channel.topic, "" if schema is None else schema.name, record.log_time, record.data)
     if count:
         note(
             f"{path.name} was not closed (the recorder was killed, or the file is truncated); "
@@ -227,7 +184,7 @@ def _without_index(path: Path, note: _Note) -> Iterator[_Type | Record]:
         note(f"{path.name} cannot be read ({reason}).")
 
 
-def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
+def _of_database(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
     journal = path.with_name(path.name + "-journal")
     count = 0
     with tempfile.TemporaryDirectory(prefix="dsd_bag_") as folder:
@@ -241,14 +198,14 @@ def _of_database(path: Path, note: _Note) -> Iterator[_Type | Record]:
                 for kind, form, text in base.execute(
                     "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
                 ):
-                    yield _Type(kind, "idl" if form == "ros2idl" else "msg", text)
+                    definitions.setdefault(kind, ("idl" if form == "ros2idl" else "msg", text))
                 closed = base.execute("SELECT count(*) FROM metadata").fetchone()[0] > 0
-                for topic, kind, at, data in base.execute(
+                for row in base.execute(
                     "SELECT topics.name, topics.type, timestamp, data FROM messages "
                     "JOIN topics ON topics.id = topic_id ORDER BY timestamp, messages.id"
                 ):
                     count += 1
-                    yield Record(topic, kind, at, data)
+                    yield Record(*row)
             if not closed:
                 note(f"{path.name} was not closed; all {count} messages in it can be read.")
         except sqlite3.Error as error:

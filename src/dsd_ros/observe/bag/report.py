@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,11 @@ def summary(run: Run) -> dict[str, Any]:
         "sessions": sum(not v.error for v in run.verifiers),
         "refusals": [{"at": _since(run, at), "code": c, "sentence": s} for at, c, s in run.refusals],
         "stops": [
-            {
-                "at": _since(run, stop.began),
-                "seconds": round((stop.ended - stop.began) * 1e-9, 3),
-                "causes": stop.causes,
-                "sentences": stop.sentences,
-            }
+            {"causes": stop.causes, "sentences": stop.sentences}
+            | {"at": _since(run, stop.began), "seconds": round((stop.ended - stop.began) * 1e-9, 3)}
             for stop in run.stops
         ],
-        "distance_m": round(_distance(run), 3),
+        "distance_m": round(sum(math.dist(a[1:3], b[1:3]) for a, b in pairwise(run.path)), 3),
         "ends": [{"at": _since(run, at), "outcome": what} for at, what in run.ends],
         "versions": run.versions,
         "topics": dict(sorted(run.bag.counts.items())),
@@ -165,14 +162,9 @@ def _since(run: Run, at: int) -> float:
 
 def _gaps(run: Run) -> Iterable[float]:
     """Seconds from one reply to the next within a run."""
-    for a, b in zip(run.steps, run.steps[1:], strict=False):
+    for a, b in pairwise(run.steps):
         if not any(a.at < end < b.at for end, _ in run.ends):
             yield (b.at - a.at) * 1e-9
-
-
-def _distance(run: Run) -> float:
-    pairs = zip(run.path, run.path[1:], strict=False)
-    return sum(math.dist(a[1:3], b[1:3]) for a, b in pairs)
 
 
 def _mean(values: Iterable[float]) -> float:

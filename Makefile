@@ -2,9 +2,9 @@
 SHELL := /bin/bash
 PYTHON ?=
 export PYTHON
-# A shell's other virtual environment must not leak into ours.
+# Another active virtual environment must not leak into this one.
 unexport _ROS_WHEELS_BOOTSTRAP_COMPLETE PYTHONHOME VIRTUAL_ENV
-# Where a system's ROS 2 is used, the messages' overlay is sourced first.
+# With a system-wide ROS 2, source the overlay with the built messages first.
 IN := if [ -f .venv/ros.sh ]; then . .venv/ros.sh; fi; export HOME="$${HOME:-$$PWD/.cache}";
 BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
@@ -15,26 +15,26 @@ ARGS ?=
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-setup: ## make .venv, build the messages, install dsd and the nodes (quick when nothing changed)
+setup: ## make .venv, build the messages, install dsd and the nodes (quick if nothing changed)
 	@command -v python3 >/dev/null || { echo "setup: python3 is missing; on Debian and Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; }
 	@python3 tools/setup.py
 
 demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport websocket --mode ar ..."
 	@case " $(ARGS) " in *" --headless "*) ;; *) \
 	  $(BIN)/python -c "import rerun" 2>/dev/null || { echo "demo: installing the web view (225 MB, once)"; \
-	  $(BIN)/python -m pip install --quiet -r requirements/view.txt || echo "demo: going on without the web view"; };; esac
+	  $(BIN)/python -m pip install --quiet -r requirements/view.txt || echo "demo: continuing without the web view"; };; esac
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
 smoke: setup ## the quick tests, without nodes and slow models: under two minutes
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m smoke $(ARGS)
 
-test: setup ## the tests; ARGS="-k name" picks some
+test: setup ## the tests; ARGS="-k name" selects some
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGS)
 
-test-all: setup ## the tests, slow ones included
+test-all: setup ## all tests, slow ones included
 	@$(IN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-lint: setup ## ruff, and the type checker on the public rooms
+lint: setup ## ruff, and the type checker
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -43,7 +43,7 @@ format: setup ## rewrite the code as ruff formats it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-train: setup ## train the shipped pair anew (hours); ARGS are those of dsd-lab train
+train: setup ## retrain the shipped pair (hours); ARGS are those of dsd-lab train
 	@$(IN) $(BIN)/dsd-lab train $(ARGS)
 
 clean: ## remove caches and build products, keep .venv

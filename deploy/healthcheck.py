@@ -1,8 +1,8 @@
-"""Asks a verifier on this machine for /healthz: exit code 0 when it answers, as a container's HEALTHCHECK expects.
+"""Ask a verifier on this machine for /healthz: exit code 0 if it answers, as a container's HEALTHCHECK expects.
 
     python healthcheck.py [PORT]
 
-Any HTTP answer is healthy, whatever its status. /healthz needs no token.
+Any HTTP answer counts as healthy, whatever its status. /healthz needs no token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIMEOUT_S = 3.0
 def answers(port: int) -> bool:
     """Whether a server answers HTTP on the port, with TLS or without."""
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # this machine's own
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the verifier is on this machine
     for connection in (
         http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S),
         http.client.HTTPSConnection("127.0.0.1", port, timeout=TIMEOUT_S, context=context),

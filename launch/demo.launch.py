@@ -26,7 +26,7 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(
             "robot",
             default_value=ROBOTS[0],
-            description="simulated: on the robot's ROS topics; go2-standin: behind the Go2's own protocol and driver",
+            description="simulated: on the robot's ROS topics; go2-standin: through the Go2's own protocol and driver",
             choices=list(ROBOTS),
         ),
         DeclareLaunchArgument("seed", **setting("simulator_node", "seed", str(DEMO_SEED))),

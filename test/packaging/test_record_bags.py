@@ -29,7 +29,7 @@ def test_it_records_the_bags_that_ship_and_would_take_them(tool) -> None:
 
 def test_a_bag_without_its_fault_or_its_end_is_not_taken(tool, tmp_path) -> None:
     assert "link" in tool.missing("faults", BAGS / "straight")
-    assert tool.missing("straight", tmp_path / "none") == "no bag came of it"
+    assert tool.missing("straight", tmp_path / "none") == "no bag was written"
     shutil.copytree(BAGS / "straight", tmp_path / "cut")
     (file,) = (tmp_path / "cut").glob("*.mcap")
     content = file.read_bytes()

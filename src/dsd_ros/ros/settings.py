@@ -68,23 +68,27 @@ class ReaderModelSettings(NodeModelSettings):
 class DraftNodeSettings(ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
-    transport: str = option(TRANSPORTS[0], "transport of the drafts, for the statistics", choices=TRANSPORTS)
+    transport: str = option(
+        TRANSPORTS[0],
+        "dds: to a verifier_node on the network; websocket: through bridge_node. The node only reports it",
+        choices=TRANSPORTS,
+    )
     image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
     decode_timeout_s: float = option(15.0, "longest time of a reply when the caller gives no limit, s", 0.5, 120.0)
     target_tokenizer: str = option(
-        "", "the target's directory or tokenizer.json, where the draft has another tokenizer; empty: the draft's"
+        "", "the target's model directory or tokenizer.json, if the draft has another tokenizer; empty: the draft's"
     )
     link_patience_s: float = option(
         2.0,
-        "after this much silence of the verifier, s, a decode that allows unverified replies takes the draft's alone: "
-        "the only replies that are not the target's",
+        "a decode that allows unverified replies returns the draft's own reply after this much silence, s: the only "
+        "replies that are not the target's",
         0.1,
         60.0,
     )
     history_frames: int = option(
         0,
-        f"number of earlier pictures and actions that are shown along, 0 to {MAX_HISTORY}; for models that were "
-        "trained so (the shipped pair was not)",
+        "number of earlier pictures and actions in the prompt; only for models trained with them (the shipped pair "
+        "was not)",
         0,
         MAX_HISTORY,
     )
@@ -104,7 +108,7 @@ class MemoryNodeSettings(ManagedSettings):
     )
     remember: bool = option(
         True,
-        "add what verified replies have seen, and where, to these documents; with text files only while the node runs",
+        "add what verified replies report, and where, to these documents; text files keep it only while the node runs",
     )
     ask_timeout_s: float = option(30.0, "longest time of an answer when the caller gives no limit, s", 0.5, 600.0)
     model: ReaderModelSettings = field(default_factory=ReaderModelSettings)
@@ -138,7 +142,7 @@ class GoalMemorySettings:
 
     when: str = option(
         "never",
-        "goals that memory is asked about first: never, auto (goals that speak of their speaker) or always",
+        "goals that memory is asked about first: never, auto (goals that refer to their speaker) or always",
         choices=WHEN,
     )
     timeout_s: float = option(30.0, "longest wait for memory's answer, s", 0.5, 600.0)
@@ -182,9 +186,7 @@ class Go2NodeSettings(ManagedSettings):
     )
     odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
     camera_rate: float = option(10.0, "rate at which pictures are requested from the robot, Hz", 0.5, 30.0)
-    camera_delay_s: float = option(
-        0.1, "how much older than its request a picture may be, s; its stamp says so", 0.0, 2.0
-    )
+    camera_delay_s: float = option(0.1, "age of a picture when it is requested, s; subtracted from its stamp", 0.0, 2.0)
     sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
     sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
     sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
@@ -222,10 +224,10 @@ class StandinNodeSettings(WorldSettings):
 
     robot_prefix: str = option("", "prefix of the robot's topics; empty: a real robot's")
     state_rate: float = option(50.0, "rate of states, Hz", 5.0, 500.0)
-    lying: bool = option(True, "it lies at first, and must stand up before it can move")
+    lying: bool = option(True, "start lying down; it must stand up before it can move")
     path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
     battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
-    fault: str = option("none", "present fault", choices=STANDIN_FAULTS, live=True)
+    fault: str = option("none", "injected fault", choices=STANDIN_FAULTS, live=True)
 
 
 @dataclass(frozen=True)
@@ -245,13 +247,15 @@ class RecordNodeSettings:
 
 @dataclass(frozen=True)
 class VisualNodeSettings:
-    """What RViz shows. The node does nothing while nobody subscribes."""
+    """What RViz shows. The node does nothing without subscribers."""
 
     rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
     overlay_width: int = option(  # the simulated camera's: enlarging a picture takes longer than sending it
         336, "width of the overlaid picture, pixels; wider ones cost more than they gain", 240, 1920
     )
-    publish_map: bool = option(True, "state that map and odom coincide; false where localisation says how they lie")
+    publish_map: bool = option(
+        True, "publish that map and odom coincide; false if a localisation publishes their transform"
+    )
     publish_description: bool = option(
         True, "publish robot_description and its fixed transforms; false where robot_state_publisher does"
     )
@@ -271,7 +275,7 @@ class ViewNodeSettings:
     rate: float = option(10.0, "highest rate of pictures, Hz", 0.5, 30.0)
     memory_mb: int = option(128, "memory that the server keeps for later browsers, MiB", 16, 4096)
     open_browser: bool = option(False, "open the web view in this machine's browser")
-    visual: bool = option(False, "also run visual_node in this process, where what RViz shows costs least")
+    visual: bool = option(False, "also run visual_node in this process, which costs less than a process of its own")
 
 
 NODES: dict[str, type] = {

@@ -11,8 +11,7 @@ from table_model import TableModel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.channel import LinkError, LinkTimeout, LocalChannel
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled, Limits
@@ -161,7 +160,7 @@ def test_distributions_too_large_for_the_wire_are_refused(channel):
     # Up go distributions of nodes with children, here 13; down those behind two thirds of the nodes, 27.
     for mode, rows in (("mc-dsd", 13), ("dssd", 27)):
         chosen = DecodeSettings(mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3")
-        with pytest.raises(ValueError, match=f"'3,3,3' takes {rows} distr.* no more than 10 fit"):
+        with pytest.raises(ValueError, match=f"'3,3,3' takes {rows} distr.* at most 10 fit"):
             EdgeSession(channel, huge, chosen)
         EdgeSession(channel, huge, replace(chosen, tree_expansion="3,2"))
 

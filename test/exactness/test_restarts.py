@@ -13,8 +13,7 @@ from restarting_channel import EVENTS, RestartingChannel
 from table_model import TableModel
 
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire.messages import Draft, Observation
 

@@ -16,7 +16,7 @@ from tiny_models import SPECIAL_TOKENS, make_tiny_model, make_tokenizer
 from dsd_lab.pair.scenes import held_out_scenes
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.loading import ModelSettings, load_model

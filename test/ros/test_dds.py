@@ -17,8 +17,7 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.sampling import transform
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import LinkSettings
-from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import DdsChannel, VerifierTopics

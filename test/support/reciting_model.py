@@ -108,7 +108,7 @@ class RecitingModel:
         heard.truncate(same)
         heard.append(said[same:])
         place = len(heard.text)
-        pieces = self._vocabulary.pieces_behind(context_of(heard.text, place), self.text[place:])
+        pieces = self._vocabulary.pieces_after(context_of(heard.text, place), self.text[place:])
         tokens = [*(piece.token for piece in pieces), min(self.eos_token_ids)]
         if tokens[: len(heard.pending)] == heard.pending:  # it is within a character
             tokens = tokens[len(heard.pending) :]

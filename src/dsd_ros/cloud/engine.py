@@ -1,4 +1,4 @@
-"""The verifier's engine: robots' messages in, the target's outcomes out, whatever link carries them.
+"""The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
 One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
 the target decodes alone, so that no robot waits for another's whole reply.
@@ -89,7 +89,7 @@ class VerifierEngine:
 
     @property
     def model(self) -> TargetModel:
-        """What the target tells of its model."""
+        """The target's description of its model."""
         return self.target.model
 
     @property
@@ -175,7 +175,7 @@ class VerifierEngine:
             try:
                 self._step()
             except Exception:
-                # One robot's trouble must not end the verifier. Expected errors are answered, not raised.
+                # One robot's failure must not end the verifier. Expected errors are answered, not raised.
                 self.metrics.failed()
                 _log.exception("a turn failed")
         self._sessions.clear()

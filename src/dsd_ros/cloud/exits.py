@@ -25,7 +25,7 @@ Say = Callable[[DraftVerdict, int, float], object]
 
 
 def confidence_of(logits: torch.Tensor) -> float:
-    """The largest softmax probability of one row of logits (V,), whatever the temperature in use."""
+    """The largest softmax probability of one row of logits (V,), at temperature 1."""
     return 1.0 / float((logits - logits.amax()).exp_().sum())
 
 

@@ -146,7 +146,7 @@ class MetricsServer(ServerThread):
     connection_type = _Scrape
 
     def __init__(self, registry: CollectorRegistry, settings: MetricsSettings) -> None:
-        """``settings.metrics_port`` 0 takes any free port here; whoever means "none" by it makes no server."""
+        """Port 0 takes any free port."""
         super().__init__(settings.metrics_host, settings.metrics_port)
         self._registry = registry
 

@@ -149,7 +149,7 @@ class SessionTable:
             return session, True
 
     def close(self, session: int) -> None:
-        """End a session; nothing happens when there is none."""
+        """End a session if it exists."""
         with self._lock:
             self._end(session, "closed")
 
@@ -199,7 +199,7 @@ class SessionTable:
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:
-    """Whether a request resumes a session, or duplicates the one that opened it."""
+    """Whether a request resumes this session or duplicates the request that opened it."""
     return (bool(ticket) and secrets.compare_digest(session.ticket, ticket)) or (session.opener == opener)
 
 

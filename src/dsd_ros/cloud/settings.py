@@ -16,7 +16,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Limits of the engine, whatever transport carries its messages."""
+    """Limits of the engine, the same for all transports."""
 
     max_sessions: int = option(64, "sessions held at once", 1, 100_000)
     session_expiry_s: float = option(

@@ -1,4 +1,4 @@
-"""What verifies: a model in this process, or whatever else can say which tokens follow a prefix.
+"""Targets: what verifies rounds, be it a model in this process or another way to learn which tokens follow a prefix.
 
 The engine, the sessions and the server know a target by the ``Target`` protocol alone.
 """
@@ -26,7 +26,7 @@ OnEarly = Callable[[PendingRound, Outcome], object]
 
 
 class TargetModel(Protocol):
-    """What a verifier tells of the model that it serves."""
+    """What a verifier reports about its model."""
 
     @property
     def name(self) -> str: ...
@@ -101,7 +101,7 @@ class LocalTarget:
 
     def _run(self, round: PendingRound, sequence: TokenSequence, on_early: OnEarly) -> Outcome:
         model, draft = self.model, round.draft
-        # What exceeds the context cannot be verified. A shorter draft is as exact.
+        # What exceeds the context cannot be verified; a shorter draft is just as exact.
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
@@ -123,7 +123,7 @@ class LocalTarget:
             torch.cuda.synchronize(logits.device)
         ran_us = microseconds_since(began)
         verdict = judge(logits)
-        # When p itself travels, nobody asks how likely its likeliest token is.
+        # When p itself travels, its confidence is not used.
         confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
         _keep(sequence, tree, draft.confirmed, verdict)
         if verdict.target is not None:
@@ -131,8 +131,8 @@ class LocalTarget:
         return round.outcome(verdict, model.num_layers, confidence, ran_us, final=True)
 
     def _pass(self, sequence: TokenSequence, tree: TokenTree, on_layer: LayerHook | None) -> torch.Tensor:
-        """Logits (nodes + 1, V) in front of the tree and after each node."""
-        # An id that the target does not have is rejected whatever follows, so any other stands in for it.
+        """Logits (nodes + 1, V) before the tree and after each node."""
+        # An id beyond the target's vocabulary is rejected anyway, so any other can stand in for it.
         tokens = [token if token < self.model.vocab_size else 0 for token in tree.tokens]
         if tree.branches:
             return sequence.verify_tree(tokens, tree.parents, on_layer)
@@ -146,7 +146,7 @@ def _sequence(round: PendingRound) -> TokenSequence:
 
 
 def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
-    """What turns logits (nodes + 1, V) into a verdict on ``tree``, the part of ``drafted`` that there is room for.
+    """Turns logits (nodes + 1, V) into a verdict on ``tree``, the part of ``drafted`` that fits the context.
 
     SamplingError or PackingError if what the draft brings does not prove all of ``drafted``.
     """
@@ -158,7 +158,7 @@ def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
 
 
 def _keep(sequence: TokenSequence, tree: TokenTree, confirmed: int, verdict: DraftVerdict) -> None:
-    """Leave the sequence at the accepted tokens and the one that follows, where the target determined that."""
+    """Leave the sequence at the accepted tokens and, if the target drew it, the token that follows."""
     if tree.branches:
         sequence.keep_path(tree.path_to(verdict.accepted - 1))
     else:

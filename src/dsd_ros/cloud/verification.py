@@ -1,4 +1,4 @@
-"""One observation and one round, whatever target verifies them: what is checked before and said after."""
+"""Checks one observation or one round before a target sees it, and makes the messages that answer it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RoundRefused(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> RoundRefused:
-        """The refusal for an error of a pass. What nobody foresaw is logged, and the robot learns no details."""
+        """The refusal for an error of a pass. An unexpected error is logged, and the robot learns no details."""
         if isinstance(error, (SamplingError, TreeError, PackingError, WireError)):
             return cls(RefusalCode.BAD_DISTRIBUTION, str(error))
         if isinstance(error, VlmError):
@@ -53,7 +53,7 @@ class RoundRefused(Exception):
 class PendingRound:
     """A draft that is in step with its reply, for a target to verify.
 
-    ``alone``: the target goes on without the robot, so that nobody waits for early outcomes.
+    ``alone``: the target decodes without the robot, so early outcomes are not wanted.
     """
 
     session: Session
@@ -107,12 +107,12 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
 
 
 def _check_progress(observation: Observation, vocab_size: int) -> None:
-    """WireError when the reply's beginning, as the robot states it, is impossible: a round gives a token at least."""
+    """WireError for an impossible beginning of a reply, as stated by the robot: each round gives at least a token."""
     verified, rounds = observation.verified, observation.rounds
     if rounds > len(verified) or bool(rounds) != bool(verified):
         raise WireError(f"{rounds} rounds do not give the {len(verified)} tokens of a reply so far")
     if verified and max(verified) >= vocab_size:
-        raise WireError(f"token {max(verified)} is none of the target's, which has {vocab_size}")
+        raise WireError(f"token {max(verified)} is not in the target's vocabulary of {vocab_size}")
 
 
 def check_in_step(reply: ReplyState, draft: Draft) -> None:

@@ -4,10 +4,10 @@ Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Lang
 equations 2 and 3 (eta), Algorithm 1 (speculative aggregation). Greedy decoding and shared
 randomness (``coupling``), where the token is argmax p and argmax(log p + G), are additions.
 
-The decided token is distributed as p, whatever was drafted and however little of the other side's distribution is
-known. Unknown entries are intervals, and a decision is made only if no value in them could change it; otherwise the
-result names the entries that are needed exactly. Intervals and exact values go through the same float64 operations,
-device term first. IEEE 754 rounding is monotone, so an answer from intervals is the exact one.
+The decided token is distributed as p, for any drafts, even if only part of the other side's distribution is known.
+Unknown entries are intervals; a decision is made only if no value in them could change it, else the result names the
+entries that are needed exactly. Intervals and exact values go through the same float64 operations, device term first.
+IEEE 754 rounding is monotone, so a decision from intervals is the exact one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Known:
 
     @classmethod
     def of_head(cls, head: Head, vocab_size: int, noise: np.ndarray | None) -> Known:
-        """What a head tells; ``noise`` (V or more,) as in ``head_of``.
+        """What follows from a head; ``noise`` (V or more,) as in ``head_of``.
 
         SamplingError for a head that no distribution over ``vocab_size`` tokens can have.
         """

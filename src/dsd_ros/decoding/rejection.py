@@ -40,7 +40,7 @@ class TreeVerdict:
 
     path: tuple[int, ...]
     next_token: int
-    # The last node's first child is rejected, and whoever holds q goes on from there; next_token is then 0.
+    # The last node's first child is rejected, and the side that holds q goes on from there; next_token is then 0.
     owed: bool = False
 
     @property
@@ -144,7 +144,7 @@ def check_tree(tree: TokenTree, q: torch.Tensor) -> None:
     for i, (node, row) in enumerate(zip(tree.inner, q, strict=True)):
         if not bool(valid[i]):
             raise SamplingError(
-                f"the distribution of drafted token {i} is none: its entries must be 0 or more and sum to 1"
+                f"the distribution of drafted token {i} is invalid: its entries must be 0 or more and sum to 1"
             )
         for x in tree.tokens_of(tree.children(node)):
             if not probability_of(x, row) > 0.0:

@@ -64,7 +64,7 @@ def parse_expansion(text: str) -> tuple[int, ...]:
     except ValueError:
         expansion = (0,)
     if min(expansion) < 1 or len(expansion) > MAX_NODES:
-        raise TreeError(f"expansion {text!r} is none; give the children of a node level by level, as 2,2,2")
+        raise TreeError(f"expansion {text!r} is not valid; give the children of a node level by level, as 2,2,2")
     nodes = expansion_nodes(expansion)
     if nodes > MAX_NODES:
         raise TreeError(f"expansion {text!r} makes {nodes} nodes; at most {MAX_NODES} are possible")

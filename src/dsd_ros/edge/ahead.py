@@ -105,7 +105,7 @@ class Ahead(DraftModel):
         tuner: Tuner | None,
         send_ahead: Callable[[RoundDraft], None],
     ) -> None:
-        """A worker calls ``send_ahead`` with each round to be sent before the outcome before it is known."""
+        """A worker calls ``send_ahead`` with each round that is sent before the previous outcome is known."""
         super().__init__(model, settings, tuner)
         self._send_ahead = send_ahead
         coupled = settings.proven_by is Proof.COUPLED
@@ -115,7 +115,7 @@ class Ahead(DraftModel):
         self._guessing = settings.predraft_source != "exits"
         self._ahead = settings.pipeline_depth > 1
         self._lock = threading.Lock()
-        self._sending = threading.Lock()  # a round is never sent before the one in front of it
+        self._sending = threading.Lock()  # a round is never sent before the one before it
         self._work = threading.Condition(self._lock)
         self._stepped = threading.Condition(self._lock)
         self._levels: list[_Level] = []

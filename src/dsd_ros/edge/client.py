@@ -1,7 +1,7 @@
 """A session with the verifier over a link that may lose, duplicate, reorder, delay or break.
 
-Anything may be sent again: rounds are idempotent at the verifier, and late or duplicate results are recognised by
-their numbers and dropped here.
+Anything may be sent again: rounds are idempotent at the verifier, and late or duplicate results are recognised by their
+numbers and dropped here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsd_ros.edge.errors import SessionLost, TargetChanged, VerifierRefused
 from dsd_ros.options import check_options, option
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import Connection, Limits
@@ -32,9 +31,25 @@ _log = logging.getLogger(__name__)
 _HANDSHAKE_RETRY_S = 1.0
 
 
+class VerifierRefused(LinkError):
+    """The verifier refuses to serve this; one sentence. ``code`` is a RefusalCode or "session"."""
+
+    def __init__(self, sentence: str, code: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class SessionLost(Exception):
+    """The verifier has forgotten the session; the reply goes on in another. Not raised outside this room."""
+
+
+class TargetChanged(Exception):
+    """Another target answers before anything is verified; the reply starts over. Not raised outside this room."""
+
+
 @dataclass(frozen=True)
 class LinkSettings:
-    """How patient the robot's half is with link and verifier; ValueError for a value out of range."""
+    """How long the robot's half waits for link and verifier; ValueError for a value out of range."""
 
     response_timeout_s: float = option(
         2.0, "a round is sent again after this much silence, s", 0.05, 600.0, allowed="0.05 to 600 seconds"
@@ -69,13 +84,26 @@ class VerifierClient(Connection):
         self._flights: dict[tuple[int, int], int] = {}  # rounds sent ahead -> the epoch they were sent in
 
     def open(self, limits: Limits) -> None:
-        """Bring the link up and open or resume the session; SessionLost when it is another one now.
+        """Bring the link up and open or resume the session; SessionLost if a new session replaced the old one.
 
         LinkRefused, VerifierRefused, or the last LinkClosed or LinkTimeout after all attempts.
         """
         before = self.session
+        self._open(limits, self.settings.attempts)
+        if before and self.session != before:
+            self.begin_reply()
+            raise SessionLost
+
+    def reconnect(self, limits: Limits) -> None:
+        """Dial again, once, and resume the session or open another; raises what ``open`` raises but SessionLost."""
+        before, self.up = self.session, False
+        self._open(limits, 1)
+        if self.session != before:
+            self.begin_reply()
+
+    def _open(self, limits: Limits, attempts: int) -> None:
         failure: LinkError | None = None
-        for attempt in range(self.settings.attempts):
+        for attempt in range(attempts):
             if attempt:
                 limits.sleep(self.backoff.next_delay())
             try:
@@ -84,40 +112,20 @@ class VerifierClient(Connection):
                 self._handshake(limits)
                 self._epoch += 1
                 self.backoff.reset()
-                break
+                return
             except (LinkClosed, LinkTimeout) as error:
                 self.up = False
                 failure = error
-        else:
-            assert failure is not None
-            raise failure
-        if before and self.session != before:
-            self.begin_reply()  # results of the earlier session stand, but this one does not know them
-            raise SessionLost
-
-    def reconnect(self, limits: Limits) -> None:
-        """Dial again, and resume the session or open another: whether the link works is known then.
-
-        Raises what ``open`` raises but SessionLost; tries once, however many attempts the settings allow.
-        """
-        before = self.session
-        try:
-            self.dial()
-            self._handshake(limits)
-        except (LinkClosed, LinkTimeout):
-            self.up = False
-            raise
-        self._epoch += 1
-        if self.session != before:
-            self.begin_reply()
+        assert failure is not None
+        raise failure
 
     def forget(self) -> None:
-        """The verifier does not know the session any more: the next ``open`` begins a new one."""
+        """Forget the session: the next ``open`` begins a new one."""
         self.session, self._ticket = 0, b""
         self.begin_reply()
 
     def begin_reply(self) -> None:
-        """Drop results that came before their turn for the previous reply."""
+        """Drop what arrived ahead of its turn for the previous reply."""
         self._early.clear()
         self._refused.clear()
         self._flights.clear()
@@ -140,15 +148,14 @@ class VerifierClient(Connection):
     ) -> Outcome:
         """Wait for the final outcome of round ``number`` of ``reply``, which has been posted.
 
-        ``again(whole)`` makes the messages to send after silence, a broken link, or when the verifier lacks
-        something; ``whole``: it lacks the observation and all that was verified for it. ``ahead``: the round was
-        sent on an assumption that has come true. ``on_early`` is called with each early outcome of this round.
-        Raises VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1 when the
-        verifier came back with another target.
+        ``again(whole)`` makes the messages to send after silence, after a broken link, or when the verifier lacks
+        something; ``whole``: it lacks the observation and everything verified for it. ``ahead``: the round was sent on
+        an assumption that came true. ``on_early`` is called with each early outcome of this round. VerifierRefused,
+        LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1 if the verifier has another target now.
         """
         if (early := self._early.pop((reply, number), None)) is not None:
             return early
-        # A refusal of a round sent ahead says nothing about one drafted after the outcome.
+        # A refusal of a round sent ahead does not concern one drafted after the outcome.
         refused = ahead and (reply, number) in self._refused
         lost = ahead and self._flights.get((reply, number), self._epoch) != self._epoch
         resend = refused or lost
@@ -193,7 +200,7 @@ class VerifierClient(Connection):
         self.forget()
 
     def _check_same(self, before: SessionReply | None, number: int) -> None:
-        """Raise unless the verifier still has the same target: only that can go on with a reply."""
+        """Raise unless the verifier still has the same target: no other can continue a reply."""
         now = self.verifier
         if before is None or now is None or before.target_fingerprint == now.target_fingerprint:
             return
@@ -257,7 +264,7 @@ class VerifierClient(Connection):
                     self._early[reply, message.round] = message
 
     def _heed(self, refusal: Refusal, reply: int, number: int, ahead: bool) -> None:
-        """Raise what a refusal means for this round; return when it is about another."""
+        """Raise what a refusal means for this round; return if it is about another."""
         if refusal.code == RefusalCode.MALFORMED:
             raise VerifierRefused(refusal.sentence, refusal.code)
         about_us = refusal.session == self.session and refusal.reply == reply
@@ -269,9 +276,9 @@ class VerifierClient(Connection):
                 self._refused.add((reply, refusal.round))
             return
         if refusal.code == RefusalCode.ASSUMPTION_FAILED:
-            if ahead:  # the round overtook the one before it: the assumption holds
+            if ahead:  # the round overtook the one before it; its assumption is right
                 raise _SendAgain(refusal.sentence, at_once=True)
-            return  # about an assumption that was given up
+            return  # about an assumption that was dropped
         if refusal.code == RefusalCode.UNKNOWN_PICTURE:
             if number > 1:  # a late duplicate: the observation has been read since
                 return
@@ -284,7 +291,7 @@ class VerifierClient(Connection):
 
 
 class _SendAgain(Exception):
-    """The verifier lacks something that sending again may bring."""
+    """The verifier lacks something that sending again may supply."""
 
     def __init__(self, sentence: str, at_once: bool = False, whole: bool = False) -> None:
         super().__init__(sentence)

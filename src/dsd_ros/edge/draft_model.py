@@ -63,7 +63,7 @@ class Drafting:
         return not (self.sampling.greedy or self.settings.proven_by is Proof.COUPLED)
 
     def plan(self, number: int) -> Plan:
-        """The shape of a round's draft, whoever makes it and whenever."""
+        """The shape of a round's draft."""
         if self.tuner is not None:
             return self.tuner.plan(self.reply, number)
         return Plan(self.settings.depth, self.settings.tree_budget if self.shape is Shape.BUDGET else 0)
@@ -176,7 +176,7 @@ class ModelDraft:
 
     @property
     def leaf_rows(self) -> dict[int, torch.Tensor]:
-        """The same for leaves, where it is known: a tree by budget looked there and did not go on."""
+        """The same for leaves, where known: a tree by budget may look past a node and add no child."""
         rows, inner, fed = self._rows, frozenset(self.tree.inner), self.grown.fed
         return {node: rows[number + 1] for node, number in enumerate(fed) if number >= 0 and node not in inner}
 
@@ -200,7 +200,7 @@ class ModelDraft:
         ]
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:
-        """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
+        """See ``RoundDraft.ranks``."""
         tree = self.tree
         rows = dict(zip(tree.inner, self.rows, strict=True)) | self.leaf_rows
         path = tree.path_to(accepted - 1)

@@ -1,11 +1,11 @@
-"""The decode loop: draft, have it verified, keep what holds, until the reply ends."""
+"""The decode loop: draft, have the draft verified, keep what is accepted, until the reply ends."""
 
 from __future__ import annotations
 
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.draft_length import Tuner
-from dsd_ros.edge.errors import VerifierRefused
 from dsd_ros.edge.proposer import Proposer, ReplyRequest, RoundDraft
 from dsd_ros.edge.recorder import Recorder
 from dsd_ros.edge.reply_client import ReplyClient
@@ -18,14 +18,14 @@ class GrowingReply:
     def __init__(self, max_tokens: int, eos_token_ids: frozenset[int]) -> None:
         self.tokens: list[int] = []
         self.ended = False  # by one of its end tokens
-        # The last of ``tokens``, where the robot drew them itself and the verifier does not know them yet.
+        # The last of ``tokens``, if the robot drew them itself, so that the verifier does not know them yet.
         self.recovered: list[int] = []
         self._max_tokens = max_tokens
         self._eos = eos_token_ids
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended, or is as long as it may be."""
+        """Whether it has ended or reached its longest length."""
         return self.ended or len(self.tokens) >= self._max_tokens
 
     def extend(self, draft: RoundDraft, result: Result) -> None:
@@ -39,7 +39,7 @@ class GrowingReply:
 
 
 class DecodeLoop:
-    """Decodes replies over an open session, whatever proposes tokens and whatever proves them."""
+    """Decodes replies over an open session, with any proposer and any method."""
 
     def __init__(
         self, proposer: Proposer, client: ReplyClient, method: Method, settings: DecodeSettings, tuner: Tuner | None

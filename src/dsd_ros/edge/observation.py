@@ -1,4 +1,4 @@
-"""The pictures of a session as they travel: each in full once, and by its digest where the verifier has it."""
+"""The pictures of a session on their way to the verifier: each in full once, then by its digest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OTHER_BYTES = 64 * 1024  # at most, of an observation besides its pictures
 
 
 class SessionPictures:
-    """Of one reply at a time, its present picture and the earlier ones; for one thread.
+    """The present and earlier pictures of one reply at a time; for one thread.
 
-    What the verifier has is known once it has answered a round about it (``arrived``), and forgotten with
-    its session: both sides keep the same last few.
+    The verifier has a picture once it has answered a round about it (``arrived``), and forgets it with the session.
+    Both sides keep the same last few.
     """
 
     def __init__(self, encoding: str) -> None:
@@ -32,14 +32,14 @@ class SessionPictures:
         self._data = b""
         self._past: list[Past] = []
         self._encoded: LastPictures[bytes] = LastPictures(len)
-        self._seen: LastPictures[int] = LastPictures(int)  # the bytes of those that the verifier has
+        self._seen: LastPictures[int] = LastPictures(int)  # sizes of the pictures that the verifier has
         self._session = 0
         self._arrived = False  # the present reply's, in this session
 
     def begin(self, image: np.ndarray | None, history: History = ()) -> None:
-        """Take the pictures of the next reply, RGB uint8 (height, width, 3); the earlier ones oldest first.
+        """Take the next reply's pictures, RGB uint8 (height, width, 3), the earlier ones oldest first.
 
-        ImageError, PromptError (of an action) or WireError for what cannot be used or sent.
+        ImageError, PromptError (for an action) or WireError for what cannot be used or sent.
         """
         if history and image is None:
             raise ImageError("earlier pictures are given without a present one; give one, or no history")
@@ -59,7 +59,7 @@ class SessionPictures:
         self._arrived = False
 
     def observation(self, session: int, reply: int, instruction: str, everything: bool = False) -> Observation:
-        """The message about them. ``everything``: with all pictures, whatever the verifier has."""
+        """The observation. ``everything``: with all pictures, even those that the verifier has."""
         if session != self._session:
             self._session, everything = session, True
         if everything:
@@ -75,7 +75,7 @@ class SessionPictures:
         return Observation(session, reply, instruction, height, width, encoding, self._data, history=history)
 
     def arrived(self, session: int) -> None:
-        """The verifier has answered in ``session``: it has read the observation."""
+        """Note that the verifier has answered in ``session``, so it has read the observation."""
         if self._arrived or self._image is None or session != self._session:
             return
         self._arrived = True

@@ -1,4 +1,4 @@
-"""The outcomes that a round may have: which are worth drafting after, and in what order (FSD, Algorithm 1)."""
+"""The possible outcomes of a round: which to draft after, and in what order (FSD, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from dsd_ros.edge.draft_model import ModelDraft
 from dsd_ros.edge.outcome_predictor import Guess
 
-FLOOR = 1e-3  # a guess less likely than this is not worth a draft
+FLOOR = 1e-3  # less likely guesses are dropped
 
 EXIT, GUESS = "exit", "guess"
 
 
 @dataclass(eq=False)
 class Predraft:
-    """The next round's draft after one outcome that the round may have."""
+    """The next round's draft after one possible outcome of this round."""
 
     accepted: int
     next_token: int
-    source: str  # who named it first: EXIT or GUESS
+    source: str  # what named it first: EXIT or GUESS
     score: float
     order: int  # in which it was named
     draft: ModelDraft | None = None  # None: not begun
     begun: bool = False
-    stepping: bool = False  # a worker is on it
+    stepping: bool = False  # a worker is at it
     failed: bool = False
 
     @property
     def complete(self) -> bool:
-        """Whether all of the draft is there."""
+        """Whether the whole draft is there."""
         return self.draft is not None and self.draft.complete and not self.failed
 
 
@@ -37,11 +37,11 @@ class OutcomeQueue:
     """The outcomes named for one round, keyed by their tokens, and the queue of those to work on.
 
     policy: "priority" (best score first), "fifo" (first named first) or "random"; ``budget``: how many are begun at
-    most. An outcome that is named again is not drafted twice. For one thread at a time.
+    most. No outcome is drafted twice. For one thread at a time.
     """
 
     def __init__(self, of: ModelDraft, policy: str, budget: int, chance: random.Random, paper: bool) -> None:
-        """``paper``: exits score by their confidence alone, as in FSD, where nothing is guessed."""
+        """``paper``: no guesses, and exits score by their confidence alone, as in FSD."""
         self.round = of
         self.begun = 0
         self._policy = policy
@@ -50,7 +50,7 @@ class OutcomeQueue:
         self._paper = paper
         self._named: dict[tuple[int, ...], Predraft] = {}
         self._waiting: list[Predraft] = []
-        self._doubt = 1.0  # what early exits have left of the guesses' chances
+        self._doubt = 1.0  # factor on guesses' scores: the probability that all early exits are wrong
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -60,7 +60,7 @@ class OutcomeQueue:
         return self._named.get(self.round.tokens_of(accepted, next_token))
 
     def name(self, accepted: int, next_token: int, source: str, score: float) -> Predraft | None:
-        """Note an outcome, or raise its score; None if there is nothing to draft after it."""
+        """Add an outcome, or raise its score; None if there is nothing to draft after it."""
         known = self.find(accepted, next_token)
         if known is not None:
             known.score = max(known.score, score)
@@ -73,17 +73,16 @@ class OutcomeQueue:
         return predraft
 
     def guess(self, guesses: list[Guess]) -> None:
-        """Note guesses; those below the floor are left out."""
+        """Add guesses; those below the floor are left out."""
         for guess in guesses:
             score = guess.score * self._doubt
             if score >= FLOOR:
                 self.name(guess.accepted, guess.next_token, GUESS, score)
 
     def heed(self, accepted: int, next_token: int, confidence: float) -> None:
-        """An early exit forecasts an outcome: it gains what the others lose.
+        """An early exit forecasts an outcome with confidence s: score <- s + (1 - s) score, (1 - s) score for others.
 
-        score <- s + (1 - s) score for the outcome of confidence s, and (1 - s) score for the others;
-        guesses that fall below the floor before they are begun are dropped.
+        Guesses that fall below the floor before they are begun are dropped.
         """
         said = self.name(accepted, next_token, EXIT, confidence if self._paper else 0.0)
         if self._paper:
@@ -103,9 +102,9 @@ class OutcomeQueue:
         self._waiting = kept
 
     def pop(self, kept: int = 0) -> Predraft | None:
-        """The next to work on for one token, taken out of the queue; None when there is none.
+        """Take the next pre-draft, to work on for one token; None when there is none.
 
-        kept: how many of the budget are left to outcomes that are still to be named.
+        kept: part of the budget that is reserved for outcomes still to be named.
         """
         spent = self.begun + kept >= self._budget
         able = [p for p in self._waiting if p.begun or not spent]
@@ -115,13 +114,13 @@ class OutcomeQueue:
             best = max(able, key=lambda p: (p.score, -p.order))
         elif self._policy == "fifo":
             best = min(able, key=lambda p: p.order)
-        else:  # what was begun is finished first, or random would begin all and finish none
+        else:  # finish what was begun first, or random would begin all and finish none
             best = self._chance.choice([p for p in able if p.begun] or able)
         self.take_out(best)
         return best
 
     def take_out(self, predraft: Predraft) -> None:
-        """A worker goes on with it."""
+        """Take a certain pre-draft out of the queue."""
         if predraft in self._waiting:
             self._waiting.remove(predraft)
         if not predraft.begun:
@@ -129,5 +128,5 @@ class OutcomeQueue:
             self.begun += 1
 
     def put_back(self, predraft: Predraft) -> None:
-        """It is a level further and not complete."""
+        """Queue a pre-draft again that is not complete."""
         self._waiting.append(predraft)

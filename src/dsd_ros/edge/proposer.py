@@ -1,4 +1,4 @@
-"""What proposes each round's tokens: the interface that the decode loop knows, and the proposer without a draft."""
+"""The interface of what proposes each round's tokens, and the proposer without a draft model."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ class RoundDraft(Drafted, Protocol):
     def prefix(self) -> Sequence[int]: ...  # all tokens of the reply before the draft
 
     @property
-    def plan(self) -> Plan: ...  # the shape that the draft was to have
+    def plan(self) -> Plan: ...  # the shape that was asked for
 
     @property
-    def seconds(self) -> float: ...  # in the draft model, whoever ran it and whenever
+    def seconds(self) -> float: ...  # in the draft model, whenever that was
 
     @property
-    def autonomous_rounds(self) -> int: ...  # for how many rounds the target is to go on alone; 0: it verifies this
+    def autonomous_rounds(self) -> int: ...  # how many rounds the target decodes alone; 0: it verifies this draft
 
     def ranks(self, accepted: int, next_token: int) -> list[int]:
-        """How many tokens the draft preferred to each of an outcome's, as far as its rows are known."""
+        """For each token of an outcome, how many tokens the draft preferred to it, as far as its rows are known."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """Where the next round's draft comes from.
 
-    source: "exit" or "guess" (begun before the outcome before it was known), "flight" (already sent), or "" (drafted
-    after it). ``complete``: all of it was there. ``begun``: drafts begun ahead for this outcome and for others.
+    source: "exit" or "guess" (pre-drafted), "flight" (already sent), "" (drafted in turn). ``complete``: all of it was
+    there. ``begun``: pre-drafts begun in this round, for this outcome and others.
     """
 
     source: str = ""
@@ -117,7 +117,7 @@ class Proposer(ABC):
 
 @dataclass(frozen=True)
 class NoTokens:
-    """The draft of a round in which the target goes on alone."""
+    """The draft of a round that the target decodes alone."""
 
     number: int
     prefix: list[int]
@@ -143,11 +143,11 @@ class NoDraft(Proposer):
         self._reply = self._number = 0
 
     def begin(self, request: ReplyRequest, eos_token_ids: frozenset[int]) -> None:
-        """Nothing is read here: the target reads the prompt."""
+        """Only the target reads the prompt."""
         self._reply, self._number = request.number, 0
 
     def propose(self, tokens: list[int]) -> NoTokens:
-        """No tokens, and for how many rounds the target is to go on."""
+        """No tokens, and how many rounds the target decodes alone."""
         settings = self._settings
         self._number += 1
         context = RoundContext(settings.sampling, settings.seed, self._reply, self._number, len(tokens))

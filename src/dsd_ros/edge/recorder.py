@@ -1,4 +1,4 @@
-"""Measures a reply while it is decoded, beside the loop: one record a round, and the decoded reply at the end."""
+"""Measures a reply while it is decoded: one record per round, and the decoded reply at the end."""
 
 from __future__ import annotations
 
@@ -129,6 +129,6 @@ class Recorder:
 
 
 def _first_exit(exits: list[Outcome], final: Outcome) -> int:
-    """The lowest layer that said what the last one says."""
+    """The lowest layer whose outcome was the final one."""
     what = final.accepted, final.next_token
     return min([*(early.layer for early in exits if (early.accepted, early.next_token) == what), final.layer])

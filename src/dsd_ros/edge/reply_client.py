@@ -1,4 +1,4 @@
-"""The rounds of one reply as messages: what is sent, sent again, and what comes back."""
+"""Turns the rounds of a reply into messages, and the verifier's outcomes into results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dsd_ros.wire.messages import Draft, Message, Observation, Outcome, prefix_d
 class ReplyClient:
     """Sends a session's drafts, one reply at a time, and waits for their results.
 
-    What the last round took is left for whoever measures: ``send_began``, ``sent_at`` and ``received_at`` are
-    time.perf_counter() instants, ``early`` the early outcomes with their seconds since ``sent_at``.
+    Attributes about the last round are for the recorder: ``send_began``, ``sent_at`` and ``received_at`` are
+    time.perf_counter() instants, ``early`` holds the early outcomes with their seconds since ``sent_at``.
     """
 
     def __init__(self, link: VerifierClient, pictures: SessionPictures, method: Method) -> None:
@@ -59,7 +59,7 @@ class ReplyClient:
         self._link.post(self._observation())
 
     def send(self, draft: RoundDraft, recovered: Sequence[int]) -> None:
-        """Send a round, unless it has been sent ahead. A target that goes on alone is asked once.
+        """Send a round, unless it was sent ahead. A target that decodes alone is asked once.
 
         ``recovered``: what the robot drew after the last round's rejection, which the verifier does not know yet.
         DecodeCancelled, DeadlineExceeded.
@@ -74,15 +74,15 @@ class ReplyClient:
         self.sent_at = time.perf_counter()
 
     def send_ahead(self, draft: RoundDraft) -> None:
-        """Send a round before the outcome before it is known; from any thread."""
+        """Send a round before the previous outcome is known; from any thread."""
         self._ahead[draft.number] = draft
         self._link.post_ahead(self._message(draft, [], ahead=True))
 
     def wait(self, draft: RoundDraft, on_early: Callable[[Outcome], None]) -> Result:
-        """The target's result of the round that was sent.
+        """The target's result for the round that was sent.
 
         VerifierRefused, LinkError, DeadlineExceeded, DecodeCancelled; TargetChanged in round 1; ResultError for a
-        result that cannot be one of this draft.
+        result that contradicts the draft.
         """
         request = self._request
         assert request is not None
@@ -114,7 +114,7 @@ class ReplyClient:
         return Result(outcome.accepted, outcome.next_token, outcome.distribution, size)
 
     def end(self, tokens: list[int], recovered: Sequence[int]) -> None:
-        """The reply is over: tell the verifier of ``recovered`` tokens, since no round follows that would."""
+        """The reply is over: send the verifier the ``recovered`` tokens, since no further round will."""
         if recovered:
             assert self._request is not None
             self._link.post(
@@ -127,7 +127,7 @@ class ReplyClient:
         self._ahead.clear()
 
     def _again(self, draft: RoundDraft, whole: bool) -> list[Message]:
-        """What is sent again; ``whole``: the verifier knows nothing of the reply, so all of it."""
+        """The messages to send again; ``whole``: the verifier knows nothing of the reply."""
         if not (whole or draft.number == 1):
             return [self._message(draft, self._recovered)]
         observation = self._observation(everything=whole or draft.number > 1)

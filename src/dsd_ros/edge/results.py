@@ -1,4 +1,4 @@
-"""What a decode gives back, with what it cost."""
+"""The result of a decode: the reply, and a record of what each round cost."""
 
 from __future__ import annotations
 
@@ -12,31 +12,29 @@ import torch
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round. Seconds are of monotonic clocks: ``verify_seconds`` of the verifier's, the rest of ours."""
+    """One round. ``verify_seconds`` is measured by the verifier's monotonic clock, all other seconds by the robot's."""
 
     drafted: int  # tokens of the draft, all nodes of a tree
-    accepted: int  # tokens of the path that holds
-    draft_seconds: float  # in the draft model, while nothing else went on
-    wait_seconds: float  # from sending the draft until its outcome was there
-    verify_seconds: float  # in the target, as the verifier measured it; round 1: its prefill included
+    accepted: int  # of these, the accepted ones: a path of a tree
+    draft_seconds: float  # in the draft model, while nothing else ran
+    wait_seconds: float  # from sending the draft to its outcome
+    verify_seconds: float  # in the target; round 1: with its prefill
     bytes_up: int
     bytes_down: int
-    model_seconds: float = 0.0  # making this draft took, whoever made it and whenever
+    model_seconds: float = 0.0  # time spent making this draft, whenever that was
     exits: int = 0  # early outcomes received
-    first_exit: int = 0  # layer that first said the final outcome; 0: mode without early outcomes
-    # Where the draft came from: "exit" or "guess" (begun before the outcome in front of it was known,
-    # behind what such a one said), "flight" (sent before that), "" (drafted after it).
-    source: str = ""
-    ready: bool = False  # the whole draft was there when the outcome in front of it came
+    first_exit: int = 0  # layer that first forecast the final outcome; 0: mode without early outcomes
+    source: str = ""  # of the draft: "exit" or "guess" (pre-drafted), "flight" (sent ahead), "" (drafted in turn)
+    ready: bool = False  # the whole draft was ready when the previous outcome arrived
     predrafts: int = 0  # begun while this round was being verified
-    sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was there
-    depth: int = 0  # of the draft: passes of the draft model that it took
-    length: int = 0  # gamma: the depth it was to have, had the reply not ended
-    budget: int = 0  # nodes that a tree by budget was to have
-    began_seconds: float = 0.0  # from the beginning of the reply to that of this round
-    gained: tuple[int, ...] = ()  # tokens of the reply: those accepted, then the target's own
-    rejected: tuple[int, ...] = ()  # drafted tokens that do not hold
-    exit_layers: tuple[int, ...] = ()  # that early outcomes came from, in order of arrival
+    sync_seconds: float = 0.0  # T_r: from that outcome to sending a draft that was ready
+    depth: int = 0  # passes of the draft model that the draft took: its tokens, or a tree's levels
+    length: int = 0  # gamma: the depth that was asked for, had the reply not ended
+    budget: int = 0  # nodes that a tree by budget was asked to have
+    began_seconds: float = 0.0  # from the start of the reply to the start of this round
+    gained: tuple[int, ...] = ()  # this round's tokens of the reply: the accepted ones, then the target's
+    rejected: tuple[int, ...] = ()  # rejected tokens
+    exit_layers: tuple[int, ...] = ()  # layers that early outcomes came from, in order of arrival
     exit_seconds: tuple[float, ...] = ()  # from sending the draft to each of them
 
 
@@ -47,11 +45,11 @@ Progress = Callable[[str, int, RoundRecord], None]  # text so far, verified toke
 class DecodedReply:
     """One verified reply.
 
-    ``tokens`` are the target's, the token that ends the reply included, whatever the mode; ``text`` is
-    theirs without special tokens ("" without a tokenizer). ``finished`` tells an ended reply from one cut
-    off at max_tokens. ``seconds`` is the whole decode, ``prefill_seconds`` reading the image with the draft.
-    ``worker_error`` is the first failure of a pre-draft, "" if none; it costs time and changes no token.
-    ``peak_memory`` in bytes: of the GPU the draft model is on, else of this process; ``threads`` of it.
+    ``tokens`` are the target's in every mode, with the token that ends the reply; ``text`` is their text without
+    special tokens ("" without a tokenizer). ``finished`` is False if max_tokens cut the reply off. ``seconds`` is the
+    whole decode, ``prefill_seconds`` the draft model's prefill. ``worker_error`` is the first failure of a pre-draft,
+    "" if none; it costs time and changes no token. ``peak_memory`` in bytes is that of the draft model's GPU, else of
+    this process; ``threads`` are this process's.
     """
 
     tokens: list[int]
@@ -63,12 +61,11 @@ class DecodedReply:
     bytes_up: int
     bytes_down: int
     records: list[RoundRecord] = field(default_factory=list)
-    # gamma, or the depth of a tree, the rounds' mean where it is chosen; 0 in modes that do not draft
-    draft_length: float = 0
+    draft_length: float = 0  # gamma, or a tree's depth; the rounds' mean if it is chosen; 0: no drafting
     worker_error: str = ""
     peak_memory: int = 0
     threads: int = 0
-    verified: bool = True  # False: the draft model's own word, see ``EdgeSession.decode_alone``
+    verified: bool = True  # False: the draft model's alone, see ``EdgeSession.decode_alone``
 
     @property
     def rounds(self) -> int:
@@ -87,7 +84,7 @@ class DecodedReply:
 
     @property
     def draft_seconds(self) -> float:
-        """In the draft model, after its prefill, while nothing else went on."""
+        """In the draft model, after its prefill, while nothing else ran."""
         return sum(record.draft_seconds for record in self.records)
 
     @property
@@ -97,17 +94,17 @@ class DecodedReply:
 
     @property
     def verify_seconds(self) -> float:
-        """In the target model, prefill included, as the verifier measured it."""
+        """In the target model, with its prefill, as the verifier measured it."""
         return sum(record.verify_seconds for record in self.records)
 
     @property
     def miss_rate(self) -> float:
-        """r: share of the drafts after the first that were not there whole when they were wanted."""
+        """r: share of the drafts after the first that were not ready in time."""
         return _mean(not r.ready for r in self.records[1:] if r.drafted)
 
     @property
     def mean_exit(self) -> float:
-        """Mean layer that first said the final outcome, the last layer where no exit did."""
+        """Mean layer that first forecast the final outcome; the last layer where no exit did."""
         return _mean(r.first_exit for r in self.records if r.first_exit)
 
     @property
@@ -117,17 +114,17 @@ class DecodedReply:
 
     @property
     def predrafts_used(self) -> int:
-        """Drafts begun ahead that fitted, whole or in part."""
+        """Pre-drafts that fitted the final outcome, in whole or in part."""
         return sum(bool(record.source) for record in self.records)
 
     @property
     def predrafts_wasted(self) -> int:
-        """Drafts begun ahead and thrown away."""
+        """Pre-drafts thrown away."""
         return max(0, sum(record.predrafts for record in self.records) - self.predrafts_used)
 
     @property
     def draft_round_seconds(self) -> float:
-        """gamma T_p: to draft as many tokens, or levels of a tree, as a round takes, alone or ahead."""
+        """gamma T_p: to draft a whole round's tokens, or levels of a tree."""
         per_pass = _mean(r.model_seconds / r.depth for r in self.records if r.depth)
         return self.draft_length * per_pass
 
@@ -138,23 +135,23 @@ class DecodedReply:
 
     @property
     def cost_ratio(self) -> float:
-        """c = T_p / T_q; 0 when either is not known."""
+        """c = T_p / T_q; 0 when either is unknown."""
         if not self.draft_length or not self.verify_round_seconds:
             return 0.0
         return self.draft_round_seconds / self.draft_length / self.verify_round_seconds
 
     @property
     def link_delay_seconds(self) -> float:
-        """T_c: one way, with all that is neither of the models; rounds sent ahead tell nothing of it."""
+        """T_c: one way, with everything outside the two models; rounds sent ahead do not count."""
         return _mean(max(0.0, r.wait_seconds - r.verify_seconds) / 2 for r in self.records[1:] if r.source != "flight")
 
     @property
     def sync_seconds(self) -> float:
-        """T_r: from an outcome to sending the draft that was there already."""
+        """T_r: from an outcome to sending a draft that was ready."""
         return _mean(r.sync_seconds for r in self.records if r.sync_seconds > 0.0)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, figures included, in plain types."""
+        """All fields and figures in plain types."""
         return asdict(self) | {name: getattr(self, name) for name in _FIGURES}
 
     def summary(self) -> str:
@@ -180,7 +177,7 @@ _FIGURES = [name for name, value in vars(DecodedReply).items() if isinstance(val
 
 
 def resources(device: torch.device | None) -> tuple[int, int]:
-    """Peak memory in bytes (of ``device`` if that is a GPU, else of this process), and live threads."""
+    """Peak memory in bytes (of ``device`` if it is a GPU, else of this process), and live threads."""
     if device is not None and device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), threading.active_count()
     return _peak_of_process(), threading.active_count()

@@ -1,4 +1,4 @@
-"""The robot's half of a decode: observation out, drafts out, outcomes in, a verified reply at the end."""
+"""The robot's half of a decode: sends observation and drafts, receives outcomes, returns a verified reply."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
-from dsd_ros.edge.client import LinkSettings, VerifierClient
+from dsd_ros.edge.client import LinkSettings, TargetChanged, VerifierClient
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import Drafting, DraftModel
-from dsd_ros.edge.errors import TargetChanged
 from dsd_ros.edge.loop import DecodeLoop
 from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
@@ -31,7 +30,7 @@ from dsd_ros.wire.channel import Channel, LinkClosed
 from dsd_ros.wire.client import Limits
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, PROTOCOL_VERSION, SessionReply, SessionRequest
 
-_ROW_HEAD_BYTES = 16  # at most, in front of a distribution on its way down
+_ROW_HEAD_BYTES = 16  # at most, before each distribution on its way down
 
 
 class TextModel(Protocol):
@@ -44,10 +43,10 @@ class TextModel(Protocol):
 
 
 class EdgeSession:
-    """Decodes replies, one at a time, over a channel that stays the caller's.
+    """Decodes replies, one at a time, over a channel that the caller owns.
 
-    ``draft_model`` is needed by modes that draft; in others it only turns tokens into text and may be
-    None. After any failure the session can be used for the next decode.
+    ``draft_model`` is needed by modes that draft; in others it only turns tokens into text and may be None. After any
+    failure the session can be used for the next decode.
     """
 
     def __init__(
@@ -59,11 +58,11 @@ class EdgeSession:
         vocabulary: Vocabulary | None = None,
         tuner: Tuner | None = None,
     ) -> None:
-        """``vocabulary``: the target's, where the draft model may have another (``target_tokenizer``).
-        ``tuner``: what an earlier session of the same settings knew of lengths that are chosen.
+        """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
+        an earlier session with the same settings, which has learned draft lengths.
 
-        ValueError when the mode needs a draft model, or one that shares the target's tokenizer, or
-        distributions too large for the wire.
+        ValueError when the mode needs a draft model, or one that shares the target's tokenizer, or distributions too
+        large for a message.
         """
         self.settings = settings
         self._text_model = draft_model
@@ -93,22 +92,19 @@ class EdgeSession:
 
     @property
     def verifier(self) -> SessionReply | None:
-        """What the verifier said of itself when the session opened; None before."""
+        """The verifier's description of itself, from the session's opening; None before."""
         return self._link.verifier
 
     def open(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
-        """Connect and agree with the verifier; ``decode`` does it where it has not been done.
+        """Connect and open the session; ``decode`` does so if needed.
 
-        LinkRefused (token, certificate), VerifierRefused (tokenizer, version, too many sessions),
-        LinkClosed or LinkTimeout (not there), DeadlineExceeded, DecodeCancelled.
+        LinkRefused (token, certificate), VerifierRefused (tokenizer, version, too many sessions), LinkClosed or
+        LinkTimeout (no verifier), DeadlineExceeded, DecodeCancelled.
         """
         self._open(Limits(deadline, cancelled))
 
     def reconnect(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
-        """After a failed decode: dial once more, and resume the session or open another.
-
-        Raises what ``open`` raises, and DecodeCancelled.
-        """
+        """After a failed decode: dial once, and resume the session or open another. Raises what ``open`` raises."""
         self._link.reconnect(Limits(deadline, cancelled))
 
     def decode(
@@ -121,14 +117,13 @@ class EdgeSession:
         history: History = (),
         patience: float | None = None,
     ) -> DecodedReply:
-        """One reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone), exactly as
-        the target alone would give it.
+        """The target's own reply about ``image`` (RGB uint8, (H, W, 3); None for models that read text alone).
 
-        ``history``: up to eight pictures of earlier steps, each with the action taken behind it, oldest first.
+        ``history``: up to eight pictures of earlier steps, each with the action taken after it, oldest first.
         on_progress(text so far, verified tokens, that round) is called after each verified round. ``deadline`` is a
-        time.monotonic() instant; ``cancelled`` is polled. Raises PromptError, ImageError or WireError
-        (ValueErrors) for an input that cannot be used, LinkError when link or verifier fail for good,
-        DeadlineExceeded, DecodeCancelled, and LinkSilent when nothing came for ``patience`` seconds.
+        time.monotonic() instant; ``cancelled`` is polled. PromptError, ImageError or WireError (ValueErrors) for an
+        input that cannot be used, LinkError when link or verifier fail for good, DeadlineExceeded, DecodeCancelled,
+        LinkSilent after ``patience`` seconds of silence.
         """
         limits = Limits(deadline, cancelled, patience)
         check_instruction(instruction)
@@ -160,10 +155,10 @@ class EdgeSession:
         cancelled: Callable[[], bool] | None = None,
         history: History = (),
     ) -> DecodedReply:
-        """The draft model's own reply, which nobody verified: ``verified`` is False. Link and verifier are not asked.
+        """The draft model's own, unverified reply (``verified`` is False), without the link.
 
-        For a robot that may go on while the link is lost, after a ``decode`` that failed. ValueError where there
-        is no draft model, or for an input that cannot be used; DeadlineExceeded, DecodeCancelled.
+        For a robot that may continue while the link is lost, after a ``decode`` that failed. ValueError without a draft
+        model, or for an input that cannot be used; DeadlineExceeded, DecodeCancelled.
         """
         model = self._draft_model
         if model is None:
@@ -175,7 +170,7 @@ class EdgeSession:
         return _decode_alone(model, self.settings, frozenset(ends), self._reply, image, instruction, history, limits)
 
     def close(self) -> None:
-        """End the session at the verifier, and the worker threads. The channel is the caller's to close."""
+        """End the session at the verifier, and the worker threads. The caller closes the channel."""
         self._proposer.close()
         self._link.close()
 
@@ -237,7 +232,7 @@ def _is_of(vocabulary: Vocabulary, model: VisionLanguageModel | TextModel | None
 
 
 def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:
-    """What chooses the drafts of a session, no longer than a message holds; None where its settings say all."""
+    """What chooses a session's draft lengths, up to what a message holds; None if its settings fix them."""
     if not settings.tunes:
         return None
     longest = MAX_DRAFT_LENGTH
@@ -247,7 +242,7 @@ def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:
 
 
 def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
-    """ValueError when distributions would not fit into one message; truncated ones always do."""
+    """ValueError when a draft's distributions would not fit into one message; truncated ones always do."""
     if settings.sampling.greedy or settings.proven_by not in (Proof.FULL, Proof.SPLIT):
         return
     most = MAX_EVIDENCE_BYTES // (4 * vocab_size + (_ROW_HEAD_BYTES if settings.splits else 0))
@@ -258,14 +253,14 @@ def _check_room(settings: DecodeSettings, vocab_size: int) -> None:
             )
         return
     expansion = settings.expansion
-    # Up: of each node with children. Down: of a rejected first child's parent, and of its siblings' subtrees.
+    # Up: one row per inner node. Down: one for a rejected first child's parent, and those of its siblings' subtrees.
     rows = 1 + expansion_nodes(expansion[:-1])
     if settings.splits:
         rows = 1 + expansion_nodes(expansion) // expansion[0] * (expansion[0] - 1)
     if rows > most:
         raise ValueError(
-            f"tree_expansion {settings.tree_expansion!r} takes {rows} distributions in one message, and of a "
-            f"vocabulary of {vocab_size} no more than {most} fit; use a smaller one, or proof truncated or coupled"
+            f"tree_expansion {settings.tree_expansion!r} takes {rows} distributions in one message, and with a "
+            f"vocabulary of {vocab_size} at most {most} fit; use a smaller one, or proof truncated or coupled"
         )
 
 
@@ -279,7 +274,7 @@ def _decode_alone(
     history: History,
     limits: Limits,
 ) -> DecodedReply:
-    """Reply ``number`` by ``model`` alone: the one way that is not exact. Errors of ``EdgeSession.decode_alone``.
+    """Reply ``number`` by ``model`` alone; errors as in ``EdgeSession.decode_alone``.
 
     Coupled drafts use the noise that the target would have used.
     """

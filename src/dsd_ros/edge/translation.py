@@ -1,9 +1,8 @@
-"""Drafting for a target with another tokenizer: the draft's text, cut into the target's tokens.
+"""Drafts for a target with another tokenizer: the draft model's text, tokenized as the target would.
 
-The robot holds both tokenizers, so that nothing but the target's tokens travels. Whatever is drafted, a
-greedy target keeps what it would have said itself: a bad translation costs time and changes no token.
-As universal assisted generation in Hugging Face transformers does, with texts aligned by characters
-instead of windows of tokens, and the draft model's cache kept as far as its own words hold.
+The robot holds both tokenizers, so only the target's tokens travel. A greedy target keeps only its own tokens, so a bad
+translation costs time and changes nothing. Like universal assisted generation in Hugging Face transformers, but texts
+are aligned by characters instead of windows of tokens, and the draft model's cache is kept as far as its text holds.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import Sequence
 
-_MAX_STEP_BACK = 16  # tokens, to the beginning of a word
-_UNSETTLED = 4  # tokens of a last word, beyond those wanted, that are taken to be final
-_STEPS_PER_TOKEN = 8  # of the draft model for one of the target's, at most
+_MAX_STEP_BACK = 16  # tokens back to the beginning of a word, at most
+_UNSETTLED = 4  # so many tokens beyond those wanted, the first ones are taken to be final
+_STEPS_PER_TOKEN = 8  # draft tokens for one of the target's, at most
 
 
 def check_translatable(settings: DecodeSettings) -> None:
     """ValueError for settings under which drafts cannot be translated.
 
-    Chances over one vocabulary prove nothing about the tokens of another; a tree would take as many
-    texts as it has branches, and drafting ahead one for every outcome.
+    Probabilities over one vocabulary prove nothing about tokens of another. A tree would need a text for each branch,
+    and drafting ahead one for each outcome.
     """
     sequence = settings.shaped_by is Shape.SEQUENCE
     if not (settings.sampling.greedy and sequence) or settings.predrafts:
@@ -44,50 +43,50 @@ def check_translatable(settings: DecodeSettings) -> None:
 
 
 class Translation:
-    """What holds for all replies of a draft model and a target's vocabulary."""
+    """What a draft model and a target's vocabulary share over all replies."""
 
     def __init__(self, target: Vocabulary, model: VisionLanguageModel) -> None:
         self.target = target
         self.draft = Vocabulary(model.tokenizer.to_str())
         self.draft_ends = model.eos_token_ids
         ours, theirs = self.draft.special, target.special
-        # A special token that both have is translated by its name, any other says nothing.
+        # A special token that both have is translated by its name; any other has no text.
         self.hidden_in_draft = _missing(ours, theirs)
         self.hidden_in_target = _missing(theirs, ours)
-        self._longer, self._recut = (0, 0)  # how often a text became longer, and what it was cut into changed
+        self._longer = self._recut = 0  # how often a text grew, and how often that changed its earlier tokens
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a word is to be drafted to its end: where the draft's tokens are often parts of the target's.
+        """Whether to draft a word to its end: worth it if the draft's tokens are often parts of the target's.
 
-        Elsewhere the last token is mostly right as it is, and another pass of the draft model costs more.
+        Otherwise the last token is mostly right as it is, and another pass of the draft model costs more.
         """
         return 5 * self._recut > self._longer
 
     def learn(self, before: list[Piece], after: list[Piece]) -> None:
-        """A text was cut into tokens, and again with more of it."""
+        """Compare the tokens of a text with those after it grew."""
         if before and after != before:
             self._longer += 1
             self._recut += after[: len(before)] != before
 
     def begin(self, sequence: Sequence, ends: frozenset[int]) -> TranslatedReply:
-        """A reply to the prompt that ``sequence`` has read; ``ends`` are the target's tokens that end one."""
+        """A reply to the prompt that ``sequence`` has read; ``ends`` are the target's end tokens."""
         return TranslatedReply(self, sequence, ends)
 
     def end_token(self, token: int, ends: frozenset[int]) -> int | None:
-        """What ends the target's reply where ``token`` ends the draft's."""
+        """The target's end token for the draft's end token ``token``."""
         name = self.draft.special.get(token)
         for end in sorted(ends):
             if name is not None and self.target.special.get(end) == name:
                 return end
-        # Chat models add the token that ends a turn behind the one that ends a text.
+        # Chat models number the end-of-turn token after the end-of-text token.
         return max(ends, default=None)
 
 
 class TranslatedReply:
-    """One reply in two vocabularies: the verified tokens, and the draft model's tokens of the same text.
+    """One reply in two vocabularies: the target's verified tokens, and the draft model's tokens of the same text.
 
-    ``sequence`` always says the verified text, and perhaps more: what was drafted behind it and holds still.
+    ``sequence`` always holds the verified text, and perhaps more: drafted text after it that is not refuted.
     """
 
     def __init__(self, translation: Translation, sequence: Sequence, ends: frozenset[int]) -> None:
@@ -96,16 +95,16 @@ class TranslatedReply:
         self._ends = ends
         self._verified = Transcript(translation.target, translation.hidden_in_target)
         self._own = Transcript(translation.draft, translation.hidden_in_draft)
-        # The texts are known to say the same up to here; a normalizing tokenizer may change lengths.
+        # Up to here the texts are known to agree; a normalizing tokenizer may change lengths.
         self._agreed, self._agreed_own = 0, 0
         self._end: int | None = None  # the draft's token that ended its text
 
     def verified(self, tokens: Items[int]) -> None:
-        """Go on behind these tokens of the target. The draft model's cache is kept as far as it fits."""
+        """Continue after these tokens of the target. The draft model's cache is kept as far as it fits."""
         self._verified.append(tokens)
         text = self._verified.text
         news, said = text[self._agreed :], self._said
-        if said.startswith(news):  # in whatever tokens: the draft model's own words stand
+        if said.startswith(news):  # whatever the tokens: the draft model's own text stands
             self._agreed_own += len(news)
         else:
             self._say(text, self._agreed_own + _common(news, said))
@@ -114,7 +113,7 @@ class TranslatedReply:
         self._agreed = len(text)
 
     def draft(self, length: int) -> tuple[list[int], bool]:
-        """Up to ``length`` tokens of the target, and whether the draft model can go on behind them."""
+        """Up to ``length`` tokens of the target, and whether the draft model can continue after them."""
         pieces, able = self._pieces(), True
         for _ in range(_STEPS_PER_TOKEN * (length + 1)):
             if pieces is None or self._end is not None or self._suffices(pieces, length):
@@ -135,21 +134,21 @@ class TranslatedReply:
         return self._tokens(pieces, length), able
 
     def _suffices(self, pieces: list[Piece], length: int) -> bool:
-        """Whether there are ``length`` tokens that are not likely to change with what is said next."""
+        """Whether there are ``length`` tokens that more text is unlikely to change."""
         if self._translation.looks_ahead and len(pieces) < length + _UNSETTLED:
             return _settled(self._said, pieces) >= length
         return len(pieces) >= length
 
     @property
     def _said(self) -> str:
-        """What the draft model says behind the verified text."""
+        """The draft model's text after the verified text."""
         return self._own.text[self._agreed_own :]
 
     def _pieces(self) -> list[Piece] | None:
-        """That, in tokens of the target; None when it contradicts a character that has begun."""
+        """That text in the target's tokens; None if it contradicts a character that the target has begun."""
         verified = self._verified
         context = context_of(verified.text, len(verified.text))
-        pieces = self._translation.target.pieces_behind(context, self._said)
+        pieces = self._translation.target.pieces_after(context, self._said)
         pending = verified.pending
         if not pieces:
             return []
@@ -168,23 +167,23 @@ class TranslatedReply:
         return tokens[: ends[0]] if ends else tokens
 
     def _say(self, text: str, common: int) -> None:
-        """Make the draft model's tokens say ``text``, which they do up to their own character ``common``."""
+        """Make ``text`` the draft model's text; they agree up to the draft text's character ``common``."""
         own, sequence = self._own, self.sequence
         ahead = self._agreed - self._agreed_own
-        # 1. Back to where a word begins, so that the rest of it is not said in odd pieces.
+        # 1. Step back to the beginning of a word, so that its rest is not tokenized oddly.
         keep = own.whole_up_to(common)
         for _ in range(_MAX_STEP_BACK):
             here = own.end(keep) + ahead
             if keep == 0 or here >= 0 and text[here : here + 1].isspace():
                 break
-            before = own.whole_in_front_of(keep)
+            before = own.whole_before(keep)
             word = own.text[own.end(before) : own.end(keep)]
             if text[max(0, here - len(word)) : max(0, here)] != word:
                 break
             keep = before
         here = max(0, own.end(keep) + ahead) if keep else 0
-        # 2. What of the tokens is the same keeps its place in the cache.
-        pieces = self._translation.draft.pieces_behind(context_of(text, here), text[here:])
+        # 2. Tokens that stay the same keep their place in the cache.
+        pieces = self._translation.draft.pieces_after(context_of(text, here), text[here:])
         tokens = [piece.token for piece in pieces]
         same = _common(own.tokens[keep:], tokens)
         own.truncate(keep + same)
@@ -219,7 +218,7 @@ class TranslatedDraft(ModelDraft):
 
 
 class Translating(DraftModel):
-    """Proposes the draft model's text in tokens of a target with another tokenizer."""
+    """Proposes the draft model's text in the tokens of a target with another tokenizer."""
 
     def __init__(
         self, model: VisionLanguageModel, settings: DecodeSettings, tuner: Tuner | None, translation: Translation
@@ -232,7 +231,7 @@ class Translating(DraftModel):
 
 
 def _settled(text: str, pieces: list[Piece]) -> int:
-    """How many of the tokens stand in front of the text's last word, which may yet become longer."""
+    """How many tokens precede the text's last word, which may still grow."""
     for index in range(len(pieces) - 1, 0, -1):
         start = pieces[index].start
         if start > 0 and pieces[index - 1].start != start and _begins_word(text, start):
@@ -243,18 +242,13 @@ def _settled(text: str, pieces: list[Piece]) -> int:
 def _begins_word(text: str, place: int) -> bool:
     before, here = text[place - 1], text[place]
     if before.isspace() or here.isspace():
-        return not before.isspace()  # a space belongs to the word behind it
+        return not before.isspace()  # a space belongs to the word after it
     return before.isalnum() != here.isalnum()
 
 
 def _common(one: Items[object], other: Items[object]) -> int:
-    """How many items two begin with alike."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    """The length of the common beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _missing(special: dict[int, str], elsewhere: dict[int, str]) -> frozenset[int]:

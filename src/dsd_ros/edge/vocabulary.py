@@ -1,4 +1,4 @@
-"""A tokenizer on its own, and text that grows token by token: what two vocabularies are compared by."""
+"""A tokenizer without a model, and text that grows token by token: how two vocabularies are compared."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tokenizers import Tokenizer
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import tokenizer_fingerprint
 
-# In front of what is no beginning: some tokenizers treat the first word of a text differently.
+# Put before text that is not the beginning: some tokenizers treat the first word of a text differently.
 _ANCHOR = "\n"
-_INCOMPLETE = "\ufffd"  # what a decoder makes of the first bytes of a character
+_INCOMPLETE = "\ufffd"  # a decoder's placeholder for the first bytes of a character
 _MAX_PENDING = 16
 _CONTEXT_TOKENS = 4
 _CONTEXT_CHARS, _MAX_CONTEXT_CHARS = 32, 96
 
 
 class Piece(NamedTuple):
-    """A token of an encoded text, and the character it begins at."""
+    """A token of an encoded text, and the index of its first character."""
 
     token: int
     start: int
 
 
 class Vocabulary:
-    """A tokenizer: text to tokens and back. Serves as a session's text model as well."""
+    """A tokenizer: text to tokens and back. Also serves as a session's text model."""
 
     def __init__(self, serialized: str) -> None:
         """``serialized``: the content of a tokenizer.json. Raises whatever ``tokenizers`` does."""
         self._tokenizer = Tokenizer.from_str(serialized)
-        # A post-processor may move offsets, a tokenizer.json may ask to cut long texts off.
+        # A post-processor may move offsets, and a tokenizer.json may truncate long texts.
         self._tokenizer.post_processor = None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -45,7 +45,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Of a model directory or a tokenizer.json; ModelError, one sentence, on anything wrong."""
+        """From a model directory or a tokenizer.json; ModelError for anything else."""
         file = Path(path).expanduser()
         if file.is_dir():
             file = file / "tokenizer.json"
@@ -62,22 +62,22 @@ class Vocabulary:
         return token in self._ids
 
     def decode_text(self, tokens: Sequence[int]) -> str:
-        """The text of reply tokens, without special tokens and ids that stand for nothing."""
+        """The text of reply tokens, without special tokens and unknown ids."""
         return self._tokenizer.decode([t for t in tokens if t in self], skip_special_tokens=True)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens that it has, special ones included."""
+        """The text of known tokens, special ones included."""
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, nothing added."""
+        """The tokens of a text, without added special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def pieces_behind(self, context: str, text: str) -> list[Piece]:
-        """The tokens of ``text`` where it stands behind ``context``; starts are counted in ``text``.
+    def pieces_after(self, context: str, text: str) -> list[Piece]:
+        """The tokens of ``text`` after ``context``; starts are indices into ``text``.
 
-        Where a token would span both, as if nothing stood in front.
+        If a token would span both, the tokens of ``text`` alone.
         """
         if not text:
             return []
@@ -94,7 +94,7 @@ class Vocabulary:
 
 
 def context_of(text: str, end: int) -> str:
-    """The last words in front of ``end``: enough to see how what follows is cut into tokens; "" for 0."""
+    """The last words before ``end``: enough to tell how the text after them is tokenized; "" for 0."""
     begin = max(0, end - _CONTEXT_CHARS)
     while begin > 0 and end - begin < _MAX_CONTEXT_CHARS and not text[begin].isspace():
         begin -= 1
@@ -102,11 +102,10 @@ def context_of(text: str, end: int) -> str:
 
 
 class Transcript:
-    """The text of tokens that come one by one, and may be taken back.
+    """The text of tokens that are appended one by one and may be taken back.
 
-    ``text`` holds whole characters only: behind a token that ends within one, or of which nothing is to be
-    seen yet, the text ends in front of it, and the tokens since then are ``pending``. Ids in ``hidden``, or
-    of no token, have no text.
+    ``text`` holds whole characters only. Tokens that so far give no text, or an incomplete character, are ``pending``.
+    Ids in ``hidden`` and unknown ids have no text.
     """
 
     def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int] = frozenset()) -> None:
@@ -114,26 +113,26 @@ class Transcript:
         self.text = ""
         self._vocabulary = vocabulary
         self._hidden = hidden
-        self._ends: list[int] = []  # the text's length behind each token
-        self._whole: list[int] = [0]  # numbers of tokens behind which no character is incomplete
+        self._ends: list[int] = []  # the text's length after each token
+        self._whole: list[int] = [0]  # token counts after which no character is incomplete
         self._visible: list[int] = []
-        self._seen: list[int] = []  # how many are visible behind each token
+        self._seen: list[int] = []  # number of visible tokens up to and including each token
 
     @property
     def pending(self) -> list[int]:
-        """The tokens behind the text's end."""
+        """The tokens that ``text`` does not show yet."""
         return self.tokens[self._whole[-1] :]
 
     def end(self, count: int) -> int:
-        """The text's length behind the first ``count`` tokens."""
+        """The text's length after the first ``count`` tokens."""
         return self._ends[count - 1] if count else 0
 
     def whole_up_to(self, length: int) -> int:
-        """How many tokens at most give whole characters, and no more than ``length`` of them."""
+        """The largest token count that gives whole characters, at most ``length`` of them."""
         return next(count for count in reversed(self._whole) if self.end(count) <= length)
 
-    def whole_in_front_of(self, count: int) -> int:
-        """How many tokens fewer than ``count``, 1 or more, at most give whole characters."""
+    def whole_before(self, count: int) -> int:
+        """The largest token count below ``count`` (1 or more) that gives whole characters."""
         return self._whole[bisect_left(self._whole, count) - 1]
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -142,15 +141,15 @@ class Transcript:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        whole, told = self._whole[-1], token in self._vocabulary and token not in self._hidden
+        whole, visible = self._whole[-1], token in self._vocabulary and token not in self._hidden
         nothing_pending = whole == len(self.tokens)
         self.tokens.append(token)
-        if told:
+        if visible:
             self._visible.append(token)
         self._seen.append(len(self._visible))
-        if told:
-            # Of a few tokens only, so that a text takes time in proportion to its length; those in front
-            # of the new ones are there because decoders treat the first one differently.
+        if visible:
+            # Decode only a few tokens, so that the time is linear in the text's length. They include some known
+            # ones, because decoders treat the first token differently.
             known = self._shown(whole)
             first = self._shown(self._whole[max(0, len(self._whole) - _CONTEXT_TOKENS)])
             decode = self._vocabulary.decode
@@ -163,7 +162,7 @@ class Transcript:
         self._ends.append(len(self.text))
 
     def _shown(self, count: int) -> int:
-        """How many of the first ``count`` tokens are visible."""
+        """How many of the first ``count`` tokens have text."""
         return self._seen[count - 1] if count else 0
 
     def truncate(self, count: int) -> None:

@@ -21,7 +21,7 @@ from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
 from dsd_msgs.srv import Decode
-from dsd_ros.edge.errors import VerifierRefused
+from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
 from dsd_ros.edge.session import EdgeSession

@@ -44,22 +44,18 @@ class Channel(Protocol):
 
     def send(self, message: Message) -> None:
         """Hand a message to the link; does not wait for the other side. Raises LinkClosed."""
-        ...
 
     def receive(self, timeout: float) -> Message:
         """The next message; LinkTimeout after ``timeout`` seconds without one, LinkClosed when down."""
-        ...
 
     def reconnect(self) -> None:
         """Try once to bring the link up, replacing a connection that may still seem to be up.
 
         Messages in flight are lost. Raises LinkClosed (a later attempt may work) or LinkRefused (none will).
         """
-        ...
 
     def close(self) -> None:
         """Take the link down for good and release its threads and sockets; any number of times."""
-        ...
 
 
 class Engine(Protocol):

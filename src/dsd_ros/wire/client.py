@@ -29,7 +29,7 @@ class DecodeCancelled(Exception):
 
 
 class Limits:
-    """When a client has to stop waiting, whatever it waits for."""
+    """When a client has to stop waiting."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Connection:
             self.lost(error)
 
     def receive(self, until: float, limits: Limits) -> Message | None:
-        """The next message; None when there is none until then (time.monotonic()). Raises LinkClosed and limits."""
+        """The next message; None if none comes until then (time.monotonic()). Raises LinkClosed and limits."""
         while True:
             limits.check()
             left = until - time.monotonic()
@@ -204,7 +204,7 @@ class BackgroundConnection(Connection):
                 message = self.channel.receive(_RECEIVE_S)
             except LinkTimeout:
                 continue
-            except Exception as error:  # whatever it is, report it to whoever waits for the link
+            except Exception as error:  # report it to the thread that waits for the link
                 self.lost(_link_error(error))
                 continue
             self._on_message(message)

@@ -10,15 +10,12 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, MAX_VOCABULARY, Fields, Message, UInt16
-
-if TYPE_CHECKING:  # a relay that packs no distributions must not have to load torch
-    pass
 
 _NO_DEFAULT = msgspec.NODEFAULT
 _ID_BYTES = 3  # of a varint: 21 bits hold any token id

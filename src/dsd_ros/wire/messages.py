@@ -195,7 +195,7 @@ class Draft(Fields, frozen=True, tag=4):
     round: UInt32  # number of the round within the reply, from 1
     confirmed: UInt32  # verified tokens of the reply before this draft
     tokens: Drafted  # drafted token ids; for a tree: its nodes, parents before children
-    evidence: Evidence = b""  # what verification needs of the draft's distributions (wire.packing); empty: nothing
+    evidence: Evidence = b""  # what verification needs of the draft's distributions (decoding.packing); empty: nothing
     parents: Parents = b""  # tree: 0 for the root's children, else the parent's index + 1; empty: a sequence
     assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
@@ -222,7 +222,9 @@ class Outcome(Fields, frozen=True, tag=5):
     confidence: Confidence = 0.0  # softmax probability (temperature 1) of that layer's likeliest token, 0..1
     is_final: bool = True  # binding; false: an early exit's forecast
     compute_us: UInt32 = 0  # the model's time for this round, microseconds; round 1: with reading the observation
-    distribution: Evidence = b""  # split: the target's p after the accepted tokens; for a tree: several (wire.packing)
+    distribution: Evidence = (
+        b""  # split: the target's p after the accepted tokens; for a tree: several (decoding.packing)
+    )
 
     @property
     def next(self) -> TokenId | Annotated[bytes, Meta(min_length=1, max_length=MAX_EVIDENCE_BYTES)]:
@@ -298,7 +300,7 @@ class Proposal(Fields, frozen=True, tag=10):
     rejections: UInt16  # drafts of this side rejected before this one was made
     token: TokenId  # the draft
     log_weight: LogWeight  # log-sum-exp of the relevance of this side's documents, -1000 to 1000
-    evidence: Evidence  # a row, a head or a nucleus of the distribution (wire.packing)
+    evidence: Evidence  # a row, a head or a nucleus of the distribution (decoding.packing)
     decode_us: UInt32 = 0  # time the draft took, microseconds
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
     echo: UInt32 = 0  # the other side's `sent` that arrived last

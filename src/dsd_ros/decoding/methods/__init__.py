@@ -1,10 +1,10 @@
-"""How a draft is proved: one module per method, each with the same functions.
+"""How a draft is proved: one module per method, all with the same functions.
 
     draw_from(logits, positions, context)   robot: what the draft's tokens are drawn from
     evidence(draft)                         robot: what travels with the tokens
     read(data, tree, vocab_size)            cloud: that evidence, checked
-    verify(tree, evidence, logits, context) cloud: how much of the draft holds, and what follows
-    finish(draft, result)                   robot: what is left to do after a rejection (DSSD alone has anything)
+    verify(tree, evidence, logits, context) cloud: how much of the draft is accepted, and what follows
+    finish(draft, result)                   robot: draw the recovered token after a rejection (DSSD alone)
 
 Both sides derive everything random from the round's name (``RoundContext``), so a round that is sent again is decided
 the same way. A sequence is a tree without branches: the rules of trees (TSLT, MCVeri) are then those of sequences.
@@ -27,5 +27,5 @@ _BY_PROOF: dict[Proof, Method] = {
 
 
 def method_of(proof: Proof, greedy_sampling: bool) -> Method:
-    """What proves drafts; at temperature 0 ids alone do, whatever the proof (and without drafts nothing else does)."""
+    """The method for a proof; at temperature 0, and without drafts, token ids alone are enough."""
     return greedy if greedy_sampling else _BY_PROOF.get(proof, full)

@@ -24,7 +24,7 @@ class ResultError(ValueError):
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What both sides know of a round, and all their random numbers come from."""
+    """What both sides know of a round; all their random numbers derive from it."""
 
     sampling: SamplingSettings
     seed: int
@@ -73,7 +73,7 @@ class Drafted(Protocol):
 
 @dataclass(frozen=True)
 class DraftVerdict:
-    """The cloud's word on a draft: ``accepted`` drafted tokens hold, and ``next_token`` follows them.
+    """The cloud's verdict on a draft: ``accepted`` tokens of it, and ``next_token`` follows them.
 
     For a tree ``accepted`` is 1 + the index of the last accepted node.
     """
@@ -123,7 +123,7 @@ def read_nothing(data: bytes, tree: TokenTree, vocab_size: int) -> None:
 
 
 def as_it_is(draft: Drafted, result: Result) -> Result:
-    """``finish`` of a method whose robot has nothing left to do; ResultError for rows that nothing asked for."""
+    """``finish`` of a method whose robot draws nothing; ResultError for a distribution that was not asked for."""
     if result.target:
         raise ResultError(
             "the verifier sent a distribution where none was rejected; it does not follow the protocol", "out-of-step"

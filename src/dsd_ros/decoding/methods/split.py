@@ -147,7 +147,7 @@ def verify_split_tree(
     """The cloud's half of split verification of a tree: first children alone, as it does not know q.
 
     r: each node's q(x) or a little more (``rounded_up``); p: (len(tree) + 1, V) as for ``verify_tree``. An ``owed``
-    verdict says where the first child is rejected: whoever holds q goes on with ``finish_split_tree``. For a tree
+    verdict says where the first child is rejected: the robot goes on with ``finish_split_tree``. For a tree
     without branches this is DSSD. SamplingError for r that are no probabilities.
     """
     if len(r) != len(tree) or not all(0.0 < r_x <= 1.0 for r_x in r):

@@ -29,10 +29,7 @@ def check_range(name: str, value: float, low: float, high: float, unit: str = ""
 
 
 def header(bench: str, **models: Any) -> dict[str, Any]:
-    """What a report's figures were measured with; the first keys of every report.
-
-    ``models``: by role, a loaded model or the path that it is loaded from.
-    """
+    """What a report's figures were measured with; ``models`` by role, each a loaded model or its path."""
     return {
         "bench": bench,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -67,6 +64,15 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(table(rows)))
+
+
+def render_template(name: str, **values: Any) -> str:
+    """A text file of this package, a Jinja template such as "pair/card.md", filled in."""
+    from jinja2 import Environment, FileSystemLoader
+
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
+    return environment.get_template(name).render(values)
 
 
 def cell(value: float | None, form: str) -> str:

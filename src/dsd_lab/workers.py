@@ -9,10 +9,7 @@ from multiprocessing import parent_process
 
 
 def begin_worker(heed_signals: bool = True) -> None:
-    """A pool's ``initializer``: the process ends when its maker is gone, however that ended.
-
-    :param heed_signals: Ctrl-C ends it, too, without a traceback; otherwise what was asked of it is still answered.
-    """
+    """A pool's ``initializer``: the process ends with its maker, and on Ctrl-C only if it is to ``heed_signals``."""
     if heed_signals:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     else:

@@ -95,7 +95,7 @@ ROUNDS = {
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_what_draws_is_distributed_as_the_reference(name):
-    """Three tokens of three, in independent stretches (see ``joint``); larger samples are marked slow elsewhere."""
+    """Three tokens out of four, in independent stretches (see ``joint``)."""
     target, draft = (TableModel(2, 4, ends=False, period=LENGTH, noise=noise) for noise in (0.0, 0.7))
     settings = DecodeSettings(max_tokens=LENGTH * PER_REPLY, **SHORT | SAMPLED[name][0])
     p, q = (model_of(model, IMAGE, INSTRUCTION, settings.sampling) for model in (target, draft))
@@ -105,7 +105,7 @@ def test_what_draws_is_distributed_as_the_reference(name):
         LocalChannel(engine) as channel,
         EdgeSession(channel, draft, settings) as session,
     ):
-        counts = count(session, 4, FEW // 2)
+        counts = count(session, 4, FEW)
     assert p_value(counts, expected) > ALPHA
     # The reference's law is the target's own.
     alone = np.ones_like(expected)

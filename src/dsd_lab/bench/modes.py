@@ -1,7 +1,7 @@
 """`dsd-lab bench modes`: decoding modes side by side on the same pictures, over an emulated link.
 
-Models, engine, sessions and messages are the product's own. Only the link is emulated, and where a profile gives
-the times of other machines each forward pass is held to them; the whole clock can be run faster or slower.
+Models, engine, sessions and messages are the product's own. Where a profile gives the times of other machines, each
+forward pass is held to them; the whole clock can run faster or slower.
 """
 
 from __future__ import annotations
@@ -46,10 +46,8 @@ def measure_modes(
 ) -> dict[str, Any]:
     """Decode ``images`` held-out pictures with every variant in turn; the report of ``modes_report``.
 
-    ``draft`` and ``target`` are model directories or hub ids. Every time of the profile is multiplied by
-    ``time_scale`` while measuring, and reported times are divided by it. ``sweeps``, from which the variants were
-    made, are for the report. progress(replies done, replies in all, variant, reply) after each reply. Raises
-    ValueErrors for what cannot be measured, ModelError, LinkError.
+    Every time of the profile is multiplied by ``time_scale`` while measuring, and reported times are divided by it.
+    progress(replies done, replies in all, variant, reply) after each reply. ValueErrors, ModelError, LinkError.
     """
     _check(profile, variants, images, transport, time_scale)
     scenes = held_out_scenes(images)

@@ -1,4 +1,4 @@
-"""The report of `dsd-lab bench modes`: a row per mode, with the paper's formulas beside what was measured.
+"""The report of `dsd-lab bench modes`: a row per mode, formulas beside measurements; its text and its plots.
 
 Times are those of the profile's clock: what was measured, divided by the factor that stretched the clock.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsd_lab.bench.profiles import Profile
 from dsd_lab.bench.sweeps import Variant
 from dsd_lab.papers import theory
-from dsd_lab.report import Row, cell, header, rounded, table
+from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
+from dsd_lab.report import BenchError, Row, cell, header, rounded, table
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.results import DecodedReply
@@ -42,6 +44,20 @@ _COLUMNS = (  # heading, key of a row, format
     ("predicted", "predicted_seconds", ".3f"),
     ("limit", "limit_seconds", ".3f"),
 )
+Groups = dict[str, list[Row]]
+_COLOURS = (BLUE, RED, GREEN, "#8d5fa8", YELLOW, "#4a4a4a", "#17a2b8", "#d6336c")
+_POLICIES = {"predraft_policy", "exit_policy"}
+_FIGURES = {"speedup": "times as fast as the target alone (ar)", "miss_rate": "pre-draft miss rate, %"}
+_NAMES = {
+    "draft_length": "draft length γ",
+    "predraft_workers": "pre-draft workers",
+    "predraft_policy": "client queue",
+    "exit_policy": "server queue",
+    "predraft_source": "pre-draft source",
+    "predraft_batch": "pre-drafts per forward",
+    "predraft_budget": "pre-drafts per round at most",
+    "pipeline_depth": "rounds in flight",
+}
 
 
 @dataclass(frozen=True)
@@ -59,10 +75,7 @@ def make_report(
     setting: dict[str, Any],
     sweeps: Sequence[tuple[str, Sequence[Any]]] = (),
 ) -> dict[str, Any]:
-    """Everything measured, as JSON holds it; figures that do not apply to a mode are null.
-
-    ``setting``: images, seed, transport and time_scale of the run.
-    """
+    """Everything measured, as JSON; ``setting``: images, seed, transport and time_scale of the run."""
     differences = _differences(measured)
     baseline = next((m for m in measured if m.variant.decode.mode == "ar"), None)
     common, scale, link = measured[0].variant.decode, setting["time_scale"], profile.link
@@ -116,19 +129,14 @@ def pictures(report: dict[str, Any]) -> str:
 
 def _clock_note(profile: Profile, time_scale: float) -> str:
     """What was real time in this run and what was not."""
-    if profile.draft_s is None or profile.target_s is None:
-        note = "models run at this machine's speed over an emulated link"
-    else:
-        note = (
-            f"the clock is stretched: the models run for real, and each forward is held to "
-            f"T_p {1e3 * profile.draft_s:g} ms (draft) and T_q {1e3 * profile.target_s:g} ms (target), "
-            "forwards of several threads side by side"
-        )
+    note = "models run at this machine's speed over an emulated link"
+    if profile.draft_s is not None and profile.target_s is not None:
+        note = "the clock is stretched: the models run for real, and each forward is held to "
+        note += f"T_p {1e3 * profile.draft_s:g} ms (draft) and T_q {1e3 * profile.target_s:g} ms (target), "
+        note += "forwards of several threads side by side"
     if time_scale != 1.0:
-        note += (
-            f"; measured with every held time and delay multiplied by {time_scale:g}, "
-            "reported times are divided by it again"
-        )
+        note += f"; measured with every held time and delay multiplied by {time_scale:g}, "
+        note += "reported times are divided by it again"
     return note + "."
 
 
@@ -140,16 +148,13 @@ def _late(rows: Sequence[Row], profile: Profile) -> list[str]:
     for row in rows:
         drafted = (row["draft_length"] or 0.0) * 1e3 * profile.draft_s
         # A batch of pre-drafts takes longer by design, by 15 % for eight.
-        if (row["verify_round_ms"] or 0.0) > (1.0 + LATE) * 1e3 * profile.target_s or (
-            drafted and row["draft_round_ms"] > (1.15 + LATE) * drafted
-        ):
+        slow_draft = drafted and row["draft_round_ms"] > (1.15 + LATE) * drafted
+        if slow_draft or (row["verify_round_ms"] or 0.0) > (1.0 + LATE) * 1e3 * profile.target_s:
             late.append(row["label"])
-    if not late:
-        return []
-    return [
+    sentence = (
         f"this machine was too busy to keep T_p and T_q in {', '.join(late)} (over {LATE:.0%} late): use a larger "
-        "--time-scale, or fewer workers."
-    ]
+    )
+    return [sentence + "--time-scale, or fewer workers."] if late else []
 
 
 def _row(measured: Measured, baseline: Measured | None, profile: Profile, scale: float) -> Row:
@@ -245,10 +250,7 @@ def _theory(row: Row, gamma: float, t_p: float | None, t_q: float | None, t_c: f
 
 
 def _differences(measured: Sequence[Measured]) -> list[str]:
-    """A sentence for each reply whose tokens are not what they must be.
-
-    Greedy, all modes decode what the target would. Sampled, modes whose draws are decided alike agree.
-    """
+    """A sentence for each wrong reply: greedy, all modes agree; sampled, those whose draws are decided alike."""
     found = []
     first: dict[object, Measured] = {}
     for one in sorted(measured, key=lambda m: m.variant.decode.mode != "ar"):
@@ -277,3 +279,94 @@ def _weighted(values: Sequence[float], weights: Sequence[int]) -> float | None:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1e3 * seconds, 3)
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw a report into ``path``: lines over a swept number, groups of bars with a swept word, else a bar per mode."""
+    rows, sweep = report["rows"], report["sweep"]
+    numbers = [name for name, values in sweep.items() if all(isinstance(value, (int, float)) for value in values)]
+    figures = [f for f in _FIGURES if any(row[f] is not None for row in rows)]
+    if not figures:
+        raise BenchError("there is nothing to draw: measure mode ar too, or one that drafts ahead")
+    canvas = new_figure(path, 4.5 * len(figures), 3.8)
+    panels = list(zip(canvas.subplots(1, len(figures), squeeze=False)[0], figures, strict=True))
+    if not numbers:
+        for axes, figure in panels:
+            _plain_bars(axes, rows, figure)
+    else:
+        groups = {figure: _groups(rows, figure, numbers[0]) for figure in figures}
+        names = dict.fromkeys(label for found in groups.values() for label in found)
+        colours = {label: _COLOURS[n % len(_COLOURS)] for n, label in enumerate(names)}
+        look = _lines if len(numbers) == len(sweep) else _bars
+        for axes, figure in panels:
+            look(axes, groups[figure], figure, numbers[0], sweep[numbers[0]], colours)
+            _dress(axes, figure, _NAMES.get(numbers[0], numbers[0]), sweep.keys() >= _POLICIES)
+    canvas.suptitle(f"{report['profile']}, {pictures(report)}", fontsize=10)
+    canvas.savefig(path)
+
+
+def _dress(axes: Any, figure: str, swept: str, policies: bool) -> None:
+    axes.set(xlabel=swept, ylabel=_FIGURES[figure])
+    if figure == "speedup":
+        axes.axhline(1.0, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_ylim(bottom=0.0, top=1.25 * axes.get_ylim()[1])  # room for the legend
+    tidy(axes, grid="y")
+    handles, labels = axes.get_legend_handles_labels()
+    title = "client / server queue" if policies else None
+    columns = 3 if len(handles) > 3 else 1
+    axes.legend(handles, labels, title=title, title_fontsize=7, frameon=False, fontsize=7, ncols=columns)
+
+
+def _lines(axes: Any, groups: Groups, figure: str, name: str, values: Sequence[Any], colours: dict[str, str]) -> None:
+    """A line for each mode (and each value of the other sweeps) over the setting ``name``."""
+    for label, points in groups.items():
+        points.sort(key=lambda row: row["settings"][name])
+        errors = [row["speedup_spread"] for row in points] if figure == "speedup" else None
+        axes.errorbar(
+            [row["settings"][name] for row in points], _heights(points, figure), errors, color=colours[label],
+            label=label, marker="o", markersize=4, capsize=2, linewidth=1.4, elinewidth=0.7,
+        )  # fmt: skip
+    axes.set_xticks(values)
+
+
+def _bars(axes: Any, groups: Groups, figure: str, name: str, values: Sequence[Any], colours: dict[str, str]) -> None:
+    """Groups over the setting ``name``, and in each a bar for every combination of the others."""
+    width = 0.8 / max(1, len(groups))
+    for number, (label, points) in enumerate(groups.items()):
+        offset = (number - (len(groups) - 1) / 2) * width
+        places = [values.index(row["settings"][name]) + offset for row in points]
+        axes.bar(places, _heights(points, figure), width * 0.92, color=colours[label], label=label)
+    axes.set_xticks(range(len(values)), [str(value) for value in values])
+
+
+def _plain_bars(axes: Any, rows: Sequence[Row], figure: str) -> None:
+    """A horizontal bar for every mode, the first one on top: names of modes with settings are long."""
+    shown = [row for row in rows if row[figure] is not None]
+    spreads = [row["speedup_spread"] for row in shown] if figure == "speedup" else None
+    axes.barh(range(len(shown)), _heights(shown, figure), 0.7, xerr=spreads, color=BLUE, capsize=3)
+    axes.set_yticks(range(len(shown)), [row["label"].replace("+", "+\n") for row in shown], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel(_FIGURES[figure])
+    if figure == "speedup":
+        axes.axvline(1.0, color="#999999", linewidth=0.8, linestyle=":")
+    axes.set_xlim(left=0.0)
+    tidy(axes, grid="x")
+
+
+def _groups(rows: Sequence[Row], figure: str, name: str) -> Groups:
+    """Rows that were swept over ``name`` and have the figure, by what else sets them apart."""
+    swept = [row for row in rows if name in row["own"] and row[figure] is not None]
+    several = len({row["mode"] for row in swept}) > 1
+    groups: Groups = {}
+    for row in swept:
+        own = {key: value for key, value in row["own"].items() if key != name}
+        parts = [row["mode"]] if several or not own else []
+        if own.keys() >= _POLICIES:  # named as in the paper's Table 7
+            parts.append(f"{own.pop('predraft_policy')} / {own.pop('exit_policy')}")
+        parts += [f"{_NAMES.get(key, key)} {value}" for key, value in own.items()]
+        groups.setdefault(", ".join(parts), []).append(row)
+    return groups
+
+
+def _heights(rows: Sequence[Row], figure: str) -> list[float]:
+    return [100.0 * row[figure] if figure == "miss_rate" else row[figure] for row in rows]

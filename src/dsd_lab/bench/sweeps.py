@@ -63,10 +63,7 @@ def matters(name: str, decode: DecodeSettings) -> bool:
 
 
 def parse_modes(text: str, common: Mapping[str, Any], gamma: int | None = None) -> list[Variant]:
-    """Variants of ``--modes``; ``common`` are settings that every mode starts from. BenchError, ValueError.
-
-    gamma: draft length of the modes that do not choose it themselves, where none is given.
-    """
+    """Variants of ``--modes`` from ``common`` settings; ``gamma``: draft length where none is given. ValueErrors."""
     variants = []
     # A comma inside a value, as in exit_layers=2,4, is followed by a digit; the name of a mode never is.
     for part in re.split(r"[,\s]+(?=[A-Za-z])", text.strip(" ,\t\n")):
@@ -101,10 +98,7 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
 
 
 def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[Any]]]) -> list[Variant]:
-    """Every variant at every point of the crossed sweeps that matter to it; its own settings stay.
-
-    BenchError for a sweep that changes nothing, given twice, or with too many points in all.
-    """
+    """Every variant at every point of the crossed sweeps that matter to it; BenchError for a useless sweep."""
     names = [name for name, _ in sweeps]
     for name in names:
         if names.count(name) > 1:

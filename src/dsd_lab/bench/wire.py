@@ -1,7 +1,7 @@
 """`dsd-lab bench wire`: what each proof and shape of a draft costs on the link, and a reply's time by rate.
 
-Replies are sampled by the product's own models, sessions and messages. Bytes, acceptance and tau are counted without
-a link; then the same replies are decoded over an emulated link at every rate, which may cost time and no token.
+Bytes, acceptance and tau are counted without a link; then the same replies are decoded over an emulated link at every
+rate, which may cost time and no token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from dsd_lab.bench import scenes as ask
 from dsd_lab.bench.pace import Pace, paced
 from dsd_lab.bench.scenes import BATCH_GROWTH, Scene, held_out_scenes, text_scenes
-from dsd_lab.bench.wire_distances import Distances
-from dsd_lab.bench.wire_report import computed_seconds, make_report
+from dsd_lab.bench.wire_report import Distances, computed_seconds, make_report
 from dsd_lab.bench.wire_setting import ALONE, PAIR, Contender, WireSetting
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
@@ -39,10 +38,9 @@ def measure_wire(
     target: ModelSettings,
     progress: Callable[[int, int, str, DecodedReply], None] | None = None,
 ) -> dict[str, Any]:
-    """Ask the same questions with every proof and shape; the report as JSON holds it.
+    """Ask the same questions with every proof and shape; the report as JSON. ValueErrors, ModelError, LinkError.
 
-    The questions are about held-out pictures, or a text model's instructions. progress(replies done, replies in all at
-    most, label, reply) after each reply. Raises ValueErrors for what cannot be measured, ModelError, LinkError.
+    progress(replies done, replies in all at most, label, reply) after each reply.
     """
     scenes = (text_scenes if setting.model == "text" else held_out_scenes)(setting.images)
     robot, cloud = paced(load_model(draft)), paced(load_model(target))
@@ -71,11 +69,8 @@ def measure_wire(
             assert setting.profile.draft_s is not None and setting.profile.target_s is not None
             robot.pace, cloud.pace = Pace(setting.profile.draft_s, BATCH_GROWTH), Pace(setting.profile.target_s)
         for uplink in setting.uplinks:
-            bearable = [
-                one
-                for one in contenders
-                if max(computed_seconds(one, reply, setting, uplink) for reply in one.counted) <= setting.longest_s
-            ]
+            longest = {id(c): max(computed_seconds(c, r, setting, uplink) for r in c.counted) for c in contenders}
+            bearable = [one for one in contenders if longest[id(one)] <= setting.longest_s]
             for number in range(setting.timed_count):
                 # Each question begins with another proof, so that the first is not always the same.
                 start = number % len(bearable) if bearable else 0
@@ -110,39 +105,27 @@ def _distances(
     kept = [one.decode.top_k_proof for one in contenders]
     distances = Distances(robot.vocab_size, kept, [PAIR, *(one.children for one in contenders if one.children)])
     for index, reply in enumerate(contenders[0].counted):
-        _compare(distances, robot, cloud, scenes[index % len(scenes)], reply.tokens, contenders[0].decode)
+        asked = scenes[index % len(scenes)], reply.tokens, contenders[0].decode
+        p, q = _rows(cloud, *asked, whole=True), _rows(robot, *asked, whole=False)  # an int8 draft rounds longer passes
+        size = min(p.shape[1], q.shape[1])  # models may pad their vocabularies differently
+        distances.add(p[:, :size], q[:, :size])
     return distances
 
 
-def _compare(
-    distances: Distances,
-    robot: VisionLanguageModel,
-    cloud: VisionLanguageModel,
-    scene: Scene,
-    tokens: list[int],
-    decode: DecodeSettings,
-) -> None:
-    """Read a reply with both models; the draft token by token, since an int8 copy rounds longer passes otherwise."""
-    rows = []
-    for model in (cloud, robot):
-        sequence = model.prefill(scene.image, scene.instruction)
-        if model is cloud:
-            logits = list(sequence.verify(tokens[:-1]))
-        else:
-            logits = [sequence.next_logits()]
-            for token in tokens[:-1]:
-                sequence.append([token])
-                logits.append(sequence.next_logits())
-        rows.append(torch.stack([transform(row, decode.sampling) for row in logits]).double().cpu().numpy())
-    size = min(len(row[0]) for row in rows)  # models may pad their vocabularies differently
-    distances.add(rows[0][:, :size], rows[1][:, :size])
+def _rows(model: VisionLanguageModel, scene: Scene, tokens: list[int], decode: DecodeSettings, whole: bool) -> Any:
+    """A model's distributions over a reply, (n, V), in one pass (``whole``) or token by token."""
+    sequence = model.prefill(scene.image, scene.instruction)
+    logits = list(sequence.verify(tokens[:-1])) if whole else [sequence.next_logits()]
+    for token in () if whole else tokens[:-1]:
+        sequence.append([token])
+        logits.append(sequence.next_logits())
+    return torch.stack([transform(row, decode.sampling) for row in logits]).double().cpu().numpy()
 
 
 def observation_bytes(scene: Scene) -> int:
     """Bytes of the message with the picture, if there is one, and the instruction."""
-    if scene.image is None:
-        return len(encode(Observation(1, 1, scene.instruction, 0, 0, NO_PICTURE, b"")))
-    encoding = ask.PATIENT_LINK.image_encoding
-    height, width = scene.image.shape[:2]
-    picture = encode_picture(scene.image, encoding)
+    height, width, encoding, picture = 0, 0, NO_PICTURE, b""
+    if scene.image is not None:
+        (height, width), encoding = scene.image.shape[:2], ask.PATIENT_LINK.image_encoding
+        picture = encode_picture(scene.image, encoding)
     return len(encode(Observation(1, 1, scene.instruction, height, width, encoding, picture)))

@@ -1,14 +1,22 @@
-"""The report of `dsd-lab bench wire`: a row per proof and shape, what the formulas say beside what was measured."""
+"""The report of `dsd-lab bench wire`: a row per proof and shape, formulas beside measurements; its text and its plot.
+
+The plot is after Figures 3 to 6 of "Fast Collaborative Inference via Distributed Speculative Decoding" (TSLT).
+"""
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from dsd_lab.bench.wire_distances import Distances
+import numpy as np
+
 from dsd_lab.bench.wire_setting import ALONE, PAIR, Contender, WireSetting
+from dsd_lab.papers.acceptance import acceptance, coupled_acceptance
 from dsd_lab.papers.proofs import Payload, payload, round_seconds
+from dsd_lab.plotting import BLUE, GREEN, RED, YELLOW, new_figure, tidy
 from dsd_lab.report import Row, cell, header, rounded, table
 from dsd_ros.edge.results import DecodedReply
 
@@ -25,6 +33,85 @@ _COLUMNS = (  # heading, key of a row, format
     ("expected", "expected_acceptance", ".3f"),
     ("tau", "tau", ".2f"),
 )
+
+
+_CURVE_POINTS = 24
+_COLOURS = {"full": RED, "split": BLUE, "truncated": YELLOW, "coupled": GREEN}
+_LINES = ("-", "--", "-.", ":")
+_MARKS = ("o", "s", "^", "D", "v", "P")
+
+
+class Distances:
+    """Means over positions: acceptance by the two distributions, and the mass that K tokens hold."""
+
+    def __init__(self, vocabulary: int, kept: Sequence[int], children: Sequence[int] = ()) -> None:
+        """``kept``: values of K besides those of a curve over the vocabulary; ``children``: of the nodes of trees."""
+        grid = {round(k) for k in np.geomspace(1, vocabulary, _CURVE_POINTS)}
+        self.kept = sorted(grid | set(kept))
+        self.tokens = 0
+        self._children = sorted({1, *children})
+        self._coupled = self._optimal = self._target_kept = 0.0
+        self._mass = dict.fromkeys((*self.kept, vocabulary), 0.0)
+        self._accepted = dict.fromkeys([(k, n) for k in self._mass for n in self._children], 0.0)
+        self._vocabulary = vocabulary
+
+    def add(self, p: np.ndarray, q: np.ndarray) -> None:
+        """Add the distributions (n, V) of target and draft after the same tokens."""
+        self.tokens += len(p)
+        self._optimal += float(acceptance(p, q).sum())
+        self._coupled += float(coupled_acceptance(p, q).sum())
+        self._target_kept += float((p > 0).sum())
+        # By q, the likeliest first and among equals the lower id, the order in which ``acceptance.truncate`` keeps.
+        order = np.argsort(-q, axis=-1, kind="stable")
+        p, q = np.take_along_axis(p, order, -1), np.take_along_axis(q, order, -1)
+        masses = np.cumsum(q, -1)
+        for k in self._mass:
+            mass = masses[:, min(k, q.shape[-1]) - 1]
+            self._mass[k] += float((mass / masses[:, -1]).sum())
+            totals = _total_acceptance(p[:, :k], q[:, :k] / mass[:, None], max(self._children))
+            for n in self._children:
+                self._accepted[k, n] += float(totals[n - 1].sum())
+
+    @property
+    def optimal(self) -> float:
+        """1 - TV: the most that any proof of one candidate can have."""
+        return self._optimal / self.tokens
+
+    @property
+    def coupled(self) -> float:
+        """The part of it that shared randomness keeps, exactly."""
+        return self._coupled / self.tokens
+
+    def expected(self, proof: str, k: int, children: int = 1) -> float | None:
+        """Acceptance of a position, or of a tree's level of ``children`` candidates: 1 - TV, or theta (TSLT 39).
+
+        None for several candidates of shared randomness, which are not drawn independently.
+        """
+        if proof == "coupled":
+            return self.coupled if children == 1 else None
+        k = k if proof == "truncated" else self._vocabulary
+        return self._accepted[k, children] / self.tokens
+
+    def mass(self, k: int) -> float:
+        """The share of q that its k likeliest tokens hold."""
+        return self._mass[k] / self.tokens
+
+    @property
+    def target_kept(self) -> int:
+        """How many ids p has on average."""
+        return max(1, round(self._target_kept / self.tokens))
+
+
+def _total_acceptance(p: np.ndarray, q: np.ndarray, count: int) -> list[np.ndarray]:
+    """theta of 1 to ``count`` candidates, (n,) each: TSLT equations 25, 29 and 39 where q (n, K) has all its mass."""
+    found, left, total = [], np.ones(len(p)), np.zeros(len(p))
+    for _ in range(count):
+        beta = np.minimum(p, q).sum(-1)
+        total = total + left * beta
+        left = left * (1.0 - beta)
+        found.append(np.minimum(total, 1.0))
+        p = np.maximum(p - q, 0.0) / np.maximum(1.0 - beta, 1e-12)[:, None]
+    return found
 
 
 def make_report(
@@ -118,10 +205,9 @@ def _seconds_at(one: Contender, setting: WireSetting, rate: float) -> tuple[floa
 
 
 def computed_seconds(one: Contender, reply: DecodedReply, setting: WireSetting, rate: float) -> float:
-    """What a reply would take at a rate: its time without a link, and what its bytes and round trips add.
+    """Seconds of a reply at a rate: the models' time (the profile's where there is one), its bytes and round trips.
 
-    Where a profile gives the models' times, these replace the time without a link. Tokens of the target alone travel
-    down while it makes the next ones.
+    Tokens of the target alone travel down while it makes the next ones.
     """
     link, profile = setting.link(rate), setting.profile
     trips = reply.rounds if one.proof != ALONE else 1
@@ -202,8 +288,7 @@ def render(report: dict[str, Any]) -> str:
         ]
         line = [row["label"], *(cell(row.get(key), form) for _, key, form in _COLUMNS), *seconds]
         rows.append(line + [cell(row.get(key), ".0f") for key in large])
-    down = report["downlink_mbps"]
-    thing = "picture" if report["model"] == "pair" else "instruction"
+    down, thing = report["downlink_mbps"], "picture" if report["model"] == "pair" else "instruction"
     notes = [
         f"bytes per generated token, {thing} and handshake apart; formula: the payload without messages' headers.",
         "accepted: of all drafted tokens; position: of those (in trees: levels) the target judged; expected: by both "
@@ -239,3 +324,80 @@ def models_speed(report: dict[str, Any]) -> str:
 
 def _figure(value: float | None) -> float | None:
     return None if value is None else rounded(value)
+
+
+def draw_wire(report: dict[str, Any], path: Path) -> None:
+    """Draw a report of ``wire_report`` into ``path``; PlotError, OSError."""
+    drafted = [row for row in report["rows"] if row["proof"] != ALONE]
+    sequences = [row for row in drafted if row["settings"]["shape"] == "sequence"]
+    trees = [row for row in drafted if row["settings"]["shape"] != "sequence"]
+    shown = [rows for rows in (sequences, trees) if rows]
+    canvas = new_figure(path, *((10.5, 8.2) if len(shown) == 2 else (14.0, 4.3)))
+    panels = list(canvas.subplots(*((2, 2) if len(shown) == 2 else (1, 3))).flat)
+    mass, accepted, *speeds = panels
+    curve = report["kept_curve"]
+    mass.semilogx([point["kept"] for point in curve], [point["mass"] for point in curve], color=_COLOURS["truncated"])
+    mass.set(ylabel="mass of the draft's distribution that is kept")
+    _draw_acceptance(accepted, report, sequences, trees)
+    for axes in (mass, accepted):
+        low = axes.get_ylim()[0]
+        axes.set_ylim(max(0.0, low - 0.1 * (1.0 - low)), 1.01)
+        axes.set_xlabel(f"K, ids kept of {report['vocabulary']}")
+    top = 1.08 * max(max(_speed_ups(row, report)) for row in drafted)
+    for axes, rows in zip(speeds, shown, strict=True):
+        _draw_speed_up(axes, report, rows)
+        axes.set_ylim(0.0, max(top, 1.08))
+    tidy(*panels)
+    for axes in (accepted, *speeds):
+        axes.legend(frameon=False, fontsize=7)
+    things = "instructions" if report["model"] == "text" else "pictures"
+    canvas.suptitle(
+        f"temperature {report['temperature']:g}, {report['draft_length']} tokens drafted a round unless a label says "
+        f"otherwise, {report['images']} {things}; {models_speed(report)}",
+        fontsize=10,
+    )
+    canvas.savefig(path)
+
+
+def _draw_acceptance(axes: Any, report: dict[str, Any], sequences: list[Row], trees: list[Row]) -> None:
+    """Curves by the distributions, marks as measured; horizontal lines for the other proofs."""
+    curve, colour = report["kept_curve"], _COLOURS["truncated"]
+    ks = [point["kept"] for point in curve]
+    pairs = [row for row in trees if set(row["settings"].get("tree_expansion", "").split(",")) == {"2"}]
+    axes.semilogx(ks, [point["acceptance"] for point in curve], color=colour, label="truncated, 1 - TV")
+    if pairs:
+        theta = [point["tree_acceptance"] for point in curve]
+        axes.semilogx(ks, theta, color=colour, linestyle="--", label="truncated, a level of two candidates")
+    for rows, mark, line, name in ((sequences, "o", "-", "sequence"), (pairs, "s", "--", "tree of twos")):
+        found = [row for row in rows if row["proof"] == "truncated"]
+        if found:
+            kept = [row["settings"]["top_k_proof"] for row in found]
+            measured, label = [row["position_acceptance"] for row in found], f"truncated, {name}, measured"
+            axes.plot(kept, measured, color=colour, linestyle="none", marker=mark, label=label)
+        for proof in ("full", "coupled"):
+            for row in [row for row in rows if row["proof"] == proof][:1]:
+                look = {"color": _COLOURS[proof], "linestyle": line, "linewidth": 1.2}
+                axes.axhline(row["position_acceptance"], label=f"{row['label']}, measured", **look)
+    axes.set(ylabel="acceptance of a position, or of a tree's level")
+
+
+def _draw_speed_up(axes: Any, report: dict[str, Any], rows: list[Row]) -> None:
+    counts: Counter[str] = Counter()
+    rates, down = report["uplinks_mbps"], report["downlink_mbps"]
+    for row in rows:
+        number = counts[row["proof"]]
+        counts[row["proof"]] += 1
+        line, mark = _LINES[number % len(_LINES)], _MARKS[number % len(_MARKS)]
+        look = {"color": _COLOURS[row["proof"]], "linestyle": line, "marker": mark, "markersize": 4}
+        axes.semilogx(rates, _speed_ups(row, report), label=row["label"], **look)
+    axes.axhline(1.0, color="#4a4a4a", linewidth=1.0)
+    below = "downlink the same" if down is None else f"downlink {down:g}"
+    axes.set_xlabel(f"uplink, Mbit/s ({below}, {report['delay_ms']:g} ms one way)")
+    axes.set_ylabel("speed-up over the target alone")
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+
+
+def _speed_ups(row: Row, report: dict[str, Any]) -> list[float]:
+    (alone,) = (other for other in report["rows"] if other["proof"] == ALONE)
+    base = alone["seconds_per_token"]  # sampled replies are not of one length
+    return [base[rate] / seconds for rate, seconds in row["seconds_per_token"].items()]

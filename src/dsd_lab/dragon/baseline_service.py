@@ -1,7 +1,7 @@
-"""The cloud's half of the methods that DRAGON is compared with; an ordinary cloud serves none of them.
+"""The cloud's half of the methods that DRAGON is compared with, by a question's own messages.
 
-They use a question's own messages. ``Question.schedule`` says what is wanted, which an ordinary cloud refuses with a
-sentence: only a cloud that was started for it gives its documents away.
+``Question.schedule`` says what is wanted, which an ordinary cloud refuses: only a cloud that was started for it gives
+its documents away.
 """
 
 from __future__ import annotations
@@ -83,10 +83,7 @@ def chooser(question: Question) -> Choose:
 
 
 def pack_document(document: Retrieved, head: Sequence[int], keys: bytes = b"") -> bytes:
-    """A document for the device: its text's length (uint32), the text, a digest of its prompt, and keys and values.
-
-    ``head``: the tokens up to the document's end. ValueError where that is more than a message holds.
-    """
+    """A document for the device: its text's length (uint32), text, digest of ``head``, keys and values; ValueError."""
     text = document.text.encode("utf-8")
     data = struct.pack("<I", len(text)) + text + (prefix_digest(head) + keys if keys else b"")
     if len(data) > MAX_EVIDENCE_BYTES:

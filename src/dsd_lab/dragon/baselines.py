@@ -1,17 +1,10 @@
-"""The methods that DRAGON compares itself with (its section 7.2), each asked as an ``DragonClient`` is.
+"""The methods that DRAGON compares itself with (its section 7.2), each asked as a ``DragonClient`` is.
 
-device      the device's documents alone, mixed (what an answer is when the cloud is not asked)
-cloud       the cloud's documents alone, mixed, by its model; its tokens travel
-crcg        centralised: the device's documents one after the other in one prompt
-crcg-cloud  the same at the cloud, whose tokens travel
-drcg-text   the cloud's documents travel as text; the device reads both sides' in one prompt
-drcg-kv     they travel with their keys and values; the device mixes both sides' documents. Keys and values that were
-            computed apart fit only sequences of their own, so this method has dragon's distribution, not drcg-text's
-drdg-tw     dragon without speculation: the sides go in step, one token a round trip
-drdg-sw     each side makes a whole answer alone; once its own is done the device collects all of the cloud's
-            distributions, and the two of a position are aggregated. Not exact: after the first token on which the
-            sides differ, each follows words of its own. DRAGON does not say how it combines them; this is the
-            plain reading.
+device and cloud: one side's documents alone, mixed. crcg and crcg-cloud: one side's documents in one prompt. drcg-text:
+the cloud's documents travel as text, and the device reads both sides' in one prompt. drcg-kv: they travel with their
+keys and values, and the device mixes both sides' documents. drdg-tw: dragon without speculation, one token a round
+trip. drdg-sw: each side makes a whole answer alone, then the two distributions of each position are aggregated (the
+plain reading of DRAGON, not exact after the sides differ).
 
 No document of the device's ever travels. The cloud's half: ``baseline_service``.
 """
@@ -91,10 +84,7 @@ def open_session(
     kept: KeptDocuments | None = None,
     delay: DecodeDelay | None = None,
 ) -> DragonClient | BaselineSession:
-    """A session that answers by one of ``methods.METHODS``; ValueError for another.
-
-    The channel must be up, except for dragon and drdg-tw, which dial.
-    """
+    """A session that answers by one of METHODS; ValueError. Only dragon and drdg-tw dial; else the channel is up."""
     settings = settings or AggregationSettings()
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
@@ -106,11 +96,7 @@ def open_session(
 
 
 class BaselineSession(Asker):
-    """Answers questions by one of the methods that aggregate nothing token by token.
-
-    It does not reconnect: it serves measurements. Settings of the link's loss, of scheduling and of re-weighting have
-    no effect here.
-    """
+    """Answers by one of the methods that aggregate nothing token by token; for measurements: it does not reconnect."""
 
     def __init__(
         self,
@@ -211,10 +197,7 @@ class _Run:
             self.take(self._aggregated(ours[number : number + 1], theirs, number))
 
     def _aggregated(self, ours: list[Local], theirs: Proposal | None, number: int) -> int:
-        """The token of two sequences' distributions at a position; of one where the other has ended.
-
-        What evidence leaves open counts as 0.
-        """
+        """The token of two sequences' distributions at a position, or of one; what evidence leaves open counts as 0."""
         sizes = self._model.vocab_size, self.reply().vocab_size
         p = np.zeros(max(sizes))
         noise = noise_of(self._question, number, len(p))

@@ -1,9 +1,8 @@
 """`dsd-lab bench dragon`: answers from two sides' documents, by each method, over links of growing round trips.
 
-As section 7.3 of DRAGON: the best two passages of at most 64 tokens on each side, 20 tokens of answer, 0 to 300 ms
-of round trip with a jitter of one fifth. Sessions, services, messages and what the models say are the real ones; the
-link is emulated, carrying as TCP does, and the models' times are given (``recorded``). Which documents are in a
-store is known before a question, so their keys and values are there, except where they have to travel.
+As section 7.3 of DRAGON: the best two passages of at most 64 tokens a side, 20 tokens of answer, 0 to 300 ms of round
+trip with a jitter of one fifth. The link is emulated, carrying as TCP does, and the models' times are given
+(``recorded``). Keys and values of a store's documents are there before a question, except where they have to travel.
 """
 
 from __future__ import annotations
@@ -216,10 +215,7 @@ def _copied(side: Side, question: str, count: int) -> KeptDocuments:
 def _prepare(
     bench: DragonBench, sides: Sequence[Side], question: str, variants: Sequence[AnswerVariant]
 ) -> dict[str, Any]:
-    """Have every pass made once that an answer may take; how far the sides agree on this question.
-
-    A pass that is first made while it is timed takes this machine's time, and counts as late.
-    """
+    """Make every pass once that an answer may take: a first pass takes this machine's time. The sides' agreement."""
     shares = {}
     for temperature in sorted({v.temperature for v in variants}):
         shares |= _agreement(bench, sides, question, temperature)
@@ -302,10 +298,9 @@ def _run(bench: DragonBench, variant: AnswerVariant, trip: float, number: int, a
 def measure_bytes(
     model: Any, encoder: Encoder, vocabularies: tuple[int, ...] = VOCABULARIES, questions: int = 2, max_tokens: int = 20
 ) -> dict[str, Any]:
-    """Bytes per token, up and down together, for each vocabulary, temperature, randomness and evidence.
+    """Bytes per token, both ways together, for each vocabulary, temperature, randomness and evidence.
 
-    The answers are those of ``measure_dragon`` with no time held. A vocabulary beyond the model's own has lesser twins
-    of its tokens (``recorded``): a longer tail than a real one's.
+    A vocabulary beyond the model's own has lesser twins of its tokens (``recorded``): a longer tail than a real one's.
     """
     bench = DragonBench(questions=questions, max_tokens=max_tokens)
     passages = two_sides(encoder, read_corpus(count_tokens(model), PASSAGE_TOKENS).passages)

@@ -1,7 +1,6 @@
 """A small real corpus for the benches of answers from documents: Python's language reference.
 
-It comes with Python itself (`pydoc_data.topics`, which `help()` shows; PSF licence), so nothing is downloaded.
-Passages are dealt out to the two sides in turn, and a side finds them by cosine alone.
+It comes with Python (`pydoc_data.topics`, PSF licence). Passages are dealt out to the two sides in turn.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ def count_tokens(model: Any) -> Callable[[str], int]:
 
 
 def read_corpus(count: Callable[[str], int], size: int) -> Corpus:
-    """Passages of whole sentences, at most ``size`` tokens each by ``count``; every fifth topic is held out.
-
-    A paragraph that several topics share is taken once. BenchError where Python came without its topics.
-    """
+    """Passages of whole sentences, at most ``size`` tokens by ``count``; every fifth topic is held out. BenchError."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:

@@ -1,7 +1,6 @@
 """`dsd-lab bench dragon-lm`: perplexity of a text with documents of two sides, by each way of using them.
 
-As section 7.3 of DRAGON: windows of a held-out text, of which the first eighth is the query that finds documents
-and the rest is scored. The sides hold different halves of the passages.
+As section 7.3 of DRAGON: the first eighth of a held-out window finds documents, and the rest is scored.
 """
 
 from __future__ import annotations
@@ -96,10 +95,7 @@ class Scorer:
 
 
 def mixture_of(scores: Sequence[tuple[np.ndarray, float]], alone: np.ndarray) -> tuple[np.ndarray, float]:
-    """One side's (n,) p of the tokens, weighted by relevance, and the log-sum-exp of the relevances.
-
-    A side without documents reads none, and weighs next to nothing.
-    """
+    """One side's (n,) p of the tokens, weighted by relevance; the log-sum-exp of the relevances (-30: no documents)."""
     if not scores:
         return np.exp(alone), -30.0
     relevances = np.array([relevance for _, relevance in scores])

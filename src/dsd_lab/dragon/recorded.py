@@ -1,7 +1,6 @@
 """A real text model whose forward passes are made once and repeated from then on, each held to a given time.
 
-Two models on one machine would wait for each other and not for the link. Here the result of a pass is the model's own,
-and only the time at which it is there is held: a bench of two machines runs on one that has other work as well.
+So a bench of two machines runs on one: two models side by side would wait for each other and not for the link.
 """
 
 from __future__ import annotations
@@ -107,10 +106,9 @@ class _RecordedCache:
 
 
 class RecordedModel:
-    """One side's model. Without a ``pace`` its passes take no time of their own.
+    """One side's model; no token ends its answers. Without a ``pace`` its passes take no time of their own.
 
-    ``reading_s``: what each token of a pass costs beyond the first of its sequence, as in a prefill, which computes
-    where decoding waits for memory. No token ends its answers, so all are of one length.
+    ``reading_s``: what each token of a pass costs beyond the first of its sequence, as in a prefill.
     """
 
     def __init__(self, rows: Rows, name: str, vocab_size: int = 0) -> None:

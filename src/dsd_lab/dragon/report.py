@@ -99,10 +99,7 @@ def _bars(rows: Sequence[Row], trip: float, mbps: float) -> dict[str, Any]:
 
 
 def reached(bars: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """The paper's claims at the longest round trip, and whether they hold.
-
-    Sequence-wise synchronisation collects whole distributions, as the paper has it (its section 7.3).
-    """
+    """The paper's claims at the longest round trip (sequence-wise with whole distributions), and whether they hold."""
     found: dict[str, bool] = {}
     bar = max(bars, key=lambda bar: bar["trip_ms"], default={})
     for name, least in (

@@ -1,7 +1,7 @@
-"""What an observer saw of the robot, and whether it may be seen. Free of ROS, so that the judge can be tested.
+"""What an observer saw of the robot, and whether it is allowed. Free of ROS, so that the judge can be tested.
 
-Times are seconds of one monotonic clock, that of the observer. ``Target`` recomputes in a process of its own what the
-target alone says about a picture: no protocol, no draft and no verifier, only the likeliest token after token.
+Times are seconds of the observer's monotonic clock. ``Target`` recomputes in a process of its own what the target alone
+says about a picture, token after token.
 """
 
 from __future__ import annotations

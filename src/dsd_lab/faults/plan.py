@@ -63,8 +63,7 @@ class Fault:
     def stops_at_once(self) -> bool:
         """Whether the robot must stand within half a second of the fault itself, since what keeps it safe is gone.
 
-        The others are faults of the link: the action under way has been verified, and the robot stops once the loss
-        is known, or need not stop at all.
+        After other faults, those of the link, the action under way has been verified.
         """
         on_robot = self.target in (SIMULATOR, SUPERVISOR, NAVIGATION, DRAFT)
         camera = self.kind in (Kind.FREEZE, Kind.REPEAT)

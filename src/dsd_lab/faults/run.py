@@ -1,7 +1,6 @@
 """`dsd-lab bench faults`: the whole demo, goal after goal, while its parts are killed, frozen, cut off or lied to.
 
-An observer that is no part of the system judges what the robot did (:mod:`dsd_lab.faults.judge`), and every action is
-compared with what the target alone says about the very picture it was decided from.
+An observer judges what the robot did (``judge``), and every action is compared with what the target alone says.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ class _Ended(Exception):
 def measure_faults(
     settings: FaultSettings, progress: Progress | None = None, log: TextIO | None = None
 ) -> dict[str, Any]:
-    """Provoke the faults and report on them. Call it from the main thread.
+    """Provoke the faults and report on them, from the main thread; FaultBenchError if the system does not start.
 
-    ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report
-    of what has been done until then. FaultBenchError when the system does not even start.
+    ``log`` takes what the processes print and what is done to them. A KeyboardInterrupt ends it early, with a report.
     """
     shares = settings.shares()
     use_own_ros_domain()

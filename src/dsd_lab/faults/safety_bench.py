@@ -1,7 +1,4 @@
-"""`dsd-lab bench safety`: provokes every cause of a stop and times the supervisor until the last command is zero.
-
-A :class:`StandIn` is everything else. The tests use it as well.
-"""
+"""`dsd-lab bench safety`: provokes every cause of a stop and times the supervisor until the last command is zero."""
 
 from __future__ import annotations
 
@@ -118,11 +115,10 @@ def measure_safety(
     load: int = 0,
     realtime: bool = True,
 ) -> dict[str, Any]:
-    """Start a supervisor and provoke every cause ``trials`` times; seconds from cause to zero, a row per provocation.
+    """Start a supervisor and provoke every cause ``trials`` times: seconds from cause to zero, for each provocation.
 
-    ``causes``: names of those to provoke; None: all. ``load``: busy loops beside it, at ordinary priority.
-    ``realtime``: whether the supervisor asks for real-time scheduling. Call it from the main thread. Raises
-    SafetyBenchError when a cause does not stop the robot at all, ValueErrors.
+    ``causes``: names of those to provoke; None: all. ``load``: busy loops beside it. ``realtime``: whether it asks for
+    real-time scheduling. Call it from the main thread. SafetyBenchError, ValueErrors.
     """
     check_range("trials", trials, 1, 10_000)
     check_range("load", load, 0, 64)

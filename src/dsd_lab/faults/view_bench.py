@@ -50,10 +50,9 @@ class ViewBenchError(RuntimeError):
 def measure_views(pairs: int, mode: str, progress: Progress) -> dict[str, Any]:
     """Decode two replies per pair, one beside running views and one with the views held, in turns ABBA.
 
-    The web view's page is not open meanwhile; as many replies follow while its data is received as by a browser. CPU
-    time is that of the views' processes while they ran, scaled to a picture rate of :data:`RATE`. The two replies of a
-    pair follow each other within two seconds, so that the machine's other work slows both: what counts is the median
-    of their differences. ViewBenchError when a node does not get ready, or a reply fails.
+    As many replies follow while the page's data is received as by a browser. CPU time is that of the views' processes,
+    scaled to RATE pictures a second. The two replies of a pair follow each other, so that the machine's other work
+    slows both: what counts is the median of their differences. ViewBenchError.
     """
     use_own_ros_domain()
     lines: list[str] = []
@@ -199,10 +198,7 @@ def _hold(views: Sequence[Child], number: int) -> None:
 
 
 def median_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """Median of a_i - b_i, and its standard error, both robust against a reply that the machine once held up.
-
-    The error is that of a median of normal samples, sqrt(pi / 2) sigma / sqrt(n), with sigma = 1.4826 MAD.
-    """
+    """Median of a_i - b_i, and its standard error sqrt(pi / 2) sigma / sqrt(n) with sigma = 1.4826 MAD."""
     differences = [x - y for x, y in zip(a, b, strict=True)]
     middle = statistics.median(differences)
     spread = 1.4826 * statistics.median(abs(d - middle) for d in differences)

@@ -1,8 +1,7 @@
 """An emulated link of any delay and rate, around any channel on this machine.
 
 In each direction a message waits until the link is free, occupies it for its size over the rate, and arrives after the
-one-way delay and some jitter. On request it is carried as by TCP, which sends only a window of data before the first
-acknowledgements return. The inner channel carries real messages, by the real codec, to the real verifier.
+one-way delay and some jitter; on request it is carried as by TCP, which begins with a small window.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ _POLL_S = 0.05  # how soon the reader of a silent inner channel notices that it 
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """One link: delays in seconds, one way (up: robot to verifier), and rates in bits a second, 0: unlimited.
+    """One link: one-way delays in seconds (up: robot to verifier), rates in bits a second (0: unlimited).
 
-    Jitter adds up to ``jitter_s`` to a message's delay, and never lets one message pass another. ValueError for values
-    out of range.
+    Jitter adds up to ``jitter_s`` to a message's delay, and never lets one message pass another.
     """
 
     delay_up_s: float = 0.0
@@ -60,8 +58,8 @@ class LinkProfile:
 class SlowStart:
     """TCP's congestion window without losses (RFC 5681, section 3.1): when bytes leave.
 
-    At most the window is on its way unacknowledged. It grows by every acknowledged byte, so it doubles with each round
-    trip, and returns to its ``first`` size (bytes) after two round trips without sending.
+    It grows by every acknowledged byte, and returns to its ``first`` size (bytes) after two round trips without
+    sending.
     """
 
     def __init__(self, first: int, trip_s: float, rate_bps: float) -> None:
@@ -124,11 +122,9 @@ class _Direction:
 class EmulatedChannel:
     """A ``wire.channel.Channel``: ``inner`` as if reached over the link of ``profile``.
 
-    The way up is first in, first out. On the way down early outcomes wait for the link in an ``Outbox``, the
-    verifier's own queue, so that a final outcome passes them; early outcomes dropped there do not count as bytes.
-    Jitter depends on ``seed`` and the number of the message alone. ``window_bytes``: TCP's first congestion window,
-    0: none. ``close`` closes ``inner`` too, after passing on what had been sent. ValueError for a window below a
-    segment of 1460 bytes.
+    The way up is first in, first out. On the way down early outcomes wait in the verifier's own ``Outbox``, so that a
+    final outcome passes them. Jitter depends on ``seed`` and the number of the message. ``window_bytes``: TCP's first
+    congestion window, 0: none. ``close`` closes ``inner`` too.
     """
 
     def __init__(self, inner: Channel, profile: LinkProfile, seed: int = 0, window_bytes: int = 0) -> None:

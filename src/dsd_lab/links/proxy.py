@@ -1,8 +1,6 @@
 """A TCP relay that is a bad link on demand: slow, narrow, lossy, cut, silent, or injecting nonsense.
 
-Between the two ends of a websocket it does to the bytes of real connections what a radio link does to them. TCP
-hides loss, so a lost segment shows as the wait for its retransmission, which delays everything after it. For links
-between processes; ``links.emulation`` does the same to the messages within one.
+TCP hides loss, so a lost segment shows as the wait for its retransmission, which delays everything after it.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ class Way(enum.Enum):
 
 
 class State(enum.Enum):
-    """UP carries. CUT resets every connection, existing and new. SILENT carries nothing and reports nothing: data
-    waits, as in a sender that keeps retransmitting.
-    """
+    """UP carries, CUT resets every connection, SILENT carries nothing: data waits, as in a sender that retransmits."""
 
     UP = "up"
     CUT = "cut"
@@ -66,11 +62,7 @@ class Conditions:
 
 
 class LinkProxy:
-    """Listens, and relays every connection to ``target`` under conditions that can be changed at any time.
-
-    It runs in a thread of its own; its methods may be called from any other. Losses and jitter depend on ``seed`` and
-    on the pieces that TCP delivers.
-    """
+    """Relays every connection to ``target`` under conditions that can be changed at any time, from any thread."""
 
     def __init__(self, target: Address, listen: Address = ("127.0.0.1", 0), seed: int = 0) -> None:
         """OSError when ``listen`` cannot be listened on; port 0 takes a free one."""
@@ -118,10 +110,7 @@ class LinkProxy:
         self._do(self._wake_all)
 
     def inject(self, way: Way, data: bytes, as_frame: bool = True) -> int:
-        """Put bytes that neither end sent onto every connection; how many connections took them.
-
-        ``as_frame``: as a well-formed binary websocket frame, between two others; else raw, wherever the stream is.
-        """
+        """Put bytes that neither end sent onto every connection, as a binary frame or raw; how many took them."""
 
         def put() -> int:
             pipes = [relay.pipes[way] for relay in self._relays if way in relay.pipes]
@@ -340,8 +329,8 @@ class _Pipe:
     def _retransmissions(self, size: int, conditions: Conditions) -> float:
         """Seconds that the worst of its segments' losses costs.
 
-        RFC 5681: a lost segment is sent again after a round trip where enough others follow it, else after the
-        time-out, which doubles each time (RFC 6298).
+        RFC 5681: a lost segment is sent again after a round trip if enough others follow it, else after the time-out,
+        which doubles each time (RFC 6298).
         """
         profile = conditions.profile
         trip = profile.delay_up_s + profile.delay_down_s + profile.jitter_s

@@ -24,8 +24,7 @@ def time_model(
 ) -> dict[str, Any]:
     """Medians in milliseconds of a token's step, a five-token verification and an image prefill, on one thread.
 
-    ``cpu_ms`` is the thread's own time, which other work on the machine hardly lengthens (None on a GPU), ``wall_ms``
-    the clock's.
+    ``cpu_ms`` is the thread's own time (None on a GPU), ``wall_ms`` the clock's.
     """
     spoken = model.prefill(picture, instruction)
     for _ in range(VERIFIED + 1):  # the beginning of the model's own reply

@@ -38,7 +38,7 @@ from dsd_lab.pair.scenes import (
 from dsd_lab.pair.settings import PairSettings
 from dsd_lab.pair.words import Words, asked_in, read_words, words_figures
 from dsd_lab.report import machine
-from dsd_lab.train.exits.report import write_card as write_exits
+from dsd_lab.train.exits.training import write_card as write_exits
 from dsd_lab.train.pair import train_pair
 from dsd_lab.train.replies import Speaker
 from dsd_lab.train.runs import MAX_STEPS, Run, drive, expert_run
@@ -72,12 +72,10 @@ def train_and_evaluate(settings: TrainSettings, report: Report | None = None) ->
 def evaluate_pair(
     settings: PairSettings, alone: bool = False, report: Report | None = None, repeats: int = REPEATS
 ) -> Figures:
-    """Measure a pair, or its target ``alone``, on questions and runs of each situation.
+    """Measure a pair, or its target ``alone``, on questions and runs of each situation; ValueErrors, ModelError.
 
     The figures under "all" leave the demo's rooms out, unless those alone are measured. An action is right when it is
-    exactly the expert's. The models are loaded one after the other, because two large ones may not fit. ``repeats``: of
-    what is timed. ``report(line, share)`` hears of the progress. Raises ValueError (ModelError among them) on counts
-    below 1, an unknown situation or split, or an unusable model.
+    exactly the expert's. The models are loaded one after the other. ``repeats``: of what is timed.
     """
     situations = _checked(settings)
     roles = {"target": settings.target} | ({} if alone else {"draft": settings.draft})

@@ -22,10 +22,7 @@ _SHORTEST = 0.05  # metres; shorter paths are not compared
 
 
 def near_miss(view: View, goal: str, action: str) -> bool:
-    """Whether the expert takes an action such as "turn left 15 degrees" in LEAST of VIEWS misjudged views.
-
-    Pictures that nobody can tell apart may have different right actions, and such an error costs the robot nothing.
-    """
+    """Whether the expert takes an action such as "turn left 15 degrees" in LEAST of VIEWS misjudged views."""
     found = 0
     for taken in _taken(view, goal):
         found += taken == action
@@ -97,10 +94,7 @@ def run_figures(runs: Sequence[Run], lengths: Sequence[float | None]) -> Figures
 def accepted(
     guesses: Sequence[Sequence[int]], replies: Sequence[Sequence[int]], gamma: int
 ) -> list[tuple[int, int, int, int]]:
-    """Greedy speculative decoding of replies with a draft's guesses: (accepted, drafted, tokens, rounds) of each reply.
-
-    A round has ``gamma`` guesses, and ends with the target's own token after those that it accepts.
-    """
+    """(accepted, drafted, tokens, rounds) of each reply, by greedy speculative decoding with a draft's guesses."""
     rows = []
     for guess, reply in zip(guesses, replies, strict=True):
         place = drafted = agreed = rounds = 0

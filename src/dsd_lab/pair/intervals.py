@@ -22,10 +22,7 @@ def share(values: Sequence[bool]) -> dict[str, Any]:
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> dict[str, Any]:
-    """The same of a mean, or of sum(tops) / sum(bottoms) over pairs; None for figures of nothing.
-
-    The percentile interval of 2000 seeded resamples of the pairs (B. Efron, 1979).
-    """
+    """The same of a mean, or of sum(tops) / sum(bottoms): 2000 seeded resamples of the pairs (B. Efron, 1979)."""
     if len(tops) == 0:
         return {"value": None, "low": None, "high": None, "of": 0}
     above = np.asarray(tops, dtype=np.float64)

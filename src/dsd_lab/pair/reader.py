@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dsd_lab.report import render_template
 from dsd_lab.train.reader.corpus import FACT as SURE
 from dsd_lab.train.reader.corpus import (
     QUESTION_KINDS,
@@ -45,10 +46,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Errand:
-    """ "Bring me to the chair I like": the device knows the name, the cloud the colour.
-
-    Documents have relevances (natural log scale); those that matter come first.
-    """
+    """A question such as "bring me to the chair I like": the device knows the name, the cloud the colour."""
 
     question: str
     answer: str
@@ -69,10 +67,7 @@ def load_reader(folder: Path) -> tuple[Any, Any]:
 
 @torch.inference_mode()
 def mixture_answers(model: Any, tokenizer: Any, questions: Sequence[str], read: Sequence[Sequence[Read]]) -> list[str]:
-    """The greedy answers to questions, each from the mixture of the sequences that read its documents.
-
-    The weights of a question need not add up to 1.
-    """
+    """The greedy answers to questions, each from the mixture of the sequences that read its documents."""
     rows = [
         tokenizer.encode(prompt_text(one.document, question), add_special_tokens=False).ids
         for question, documents in zip(questions, read, strict=True)
@@ -118,10 +113,9 @@ def single_accuracy(model: Any, tokenizer: Any, kind: str, count: int, held_out:
 
 
 def draw_errand(rng: random.Random, documents: int, held_out: bool, spread: float = 0.3, others: int = 2) -> Errand:
-    """A question whose two facts lie on two sides, with ``documents`` on each.
+    """A question whose two facts lie on two sides, with ``documents`` on each, and up to ``others`` useless facts.
 
-    Documents hold up to ``others`` useless facts. The relevance of the document that matters is about 1 higher, give
-    or take ``spread``.
+    The relevance of the document that matters is about 1 higher, give or take ``spread``.
     """
     ask = draw_ask(rng, "bring", held_out)
     name = draw_name(rng, held_out)
@@ -164,10 +158,7 @@ def errand_figures(
     alone: bool = True,
     others: int = 2,
 ) -> dict[str, float]:
-    """Shares of errands that end in the right instruction, with both stores and, if ``alone``, with each of them.
-
-    ``eta``: the device's share of the mixture. For each store alone also the share of answers that say "I do not know".
-    """
+    """Shares of errands that end in the right instruction, with both stores and, if ``alone``, with each of them."""
     rng = random.Random(f"{_SEED} errands {documents} {others}")
     errands = [draw_errand(rng, documents, held_out, others=others) for _ in range(count)]
     names = ("both", "device", "cloud") if alone else ("both",)
@@ -229,59 +220,4 @@ def evaluate_reader(
 
 def render_card(figures: dict[str, Any], training: dict[str, Any]) -> str:
     """The model card, from the figures of training and evaluation."""
-    lines = [
-        "---", "license: apache-2.0", "pipeline_tag: text-generation", "---", "", "# dsd_ros reader", "",
-        "A tiny text model of Qwen2 architecture that reads one short document in its prompt and answers a",
-        "question from it: `{document}\\n\\n{question}` as the user's turn. It is the shipped text model for answers",
-        "from documents on two sides. Each document is read by its own sequence, and the mixture of the sequences'",
-        "next-token distributions takes each fact from the sequence whose document holds it.",
-        "",
-        "    bring me to the chair I like",
-        "    The chair that its owner likes is the Viola.    (the robot's own document)",
-        "    The Viola chair is red.                         (the cloud's)",
-        "    -> The chair you like is the Viola. The Viola is red. Go: find the red chair",
-        "",
-        "It answers a few kinds of questions about names, colours, places, materials and what may get wet, in",
-        "English, and nothing else. It is not a general model. Names are copied from the document; any",
-        "capitalized word of three to nine letters works. If no document holds a fact, the answer should end in",
-        f"\"{UNKNOWN}\" and have no `Go:`; the table below says how often it does.",
-        "", "## How it was made", "",
-        "`dsd-lab train reader` trains from nothing on synthetic documents and questions",
-        "(`src/dsd_lab/train/reader/corpus.py`): facts about several things in many phrasings, names made of random",
-        "syllables, and questions whose answers have one form each. In four of ten questions the document lacks a",
-        "fact. The answer's word is then drawn at random, or the answer says that it does not know, so that a",
-        "sequence without the fact predicts a flat distribution.",
-        "",
-    ]  # fmt: skip
-    lines += [
-        f"{training['parameters'] / 1e6:.2f} million parameters, float16; {training['steps']} steps of "
-        f"{training['batch']} examples in {training['minutes']:.0f} minutes on a {platform.machine()} CPU.", "",
-        "## How well it does", "",
-        "Measured by the run that wrote this card, greedy, on questions that training never drew. *Held out*: with",
-        "names, and combinations of person and verb or of colour and kind, that it never saw.",
-        "",
-        f"One document with the facts asked for and up to four others, {figures['questions']} questions each; "
-        "share of answers that are right word for word:",
-        "", "| question | trained combinations | held out |", "| --- | --- | --- |",
-    ]  # fmt: skip
-    for kind, found in figures["single"].items():
-        lines.append(f"| {kind} | {found['trained']:.1%} | {found['held_out']:.1%} |")
-    lines += [
-        "",
-        "Errands: only the device's documents hold the name, and only the cloud's hold the colour; all held out. "
-        "*eta*: the device's share. Weights within a side: the softmax of relevances, with the document that "
-        "matters about 1 above the others, or even. Right: the instruction after `Go:` is right.",
-        "",
-        "| documents per side | other facts | eta | weights | errands | right with both | device alone | cloud alone "
-        "| device alone does not know | cloud alone does not know |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in figures["mixture"]:
-        names = ("both", "device", "cloud", "device_unknown", "cloud_unknown")
-        lines.append(
-            f"| {row['documents']} | {row['others']} at most | {row['eta']} | "
-            f"{'even' if row['even'] else 'softmax'} | {row['errands']} | "
-            + " | ".join(f"{row[name]:.1%}" if name in row else "" for name in names)
-            + " |"
-        )
-    return "\n".join(lines) + "\n"
+    return render_template("pair/reader.md", f=figures, training=training, unknown=UNKNOWN, cpu=platform.machine())

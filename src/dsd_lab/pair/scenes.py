@@ -63,8 +63,7 @@ def _room(seed: int, situation: str, split: str) -> World:
 def scenes_of(situation: str, count: int, split: str = Split.TEST) -> Iterator[Scene]:
     """The first ``count`` questions of a situation; larger counts begin with the same ones.
 
-    Each room gives six about its own goal: three from the expert's way to it, and three from beside that way, up to
-    0.4 m off and turned by up to 40 degrees.
+    Each room gives six about its own goal: three from the expert's way, and three from beside it (`beside_way`).
     """
     made = 0
     with closing(shared_offscreen()) as offscreen:

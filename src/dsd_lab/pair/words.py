@@ -14,9 +14,8 @@ from dsd_lab.pair.intervals import share
 from dsd_lab.pair.scenes import Scene
 from dsd_lab.train.runs import action_of
 from dsd_lab.worlds.guide import split_goal
-from dsd_lab.worlds.phrases import INTENTS, fill
+from dsd_lab.worlds.phrases import FIND, INTENTS, fill
 from dsd_lab.worlds.truth import names_goal
-from dsd_lab.worlds.wordings import FIND
 
 Words = dict[str, tuple[str, ...]]
 _EXAMPLES = 40
@@ -24,10 +23,7 @@ _PLACES = {"", "s"}  # fields of a template: "red chair" and "red chairs"
 
 
 def read_words(path: str | Path) -> Words:
-    """Instructions from a JSON file: {"find": ["go to the {}", ...], "left": ...}, one list for each of INTENTS.
-
-    "{}" stands for "red chair", "{s}" for "red chairs". Raises ValueError for anything else.
-    """
+    """Instructions from a JSON file, a list for each of INTENTS; "{}" is "red chair", "{s}" its plural. ValueError."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,10 +67,7 @@ def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
 
 
 def words_figures(scenes: Sequence[Scene], instructions: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
-    """Shares of replies that name the goal, by intent and in all, and of actions right.
-
-    "misnamed" holds the first 40 (instruction, reply) that name another goal.
-    """
+    """Shares of replies that name the goal, by intent and in all, and of actions right; 40 misnaming replies."""
     named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
     intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]
     right = [action_of(text) == action_of(scene.reply) for text, scene in zip(texts, scenes, strict=True)]

@@ -1,8 +1,7 @@
 """How often a drafted token is accepted, from the two distributions, and the bounds the papers give for it.
 
-q is the draft's distribution, p the target's, both float64 (..., V) over one vocabulary. Sources: "Fast Collaborative
-Inference via Distributed Speculative Decoding" (TSLT, equations by number; where a print is wrong, a note says so),
-and Daliri et al. 2024 (arXiv 2408.07978) for the Gumbel coupling. TheoryError for what is no distribution.
+q is the draft's distribution, p the target's, float64 (..., V). Sources: TSLT (equations by number; notes say where a
+print is wrong), and Daliri et al. 2024 (arXiv 2408.07978) for the Gumbel coupling. TheoryError for no distribution.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ def total_variation(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def acceptance(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """beta = sum min(q, p) = 1 - TV(q, p), shape (...,): equations 6 and 15.
-
-    The most that any rule can have whose output is distributed as p.
-    """
+    """beta = sum min(q, p) = 1 - TV(q, p), shape (...,): equations 6 and 15; the most of any lossless rule."""
     p, q = _distributions(p, q)
     return np.asarray(np.minimum(p, q).sum(-1))
 
@@ -68,10 +64,7 @@ def truncate(q: np.ndarray, *, top_k: int = 0, top_rho: float = 0.0) -> tuple[np
 
 
 def truncation_bounds(beta: float, sigma: float) -> tuple[float, float]:
-    """The least and the most that acceptance can be once a mass sigma is dropped: |beta_hat - beta| <= sigma.
-
-    Equation 20, since TV(q_hat, q) = sigma (21); with expectations over positions, equation 22.
-    """
+    """Least and most acceptance once a mass sigma is dropped, |beta_hat - beta| <= sigma: equations 20 and 22."""
     check_shares(beta=beta, sigma=sigma)
     return max(0.0, beta - sigma), min(1.0, beta + sigma)
 
@@ -80,10 +73,7 @@ def truncation_bounds(beta: float, sigma: float) -> tuple[float, float]:
 
 
 def candidate_targets(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
-    """p^(1) = p to p^(count + 1), the last drawn from where none is accepted: (count + 1, V), equation 25.
-
-    p^(i+1) = norm(max(0, p^(i) - q)); where p^(i) = q nothing is ever rejected, and p^(i) stands for the next.
-    """
+    """p^(1) = p to p^(count + 1), (count + 1, V): p^(i+1) = norm(max(0, p^(i) - q)), equation 25."""
     p, q = _distributions(p, q)
     if p.ndim != 1 or count < 1:
         raise TheoryError(f"p of shape {p.shape}, {count} candidates; give one row and at least 1")
@@ -102,10 +92,7 @@ def candidate_acceptance(p: np.ndarray, q: np.ndarray, count: int) -> np.ndarray
 
 
 def total_acceptance(rates: Sequence[float] | np.ndarray) -> float:
-    """theta = beta^(1) + sum_i beta^(i) prod_(j<i) (1 - beta^(j)): equation 39.
-
-    Of expected rates alpha^(j) it is equation 40, which takes the positions' rates for independent.
-    """
+    """theta = beta^(1) + sum_i beta^(i) prod_(j<i) (1 - beta^(j)): equation 39; of expected rates equation 40."""
     theta, none_before = 0.0, 1.0
     for number, rate in enumerate(rates, 1):
         check_shares(**{f"the acceptance of candidate {number}": float(rate)})
@@ -151,9 +138,6 @@ def coupled_acceptance(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def coupled_bound(tv: float) -> float:
-    """The least acceptance under the Gumbel coupling: (1 - TV) / (1 + TV).
-
-    Reached where p and q are uniform on sets of one size. It is convex, so the mean TV over positions bounds the mean.
-    """
+    """The least acceptance under the Gumbel coupling, (1 - TV) / (1 + TV): convex, so a mean TV bounds the mean."""
     check_shares(TV=tv)
     return (1 - tv) / (1 + tv)

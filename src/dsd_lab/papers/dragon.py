@@ -53,8 +53,7 @@ class Comparison:
 def compare(setting: Setting, extras: Sequence[float], sequences: int = 50, *, seed: int = 0) -> list[Comparison]:
     """Every strategy over the same ``sequences`` sampled answers, at each extra latency.
 
-    Each answer begins in another phase of the link's jitter. What an answer teaches is known to the next, as within a
-    session. ``seed``: that of the first answer.
+    Each answer begins in another phase of the link's jitter. What an answer teaches is known to the next.
     """
     check_shares(device=setting.acceptances[0], cloud=setting.acceptances[1])
     check_positive(tokens=setting.tokens, sequences=sequences)

@@ -1,8 +1,7 @@
 """Two sides that draft, exchange and aggregate tokens over a link, event by event: how long an answer takes.
 
-Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
-section 7.4: acceptances are replayed with given decoding delays over a link whose round trip varies. The scheduler and
-its estimates are those of ``dsd_ros.dragon``; it sees what a side could measure, nothing more.
+After DRAGON, section 7.4: acceptances are replayed with given decoding delays over a link whose round trip varies. The
+scheduler and its estimates are those of ``dsd_ros.dragon``.
 """
 
 from __future__ import annotations
@@ -224,12 +223,11 @@ def simulate(
     seed: int = 0,
     learned: Learned | None = None,
 ) -> SimulatedAnswer:
-    """One answer whose drafts are accepted as given, (tokens, 2): those of the device and of the cloud.
+    """One answer whose drafts are accepted as given, (tokens, 2): those of the device and of the cloud; ValueErrors.
 
-    ``device``, ``cloud``: seconds of a decoding step. ``strategy``: a policy of ``dragon.scheduler``. ``window``:
-    drafts ahead of the last known verdict; 1 is token-wise synchronisation. Deciding a token takes no time, and
-    messages are small: a transfer takes half a round trip. ``learned``: from the answers before, updated by this one;
-    after a first answer it also decides which side begins, else the device does. TheoryError, ValueError.
+    ``device``, ``cloud``: seconds of a decoding step. ``strategy``: of ``dragon.scheduler``. ``window``: drafts ahead
+    of the last known verdict; 1 is token-wise synchronisation. A transfer takes half a round trip. ``learned`` is from
+    the answers before, and also decides which side begins after a first answer.
     """
     rows = np.asarray(accepted, bool)
     if rows.ndim != 2 or rows.shape[1] != 2 or not len(rows):

@@ -30,10 +30,7 @@ def speedups(gamma: int, steps: int = 201) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def draw_speedups(path: Path, c: float, r: float) -> None:
-    """How much pre-drafting gains over plain speculative decoding (FSD equation 9), with a star at (``r``, ``c``).
-
-    Dots: the paper's own systems on a Jetson. PlotError, OSError.
-    """
+    """What pre-drafting gains (FSD equation 9), with a star at (``r``, ``c``) and dots for the paper's own systems."""
     from matplotlib.colors import LogNorm
 
     figure = new_figure(path, 12, 4.9)
@@ -71,10 +68,9 @@ def _heat_map(ax: Any, x: np.ndarray, y: np.ndarray, grid: np.ndarray, levels: S
 def draw_proofs(
     path: Path, ranges: Mapping[str, tuple[float, float]], setting: Mapping[str, Any], down_over_up: float
 ) -> None:
-    """The proofs' speed-ups by uplink rate, and what shared randomness keeps of acceptance. PlotError, OSError.
+    """The proofs' speed-ups by uplink rate, and what shared randomness keeps of acceptance.
 
-    ranges: proof -> least and most acceptance; setting: the arguments of ``predict_proof`` besides proof, alpha and the
-    rates; down_over_up: how many times faster the downlink is at every rate.
+    ranges: proof -> least and most acceptance; setting: the other arguments of ``predict_proof``.
     """
     figure = new_figure(path, 12, 4.6)
     left, right = figure.subplots(1, 2)
@@ -114,10 +110,7 @@ def _random_pairs(count: int, vocabulary: int = 400) -> tuple[np.ndarray, np.nda
 
 
 def draw_dragon_speedup(path: Path, c_device: float, c_cloud: float, rtt: float) -> None:
-    """DRAGON's equation 9 over the device's delay and the round trip, both in units of the cloud's delay (Figure 4).
-
-    A star marks the delays given, if they are within. PlotError, OSError.
-    """
+    """DRAGON's equation 9 over device's delay and round trip, in units of the cloud's delay (Figure 4), with a star."""
     figure = new_figure(path, 12, 4.4)
     axes = figure.subplots(1, len(_ACCEPTANCES), sharex=True, sharey=True)
     device, trips = np.linspace(0.01, 8, 161), np.linspace(0.0, 8, 161)

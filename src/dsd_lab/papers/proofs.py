@@ -46,8 +46,8 @@ def expected_tokens(*, alpha: float, gamma: int) -> float:
 def accepted_tokens(rates: Sequence[float]) -> float:
     """Layers of a tree, or positions of a sequence, accepted on average: sum_l prod_(i<=l) rates_i.
 
-    rates: acceptance of each layer where the one before it was accepted; the total acceptance theta for layers of
-    several candidates. (TSLT equation 28 has L alpha here, which also counts what comes after a rejection.)
+    rates: of each layer where the one before was accepted (theta where there are several candidates). (TSLT equation 28
+    has L alpha here, which also counts what comes after a rejection.)
     """
     reached, total = 1.0, 0.0
     for layer, rate in enumerate(rates, 1):
@@ -113,10 +113,7 @@ def round_seconds(*, gamma: int, t_p: float, t_q: float, t_comm: float) -> float
 
 
 def speedup(*, tokens: float, seconds: float, t_q: float) -> float:
-    """Tokens a second over those of the target alone, which takes t_q for one: DSSD 14 and 15, TSLT 10.
-
-    (TSLT prints 9 without the brackets round its sum, and 28 so that it stays below 1; both follow from 10.)
-    """
+    """Tokens a second over the target alone, which takes t_q for one: DSSD 14 and 15, TSLT 10."""
     check_amounts(tokens=tokens, t_q=t_q)
     check_positive(seconds=seconds)
     return tokens * t_q / seconds
@@ -147,12 +144,10 @@ def payload(
     """What a round sends in each of ``PROOFS``, with the ids and counts that the papers leave out.
 
     alpha: acceptance of each layer, in split proofs of each node's first child. kept: ids of a truncated distribution.
-    target_kept: ids left in p by its own sampling settings (0: all), which a split rejection sends down. b_chance: bits
-    of a split proof's probability on its way up, ``b_prob`` if None.
-
-    Up go the drafted ids, the parents of a tree (a byte each), and the distributions; split: one probability per token
-    and, in the next round, the resampled token. Down go the count accepted, or the node, and one token; split: after a
-    rejection its distribution, in a tree also those after the rejected child's siblings and all nodes below them.
+    target_kept: ids left in p by its sampling settings (0: all). b_chance: bits of a split proof's probability on its
+    way up. Up go ids, parents of a tree (a byte each) and distributions; split: a probability per token and the
+    resampled token. Down go a count or node and a token; split: after a rejection its distribution, in a tree also
+    those after the rejected child's siblings and the nodes below them.
     """
     if proof not in PROOFS:
         raise TheoryError(f"there is no proof {proof!r}; use one of {', '.join(PROOFS)}")

@@ -77,10 +77,7 @@ def fsd_seconds(
 
 
 def limit_seconds(*, n: float, tau: float, t_q: float, t_c: float) -> float:
-    """The least time of any scheme that gains ``tau`` tokens a target pass: ``(n / tau) t_q + 2 t_c``.
-
-    Every draft is ready in time, and rounds in flight hide all of the link but one round trip.
-    """
+    """The least time of any scheme that gains ``tau`` tokens a target pass: ``(n / tau) t_q + 2 t_c``."""
     check_amounts(n=n, t_q=t_q, t_c=t_c)
     check_positive(tau=tau)
     return n / tau * t_q + 2 * t_c
@@ -201,8 +198,7 @@ def api_cost(
 ) -> ApiCost:
     """The costs of Table 1, whose request shape is the default.
 
-    A target pass is billed as one token written, however many drafts it reads, and the prompt is billed once; a
-    draft token is billed as written, and at the edge it is free.
+    A target pass is billed as one token written, the prompt once; draft tokens as written, and at the edge not at all.
     """
     check_amounts(requests=requests, input_tokens=input_tokens, output_tokens=output_tokens)
     _check_round(tau, gamma)

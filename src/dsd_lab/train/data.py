@@ -120,10 +120,7 @@ def _not_in_view(view: View, seen: list[str], own: str | None, rng: np.random.Ge
 
 
 def apply_action(simulator: Simulator, text: str, rng: np.random.Generator | None = None) -> bool:
-    """Carry out a reply's action as the controller would; False when it is `stop`.
-
-    With a generator the motion is as noisy as a real robot's (5 %).
-    """
+    """Carry out a reply's action as the controller would, with 5 % noise given a generator; False when it is `stop`."""
     words = text.rsplit("Action: ", 1)[1].split()
     if words[0] == "stop":
         return False
@@ -192,9 +189,9 @@ def world_frames(
 ) -> tuple[list[np.ndarray], list[Frame]]:
     """Pictures and labels of one world: from scattered poses, from beside the expert's way, then along it.
 
-    At scattered poses the first goal is any visible thing, elsewhere the world's own. With a split, half of the
-    pictures are along the way and a quarter beside it, and the situation is the mix's unless given. Without one the
-    world is `World.from_seed`'s, and a third of the pictures are along the way.
+    With a split, half of the pictures are along the way and a quarter beside it; without one the world is
+    `World.from_seed`'s, and a third are along the way. The first goal is the world's own, at scattered poses any
+    visible thing.
     """
     beside: list[tuple[float, float, float]] = []
     if split is None:
@@ -271,10 +268,7 @@ def generate(
     frames_per_world: int = FRAMES_PER_WORLD,
     report: Callable[[str, float], None] | None = None,
 ) -> None:
-    """Render the first `worlds` worlds of a split; existing shards are kept, seeds without a room are skipped.
-
-    Raises ValueError for more worlds than the split has seeds.
-    """
+    """Render the first `worlds` worlds of a split; keeps existing shards, skips seeds without a room. ValueError."""
     seeds = SPLIT_SEEDS[split]
     if worlds > len(seeds):
         raise ValueError(f"The {split} split has {len(seeds)} worlds; {worlds} are too many.")

@@ -1,7 +1,6 @@
-"""Qwen2-VL's forward passes for batches of equal pictures and texts.
+"""Qwen2-VL's forward passes for batches of equal pictures and texts, with transformers' modules and arithmetic.
 
-They use transformers' modules and arithmetic (a test compares them), but no loop over pictures, which makes training
-on a CPU several times faster.
+Without a loop over pictures, training on a CPU is several times faster.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ def autocast(device: torch.device, enabled: bool = True) -> Any:
 
 
 def patches(images: torch.Tensor) -> torch.Tensor:
-    """Normalized patches (N, patches, 3*14*14) of pictures (N, MODEL_HEIGHT, MODEL_WIDTH, 3) with values 0..255.
-
-    In Qwen2-VL's order: the four patches of an image token stand together.
-    """
+    """Normalized patches (N, patches, 3*14*14) of pictures with values 0..255, the four of an image token together."""
     mean, std = (torch.tensor(values, device=images.device) for values in (MEAN, STD))
     pixels = (images.float() / 255.0 - mean) / std
     pixels = pixels.permute(0, 3, 1, 2).reshape(len(images), 3, ROWS, MERGE, PATCH, COLUMNS, MERGE, PATCH)
@@ -105,10 +101,7 @@ def image_tokens(tower: Any, images: np.ndarray, batch: int = 256) -> torch.Tens
 
 
 def positions(ids: torch.Tensor) -> torch.Tensor:
-    """M-RoPE positions (3, N, length) of prompts with whole pictures of IMAGE_TOKENS image tokens in them.
-
-    A picture's axes count on from the largest position before it, and the text after it from the largest in it.
-    """
+    """M-RoPE positions (3, N, length) of prompts with whole pictures of IMAGE_TOKENS image tokens in them."""
     is_image = ids == IMAGE
     before = is_image.cumsum(1) - is_image.long()  # earlier image tokens
     inside = torch.where(is_image, before % IMAGE_TOKENS, 0)
@@ -130,8 +123,8 @@ def language_forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Final hidden states (N, length, hidden) under a causal mask, and those half-way up.
 
-    `cos` and `sin` are (N, 1, length, head size). `past` holds the keys and values of earlier tokens, after which a
-    single token may follow, and is extended.
+    `cos` and `sin` are (N, 1, length, head size). `past`: keys and values of earlier tokens, after which one token may
+    follow; it is extended.
     """
     count, length, _ = hidden.shape
     causal = None

@@ -87,10 +87,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def load_frames(*folders: Path) -> Frames:
-    """All shards of some folders, in order.
-
-    Raises ValueError where there are none, or one is damaged or of another version.
-    """
+    """All shards of some folders, in order; ValueError for none, or a damaged one or one of another version."""
     paths = [path for folder in folders for path in sorted(folder.glob("shard*.json"))]
     if not paths:
         raise ValueError(f"No training pictures are in {folders[0]}: render them first.")

@@ -1,7 +1,6 @@
 """Stage 2: teach a language model to answer from the tower's image tokens.
 
-Replies alone teach slowly which image tokens an instruction means, so training has throw-away heads (`GoalHeads`) that
-must know where the goal stands.
+Throw-away heads (`GoalHeads`) teach it sooner than replies alone which image tokens an instruction means.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ def live_look(tower: Any, heads: Heads | None, frames: Frames, seed: int, device
 class GoalHeads(nn.Module):
     """Heads that make a language model look where its goal stands.
 
-    Half-way up, the image tokens' hidden states must mark the goal's column. At the top, each token of the reply that
-    tells of the goal or the action must know its column, distance, bearing and the free way ahead.
+    Half-way up, the image tokens' hidden states must mark the goal's column. At the top, each token that tells of the
+    goal or the action must know its column, distance, bearing and the free way ahead.
     """
 
     def __init__(self, width: int) -> None:
@@ -103,10 +102,7 @@ def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def reply_loss(
     model: Any, goals: GoalHeads | None, batch: Batch, features: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | float, torch.Tensor]:
-    """Weighted mean loss of the replies' tokens, the goal heads' loss, and the share of tokens right.
-
-    The loss is the cross entropy with the targets and with what could be said instead, by their shares.
-    """
+    """Weighted mean loss of the replies' tokens, the goal heads' loss, and the share of tokens right."""
     language = model.model.language_model
     hidden, middle = language_forward(language, *embed(language, batch.ids, features))
     goal_loss = 0.0 if goals is None else goals(middle, hidden, batch)

@@ -94,10 +94,7 @@ def digest(path: Path) -> str:
 
 
 def load_start(model: Any, folder: Path) -> str:
-    """Load a model directory's weights into a model; returns their digest.
-
-    Raises ValueError where there are no weights, or those of a model of another size.
-    """
+    """Load a model directory's weights into a model; returns their digest. ValueError for none or of another size."""
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"There is no {path} to continue from; name the folder of a trained pair.")
@@ -111,10 +108,7 @@ def load_start(model: Any, folder: Path) -> str:
 
 
 def average(model: Any, paths: Sequence[Path]) -> None:
-    """Give a model the mean of the averaged weights in checkpoints, later ones weighing more (1, 1.5, 2.25, ...).
-
-    M. Wortsman et al., "Model soups", 2022.
-    """
+    """Give a model the mean of checkpoints' averaged weights, later ones weighing more ("Model soups", 2022)."""
     states = [load_file(path) for path in paths]
     weights = torch.tensor([1.5**k for k in range(len(states))], dtype=torch.float64)
     weights /= weights.sum()

@@ -1,7 +1,6 @@
 """`dsd-lab train pair`: target and draft from nothing, in resumable stages.
 
-Each stage keeps its state in the cache together with the name of what it builds on. A killed run continues where it
-stopped, and a stage starts over where the stage before it has changed.
+Each stage keeps its state in the cache with the name of what it builds on, and starts over where that has changed.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ _BLOCK = 1024  # replies kept as one file
 
 
 def train_pair(settings: TrainSettings, report: Report | None = None) -> dict[str, Any]:
-    """Train target and draft and write both model directories; continues a killed run.
-
-    `report(line, share)` hears of the progress. Returns the figures of each stage, which are also in the cache as
-    figures.json. Raises ValueError for a device that is not there.
-    """
+    """Train target and draft and write both model directories; continues a killed run. The figures of each stage."""
     settings = settings.resolved()
     torch.set_num_threads(settings.threads)
     run = PairTraining(settings, report or (lambda line, share: None))
@@ -115,10 +110,7 @@ class PairTraining:
         return self._run(stage, _set(s.language_minutes), s.language_steps)
 
     def joint(self) -> dict[str, Any]:
-        """Train tower and language half together.
-
-        The heads teach what a reply hardly tells, but pull a trained pair away from what it knows.
-        """
+        """Train tower and language half together; the heads would pull a trained pair away from what it knows."""
         heads, goals, rate = (None, None, 3e-4) if self.start else (self.heads, self.goals, 1e-3)
         return self._live(
             "target-joint", self.settings.seed + 10, _set(self.settings.joint_minutes), rate, heads, goals
@@ -142,11 +134,7 @@ class PairTraining:
         write_model(self.model, self.tokenizer, self.settings.out / "target")
 
     def draft(self) -> dict[str, Any]:
-        """Train the draft on the target's own replies, with a copy of its tower.
-
-        A draft must predict the target, not the expert (R. Agarwal et al., "On-Policy Distillation of Language Models",
-        2024).
-        """
+        """Train the draft on the target's own replies ("On-Policy Distillation", R. Agarwal et al., 2024)."""
         s = self.settings
         self.small.to(self.device)
         rows = np.random.default_rng([s.seed, 50]).permutation(len(self.frames.labels))[: s.distilled]
@@ -223,10 +211,7 @@ class PairTraining:
         return figures
 
     def _answered(self, frames: Frames, folder: Path, seed: int) -> tuple[list[Frame], torch.Tensor]:
-        """The pictures' labels with the target's greedy replies in place of the expert's, and its image tokens.
-
-        Replies are kept in blocks, so that a kill costs one of them.
-        """
+        """The pictures' labels with the target's greedy replies, kept in blocks, and its image tokens."""
         rng = np.random.default_rng([seed, 51])
         asked = [(n, goal) for n, frame in enumerate(frames.labels) for goal, _ in frame.replies[:GOALS]]
         prompts = prompt_ids(self.tokenizer, [instruction_for(goal, rng) for _, goal in asked])

@@ -154,10 +154,8 @@ def collate(rows: Sequence[int], prompts: Sequence[Sequence[int]], questions: Se
 def token_weights(ids: Sequence[int], marks: Marks) -> np.ndarray:
     """What an error in each token of a reply costs.
 
-    Most in what decides: the first token ("The" or "No": whether the goal is in view), the second, with which the goal
-    is named, the plan ("the box is in the way, so I go round its right") and the action. Then where the goal is. The
-    clause on other things, from the first mark to the next comma, costs least: it is the hardest to get right and
-    steers nothing.
+    Most in what decides: the first two tokens ("The" or "No", and the goal's name), the plan and the action. Then where
+    the goal is. Least in the clause on other things, which is the hardest to get right and steers nothing.
     """
     semicolon, comma, action = marks
     ids = list(ids)
@@ -175,11 +173,8 @@ def token_weights(ids: Sequence[int], marks: Marks) -> np.ndarray:
 def shares(ids: Sequence[int], others: Sequence[tuple[Sequence[int], int]], marks: Marks) -> list[Doubt]:
     """What else could follow in a reply, from its tokens and those of the replies to misjudged views.
 
-    The share of a token is of the replies that agree up to there, this one included; at most _MOST for all others
-    at a place. The clause on other things is compared by itself, since nothing after it depends on it.
-
-    X. Geng, "Label Distribution Learning", 2016. E. Imani and M. White, "Improving Regression Performance with
-    Distributional Losses", 2018.
+    The share of a token is of the replies that agree up to there; at most _MOST for all others at a place. The clause
+    on other things is compared by itself. X. Geng, "Label Distribution Learning", 2016.
     """
     parts = _clauses(ids, marks)
     begins = (0, len(parts[0]), len(parts[0]) + len(parts[1]))

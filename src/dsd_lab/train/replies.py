@@ -32,8 +32,7 @@ def greedy_replies(
 ) -> list[list[int]]:
     """The greedy reply (ids with the end token) to each prompt about its picture.
 
-    `features` are image tokens (N, IMAGE_TOKENS, hidden) on the model's device; `rows` says which of them each prompt
-    shows (default: that of its own number).
+    `features` are image tokens (N, IMAGE_TOKENS, hidden); `rows`: which of them each prompt shows (default: its own).
     """
     replies: list[list[int]] = [[] for _ in prompts]
     by_length: dict[int, list[int]] = defaultdict(list)
@@ -93,8 +92,7 @@ def followed(
 class Speaker:
     """A model of ``vlm`` that answers greedily about pictures, uint8 (height, width, 3) RGB.
 
-    batched: the model has the pair's shape, so that many replies are computed at once; other models use the same code
-    as on the robot, one picture after the other.
+    batched: it has the pair's shape, so that many replies are computed at once; others use the code of the robot.
     """
 
     def __init__(self, model: VisionLanguageModel, batched: bool | None = None) -> None:

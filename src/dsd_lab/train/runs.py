@@ -1,7 +1,6 @@
 """Runs of a model in the simulator, for DAgger's pictures and for the evaluation's figures.
 
-DAgger: S. Ross, G. Gordon and D. Bagnell, "A Reduction of Imitation Learning and Structured Prediction to No-Regret
-Online Learning", 2011: the learner acts, the expert labels what it meets, and the learner trains on both.
+DAgger (S. Ross, G. Gordon and D. Bagnell, 2011): the learner acts, the expert labels what it meets.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ Answer = Callable[[list[np.ndarray], list[str]], list[str]]  # pictures and inst
 class Run:
     """One run: where the robot was, what was said at each step, and how it ended.
 
-    ended: "stopped" by itself; "searched", a full turn in which no reply saw the goal, as navigation ends it;
-    "unparsable"; or the step "budget". reached: the robot stopped by itself within 0.6 m of the goal and touched
-    nothing; where there is no goal, the run ended by saying so or by a full turn.
+    ended: "stopped" by itself; "searched", a full turn in which no reply saw the goal; "unparsable"; or the step
+    "budget". reached: it stopped within 0.6 m of the goal and touched nothing; without a goal, it said so or searched.
     """
 
     world: World
@@ -153,10 +151,7 @@ def drive(
     labelled: bool = False,
     report: Callable[[float], None] | None = None,
 ) -> list[Run]:
-    """Run a model in some rooms; without noise, equal arguments give equal runs.
-
-    `noisy`: the robot moves as inexactly as a real one. `labelled`: keep each picture with the expert's labels.
-    """
+    """Run a model in some rooms; equal arguments give equal runs unless noisy. `labelled`: keep pictures and labels."""
     runs: list[Run] = []
     with closing(shared_offscreen()) as offscreen:
         for first in range(0, len(worlds), _SIDE_BY_SIDE):
@@ -211,10 +206,7 @@ def meet(
     report: Report | None = None,
     world: Callable[[int], World] = training_world,
 ) -> dict[str, Any]:
-    """Roll a model out in the worlds of some seeds, in parallel processes on the CPU; existing shards are kept.
-
-    Returns shares: reached, collided, agreed (with the expert's actions), and reached by situation.
-    """
+    """Roll a model out in the worlds of some seeds, in processes; existing shards are kept. Shares reached etc."""
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
     weights = notes / "model.safetensors"

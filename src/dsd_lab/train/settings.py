@@ -145,11 +145,7 @@ class ReaderSettings:
 
 @dataclass(frozen=True)
 class ExitSettings:
-    """Settings of `dsd-lab train exits`.
-
-    Without ``data`` it renders scenes and trains on the model's own replies to them, 64 a step at a rate of 3e-3; with
-    ``data`` it trains as the paper does, one conversation a step at 1e-4. Both take 10 epochs by default.
-    """
+    """Settings of `dsd-lab train exits`: on the model's own replies to scenes, or with ``data`` as the paper does."""
 
     model: str = _set("", "model directory or hub id (default: the shipped target)")
     data: Path | None = _set(None, "conversations, .jsonl or .json (default: scenes and the model's own replies)")

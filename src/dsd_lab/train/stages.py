@@ -41,8 +41,8 @@ class Losses(NamedTuple):
 class Stage:
     """What is trained, and on what.
 
-    `losses(step, share)` draws the batch of a step, equal ones for equal steps, and yields its loss in parts, which
-    are descended on together; a part's graph is freed before the next part is made.
+    `losses(step, share)` draws the batch of a step, equal ones for equal steps, and yields its loss in parts; a part's
+    graph is freed before the next part is made.
     """
 
     name: str
@@ -90,10 +90,7 @@ def optimizer_of(stage: Stage) -> torch.optim.AdamW:
 
 @torch.no_grad()
 def follow(mean: nn.Module, module: nn.Module, step: int) -> None:
-    """Take the weights after a step (from 0) into their running mean, later ones weighing more.
-
-    Polynomial-decay averaging: O. Shamir and T. Zhang, "Stochastic gradient descent for non-smooth optimization", 2013.
-    """
+    """Take the weights after a step into their running mean (polynomial-decay averaging, Shamir and Zhang, 2013)."""
     weight = (_DECAY + 1) / (step + 1 + _DECAY)
     for kept, now in zip(mean.parameters(), module.parameters(), strict=True):
         kept.lerp_(now, weight)
@@ -111,8 +108,7 @@ def run_stage(
 ) -> dict[str, Any]:
     """Run a stage for some minutes, or for exactly `steps`; resumes from the checkpoint at `path`.
 
-    `after` names what the stage builds on: a checkpoint with another name starts over. Returns steps, minutes, and the
-    running loss and share right.
+    A checkpoint of another `after` starts over. Returns steps, minutes, and the running loss and share right.
     """
     modules = {name: module.to(device) for name, (module, _) in stage.modules.items()}
     means = {name: copy.deepcopy(module) for name, module in modules.items() if stage.averaged}

@@ -1,9 +1,7 @@
 """Stage 1: teach the vision tower what stands where, through heads that are thrown away afterwards.
 
-The picture's width is cut into FREE_WAYS columns, four to each column of image tokens. Each column gets a vector from
-the image tokens above each other there (without a position of its own), and from it: kind and colour of what stands
-there, its distance and bearing from the base, and the free way, the last three as classes and as numbers. A question
-"colour kind" is compared with all columns' vectors and must pick the right one, or "not here".
+Each of FREE_WAYS columns of the picture, four to a column of image tokens, gets a vector, and from it kind, colour,
+distance and bearing of what stands there, and the free way. A question "colour kind" must pick the right column.
 """
 
 from __future__ import annotations
@@ -145,10 +143,7 @@ def goal_classes(frame: Frame, goal: str) -> tuple[int, ...]:
 
 
 def exactly(measured: torch.Tensor) -> torch.Tensor:
-    """A bearing (1/100 degree) and distances (mm), integers (..., 1 + D), as numbers of similar size.
-
-    Distances become logarithms, because a camera tells near ones better; a metre becomes 0.
-    """
+    """A bearing (1/100 degree) and distances (mm), (..., 1 + D), as numbers of similar size; distances as logs."""
     bearing, metres = measured[..., :1] / 100, measured[..., 1:] / 1000
     far = torch.log((metres + ROBOT_RADIUS) / (1.0 + ROBOT_RADIUS))
     return torch.cat([bearing / _DEGREES, far / math.log(_FARTHER)], dim=-1)

@@ -1,8 +1,7 @@
 """The simulator's expert: the reply that a perfect model would give, from what is truly there.
 
-The expert decides by sharp edges: it turns from 10 degrees on and stops at 40 cm. No picture tells 9.9 from 10.1
-degrees, so `misjudged` moves everything a little at random. Training learns from the replies to such views
-(`doubts`), and the evaluation calls a wrong action a near miss where the expert takes it in some of them.
+Its edges are sharp (10 degrees, 40 cm), and no picture tells 9.9 from 10.1 degrees, so `misjudged` moves everything a
+little at random. Training learns from the replies to such views, and the evaluation tells near misses by them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ SIZE = 0.15  # pixels that show a thing, as a share
 def reply(view: View, goal: str, searched: bool = False) -> str:
     """The expert's reply (reasoning, then one action) for a goal such as "red chair" or "left red chair".
 
-    One picture decides. The robot turns for a goal that is not in view. `searched` says that no picture of a full
-    turn showed the goal: then the expert says that there is none, and stops.
+    `searched`: no picture of a full turn showed the goal; then the expert says that there is none, and stops.
     """
     decision = decide(view, goal, searched)
     index = decision.index

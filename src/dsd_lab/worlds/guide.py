@@ -1,13 +1,10 @@
 """Where a robot that knows what is truly there would go: one action per picture, without memory.
 
 A model learns these decisions from pictures, so they must follow from pictures. An obstacle soon leaves the camera's
-field, 41 degrees to each side, while it is still in the way. So the goal's place in the picture carries the plan: to
-pass a visible obstacle the robot turns until the goal stands "on the left" (or right), and goes forward as long as it
-stands there, whether the obstacle is still visible or not. The search turns left, so it finds a goal again that was
-lost to the left; none is lost to the right. What is out of view does not count; rooms where that leads to a contact, or
-nearly so, are not accepted.
-
-expert.py puts the decisions into words; situations.py accepts only worlds that they solve.
+field while it is still in the way, so the goal's place in the picture carries the plan: to pass an obstacle the robot
+turns until the goal stands "on the left" (or right), and goes forward as long as it stands there. The search turns
+left, so it finds a goal again that was lost to the left; none is lost to the right. Rooms where this leads to a contact
+are not accepted.
 """
 
 from __future__ import annotations
@@ -101,11 +98,7 @@ class View:
         return [i for i in self.pixels if self.world.things[i].name == name]
 
     def index_of(self, goal: str) -> int | None:
-        """Index of the visible thing that a goal means, None when it is not seen.
-
-        "left red chair" is the leftmost red chair in view, "nearer red chair" the nearest; where only one is in view,
-        it is any of these.
-        """
+        """Index of the visible thing that a goal means, such as "left red chair"; None when it is not seen."""
         which, name = split_goal(goal)
         found = self.named(name)
         if not found:
@@ -140,10 +133,7 @@ class Decision:
 
 
 def decide(view: View, goal: str, searched: bool = False) -> Decision:
-    """The action for a goal such as "red chair" or "nearer red chair".
-
-    :param searched: no picture of a full turn showed the goal, this one included.
-    """
+    """The action for a goal such as "nearer red chair"; `searched`: no picture of a full turn showed it."""
     index = view.index_of(goal)
     if index is None:
         return Decision("stop") if searched else Decision("turn left", 45)
@@ -201,10 +191,7 @@ def _seen_at(view: View, index: int, bearing: float, step: int) -> float:
 
 
 def _detour(view: View, index: int) -> tuple[float, str]:
-    """The turn in radians after which the goal stands beside a free detour, and the detour's side.
-
-    Preferably the right side, where the goal can be lost only to the left; no side where nothing is free.
-    """
+    """The turn in radians after which the goal stands beside a free detour, preferably on the right, and its side."""
     ways = []
     for side, sign in (("right", -1), ("left", 1)):
         most = round(math.degrees(view.bearing(index) + sign * _BESIDE) / 15)
@@ -229,11 +216,7 @@ def _stays_beside(view: View, index: int, turn: float) -> bool:
 
 
 def free_way(view: View, heading: float, ignore: int | None, spare: float = 0.0) -> tuple[float, str]:
-    """Free metres along a heading (relative, radians) by what is in view, and what ends the way.
-
-    :param ignore: index of a thing that does not count.
-    :param spare: additional metres to keep beside the way.
-    """
+    """Free metres along a heading (relative, radians) by what is in view but `ignore`, and what ends the way."""
     x, y, yaw = view.pose
     c, s = math.cos(yaw + heading), math.sin(yaw + heading)
     width = ROBOT_RADIUS + _MARGIN + spare
@@ -272,10 +255,9 @@ def _in_sight(pose: tuple[float, float, float], cx: float, cy: float, radius: fl
 
 
 def full_round(actions: Sequence[str], seen: Sequence[bool]) -> bool:
-    """Whether the robot looked for a goal all round: its last turns add up to 315 degrees, and no picture had the goal.
+    """Whether the last turns add up to 315 degrees without the goal in any picture.
 
-    :param actions: the actions so far, oldest first ("turn left 45 degrees").
-    :param seen: whether the goal was in the picture before each of them, and in the one after the last.
+    `seen`: whether the goal was in the picture before each action, and in the one after the last.
     """
     degrees = 0
     if seen[-1]:
@@ -309,9 +291,7 @@ class Walk:
 def walk(world: World, max_steps: int = 25, rng: np.random.Generator | None = None, clear: float = 0.0) -> Walk:
     """The guide's own run in a world, by geometry alone; with a generator, as noisy as a real robot.
 
-    Where the goal is absent, reached means that the robot stopped after a full turn.
-
-    :param clear: clearance in metres below which a contact counts.
+    Where the goal is absent, reached means that it stopped after a full turn. `clear`: the least clearance, metres.
     """
     x, y, yaw = world.start
     actions: list[str] = []

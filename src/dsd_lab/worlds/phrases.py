@@ -1,36 +1,88 @@
 """Instructions in many wordings, with templates and words held out of training.
 
-A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (`wordings`). The splits
+A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (wordings.toml). The splits
 share no template, and each has words of its own. Only the words that tell which of two is meant ("rightmost",
 "closest") occur in all splits, because a model cannot guess them.
 
-No list holds all that people say, so half of the training's instructions have strange words, made up or out of
-place, instead of some of their own ("grole blem the red chair on the left"). Words that do not name the goal must not
-matter, known or not.
+Half of the training's instructions have strange words, made up or out of place, instead of some of their own ("grole
+blem the red chair on the left"): words that do not name the goal must not matter.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 
+from dsd_lab import read_data
 from dsd_lab.worlds.guide import split_goal
 from dsd_lab.worlds.situations import NAMES, Split
-from dsd_lab.worlds.wordings import COMMON_WORDS, FIND, WORDINGS, Wording
 from dsd_ros.robot.sim.world import COLOURS, KINDS, WHICH, World
 
+FIND = "find"
 INTENTS = (FIND, *WHICH)  # "find" asks for the only one of its name, the others for one of two
 _PLAIN = "find the {}"  # how most people ask
+_OFTEN = 3  # how often the templates in "often" count
+_DISTANCES = {
+    "nearer": ("to", ("nearer", "closer"), ("nearest", "closest")),
+    "farther": ("from", ("farther", "further"), ("farthest", "furthest")),
+}
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The parts of a split's templates, as wordings.toml explains them; ``whole`` and ``names`` by intent."""
+
+    requests: tuple[str, ...]
+    wishes: tuple[str, ...]
+    tails: tuple[str, ...]
+    whole: dict[str, tuple[str, ...]]
+    names: dict[str, tuple[str, ...]]
+    openings: tuple[str, ...]
+    endings: tuple[str, ...]
+
+
+def _wording(parts: dict[str, Any]) -> Wording:
+    return Wording(**{k: _by_intent(part) if isinstance(part, dict) else tuple(part) for k, part in parts.items()})
+
+
+def _by_intent(part: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Templates by intent: those for sides and for distances in words for each of them."""
+    often = part.pop("often", {})
+    found = {name: often.get(name, []) * _OFTEN + templates for name, templates in part.items()}
+    sides = [one for template in found.pop("sides", ()) for one in _either(template)]
+    for side in ("left", "right") if sides else ():
+        found[side] = [one.replace("SIDE", side) for one in sides]
+    distances = [one for template in found.pop("distances", ()) for one in _either(template)]
+    for intent, (where, mores, mosts) in _DISTANCES.items() if distances else ():
+        found[intent] = [
+            one.replace("MORE", more).replace("MOST", most).replace("FROM", where)
+            for one in distances
+            for more, most in zip(mores, mosts, strict=True)
+        ]
+    return {intent: tuple(templates) for intent, templates in found.items()}
+
+
+def _either(template: str) -> list[str]:
+    """A template with "[a|b]" in it once for each choice."""
+    parts = re.split(r"\[([^]]*)\]", template)
+    return ["".join(some) for some in product(*(p.split("|") if n % 2 else [p] for n, p in enumerate(parts)))]
+
+
+_DATA = read_data("worlds/wordings.toml")
+_STRANGE = {name: tuple(words.split() if name == "common" else words) for name, words in _DATA.pop("strange").items()}
+WORDINGS = {Split(name): _wording(parts) for name, parts in _DATA.items()}
 
 
 @cache
 def phrasings(intent: str, split: Split) -> tuple[str, ...]:
     """A split's templates for an intent; "{}" stands for "red chair", "{s}" for "red chairs".
 
-    Training's leave out the tails, which would make a hundred thousand of them. Raises ValueError on an unknown intent.
+    Training's leave out the tails, which would make a hundred thousand of them. ValueError for an unknown intent.
     """
     if intent not in INTENTS:
         raise ValueError(f"'{intent}' is no intent; choose from {', '.join(INTENTS)}.")
@@ -44,10 +96,7 @@ def phrasings(intent: str, split: Split) -> tuple[str, ...]:
 
 
 def instruction_for(goal: str, rng: np.random.Generator, split: Split = Split.TRAINING, unheard: float = 0.0) -> str:
-    """One of a split's ways to ask for a goal such as "red chair" or "left red chair".
-
-    In training, plain "find the" is the most frequent. `unheard`: the share that `with_unheard_words` changes.
-    """
+    """One of a split's ways to ask for a goal; `unheard`: the share that `with_unheard_words` changes."""
     which, name = split_goal(goal)
     words = WORDINGS[split]
     if split is not Split.TRAINING:
@@ -82,10 +131,9 @@ def _any(some: tuple[str, ...], rng: np.random.Generator) -> str:
 
 
 def with_unheard_words(text: str, rng: np.random.Generator) -> str:
-    """An instruction with about half of the words that do not name the goal replaced, and often more words around it.
+    """An instruction with half of the words that do not name the goal replaced, and often more words around it.
 
-    Some of these would tell sides or distances elsewhere ("right blem the red chair"), but never where they stand:
-    they do not precede the name, follow "the" or come last.
+    Words that would tell sides or distances never stand where they do: before the name, after "the", or last.
     """
 
     def instead(match: re.Match[str]) -> str:
@@ -94,8 +142,8 @@ def with_unheard_words(text: str, rng: np.random.Generator) -> str:
         return word if tells or rng.random() < 0.5 else _strange(rng)
 
     changed = re.sub(r"\w+", instead, text)
-    before, behind = (_some_strange(rng, words) for words in (_ASTRAY_BEFORE, _ASTRAY_BEHIND))
-    return " ".join([*before, changed, *behind])
+    before, after = (_some_strange(rng, _STRANGE[f"astray_{where}"]) for where in ("before", "after"))
+    return " ".join([*before, changed, *after])
 
 
 def _some_strange(rng: np.random.Generator, astray: tuple[str, ...]) -> list[str]:
@@ -107,34 +155,18 @@ def _some_strange(rng: np.random.Generator, astray: tuple[str, ...]) -> list[str
 
 
 _SIDE_NEXT = re.compile(r" (left|right)\b")
-_ASTRAY_BEFORE = (
-    "left", "right", "left a", "left the", "you left", "near", "far", "close", "closer to", "further", "nearer to",
-    "you",
-)  # fmt: skip
-_ASTRAY_BEHIND = (
-    "right", "you", "near", "far", "close", "you left", "right by", "to you", "from you", "with you",
-)  # fmt: skip
 _TELLING = {word for words in WHICH.values() for word in words} | {
     f"{word}{end}" for word in (*COLOURS, *KINDS) for end in ("", "s", "es")
 }
-_ONSETS = (
-    "", *"bcdfghjklmnprstvwz", "bl", "br", "cl", "dr", "fl", "gr", "pl", "qu", "sh", "sk", "st", "th", "tr",
-)  # fmt: skip
-_VOWELS = (*"aeiou", "ai", "ea", "ee", "oo", "ou")
-_CODAS = ("", *"bdglmnprstx", "ck", "ll", "nd", "ng", "nt", "rk", "rn", "sh", "ss", "st", "th")
 
 
 @cache
 def _words_of(split: Split) -> frozenset[str]:
     """The words of a split, without names."""
     words = WORDINGS[split]
-    said = [
-        template
-        for part in vars(words).values()
-        for some in (part.values() if isinstance(part, dict) else [part])
-        for template in some
-    ]
-    return frozenset(re.findall(r"[a-z0-9]+", " ".join(said).lower()))
+    parts = [part.values() if isinstance(part, dict) else [part] for part in vars(words).values()]
+    said = " ".join(template for part in parts for some in part for template in some)
+    return frozenset(re.findall(r"[a-z0-9]+", said.lower()))
 
 
 @cache
@@ -146,7 +178,7 @@ def _all_words() -> frozenset[str]:
 def _common() -> tuple[str, ...]:
     """Common words without those that are held out, which training must not show by mistake."""
     held_out = _TELLING.union(*(_words_of(split) for split in Split if split is not Split.TRAINING))
-    return tuple(word for word in COMMON_WORDS.split() if word not in held_out)
+    return tuple(word for word in _STRANGE["common"] if word not in held_out)
 
 
 def _strange(rng: np.random.Generator) -> str:
@@ -159,7 +191,7 @@ def _made_up(rng: np.random.Generator) -> str:
         word = "".join(
             part[int(rng.integers(len(part)))]
             for _ in range(int(rng.integers(1, 3)))
-            for part in (_ONSETS, _VOWELS, _CODAS)
+            for part in (_STRANGE["onsets"], _STRANGE["vowels"], _STRANGE["codas"])
         )
         if len(word) > 1 and word not in _all_words():
             return word
@@ -190,6 +222,5 @@ def all_instructions() -> list[str]:
         for k, template in enumerate(templates[:: len(templates) // 500]):
             texts += [fill(template, name) for name in NAMES[(k + number) % 5 :: 5]]
     texts += [f"{opening}{_PLAIN.format(name)}" for opening in words.openings for name in NAMES[::3]]
-    behind = (*words.tails, *words.endings)
-    texts += [f"{_PLAIN.format(name)}{end}" for end in behind for name in NAMES[::3]]
+    texts += [f"{_PLAIN.format(name)}{end}" for end in (*words.tails, *words.endings) for name in NAMES[::3]]
     return texts

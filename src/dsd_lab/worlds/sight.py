@@ -1,7 +1,4 @@
-"""What the front camera would show of a world, by geometry instead of a renderer. Pure numpy.
-
-One ray per pixel at half the picture's size is intersected with the primitives that scene.py draws.
-"""
+"""What the front camera would show of a world, by rays through scene.py's primitives at half the picture's size."""
 
 from __future__ import annotations
 
@@ -21,11 +18,7 @@ Window = tuple[slice, slice]  # rows and columns
 
 
 def visible_pixels(world: World, pose: tuple[float, float, float], alone: int | None = None) -> dict[int, int]:
-    """Pixels that show each thing, {index in world.things: count}, like :meth:`Simulator.visible_pixels`.
-
-    :param pose: x, y (m) and yaw (rad) of the base's centre.
-    :param alone: count only this thing, as if nothing stood before it.
-    """
+    """Pixels that show each thing, {index: count}, like `Simulator.visible_pixels`; `alone`: it, unobstructed."""
     eye = Eye.of(world, pose)
     depth, owner = _blank()
     for index in range(len(world.things)):
@@ -61,10 +54,7 @@ def _reach(kind: str) -> float:
 
 
 def column_of(world: World, pose: tuple[float, float, float], index: int) -> float:
-    """Column of a thing's middle in the picture: 0 left edge, 1 right edge, beyond these out of view.
-
-    Infinite, with the side's sign, for a thing behind the camera.
-    """
+    """Column of a thing's middle in the picture: 0 left edge, 1 right edge; infinite for one behind the camera."""
     eye, thing = Eye.of(world, pose), world.things[index]
     ahead, left = eye.seen_at(thing.x, thing.y)
     low = HEIGHT[thing.kind] / 2 - eye.height

@@ -1,7 +1,6 @@
-"""Worlds by situation and split, for training, validation and test. Pure numpy.
+"""Worlds by situation and split, each split with its own layouts, looks and look-alikes. Pure numpy.
 
-Each split has its own layouts, looks and combinations of look-alikes. The guide (guide.py) solves every layout from
-what the front camera shows, one picture at a time.
+The guide (guide.py) solves every layout from what the front camera shows, one picture at a time.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ _NOISY = {Situation.PLAIN: 1, Situation.SEARCH: 1, Situation.HIDDEN: 24, Situati
 
 @cache
 def split_of_pair(one: str, other: str) -> Split | None:
-    """The split that a pair of look-alikes (same kind or same colour) belongs to; None if they are not alike.
-
-    Validation and test show pairs that training never does, such as "red can" and "red ball".
-    """
+    """The split that a pair of look-alikes (same kind or same colour) belongs to; None if they are not alike."""
     (colour, kind), (colour2, kind2) = one.split(), other.split()
     if (colour == colour2) == (kind == kind2):
         return None
@@ -87,10 +83,7 @@ def may_meet(split: Split | None, one: str, other: str) -> bool:
 
 
 def world_of(seed: int, situation: Situation, split: Split) -> World:
-    """The world of a seed in a situation and split; equal arguments give equal worlds.
-
-    Raises ValueError on a negative seed, and NoLayoutError on the few seeds without a solvable room.
-    """
+    """The world of a seed in a situation and split, equal for equal arguments; ValueError, NoLayoutError."""
     if seed < 0:
         raise ValueError(f"The world's seed must not be negative, but it is {seed}.")
     situation, split = Situation(situation), Split(split)
@@ -292,10 +285,7 @@ def _one_is_meant(view: View) -> bool:
 
 
 def _solved(world: World, noisy: int) -> bool:
-    """Whether the guide reaches the target by pictures alone, clear of everything and without a long detour.
-
-    It must also do so in `noisy` walks with a real robot's noise.
-    """
+    """Whether the guide reaches the target by pictures alone, without a long detour, and in `noisy` noisy walks."""
     for number in range(1 + noisy):
         rng = np.random.default_rng([world.seed, 30, number]) if number else None
         run = walk(world, _MOST, rng, _CLEAR)

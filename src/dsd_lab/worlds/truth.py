@@ -1,8 +1,7 @@
 """Whether what a reply says about a picture is true, by what the simulator knows.
 
-The words are read loosely, so that models other than the shipped pair can be judged: a thing is a colour and a kind, a
-side any word for left, right or ahead, a distance a number of metres. The expert's own clauses on the other thing are
-read word for word.
+The words are read loosely, so that other models can be judged; the expert's own clauses on the other thing word for
+word.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ _NOTHING = re.compile(r"\bnothing (?:else|but the room)\b")
 
 @dataclass(frozen=True)
 class Claims:
-    """What a reply says; None where it says nothing.
-
-    seen: whether the goal is in view. side: left, ahead or right. metres: the goal's distance. mentioned: the other
-    things, (colour, kind). relation: (beside, order) of the first of them, or (side,).
-    """
+    """What a reply says about the goal, and of other things (colour, kind); None where it says nothing."""
 
     seen: bool
     kind: str | None
@@ -97,9 +92,8 @@ def claims_of(text: str) -> Claims:
 def truths(text: str, view: View, goal: str) -> dict[str, bool | None]:
     """Which of ``FIGURES`` a reply tells truly about a goal; None where there is nothing to tell.
 
-    object: its kind, and whether it is in view. colour: its colour. side: left, ahead or right, within 3 degrees.
-    distance: within 0.25 m. Side and distance are asked for where the goal is in view. other: the other thing that it
-    names is in view, on the side and at the depth that it says; "nothing else" is true when there is nothing.
+    Side and distance are asked for where the goal is in view, within 3 degrees and 0.25 m. other: the other thing that
+    it names is where it says; "nothing else" is true when there is nothing.
     """
     claims = claims_of(text)
     *_, colour, kind = goal.split()

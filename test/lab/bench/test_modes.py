@@ -13,8 +13,7 @@ from tiny_models import make_tiny_model
 
 from dsd_lab.bench import modes
 from dsd_lab.bench.modes import measure_modes
-from dsd_lab.bench.modes_plots import draw
-from dsd_lab.bench.modes_report import Measured, make_report, render
+from dsd_lab.bench.modes_report import Measured, draw, make_report, render
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.sweeps import Variant, crossed, parse_modes, parse_sweep
 from dsd_lab.cli.bench import ModesDecoding

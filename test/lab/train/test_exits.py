@@ -17,8 +17,16 @@ from dsd_lab.cli.main import main
 from dsd_lab.train.exits.backbones import Backbone, Example, VlmBackbone, load_backbone
 from dsd_lab.train.exits.conversations import read_conversations
 from dsd_lab.train.exits.data import Examples, HiddenStates, conversation_examples, scene_examples
-from dsd_lab.train.exits.report import table, write_card
-from dsd_lab.train.exits.training import exit_losses, exit_stage, fit, measure, parse_layers, train_exits
+from dsd_lab.train.exits.training import (
+    exit_losses,
+    exit_stage,
+    fit,
+    measure,
+    parse_layers,
+    table,
+    train_exits,
+    write_card,
+)
 from dsd_lab.train.settings import ExitSettings
 from dsd_lab.train.stages import descend, optimizer_of
 from dsd_ros.vlm.exits import EXITS_FILE, ExitAdapters

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from dsd_lab.worlds.phrases import (
+    FIND,
     INTENTS,
+    WORDINGS,
     all_instructions,
     fill,
     instructed,
@@ -17,7 +19,6 @@ from dsd_lab.worlds.phrases import (
     with_unheard_words,
 )
 from dsd_lab.worlds.situations import NAMES, Situation, Split, world_of
-from dsd_lab.worlds.wordings import FIND, WORDINGS
 from dsd_ros.robot.sim.world import World, named_goal
 
 # Words that only one split says; the others would be easy to add by mistake.

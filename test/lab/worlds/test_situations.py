@@ -16,10 +16,9 @@ import pytest
 
 from dsd_lab.worlds.guide import MIN_PIXELS, View, decide, full_round, walk
 from dsd_lab.worlds.looks import JITTER, PALETTES, look_of
-from dsd_lab.worlds.phrases import fill
+from dsd_lab.worlds.phrases import FIND, fill
 from dsd_lab.worlds.sight import column_of, visible_pixels
 from dsd_lab.worlds.situations import NAMES, Situation, may_meet, split_of_pair, world_of
-from dsd_lab.worlds.wordings import FIND
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
 from dsd_ros.robot.sim.scene import build_mjcf
 from dsd_ros.robot.sim.simulator import Simulator

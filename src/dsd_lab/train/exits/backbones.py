@@ -1,7 +1,7 @@
 """Frozen models as the training of early exits sees them: text cut into examples, hidden states out.
 
-There are two kinds, a Qwen2-VL with images and a Llama-shaped text model. Both run one pass over a padded batch and
-give, for every position before a reply's token, the hidden states after each layer with an exit and after the last.
+One pass over a padded batch gives, for each position before a reply's token, the hidden states after each layer with an
+exit and after the last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Conversations with and without images, from the JSONL or JSON files of public datasets.
 
-A turn is ``{"from": "human", "value": ...}`` (ShareGPT, LLaVA, SpaceLLaVA) or ``{"role": "user", "content": ...}``,
-whose content is a text or a list of text and image parts. Images are named under ``image`` or ``images``, relative to
-the data file, and ``<image>`` marks their places.
+A turn is {"from": "human", "value": ...} (ShareGPT, LLaVA) or {"role": "user", "content": ...}, whose content is a text
+or a list of parts. Images are named under "image" or "images"; <image> marks their places.
 """
 
 from __future__ import annotations
@@ -58,11 +57,9 @@ class Conversation:
 def read_conversations(
     path: Path, images: bool = True, warn: Callable[[str], None] = _LOG.warning
 ) -> list[Conversation]:
-    """All usable conversations of a ``.jsonl`` or ``.json`` file, in order.
+    """All usable conversations of a ``.jsonl`` or ``.json`` file, in order; ConversationError where there are none.
 
-    A bad record is skipped; ``warn`` hears of the first few by line (JSONL) or number (JSON), and of how many there
-    were. Raises ConversationError when the file cannot be read or nothing is left. Without ``images``, for models that
-    read text only, records with images are bad.
+    A bad record is skipped, and ``warn`` hears of the first few. Without ``images``, records with images are bad.
     """
     found: list[Conversation] = []
     skipped = 0

@@ -57,9 +57,9 @@ class HiddenStates:
         self._kept: dict[int, torch.Tensor | None] = {}
 
     def of(self, indices: Iterable[int]) -> torch.Tensor | None:
-        """Hidden states (exits + 1, tokens, hidden size) of examples' replies, the last of them after the final layer.
+        """Hidden states (exits + 1, tokens, hidden size) of examples' replies, the last after the final layer.
 
-        float32 on the backbone's device; None when no example of the batch can be used.
+        None when no example of the batch can be used.
         """
         batch = list(indices)
         fresh: dict[int, torch.Tensor | None] = {index: None for index in batch if index not in self._kept}

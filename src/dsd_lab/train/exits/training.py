@@ -1,8 +1,7 @@
 """`dsd-lab train exits`: early-exit adapters for a frozen model, all of them from the same passes.
 
-After the training of FSD (figure 3): the backbone and its LM head are frozen, and each exit's loss reaches its own
-adapter alone. The loss is the Kullback-Leibler divergence from the final layer's distribution to the exit's on the
-tokens of replies: an exit has to predict what the final layer will say, not what a text says.
+After FSD (figure 3): each exit's loss reaches its own adapter alone. It is the Kullback-Leibler divergence from the
+final layer's distribution to the exit's on the tokens of replies.
 """
 
 from __future__ import annotations
@@ -10,21 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from dsd_lab.report import render_template
 from dsd_lab.train.exits.backbones import Backbone, load_backbone
 from dsd_lab.train.exits.data import Examples, HiddenStates, conversation_examples, scene_examples
-from dsd_lab.train.exits.report import write_card
 from dsd_lab.train.settings import ExitSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
 from dsd_ros.vlm.exits import ExitAdapters, load_exits
 
 CONFIDENT = 0.95
 _EPOCHS = 10.0
+_BEGIN, _END = (f"<!-- dsd-lab train exits: {end} -->" for end in ("begin", "end"))
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
@@ -38,10 +39,7 @@ def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
 
 
 def train_exits(settings: ExitSettings, report: Report | None = None) -> dict[str, Any]:
-    """Train a model's exits, write them with their report, and return the report; continues a killed run.
-
-    ``report(line, share)`` hears of the progress.
-    """
+    """Train a model's exits, write them with their report, and return the report; continues a killed run."""
     torch.set_num_threads(settings.threads)
     tell: Report = report or (lambda line, share: None)
     tell("loading the model", 0.0)
@@ -99,10 +97,7 @@ def fit(
 def exit_stage(
     backbone: Backbone, exits: ExitAdapters, states: HiddenStates, batch: int, rate: float, seed: int
 ) -> Stage:
-    """A stage that trains all exits; an epoch uses each example once.
-
-    Gradients are clipped exit by exit, because a common norm would let a bad exit slow the others down.
-    """
+    """A stage that trains all exits; an epoch uses each example once. Gradients are clipped exit by exit."""
     per_epoch = -(-len(states.examples) // batch)
     count = len(exits.layers)
 
@@ -121,10 +116,7 @@ def exit_stage(
 def exit_losses(
     backbone: Backbone, exits: ExitAdapters, hidden: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each exit's loss in turn (mean nats per token) and its agreement with the final layer.
-
-    ``hidden`` are hidden states (exits + 1, tokens, hidden size). A loss's graph holds its own adapter alone.
-    """
+    """Each exit's loss in turn (mean nats per token) and agreement, from states (exits + 1, tokens, hidden size)."""
     with torch.no_grad():
         final = backbone.head(hidden[-1]).log_softmax(-1)
     for layer, states in zip(exits.layers, hidden[:-1], strict=True):
@@ -137,9 +129,8 @@ def exit_losses(
 def measure(backbone: Backbone, exits: ExitAdapters, states: HiddenStates) -> dict[str, Any]:
     """How well each exit predicts the final layer on held-out replies; ValueError where there are none.
 
-    ``agreement``: share of tokens whose likeliest next token is the final layer's. ``confident_share``: share of
-    tokens of which the exit is more than 95 % sure. ``confident_agreement``: agreement among those (None without any).
-    ``loss``: nats per token. ``parameters`` and their ``share`` of the model with all its exits.
+    ``agreement``: share of tokens whose likeliest next token is the final layer's. ``confident_share``: share of which
+    the exit is more than 95 % sure; ``confident_agreement``: agreement among those. ``loss``: nats per token.
     """
     tokens = replies = 0
     sums = np.zeros((len(exits.layers), 4))
@@ -185,3 +176,32 @@ def measure(backbone: Backbone, exits: ExitAdapters, states: HiddenStates) -> di
         "held_out_tokens": tokens,
         "exits": rows,
     }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report of `measure` as a Markdown table, a row per exit."""
+    lines = [
+        "| exit after layer | agrees with the final layer | ... where more than 95 % sure "
+        "| share of such tokens | loss, nats | parameters | share of the model |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in report["exits"]:
+        sure = row["confident_agreement"]
+        lines.append(
+            f"| {row['layer']} of {report['num_layers']} | {row['agreement']:.1%} "
+            f"| {'-' if sure is None else f'{sure:.2%}'} | {row['confident_share']:.1%} "
+            f"| {row['loss']:.3f} | {row['parameters']:,} | {row['share']:.2%} |"
+        )
+    return "\n".join(lines)
+
+
+def write_card(path: Path, report: dict[str, Any]) -> None:
+    """Put the exits' section into a model card in place of the former one; the rest stays."""
+    card = path.read_text(encoding="utf-8") if path.exists() else f"# {report['model']}\n"
+    section = f"{_BEGIN}\n{render_template('train/exits/card.md', r=report, table=table(report))}{_END}\n"
+    before, begin, rest = card.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        before, after = card.rstrip("\n") + "\n\n", ""
+    card = before + section + after.removeprefix("\n")
+    path.write_text(card, encoding="utf-8")

@@ -1,9 +1,8 @@
 """Synthetic documents and questions from which the reader learns to read one document. Pure Python.
 
-A question's answer has the same form whatever the document says, so that sequences that read different documents
-differ in their distributions over the facts alone. Where a document lacks a fact, the answer's word is drawn at random,
-or the answer says that it does not know. So the reader's distribution there becomes flat but for that phrase, and a
-mixture of sequences takes each fact from the sequence that has it.
+An answer has the same form whatever the document says. Where a document lacks a fact, the answer's word is drawn at
+random, or the answer says that it does not know: so the reader's distribution is flat there, and a mixture of sequences
+takes each fact from the sequence that has it.
 """
 
 from __future__ import annotations
@@ -14,28 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from dsd_lab.train.reader.words import (
-    ASKED,
-    BRING,
-    CARES,
-    DRY,
-    FILLERS,
-    MATERIALS,
-    OTHER,
-    OTHER_KINDS,
-    PLACES,
-    TRAITS,
-    VERBS,
-    WHAT,
-    WHICH,
-    WHO,
-    WHO_TRAIT,
-    Relation,
-    draw_name,
-    goals,
-    plural,
-    relations,
-)
+from dsd_lab.train.reader.words import WORDS, Relation, draw_name, goals, plural, relations
 from dsd_ros.robot.sim.world import KINDS
 
 UNKNOWN = "I do not know."  # ends every answer that lacks a fact
@@ -123,8 +101,8 @@ def draw_ask(rng: random.Random, kind: str, held_out: bool = False) -> Ask:
         owner_likes = Relation("", rng.randrange(2))  # the commonest question of all
         relation = rng.choice(_relations(held_out))
         if not held_out and rng.random() < 0.2:
-            relation = Relation(trait=rng.choice(TRAITS)) if rng.random() < 0.5 else owner_likes
-    thing = rng.choice(_goals(held_out))[1] if go or rng.random() < 0.5 else rng.choice(OTHER_KINDS)
+            relation = Relation(trait=rng.choice(WORDS.traits)) if rng.random() < 0.5 else owner_likes
+    thing = rng.choice(_goals(held_out))[1] if go or rng.random() < 0.5 else rng.choice(WORDS.other_kinds)
     about = "colour" if go else "" if kind == "which" else kind.removesuffix("-name")
     if kind == "which" and relation is not None and relation.trait and rng.random() < 0.4:
         thing = "one"  # which of these?
@@ -135,9 +113,9 @@ def ask_words(rng: random.Random, ask: Ask, name: str) -> str:
     """The question in one of many phrasings."""
     phrase = ask.phrase(name)
     if ask.go:
-        text = rng.choice(BRING).format(phrase)
+        text = rng.choice(WORDS.bring).format(phrase)
     elif ask.about:
-        text = rng.choice(ASKED[ask.about]).format(phrase) + "?"
+        text = rng.choice(WORDS.asked[ask.about]).format(phrase) + "?"
     else:
         text = _which(rng, ask, phrase) + "?"
     draw = rng.random()
@@ -154,12 +132,12 @@ def _which(rng: random.Random, ask: Ask, phrase: str) -> str:
     if ask.thing == "one":
         return f"which of these {relation.trait}"
     if rng.random() < 0.5:
-        return rng.choice(WHICH).format(phrase)
+        return rng.choice(WORDS.which).format(phrase)
     if relation.trait:
         return f"which {ask.thing} {relation.trait}"
     who = f"my {relation.person}" if relation.person else "I"
     does = "did" if relation.verb > 5 else "does" if relation.person else "do"
-    return f"which {ask.thing} {does} {who} {VERBS[relation.verb][2]}"
+    return f"which {ask.thing} {does} {who} {WORDS.verbs[relation.verb][2]}"
 
 
 def answer_pieces(ask: Ask, name: Piece | None, value: Piece | None) -> tuple[Piece, ...]:
@@ -193,12 +171,12 @@ def who_sentence(rng: random.Random, fact: Fact) -> str:
     relation = fact.relation
     assert relation is not None
     if relation.trait:
-        form, does = rng.choice(WHO_TRAIT), relation.trait
+        form, does = rng.choice(WORDS.who_trait), relation.trait
     else:
-        form, does = rng.choice(WHO), relation.asked()
+        form, does = rng.choice(WORDS.who), relation.asked()
         if not relation.person and rng.random() < 0.55:
             owner = rng.choice(("its owner", "the owner", "the robot's owner"))
-            does = f"{owner} {VERBS[relation.verb][1]}"
+            does = f"{owner} {WORDS.verbs[relation.verb][1]}"
     return form.format(
         one=fact.kind, many=plural(fact.kind), does=does, Does=does[0].upper() + does[1:], name=fact.name
     )
@@ -208,8 +186,8 @@ def what_sentence(rng: random.Random, fact: Fact) -> str:
     """One of the ways to say what a named thing is like."""
     value = fact.value
     if value == "must stay dry" and rng.random() < 0.4:
-        value = rng.choice(DRY)
-    form = rng.choice(WHAT[fact.about])
+        value = rng.choice(WORDS.dry)
+    form = rng.choice(WORDS.what[fact.about])
     if value[0] in "aeiou":
         form = form.replace(" a {value}", " an {value}")
     return form.format(one=fact.kind, name=fact.name, value=value, Value=value.capitalize())
@@ -220,13 +198,13 @@ def draw_value(rng: random.Random, about: str, kind: str, held_out: bool = False
     if about == "colour":
         colours = [c for c, k in _goals(held_out) if k == kind or kind not in KINDS]
         return rng.choice(colours)
-    return rng.choice({"place": PLACES, "material": MATERIALS, "care": CARES}[about])
+    return rng.choice({"place": WORDS.places, "material": WORDS.materials, "care": WORDS.cares}[about])
 
 
 def distractor(rng: random.Random, ask: Ask, facts: list[Fact], avoid: set[str]) -> Fact:
     """A fact that does not answer the question but is often similar. ``avoid``: names not to use."""
     near = rng.random() < 0.75
-    kind = ask.thing if near and ask.thing != "one" else rng.choice((*KINDS, *OTHER_KINDS))
+    kind = ask.thing if near and ask.thing != "one" else rng.choice((*KINDS, *WORDS.other_kinds))
     names = sorted(avoid)
     like = rng.choice(names) if names and rng.random() < 0.2 else ""
     while (name := draw_name(rng, False, like)) in avoid:
@@ -241,7 +219,7 @@ def distractor(rng: random.Random, ask: Ask, facts: list[Fact], avoid: set[str])
                 relation = _close(rng, ask.relation)
             fact = Fact(kind, name, relation)
             if near and rng.random() < 0.15:  # the very relation, of a thing of another kind
-                fact = Fact(rng.choice((*KINDS, *OTHER_KINDS)), name, ask.relation or relation)
+                fact = Fact(rng.choice((*KINDS, *WORDS.other_kinds)), name, ask.relation or relation)
         else:
             same = ask.about and rng.random() < (0.75 if near else 0.4)
             about = ask.about if same else rng.choice(PROPERTIES)
@@ -253,7 +231,7 @@ def distractor(rng: random.Random, ask: Ask, facts: list[Fact], avoid: set[str])
 def _close(rng: random.Random, relation: Relation) -> Relation:
     """Another deed of the same person, the same deed of another one, or another trait."""
     if relation.trait:
-        return Relation(trait=rng.choice(TRAITS))
+        return Relation(trait=rng.choice(WORDS.traits))
     return rng.choice(
         [
             one
@@ -273,8 +251,8 @@ def _answers(fact: Fact, ask: Ask, avoid: set[str], facts: list[Fact]) -> bool:
         return True
     if fact.name in avoid and (fact.about == ask.about or fact.relation is not None):
         # What may be wet and what must stay dry are traits, too.
-        return fact.about == ask.about or (ask.about == "care" and trait in CARES)
-    if fact.name in avoid and trait in CARES and ask.about == "care":
+        return fact.about == ask.about or (ask.about == "care" and trait in WORDS.cares)
+    if fact.name in avoid and trait in WORDS.cares and ask.about == "care":
         return True
     return any(
         known.name == fact.name and (fact.relation, fact.about) == (known.relation, known.about) for known in facts
@@ -304,7 +282,7 @@ def draw_example(
     support &= _needed(ask)
     name = draw_name(rng, held_out)
     value = draw_value(rng, ask.about, ask.thing, held_out) if ask.about else ""
-    thing = rng.choice((*KINDS, *OTHER_KINDS)) if ask.thing == "one" else ask.thing
+    thing = rng.choice((*KINDS, *WORDS.other_kinds)) if ask.thing == "one" else ask.thing
     mine: list[Fact] = []
     if "who" in support:
         mine.append(Fact(thing, name, ask.relation))
@@ -357,8 +335,8 @@ def _other(rng: random.Random, crowd: int) -> Example:
     facts: list[Fact] = []
     for _ in range(rng.randint(0, max(1, crowd))):
         facts.append(distractor(rng, ask, facts, set()))
-    thing = rng.choice((ask.thing, f"{draw_name(rng, False)} {ask.thing}", rng.choice(OTHER_KINDS)))
-    text = rng.choice(OTHER).format(thing) + rng.choice(("?", "?", "?", ""))
+    thing = rng.choice((ask.thing, f"{draw_name(rng, False)} {ask.thing}", rng.choice(WORDS.other_kinds)))
+    text = rng.choice(WORDS.other).format(thing) + rng.choice(("?", "?", "?", ""))
     text = text[0].upper() + text[1:] if rng.random() < 0.5 else text
     return Example("other", write_document(rng, facts), text, (Piece(UNKNOWN, SKELETON),), frozenset())
 
@@ -367,7 +345,7 @@ def write_document(rng: random.Random, facts: list[Fact]) -> str:
     """The facts as sentences in any order, at times with a useless sentence."""
     sentences = [who_sentence(rng, fact) if fact.relation is not None else what_sentence(rng, fact) for fact in facts]
     if rng.random() < 0.15:
-        sentences.append(rng.choice(FILLERS))
+        sentences.append(rng.choice(WORDS.fillers))
     rng.shuffle(sentences)
     return ("\n" if rng.random() < 0.08 else " ").join(sentences)
 

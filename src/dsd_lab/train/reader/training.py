@@ -89,10 +89,7 @@ def prompt_text(document: str, question: str) -> str:
 
 
 def encode(tokenizer: Any, example: Example, reading: float = 0.0, bare: bool = False) -> tuple[list[int], list[float]]:
-    """Token ids of prompt, answer and end, and their weights; tokens of the prompt weigh ``reading``.
-
-    ``bare``: without the empty lines before the question, as where there is no document.
-    """
+    """Token ids of prompt, answer and end, and their weights; ``bare``: without the empty lines before the question."""
     prompt = prompt_text(example.document, example.question)
     if bare:
         prompt = prompt.replace("user\n\n\n", "user\n", 1)
@@ -157,10 +154,7 @@ def reader_stage(model: Any, tokenizer: Any, s: ReaderSettings, device: torch.de
 
 
 def train_reader(settings: ReaderSettings, report: Report | None = None) -> dict[str, Any]:
-    """Train the reader and write its directory; continues a killed run.
-
-    `report(line, share)` hears of the progress. Returns the figures of the training.
-    """
+    """Train the reader and write its directory; continues a killed run. Returns the figures of the training."""
     s = settings.resolved()
     device = torch_device(s.device)
     torch.set_num_threads(s.threads)

@@ -222,9 +222,7 @@ class Outcome(Fields, frozen=True, tag=5):
     confidence: Confidence = 0.0  # softmax probability (temperature 1) of that layer's likeliest token, 0..1
     is_final: bool = True  # binding; false: an early exit's forecast
     compute_us: UInt32 = 0  # the model's time for this round, microseconds; round 1: with reading the observation
-    distribution: Evidence = (
-        b""  # split: the target's p after the accepted tokens; for a tree: several (decoding.packing)
-    )
+    distribution: Evidence = b""  # split: the target's p after the accepted tokens; tree: several (decoding.packing)
 
     @property
     def next(self) -> TokenId | Annotated[bytes, Meta(min_length=1, max_length=MAX_EVIDENCE_BYTES)]:

@@ -39,7 +39,6 @@ def arguments() -> list[DeclareLaunchArgument]:
         DeclareLaunchArgument("speed", **setting("navigation_node", "motion.speed")),
         DeclareLaunchArgument("fallback", **setting("navigation_node", "run.fallback")),
         DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check")),
-        DeclareLaunchArgument("look_ahead", **setting("navigation_node", "run.look_ahead_s")),
         DeclareLaunchArgument("history", **setting("draft_node", "history_frames")),
         DeclareLaunchArgument("memory", **setting("navigation_node", "memory.when")),
         DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents")),
@@ -71,7 +70,6 @@ def generate_launch_description() -> LaunchDescription:
         "motion.speed": "speed",
         "run.fallback": "fallback",
         "run.arrival_check": "arrival_check",
-        "run.look_ahead_s": "look_ahead",
         "memory.when": "memory",
     }
     draft = {

@@ -93,7 +93,7 @@ def _comment(spec: ParameterSpec) -> str:
     text = spec.help
     if spec.choices and not all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in spec.choices):
         text += f"; one of {', '.join(spec.choices[:-1])} or {spec.choices[-1]}"
-    return text + ("; may be set while the node runs" if spec.live else "")
+    return text
 
 
 def _commented(entry: str, comment: str, column: int) -> list[str]:
@@ -113,8 +113,6 @@ def _node(node: str) -> str:
     rows = []
     for spec in specs(NODES[node]):
         notes = [spec.help]
-        if spec.live:
-            notes.append("may be set while the node runs")
         if spec.name in arguments:
             notes.append(f"launch argument `{arguments[spec.name]}`")
         rows.append((f"`{spec.name}`", _said(spec.default), _allowed(spec), "; ".join(notes)))

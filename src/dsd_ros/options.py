@@ -20,7 +20,6 @@ def option(
     choices: tuple[str, ...] = (),
     words: Mapping[str, Any] | None = None,
     allowed: str = "",
-    live: bool = False,
 ) -> Any:
     """A dataclass field with what users must know of it.
 
@@ -28,7 +27,6 @@ def option(
     :param low: smallest allowed value, ``high`` the largest.
     :param words: texts that stand for certain values on the command line, e.g. {"auto": 0}.
     :param allowed: the range in words, where "LOW to HIGH" does not say enough.
-    :param live: a running node's parameter may be changed.
     """
     metadata: dict[str, Any] = {"help": text}
     if low is not None:
@@ -41,8 +39,6 @@ def option(
         metadata["words"] = words
     if allowed:
         metadata["range"] = allowed
-    if live:
-        metadata["live"] = True
     return field(default=default, metadata=metadata)
 
 

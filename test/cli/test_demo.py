@@ -181,9 +181,9 @@ def test_an_interruption_ends_everything(ros_domain, tiny_pair):
         ("dds", "dsd", {}),
         pytest.param("websocket", "ar", {}, marks=pytest.mark.slow),
         pytest.param("dds", "fsd", {}, marks=pytest.mark.slow),
-        ("websocket", "fsd", {"look_ahead": "0.4"}),
+        ("websocket", "fsd", {}),
     ],
-    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd-ahead"],
+    ids=["dds-dsd", "websocket-ar", "dds-fsd", "websocket-fsd"],
 )
 def test_the_shipped_pair_finds_the_silver_bottle(ros_domain, tmp_path, transport, mode, arguments):
     report_path, bag, relayed = tmp_path / "report.json", tmp_path / "bag", transport == "websocket"

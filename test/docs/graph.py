@@ -116,7 +116,7 @@ def make_all(notes: Notes) -> None:
             nodes = {node.get_name(): node for node in made}
             nodes["go2_node"].load()
             for name in ("verifier_node", "bridge_node"):
-                dds_channel.VerifierTopics(nodes[name], print)._topics.node.destroy_node()
+                dds_channel.VerifierTopics(nodes[name], print).node.destroy_node()
             supervisor = nodes["supervisor_node"]
             settings = supervisor._settings
             for sensor in ("range", "scan", "depth"):

@@ -34,7 +34,13 @@ def test_a_node_declares_its_settings_and_nothing_else(node: str) -> None:
     tree = ast.parse((ROOT / "src/dsd_ros/nodes" / f"{node}.py").read_text(encoding="utf-8"))
     calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
     declared = [ast.unparse(call.args[1]) for call in calls if ast.unparse(call.func) == "declare"]
+    # A lifecycle node hands its settings to the base class, which declares them.
+    bases = [base for item in tree.body if isinstance(item, ast.ClassDef) for base in item.bases]
+    managed = [base for base in bases if isinstance(base, ast.Subscript) and ast.unparse(base.value) == "ManagedNode"]
+    declared += [ast.unparse(base.slice) for base in managed]
+    given = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "super().__init__" for arg in call.args}
     assert declared == [NODES[node].__name__]
+    assert not managed or declared[0] in given
     assert not any(ast.unparse(call.func).endswith("declare_parameter") for call in calls)
 
 

@@ -34,18 +34,12 @@ class Chaos(RuleBasedStateMachine):
 
     @initialize(
         fallback=st.sampled_from(FALLBACKS),
-        look_ahead=st.sampled_from([0.0, 0.5]),
         check=st.sampled_from(["model", "service"]),
         lag=st.sampled_from([0.0, 0.6]),
     )
-    def begin(self, fallback, look_ahead, check, lag):
+    def begin(self, fallback, check, lag):
         self.settings = replace(
-            SETTINGS,
-            max_steps=12,
-            fallback=fallback,
-            look_ahead_s=look_ahead,
-            arrival_check=check,
-            max_observation_age_s=3.0,
+            SETTINGS, max_steps=12, fallback=fallback, arrival_check=check, max_observation_age_s=3.0
         )
         self.bench = Bench(self.settings, lag=lag)
         self.end: object = None

@@ -65,7 +65,7 @@ class RobotRig:
         return {item.key: item.value for item in self.health[-1].values}[key]
 
     def set_fault(self, name: str) -> None:
-        self.rig.set_parameter("go2_standin_node", "fault", name)
+        self.rig.fault("robot ok" if name == "none" else f"robot {name}")
 
     def drive(self, length: float, wz: float = 0.6, vx: float = 0.0) -> float:
         """Publish cmd_vel for a while; when the last one was sent."""
@@ -211,9 +211,9 @@ def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(
 
 
 def test_a_fault_that_does_not_exist_is_refused(rig):
-    child = rig.start("go2_standin_node", fault="explode")
-    assert child.process.wait(timeout=60) == 2
-    rig.until(lambda: any("choose from none, freeze" in line for line in rig.lines), 20.0)
+    rig.start("go2_standin_node")
+    rig.fault("robot explode")
+    assert any("'robot explode' is no fault; say camera freeze|ok, robot freeze" in line for line in rig.lines)
 
 
 def test_pictures_survive_the_robots_jpeg_and_others_are_refused():

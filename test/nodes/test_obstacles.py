@@ -13,7 +13,7 @@ from std_msgs.msg import Float64, String, UInt32
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause
-from dsd_ros.robot.sim.simulator import range_ahead
+from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import ImageMessageError, to_rgb
@@ -86,13 +86,15 @@ def test_driven_at_what_stands_there_the_robot_is_stopped_before_it(rig, sensor)
     navigation = Navigation(rig)
     rig.until(lambda: navigation.odometry.samples)
     rig.until(lambda: navigation.healthy, what="a healthy state")
-    world = World.from_seed(SEED)
-    began = range_ahead(world, navigation.pose)
+    simulator = Simulator(World.from_seed(SEED))
+    simulator.pose = navigation.pose
+    began = simulator.range_ahead()
     assert began > 0.5
     navigation.drive()
     rig.until(lambda: Cause.OBSTACLE in navigation.causes, 60.0, "OBSTACLE")
     rig.until(lambda: navigation.odometry.velocity.vx == 0.0, 10.0)
-    left = range_ahead(world, navigation.pose)
+    simulator.pose = navigation.pose
+    left = simulator.range_ahead()
     assert navigation.collisions == 0 and 0.0 < left < began
     assert left == pytest.approx(0.12, abs=0.08)  # the limit; its own last centimetres were slow ones
     assert navigation.slowest < 0.2

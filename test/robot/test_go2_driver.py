@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsd_ros.robot.driver import DriverError, FaultCause, MotionLimits, Posture, wait_until
+from dsd_ros.robot.driver import DriverError, FaultCause, MotionLimits, Posture, RobotState, wait_until
 from dsd_ros.robot.go2 import driver as go2_driver
 from dsd_ros.robot.go2.driver import Go2Driver, Go2Settings
 from dsd_ros.robot.go2.protocol import (
@@ -20,14 +20,12 @@ from dsd_ros.robot.go2.protocol import (
     Code,
     ServiceRequest,
     SportApi,
-    SportState,
     StateError,
     avoid_move_parameter,
     decode_state,
     encode_state,
     move_parameter,
     read_parameter,
-    robot_state,
 )
 from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
 from dsd_ros.robot.sim.driver import SimulatedDriver
@@ -299,21 +297,19 @@ def test_bytes_that_are_no_state_are_a_named_fault(make):
     assert driver.fault().cause is FaultCause.BAD_STATE and "104 bytes" in str(driver.fault())
 
 
-STATE = SportState(
-    stamp=12.5, error_code=1013, quaternion=(0.5, 0.5, -0.5, 0.5), gyroscope=(0.25, -0.5, 1.0),
-    accelerometer=(0.5, 0.25, 9.75), rpy=(0.125, 0.25, 1.5), mode=3, progress=0.5,
-    position=(1.5, -2.5, 0.25), body_height=0.25, velocity=(0.5, -0.25, 0.125), yaw_speed=-0.75,
-    range_obstacle=(1.0, 2.0, 3.0, 4.0),
+STATE = RobotState(
+    received=0.0, stamp=12.5, error_code=1013, orientation=(0.5, 0.5, -0.5, 0.5), gyroscope=(0.25, -0.5, 1.0),
+    accelerometer=(0.5, 0.25, 9.75), rpy=(0.125, 0.25, 1.5), posture=Posture.MOVING, mode=3,
+    position=(1.5, -2.5, 0.25), body_height=0.25, velocity=(0.5, -0.25, 0.125), yaw_rate=-0.75,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("with_path", [False, True])
 def test_both_layouts_of_the_state_are_read(with_path):
-    state = replace(STATE, with_path=with_path)
-    data = encode_state(state)
+    data = encode_state(STATE, with_path)
     assert len(data) == 4 + (512 if with_path else 232)
-    assert decode_state(data) == state
-    assert decode_state(data + b"\0\0") == state  # filled up by the writer
+    assert decode_state(data) == STATE
+    assert decode_state(data + b"\0\0") == STATE  # filled up by the writer
 
 
 def test_big_endian_states_are_read():
@@ -335,11 +331,11 @@ def test_damaged_states_are_refused(damage):
 
 
 def test_postures_and_velocity_of_the_state():
-    assert robot_state(STATE, 0.0).posture is Posture.MOVING
+    assert decode_state(encode_state(STATE)).posture is Posture.MOVING
     low = replace(STATE, mode=0, body_height=0.08)
-    assert robot_state(low, 0.0).posture is Posture.LYING
+    assert decode_state(encode_state(low)).posture is Posture.LYING
     turned = replace(STATE, rpy=(0.0, 0.0, 1.5707963), velocity=(0.0, 1.0, 0.0))
-    assert robot_state(turned, 0.0, "odom").velocity == pytest.approx((1.0, 0.0, 0.0), abs=1e-6)
+    assert decode_state(encode_state(turned), 0.0, "odom").velocity == pytest.approx((1.0, 0.0, 0.0), abs=1e-6)
 
 
 def answer(standin, api, parameter="{}", service=SPORT, now=0.0):

@@ -51,8 +51,8 @@ def used_in(value: object) -> set[str]:
     if isinstance(value, launch_standin.LaunchConfiguration):
         return {value.name}
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    if hasattr(value, "__dataclass_fields__"):
-        parts = vars(value).values()
+    if hasattr(value, "__struct_fields__"):
+        parts = [getattr(value, name) for name in value.__struct_fields__]
     return set().union(*map(used_in, parts)) if parts else set()
 
 

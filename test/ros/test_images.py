@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sensor_msgs.msg import Image
 
-from dsd_ros.ros.images import ENCODINGS, ImageMessageError, by_numpy, from_rgb, has_cv_bridge, to_rgb
+from dsd_ros.ros.images import ENCODINGS, ImageMessageError, from_rgb, to_rgb
 
 CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}
 
@@ -50,10 +50,9 @@ def test_every_encoding_with_padded_rows(encoding, height, width, padding, bigen
     rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     expected = np.repeat(rgb[..., :1], 3, axis=2) if encoding == "mono8" else rgb
     message = encode(rgb, encoding, padding, bigendian)
-    for convert in (to_rgb, by_numpy):
-        found = convert(message)
-        assert found.dtype == np.uint8 and found.flags.c_contiguous
-        assert np.array_equal(found, expected)
+    found = to_rgb(message)
+    assert found.dtype == np.uint8 and found.flags.c_contiguous
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("encoding", ["rgb8", "bgr8"])
@@ -99,11 +98,3 @@ def test_only_rgb_bytes_are_published(picture):
         from_rgb(picture)
     with pytest.raises(ImageMessageError, match="not as 'mono8'"):
         from_rgb(np.zeros((3, 4, 3), np.uint8), "mono8")
-
-
-@pytest.mark.skipif(not has_cv_bridge(), reason="cv_bridge is not installed here")
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_like_cv_bridge(encoding):
-    rgb = np.random.default_rng(2).integers(0, 256, (6, 5, 3), dtype=np.uint8)
-    message = encode(rgb, encoding, 3)
-    assert np.array_equal(to_rgb(message), by_numpy(message))

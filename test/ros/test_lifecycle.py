@@ -12,10 +12,10 @@ from ros_rig import CameraRig, picture
 
 from dsd_msgs.srv import Decode
 from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import RespawnRule, Restarts
+from dsd_ros.ros.processes import Restarts
 
 INSTRUCTION = "find the silver bottle"
-SOON = RespawnRule(first_pause_s=0.05, longest_pause_s=0.05, at_most=20)
+SOON = {"first_pause_s": 0.05, "longest_pause_s": 0.05, "at_most": 20}
 HASTY = {"decode.max_tokens": "12", "link.response_timeout_s": "0.5", "link.attempts": "3"}
 UP = (Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_ACTIVATE)
 DOWN = (Transition.TRANSITION_DEACTIVATE, Transition.TRANSITION_CLEANUP)
@@ -34,7 +34,7 @@ class Nodes:
                 start.parameters.update(HASTY)
             child = rig.group.start_planned(start)
             if child.restarts is not None:
-                child.restarts = Restarts(SOON)
+                child.restarts = Restarts(**SOON)
 
     def kill(self, name: str) -> None:
         """Kill a node, and wait until it is started again."""
@@ -140,7 +140,7 @@ def test_bridge_and_remote_verifier_come_back(rig, tiny_pair):
         return next(start for start in plan("demo", arguments) if start.name == "verifier")
 
     said: list[str] = []
-    verifier = rig.group.start_planned(planned("0"), on_line=said.append, restarts=Restarts(SOON))
+    verifier = rig.group.start_planned(planned("0"), on_line=said.append, restarts=Restarts(**SOON))
     url = rig.until(lambda: next((s.split()[-1] for s in said if "ws://" in s), None))
     verifier.command = list(planned(url.rpartition(":")[2]).command)
     nodes = Nodes(rig, tiny_pair, "draft_node", "bridge_node", transport="websocket", verifier=url)

@@ -16,6 +16,7 @@ from rclpy.signals import SignalHandlerOptions
 from dsd_ros.ros import managed
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import EXIT_BAD_START, RCLError
+from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.wire.channel import LinkClosed
 
 # (state, transition) -> (state behind it, hooks that are called); what is missing is refused.
@@ -52,7 +53,8 @@ class Recorder(ManagedNode):
         self.pause.set()
         self.overlapping = 0
         self.inside = threading.Lock()
-        super().__init__("recorder", context=context, parameter_overrides=[Parameter("autostart", value=autostart)])
+        overrides = [Parameter("autostart", value=autostart)]
+        super().__init__("recorder", ManagedSettings, context=context, parameter_overrides=overrides)
         self.autostart()
 
     def note(self, hook: str) -> None:

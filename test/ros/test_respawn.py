@@ -10,10 +10,10 @@ import time
 import pytest
 
 from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import ProcessGroup, RespawnRule, Restarts
+from dsd_ros.ros.processes import ProcessGroup, Restarts
 
 SLEEP = "import os, time; print('up', os.getpid(), flush=True); time.sleep(600)"
-QUICK = RespawnRule(first_pause_s=0.01, longest_pause_s=0.05, at_most=3, within_s=600.0)
+QUICK = {"first_pause_s": 0.01, "longest_pause_s": 0.05, "at_most": 3, "within_s": 600.0}
 
 
 def test_the_pause_doubles_and_the_sixth_crash_in_a_minute_is_one_too_many():
@@ -68,7 +68,7 @@ class Group(ProcessGroup):
 
 def test_a_killed_child_is_started_again_until_it_is_too_much():
     with Group() as group:
-        child = group.start("draft", [sys.executable, "-c", SLEEP], restarts=Restarts(QUICK))
+        child = group.start("draft", [sys.executable, "-c", SLEEP], restarts=Restarts(**QUICK))
         other = group.start("other", [sys.executable, "-c", SLEEP])
         pids = {child.pid}
         for number in range(1, 4):
@@ -89,7 +89,7 @@ def test_a_killed_child_is_started_again_until_it_is_too_much():
 
 def test_a_changed_command_holds_from_the_next_start_on():
     with Group() as group:
-        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(QUICK))
+        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(**QUICK))
         child.command = [sys.executable, "-c", "print('another', flush=True)"]
         child.signal(signal.SIGKILL)
         group.until(lambda: group.ended() is child)  # the other one ends with 0: for good
@@ -108,9 +108,9 @@ def test_the_end_of_what_is_optional_ends_nothing():
 
 
 def test_an_end_during_a_pause_is_at_once():
-    patient = RespawnRule(first_pause_s=500.0, longest_pause_s=500.0)
+    patient = Restarts(first_pause_s=500.0, longest_pause_s=500.0)
     with Group() as group:
-        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=Restarts(patient))
+        child = group.start("one", [sys.executable, "-c", SLEEP], restarts=patient)
         group.until(lambda: group.ups() == 1)
         child.signal(signal.SIGKILL)
         group.until(lambda: group.ended() is None and child.due is not None)

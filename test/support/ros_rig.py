@@ -14,14 +14,14 @@ import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
-from rcl_interfaces.srv import ListParameters, SetParameters
+from rcl_interfaces.srv import ListParameters
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import NodeNameNonExistentError
-from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
+from std_msgs.msg import String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.srv import Decode
@@ -44,6 +44,7 @@ class Rig:
         self._folder = folder
         self.lines: list[str] = []
         self._at_end: list[Callable[[], None]] = []
+        self._faults: Any = None  # the publisher, once needed
         self.group = ProcessGroup(lambda name, line: self.lines.append(f"[{name}] {line}"))
 
     def __enter__(self) -> Rig:
@@ -144,11 +145,18 @@ class Rig:
         node = self.until(server, what=f"a node that offers {service}")
         self.ask(ListParameters, f"{node}/list_parameters", ListParameters.Request())
 
-    def set_parameter(self, node: str, name: str, value: Any) -> None:
-        """Set a running node's parameter."""
-        request = SetParameters.Request(parameters=[Parameter(name, value=value).to_parameter_msg()])
-        result = self.call(SetParameters, f"{node}/set_parameters", request).results[0]
-        assert result.successful, result.reason
+    def fault(self, text: str) -> None:
+        """Inject a fault into the simulated robot, or end it: "camera freeze", "robot ok"."""
+        if self._faults is None:
+            self._faults = self.node.create_publisher(String, "simulator/fault", qos.STATE)
+
+        def answered() -> int:
+            return sum("faults: " in line or "is no fault" in line for line in self.lines)
+
+        said = answered()
+        self.until(self._faults.get_subscription_count)
+        self._faults.publish(String(data=text))
+        self.until(lambda: answered() > said, what=f"the fault '{text}'")
 
     def state(self, node: str) -> int:
         """The id of a lifecycle node's state, asked for until it is answered."""

@@ -83,9 +83,7 @@ class DemoSettings:
 @arguments
 class DemoArguments:
     arguments: list[str] = word(
-        [],
-        "more arguments of demo.launch.py, e.g. fallback:=return look_ahead:=0.5 history:=2",
-        metavar="ARGUMENT:=VALUE",
+        [], "more arguments of demo.launch.py, e.g. fallback:=return history:=2", metavar="ARGUMENT:=VALUE"
     )
     settings: DemoSettings = part(DemoSettings)
     json: Path | None = json_option("the run")

@@ -161,14 +161,6 @@ def _models(role: Role) -> str:
     return ", ".join(wanted)
 
 
-def _unitree_sdk(role: Role) -> str:
-    _package("unitree_sdk2py", "unitree-sdk2py-dimos")(role)
-    cyclone = _package("cyclonedds", "cyclonedds")(role)
-    if not cyclone.startswith("0.10"):
-        raise LookupError(f"cyclonedds {cyclone}: crashes the 0.10 peers that a Go2 runs")
-    return f"cyclonedds {cyclone}"
-
-
 _CLOUD = "pip install -r requirements/cloud.txt"
 _WITH_ROS = {Role.LAPTOP, Role.ROBOT}
 _CHECKS = (
@@ -206,13 +198,6 @@ _CHECKS = (
     Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number 0..101", roles=_WITH_ROS),
     Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt", roles=_WITH_ROS),
     Check(
-        "cv_bridge",
-        _package("cv_bridge", "cv-bridge", "not installed: the built-in equivalent conversion is used"),
-        "apt install ros-$ROS_DISTRO-cv-bridge",
-        required=False,
-        roles=_WITH_ROS,
-    ),
-    Check(
         "ros2 launch",
         _ros2_launch,
         "apt install ros-$ROS_DISTRO-ros-base, then source it",
@@ -225,13 +210,5 @@ _CHECKS = (
         _rendering,
         "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
         roles={Role.LAPTOP},
-    ),
-    Check(
-        "unitree_sdk2py",
-        _unitree_sdk,
-        "pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine joins the robot's network "
-        "(not needed for the simulated robot)",
-        required=False,
-        roles={Role.ROBOT},
     ),
 )

@@ -107,10 +107,7 @@ def parse_reply(text: str) -> ParsedReply:
 
 
 def parse_action(phrase: str) -> Action:
-    """Parse the words after ``Action: ``, white space already collapsed.
-
-    :raises UnparsableReply: when they are not exactly one action of the grammar.
-    """
+    """Parse the words after ``Action: ``, white space already collapsed. Raises UnparsableReply."""
     match = _ACTION.fullmatch(phrase)
     if match is None:
         raise UnparsableReply(f"not an action of the grammar: {_tail(phrase)}")

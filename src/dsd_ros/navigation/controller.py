@@ -45,9 +45,7 @@ class ControlSettings:
     """Rate of the velocity commands, and the time-out after which they are zero."""
 
     control_rate: float = option(25.0, "rate of cmd_vel_nav messages, Hz", 20.0, 100.0)
-    watchdog_timeout_s: float = option(
-        0.5, "zero is sent this long after the last fresh command or odometry, s", 0.1, 0.5
-    )
+    watchdog_timeout_s: float = option(0.5, "zero is sent this long after the last command or odometry, s", 0.1, 0.5)
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class MotionStatus(Enum):
 
 
 _CREEP = 0.1  # least share of the top speed before the goal is reached
-_ASKEW = math.radians(3.0)  # a drive that starts further off its direction turns on the spot first
 _HEADING_GAIN = 1.5  # 1/s; holds the heading during a drive
 _REST_LIMIT_S = 3.0  # a robot still moving this long after the zero command is moved by something else
 
@@ -94,32 +91,24 @@ class MotionController:
 
     The speed is the least of the top speed, the speed that acceleration allows since the last sample, and the speed
     from which the robot can still brake over the remaining distance (v^2 = 2 a s). Progress is always measured.
-
-    :param origin: where the action starts if that is not ``pose``, because the robot has moved since the decision. A
-        drive that starts askew first turns into its direction.
     """
 
-    def __init__(
-        self, action: Action, settings: MotionSettings, pose: Pose, now: float, origin: Pose | None = None
-    ) -> None:
+    def __init__(self, action: Action, settings: MotionSettings, pose: Pose, now: float) -> None:
         self.action = action
         self.status = MotionStatus.MOVING
         self.travelled = 0.0  # length of the path, m
         self._settings = settings
-        self._start = pose if origin is None else origin
-        self._last_pose = pose
+        self._start = self._last_pose = pose
         self._last_time = now
-        self._turned = math.remainder(pose.yaw - self._start.yaw, math.tau)  # rad, unwrapped
+        self._turned = 0.0  # rad, unwrapped
         self._speed = 0.0  # of the last command, m/s or rad/s
         self._best_time = now
         self._settle_time = now
         self._still_since: float | None = None
         self._blocked = False
-        turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
-        self._turning = turning
-        self._goal = abs(action.radians) if turning else action.metres
-        self._askew = not turning and abs(self._turned) > _ASKEW
-        self._best = self.progress
+        self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
+        self._goal = abs(action.radians) if self._turning else action.metres
+        self._best = 0.0
         if action.kind is ActionKind.STOP:
             self.status = MotionStatus.SETTLING
 
@@ -135,19 +124,6 @@ class MotionController:
     def standing(self) -> bool:
         """Whether the motion is over and the robot was last measured at rest."""
         return self._still_since is not None
-
-    @property
-    def time_left(self) -> float:
-        """Seconds until a robot that follows the speed profile stands; 0 once zero is commanded."""
-        if self.status is not MotionStatus.MOVING:
-            return 0.0
-        top, acceleration, _ = self._limits()
-        way, speed = max(0.0, self._goal - self.progress), self._speed
-        if speed * speed >= 2.0 * acceleration * way:  # braking
-            return math.sqrt(2.0 * way / acceleration)
-        peak = min(top, math.sqrt(acceleration * way + speed * speed / 2.0))
-        ramps = (2.0 * peak * peak - speed * speed) / (2.0 * acceleration)  # m or rad
-        return (2.0 * peak - speed) / acceleration + max(0.0, way - ramps) / peak
 
     @property
     def finished(self) -> bool:
@@ -171,8 +147,6 @@ class MotionController:
         return AT_REST
 
     def _move(self, step: float, now: float) -> Velocity:
-        if self._askew:
-            return self._straighten(step, now)
         settings = self._settings
         top, acceleration, tolerance = self._limits()
         progress = self.progress
@@ -204,21 +178,6 @@ class MotionController:
             math.radians(settings.turn_acceleration_deg),
             math.radians(settings.angle_tolerance_deg),
         )
-
-    def _straighten(self, step: float, now: float) -> Velocity:
-        """Turn on the spot into the drive's direction."""
-        settings, error = self._settings, abs(self._turned)
-        if error <= 2.0 * math.radians(settings.angle_tolerance_deg):
-            self._askew, self._speed, self._best_time = False, 0.0, now
-            return AT_REST
-        if now - self._best_time > settings.stuck_s:
-            self._blocked = True
-            return self._begin_rest(now)
-        acceleration = math.radians(settings.turn_acceleration_deg)
-        top = math.radians(settings.turn_rate_deg)
-        wanted = min(top, max(math.sqrt(2.0 * acceleration * error), _CREEP * top))
-        self._speed = min(wanted, self._speed + acceleration * step)
-        return Velocity(0.0, -math.copysign(self._speed, self._turned))
 
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING

@@ -1,7 +1,6 @@
 """The decode request that is in force, and whether the answer to it may be carried out.
 
-A request is handed out once. It can be withdrawn, and it is sent again when the node that should answer has died.
-Pure; times are steady seconds.
+A request is handed out once, and again when the node that should answer has died. Pure; times are steady seconds.
 """
 
 from __future__ import annotations
@@ -86,10 +85,7 @@ class PendingRequest:
             self._due = now + _DROPPED_S
 
     def recovers(self, outcome: RunOutcome, now: float) -> bool:
-        """Whether a failure may pass, because the node died or is just starting again.
-
-        If so, the request stays in force until its time-out and is sent again.
-        """
+        """Whether a failure may pass, because the node died or is just starting again: the request is sent again."""
         if outcome not in _STARTING or self.request is None or self.overdue(now):
             return False
         if self._silent_since is not None:

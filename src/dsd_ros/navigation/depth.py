@@ -1,8 +1,4 @@
-"""The nearest obstacle in a depth image, within the corridor that the robot's body needs.
-
-Pure geometry: a pixel and its depth are a point in front of the robot; points on the floor, beside the corridor or
-above it are ignored.
-"""
+"""The nearest obstacle in a depth image, within the corridor that the robot's body needs. Pure geometry."""
 
 from __future__ import annotations
 
@@ -34,9 +30,7 @@ class DepthView:
     corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
     corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
     floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
-    outlier_pixels: int = option(
-        8, "up to this many nearer points, on a grid 160 pixels wide, are taken for noise", 0, 1000
-    )
+    outlier_pixels: int = option(8, "this many nearer points, on a grid 160 pixels wide, count as noise", 0, 1000)
 
 
 @dataclass(frozen=True)
@@ -115,11 +109,10 @@ class DepthCorridor:
     def nearest(self, depths: np.ndarray) -> float | None:
         """Distance from the camera to the nearest obstacle in the corridor, m; infinite when there is none.
 
-        None when too few of the pixels that see the corridor are known: a covered lens, or an obstacle too near for
-        the sensor, must not pass for a free path.
+        None when too few of the pixels that see the corridor are known: a covered lens must not pass for a free path.
 
-        :param depths: float32 (height, width), metres along the optical axis. Minus infinity: too near; plus
-            infinity: nothing there; NaN and 0: unknown.
+        :param depths: float32 (height, width), m along the optical axis; -inf: too near, inf: nothing there, NaN and
+            0: unknown.
         """
         if depths.shape != (self.camera.height, self.camera.width):
             raise DepthError(

@@ -18,10 +18,9 @@ _TRAIL_MOST = 100_000  # cells (1000 m^2); then the trail starts again
 
 
 class ActionGuard:
-    """Admits one action at a time and refuses motion that it does not allow.
+    """Admits one action at a time and refuses motion that it does not allow. Pure; ``now`` is steady time (s).
 
-    A refusal lasts until the next admissible action, or until navigation has commanded zero for a while. Pure; ``now``
-    is steady time in seconds. Pass it every pose, also between actions.
+    A refusal lasts until the next admissible action, or until navigation has commanded zero for a while.
     """
 
     def __init__(self, limits: SafetyLimits, action_s: float, fallback: Fallback | None = None) -> None:
@@ -209,10 +208,7 @@ class ActionGuard:
 
 
 class Trail:
-    """Where the robot has been, coarsely: its way back may lead nowhere else.
-
-    :param within: a place this near (m) to a recorded one counts as visited.
-    """
+    """Where the robot has been, to within a distance (m): its way back may lead nowhere else."""
 
     def __init__(self, within: float) -> None:
         self._within = max(within, _TRAIL_LEAST)

@@ -1,13 +1,8 @@
-"""A run's own view of the robot: poses, the motion under way, and actions that lead nowhere. Pure.
-
-Pictures may be taken while the robot still moves: :class:`PoseTrack` says where it was then, and :func:`still_fits`
-whether an action decided there can still be carried out.
-"""
+"""A run's own view of the robot: its pose, the motion under way, and actions that lead nowhere. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import MotionController, MotionSettings, MotionStatus, Pose, Velocity, predict
@@ -15,17 +10,13 @@ from dsd_ros.navigation.records import STAMP_ROUNDING_S, Moment
 from dsd_ros.navigation.retrace import Path
 
 _MAX_PREDICTION_S = 0.3  # beyond this: a stalled sender, or another machine's clock
-_TRACK_S = 6.0
-_LARGEST_GAP_S = 0.3  # poses further apart are not interpolated
-_MOST_TURNED = math.radians(15.0)  # since the picture, for a decision that still fits
-_MOST_MOVED_M = 0.4
 _SAME_PLACE_M = 0.1
 _SAME_HEADING = math.radians(7.5)  # half of the smallest turn
 _MOST_TURNED_ON_SPOT = 2.6 * math.tau  # all in one direction
 
 
 class RobotMotion:
-    """Where the robot is and was, and the motion under way.
+    """Where the robot is, the path it took, and the motion under way.
 
     ``stood``: when the robot was first measured standing after the last motion.
     """
@@ -33,7 +24,6 @@ class RobotMotion:
     def __init__(self) -> None:
         self.pose = Pose(0.0, 0.0, 0.0)
         self.path = Path()
-        self.track = PoseTrack()
         self.motion: MotionController | None = None
         self.stood: Moment | None = None
         self._distance = 0.0
@@ -51,18 +41,14 @@ class RobotMotion:
         at = moment.stamp
         if stamp is not None and 0.0 <= at - stamp < _MAX_PREDICTION_S:
             at = stamp
-        self.track.add(at, pose)
         self.pose = predict(pose, measured, moment.stamp - at)
         if outward:
             self.path.add(self.pose)
         return at
 
-    def begin(
-        self, action: Action, settings: MotionSettings, moment: Moment, origin: Pose | None = None
-    ) -> MotionController:
-        """Begin a motion; ``origin`` as in :class:`MotionController`."""
+    def begin(self, action: Action, settings: MotionSettings, moment: Moment) -> MotionController:
         self.stood = None
-        self.motion = MotionController(action, settings, self.pose, moment.stamp, origin)
+        self.motion = MotionController(action, settings, self.pose, moment.stamp)
         return self.motion
 
     def update(self, motion: MotionController, measured: Velocity, at: float, moment: Moment) -> Velocity:
@@ -92,62 +78,10 @@ class RobotMotion:
         return self.stood is not None and stamp >= self.stood.stamp - STAMP_ROUNDING_S
 
 
-class PoseTrack:
-    """The robot's last poses, by the stamps at which they were true (s)."""
-
-    def __init__(self) -> None:
-        self._poses: deque[tuple[float, Pose]] = deque()
-
-    def add(self, stamp: float, pose: Pose) -> None:
-        poses = self._poses
-        if poses and stamp < poses[-1][0] - _TRACK_S:
-            poses.clear()  # the clock was set back
-        if poses and stamp <= poses[-1][0]:
-            return
-        poses.append((stamp, pose))
-        while poses[0][0] < stamp - _TRACK_S:
-            poses.popleft()
-
-    def at(self, stamp: float) -> Pose | None:
-        """The pose at ``stamp``, interpolated; None where no two measured poses are near enough."""
-        later: tuple[float, Pose] | None = None
-        for time, pose in reversed(self._poses):
-            if time == stamp:
-                return pose
-            if time < stamp:
-                if later is None or later[0] - time > _LARGEST_GAP_S:
-                    return None
-                return _between(pose, later[1], (stamp - time) / (later[0] - time))
-            later = (time, pose)
-        return None
-
-
-def still_fits(action: Action, seen_from: Pose, pose: Pose) -> bool:
-    """Whether an action decided at ``seen_from`` can still be carried out from ``pose``.
-
-    It cannot once the robot is past the action's end, since the robot neither reverses nor turns back. A stop never
-    fits: it must be decided from a picture taken at rest.
-    """
-    dx, dy = pose.x - seen_from.x, pose.y - seen_from.y
-    turned = math.remainder(pose.yaw - seen_from.yaw, math.tau)
-    if math.hypot(dx, dy) > _MOST_MOVED_M or abs(turned) > _MOST_TURNED:
-        return False
-    if action.kind is ActionKind.FORWARD:
-        return dx * math.cos(seen_from.yaw) + dy * math.sin(seen_from.yaw) < action.metres
-    return action.kind is not ActionKind.STOP and turned / action.radians < 1.0
-
-
-def _between(a: Pose, b: Pose, share: float) -> Pose:
-    return Pose(
-        a.x + share * (b.x - a.x), a.y + share * (b.y - a.y), a.yaw + share * math.remainder(b.yaw - a.yaw, math.tau)
-    )
-
-
 class OscillationDetector:
     """Notices a run that makes no progress: it repeats a decision at the same place, or turns back and forth.
 
-    Call :meth:`refuses` before each action and :meth:`carried_out` after it. Blocked actions do not count; they are
-    detected separately.
+    Call :meth:`refuses` before each action and :meth:`carried_out` after it, unless it was blocked.
 
     :param repeats: this many-th time for the same action at the same pose is refused.
     :param reversals: so many changes of direction between turns, without a drive, are refused.

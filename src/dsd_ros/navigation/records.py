@@ -56,10 +56,7 @@ class RunStep:
 
 @dataclass(frozen=True)
 class DecodeRequest:
-    """A request to decode a picture stamped at or after ``not_before`` (s) within ``timeout`` (s).
-
-    ``history``: steps carried out before, oldest first.
-    """
+    """A request to decode a picture stamped ``not_before`` (s) or later; ``history``: earlier steps, oldest first."""
 
     number: int
     not_before: float
@@ -104,12 +101,15 @@ class Announcement:
 
 
 class Announcer:
-    """Counts the actions of a run and measures the time they take."""
+    """Counts the actions of a run and measures the time they take.
+
+    ``waiting``: the announcement that has not been handed out yet.
+    """
 
     def __init__(self, now: float) -> None:
         self.count = 0
         self._last = now
-        self._waiting: Announcement | None = None
+        self.waiting: Announcement | None = None
 
     def announce(
         self, action: Action, reasoning: str, verified: bool, now: float, stood: Moment | None, retracing: bool = False
@@ -117,13 +117,8 @@ class Announcer:
         """An action begins at ``now`` (steady, s); the robot has been standing since ``stood``."""
         self.count += 1
         standing = 0.0 if stood is None else now - stood.steady
-        self._waiting = Announcement(self.count, action, reasoning, verified, retracing, now - self._last, standing)
+        self.waiting = Announcement(self.count, action, reasoning, verified, retracing, now - self._last, standing)
         self._last = now
-
-    def take(self) -> Announcement | None:
-        """The announcement that has not been handed out yet."""
-        waiting, self._waiting = self._waiting, None
-        return waiting
 
 
 class Hold:

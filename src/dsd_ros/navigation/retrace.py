@@ -35,8 +35,7 @@ class Retrace:
     """Chooses the actions of a way back.
 
     :param path: poses from the start on, the last one near the robot's present pose.
-    :param reason: why the robot goes back; kept for the caller.
-    :param since: when it began to go back (steady, s); kept for the caller.
+    :param reason: why the robot goes back, and ``since`` when (steady, s); kept for the caller.
     """
 
     def __init__(self, path: Sequence[Pose], reason: str = "", since: float = 0.0) -> None:

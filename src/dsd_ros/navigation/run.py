@@ -9,8 +9,8 @@ in exactly one :class:`RunOutcome` with a sentence, and commands only zero from 
     DECODING --link lost, fallback "return"--> RETRACING --link back--> SETTLING
         any phase --cancel, time-out, failure, lost odometry, safety stop--> ENDED
 
-The next decode is requested as soon as the robot is first measured standing, while its rest is still being confirmed;
-with ``look_ahead_s`` even earlier. The answer is acted on once the robot is at rest.
+The next decode is requested as soon as the robot is first measured standing, while its rest is still being confirmed.
+The answer is acted on once the robot is at rest.
 
 While the safety supervisor holds the robot, a run commands zero. A hold that is latched, or that lasts while there is
 an action to carry out, ends the run. After an operator has driven the robot, the run observes again. See
@@ -22,7 +22,7 @@ from __future__ import annotations
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.decode_request import PendingRequest, ReplyRefused, check_reply
-from dsd_ros.navigation.motion import OscillationDetector, RobotMotion, still_fits
+from dsd_ros.navigation.motion import OscillationDetector, RobotMotion
 from dsd_ros.navigation.records import (
     Announcement,
     Announcer,
@@ -61,9 +61,7 @@ class NavigationRun:
         self._pending = PendingRequest()
         self._announcer = Announcer(moment.steady)
         self._oscillation = OscillationDetector(settings.max_repeats, settings.max_reversals)
-        self._ahead = False  # the request was made before the robot stood
         self._early: DecodeAnswer | Failure | None = None  # kept until the robot is at rest
-        self._origin: Pose | None = None  # where the accepted action starts, if not at the present pose
         self._decided_at = Pose(0.0, 0.0, 0.0)
         self._past: list[RunStep] = []  # for the next request's history
         self._stuck_in_a_row = 0
@@ -200,7 +198,8 @@ class NavigationRun:
 
     def take_announcement(self) -> Announcement | None:
         """The action that begins, handed out once, before it is commanded."""
-        return self._announcer.take()
+        waiting, self._announcer.waiting = self._announcer.waiting, None
+        return waiting
 
     def take_check(self) -> bool:
         """Whether to check the arrival now; true once."""
@@ -216,9 +215,9 @@ class NavigationRun:
         if self.phase is Phase.SETTLING:
             return self._robot.begin(Action(ActionKind.STOP), settings, moment)
         if self.phase is Phase.EXECUTING:
-            step, origin = self.steps[-1], self._origin
+            step = self.steps[-1]
             settings = settings if step.verified else self._slow_settings
-            return self._robot.begin(step.reply.action, settings, moment, origin)
+            return self._robot.begin(step.reply.action, settings, moment)
         if self._retrace is not None:
             if self._retrace.leg is not None:
                 return self._robot.begin(self._retrace.leg, self._slow_settings, moment)
@@ -227,12 +226,11 @@ class NavigationRun:
         return None
 
     def _ask_early(self, motion: MotionController, at: float, moment: Moment) -> None:
-        """Request a decode when the robot stands, or shortly before; withdraw the request if it moves again."""
-        if self._pending.request is None:
-            ahead = motion.time_left <= self._settings.look_ahead_s > 0.0
-            if motion.standing or ahead:
-                self._ask(at, moment, ahead=not motion.standing)
-        elif not (motion.standing or self._ahead):
+        """Request a decode when the robot is first measured standing; withdraw the request if it moves again."""
+        if motion.standing:
+            if self._pending.request is None:
+                self._ask(at, moment)
+        elif self._pending.request is not None:
             self._pending.withdraw()
             self._early = None
 
@@ -287,9 +285,9 @@ class NavigationRun:
     def _abandon(self) -> None:
         """Drop the motion, the announcement and the request."""
         self._robot.drop()
-        self._announcer.take()
+        self._announcer.waiting = None
         self._pending.withdraw()
-        self._origin = self._early = self._check_since = self._retrace = None
+        self._early = self._check_since = self._retrace = None
 
     def _observe_anew(self) -> None:
         """Drop everything under way, and what was observed so far."""
@@ -299,11 +297,10 @@ class NavigationRun:
 
     # -- replies --------------------------------------------------------------------------------
 
-    def _ask(self, not_before: float, moment: Moment, ahead: bool = False) -> None:
+    def _ask(self, not_before: float, moment: Moment) -> None:
         settings = self._settings
         unverified = settings.fallback == "draft_only" and self._unverified_in_a_row < settings.fallback_replies
-        self._ahead, past = ahead, tuple(self._past)
-        self._pending.ask(not_before, moment, settings.decode_timeout_s, unverified, past)
+        self._pending.ask(not_before, moment, settings.decode_timeout_s, unverified, tuple(self._past))
 
     def _take(self, answer: DecodeAnswer, moment: Moment) -> None:
         """Carry out the answer to the pending request if it is admissible; the robot stands."""
@@ -314,13 +311,11 @@ class NavigationRun:
         except ReplyRefused as refused:
             self.end(refused.outcome, str(refused))
             return
-        robot, action, origin = self._robot, reply.action, None
+        robot, action = self._robot, reply.action
         if not robot.stood_at(answer.observed_at):
-            origin = robot.track.at(answer.observed_at)
-            if origin is None or not still_fits(action, origin, robot.pose):
-                self._ask(moment.stamp, moment)  # the robot moved too much since; it stands now
-                return
-        self._origin, self._decided_at = origin, origin or robot.pose
+            self._ask(moment.stamp, moment)  # the robot moved since; it stands now
+            return
+        self._decided_at = robot.pose
         nowhere = self._oscillation.refuses(self._decided_at, action)
         if nowhere:
             self.end(RunOutcome.OSCILLATING, f"The robot gets nowhere: {nowhere}.")

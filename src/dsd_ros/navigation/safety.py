@@ -1,7 +1,4 @@
-"""The vocabulary of the safety supervisor: causes, command sources, settings, and the geometry of its sensors.
-
-SafetyState.msg has the same causes and sources as constants. :mod:`dsd_ros.navigation.supervisor` decides by them.
-"""
+"""The safety supervisor's causes and sources (constants of SafetyState.msg), settings, and its sensors' geometry."""
 
 from __future__ import annotations
 
@@ -50,6 +47,7 @@ class Cause(IntEnum):
 REFUSALS = frozenset(
     {Cause.UNVERIFIED_ACTION, Cause.UNPARSABLE_ACTION, Cause.STALE_REPLY, Cause.NO_ACTION, Cause.MOTION_REFUSED}
 )
+CAMERAS, OBSTACLES = ("image", "info", "none"), ("none", "range", "scan", "depth")
 FALLBACKS = ("stop", "draft_only", "return")
 FALLBACK_HELP = (
     "when the link is lost: stop; draft_only: a few slow actions by the draft alone (not exact); return: back the way "
@@ -116,9 +114,7 @@ class SafetyLimits:
     angle_margin_deg: float = option(20.0, "a turn may exceed its action by this much, degrees", 2.0, 45.0)
     observation_age_s: float = option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
     obstacle_distance: float = option(0.12, "no drive ahead with an obstacle nearer than this, m", 0.05, 3.0)
-    obstacle_braking: float = option(
-        0.8, "speed towards an obstacle ahead is limited to what this braking can stop, m/s^2", 0.1, 5.0
-    )
+    obstacle_braking: float = option(0.8, "speed towards an obstacle is limited to what this can stop, m/s^2", 0.1, 5.0)
     obstacle_cone_deg: float = option(40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0)
     tilt_deg: float = option(25.0, "largest lean of the body's z axis, degrees", 5.0, 80.0)
     battery: float = option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
@@ -138,36 +134,14 @@ class Requirements:
     """What navigation needs before it may move the robot."""
 
     camera: str = option(
-        "image",
-        "topic that shows that pictures come: image (camera/image_raw), info (camera/camera_info, for large pictures) "
-        "or none",
-        choices=("image", "info", "none"),
+        "image", "pictures that must come: image, info (camera_info, for large ones) or none", choices=CAMERAS
     )
     imu: bool = option(True, "IMU samples must come; tilt is watched either way")
     deadman: bool = option(False, "nothing moves, by anybody, unless the deadman is held")
-    obstacle: str = option(
-        "none",
-        "sensor that looks ahead: none, range (sensor_msgs/Range), scan (sensor_msgs/LaserScan) or depth "
-        "(sensor_msgs/Image)",
-        choices=("none", "range", "scan", "depth"),
-    )
+    obstacle: str = option("none", "sensor that looks ahead: none, range, scan or depth (an image)", choices=OBSTACLES)
     heartbeats: str = option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")
-    link: str = option(
-        "draft_node,bridge_node", "nodes whose warnings in /diagnostics mean that the link is lost, comma-separated"
-    )
-    robot: str = option("go2_node", "nodes whose warnings in /diagnostics mean that the robot has a fault")
-
-    @property
-    def heartbeat_nodes(self) -> tuple[str, ...]:
-        return names(self.heartbeats)
-
-    @property
-    def link_nodes(self) -> tuple[str, ...]:
-        return names(self.link)
-
-    @property
-    def robot_nodes(self) -> tuple[str, ...]:
-        return names(self.robot)
+    link: str = option("draft_node,bridge_node", "nodes whose warnings mean that the link is lost, comma-separated")
+    robot: str = option("go2_node", "nodes whose warnings mean that the robot has a fault, comma-separated")
 
 
 @dataclass(frozen=True)

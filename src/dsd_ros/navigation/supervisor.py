@@ -4,8 +4,8 @@ An operator's command takes precedence over navigation's while it is fresh. Navi
 while no :class:`~dsd_ros.navigation.safety.Cause` holds and the action under way allows it. Unknown counts as bad:
 before the first pose, picture or heartbeat nothing moves.
 
-Pure, without a clock of its own. Every event carries ``now``, steady time in seconds. The caller serializes its calls,
-and calls :meth:`Supervisor.decide` after each event and at short intervals.
+Pure. Every event carries ``now``, steady time in seconds. The caller serializes its calls, and calls
+:meth:`Supervisor.decide` after each event and at short intervals.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dsd_ros.navigation.safety import (
     Source,
     Timeouts,
     approach_speed,
+    names,
 )
 
 _STALL_S = 0.3  # after no call for this long, this process itself was frozen
@@ -97,10 +98,10 @@ class Supervisor:
         self._odometry, self._imu, self._camera = _Seen(), _Seen(), _Seen()
         self._obstacle_seen, self._distance = _Seen(), math.inf
         self._tilted = self._near = self._empty = False
-        self._heartbeats = {name: _Seen() for name in self._required.heartbeat_nodes}
+        self._heartbeats = {name: _Seen() for name in names(self._required.heartbeats)}
         # Node -> its trouble. The heartbeat covers a node that never reports.
-        self._link = dict.fromkeys(self._required.link_nodes, "")
-        self._robot = dict.fromkeys(self._required.robot_nodes, "")
+        self._link = dict.fromkeys(names(self._required.link), "")
+        self._robot = dict.fromkeys(names(self._required.robot), "")
         self._spoken = -math.inf
 
     # -- commands ------------------------------------------------------------------------------
@@ -112,10 +113,7 @@ class Supervisor:
             self._navigation_seen.note(now)
 
     def on_operator(self, motion: Motion, now: float) -> None:
-        """The operator's command. While it is fresh, even at zero, the operator has the robot.
-
-        It ends the action under way: the robot leaves the place where the action's picture was taken.
-        """
+        """The operator's command. While it is fresh, even at zero, the operator has the robot; no action goes on."""
         if self._trust(now) and motion.finite:
             self._operator = motion
             self._operator_seen.note(now)

@@ -8,12 +8,9 @@ from dsd_ros.navigation.controller import AT_REST, Velocity
 
 
 class Watchdog:
-    """Passes the last command on while it and the robot's odometry are fresh, and zero otherwise.
+    """Passes the last command on while it and the robot's odometry are fresh, and zero otherwise. Not thread-safe.
 
-    Before the first command and the first odometry the output is zero. ``now`` comes from a monotonic clock. Not
-    thread-safe.
-
-    :param timeout: how long a command or an odometry sample stays fresh, s.
+    :param timeout: how long a command or an odometry sample stays fresh, s, by the monotonic clock of ``now``.
     """
 
     def __init__(self, timeout: float = 0.5) -> None:

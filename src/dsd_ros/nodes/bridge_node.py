@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import EXIT_BAD_START
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import BridgeNodeSettings
@@ -36,13 +35,11 @@ def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
     return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
 
 
-class BridgeNode(ManagedNode):
+class BridgeNode(ManagedNode[BridgeNodeSettings]):
     """See the module."""
 
     def __init__(self) -> None:
-        super().__init__("bridge_node")
-        self._settings = declare(self, BridgeNodeSettings)
-        refuse_unknown(self)
+        super().__init__("bridge_node", BridgeNodeSettings)
         self._relay: Relay | None = None
         self.autostart()
 
@@ -155,15 +152,8 @@ class Relay:
             try:
                 message = self._channel.receive(timeout=1.0)
             except LinkTimeout:
-                self._report(
-                    health.OK,
-                    f"linked to {self._settings.url}",
-                    {
-                        "relayed": self._relayed,
-                        "bytes up": self._channel.bytes_up,
-                        "bytes down": self._channel.bytes_down,
-                    },
-                )
+                figures = {"bytes up": self._channel.bytes_up, "bytes down": self._channel.bytes_down}
+                self._report(health.OK, f"linked to {self._settings.url}", {"relayed": self._relayed, **figures})
                 continue
             except (LinkClosed, LinkRefused) as error:
                 self._report(health.WARN, f"the link broke: {error}")

@@ -33,7 +33,6 @@ from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import NodeLog
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import DraftNodeSettings
@@ -46,42 +45,20 @@ Answer = Decode.Response
 _OPEN_LIMIT_S = 10.0  # for one attempt to open the session
 _MAX_TEXT = 8192  # as in ReplyProgress.msg
 _MAX_PIECE, _MAX_GAINED, _MAX_REJECTED, _MAX_EXITS = 64, 128, 64, 256  # as in RoundStats.msg
-_COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - {
-    "gained",
-    "rejected",
-    "exit_layers",
-    "exit_seconds",
-}
+_OWN_FORM = {"gained", "rejected", "exit_layers", "exit_seconds"}
+_COPIED_FROM_ROUND = RoundStats.get_fields_and_field_types().keys() - _OWN_FORM
 _COPIED_FROM_REPLY = (
-    "mode",
-    "rounds",
-    "tau",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-    "draft_seconds",
-    "verify_seconds",
-    "draft_round_seconds",
-    "verify_round_seconds",
-    "cost_ratio",
-    "link_delay_seconds",
-    "peak_memory",
-    "threads",
-    "mean_exit",
-    "exits",
-    "predrafts_used",
-    "predrafts_wasted",
-    "sync_seconds",
-)
+    "mode", "rounds", "tau", "bytes_up", "bytes_down", "seconds", "draft_seconds", "verify_seconds",
+    "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds", "peak_memory", "threads",
+    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "sync_seconds",
+)  # fmt: skip
 
 
-class DraftNode(ManagedNode):
+class DraftNode(ManagedNode[DraftNodeSettings]):
     """See the module. ``_lock`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
-        super().__init__("draft_node", heartbeat=True)
-        self._settings = declare(self, DraftNodeSettings)
-        refuse_unknown(self)
+        super().__init__("draft_node", DraftNodeSettings, heartbeat=True)
         self._log_lines = NodeLog(self)
         self._channel = DdsChannel(self)
         self._session: EdgeSession | None = None

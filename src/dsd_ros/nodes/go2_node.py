@@ -12,14 +12,13 @@ import io
 import math
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import Twist
 from PIL import Image as Pictures
-from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
 from std_srvs.srv import Trigger
@@ -29,13 +28,11 @@ from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.robot.driver import DriverError, until_connected
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
-from dsd_ros.robot.go2.sdk_link import SdkLink
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.ros.images import MAX_SIDE, ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.running import StartError
+from dsd_ros.ros.running import StartError, steady_timer
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import Go2NodeSettings
 
@@ -45,13 +42,12 @@ _THREADS_S = 0.1
 _CAMERA_SILENT_S = 2.0
 
 
-class Go2Node(ManagedNode):
+class Go2Node(ManagedNode[Go2NodeSettings]):
     """See the module. Only the callbacks of the posture services wait for the robot."""
 
     def __init__(self) -> None:
-        super().__init__("go2_node", "Unitree Go2", heartbeat=True)
-        self._settings = settings = declare(self, Go2NodeSettings)
-        refuse_unknown(self)
+        super().__init__("go2_node", Go2NodeSettings, "Unitree Go2", heartbeat=True)
+        settings = self._settings
         self._lock = threading.Lock()
         self._watchdog = Watchdog(settings.command_timeout_s)
         self._lateral = 0.0
@@ -69,17 +65,12 @@ class Go2Node(ManagedNode):
         self._link: Any = None
         self._driver: Go2Driver | None = None
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
-        self.create_timer(0.04, self._tick, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        steady_timer(self, 0.04, self._tick)
         services = MutuallyExclusiveCallbackGroup()
-        for name, act in (
-            ("stand_up", self._stand_up),
-            ("stand_down", self._stand_down),
-            ("stop", Go2Driver.stop),
-            ("damp", self._damp),
-        ):
-            self.create_service(
-                Trigger, f"~/{name}", lambda _, answer, act=act: self._serve(act, answer), callback_group=services
-            )
+        acts = {"stand_up": self._stand_up, "stand_down": self._stand_down, "stop": Go2Driver.stop, "damp": self._damp}
+        for name, act in acts.items():
+            serve = partial(self._serve, act)
+            self.create_service(Trigger, f"~/{name}", serve, callback_group=services)
         self._stop = threading.Event()  # of this activation's threads
         self._stop.set()
         self._threads: list[threading.Thread] = []
@@ -88,7 +79,9 @@ class Go2Node(ManagedNode):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        self._link = link = self._make_link(self._robot)
+        from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
+
+        self._link = link = RosLink(self, self._settings.robot_prefix, self._robot)
         self._driver = driver = Go2Driver(link, self._settings.drive, self._settings.limits)
         link.on_arrival = self._on_state
         link.attach(driver)
@@ -124,25 +117,11 @@ class Go2Node(ManagedNode):
         link, self._link = self._link, None
         if driver is not None:
             driver.close(_STOP_AT_THE_END_S)  # with an acknowledged stop if the robot still answers
-        if isinstance(link, SdkLink):
-            link.close(0.3)
-        elif link is not None:
+        if link is not None:
             link.close()
 
     def give_back(self) -> None:
         self.unload()
-
-    def _make_link(self, group: CallbackGroup) -> Any:
-        settings = self._settings
-        if settings.link == "ros":
-            from dsd_ros.ros.go2_messages import RosLink
-
-            return RosLink(self, settings.robot_prefix, group)
-        link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
-        link.on_end = self.give_up
-        known = ", ".join(f"{name} {version}" for name, version in link.versions.items())
-        self.get_logger().info(f"over the vendor's SDK: {known}")
-        return link
 
     # -- getting ready -------------------------------------------------------------------------
 
@@ -187,15 +166,14 @@ class Go2Node(ManagedNode):
         self._set_ready(False, "limp on request")
         driver.damp()
 
-    def _serve(self, act: Any, answer: Trigger.Response) -> Trigger.Response:
+    def _serve(self, act: Any, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         try:
             if self._driver is None:
                 raise StartError(f"{self.reason} Configure it first.")
             act(self._driver)
+            answer.success, answer.message = True, "confirmed by the robot"
         except (DriverError, StartError) as error:
             answer.success, answer.message = False, str(error)
-        else:
-            answer.success, answer.message = True, "confirmed by the robot"
         return answer
 
     # -- motion --------------------------------------------------------------------------------
@@ -252,8 +230,7 @@ class Go2Node(ManagedNode):
             return
         now = time.monotonic()
         fault, state = driver.fault(), driver.state()
-        values: dict[str, Any] = {"ready": self._ready, "pictures": self._pictures}
-        values["avoidance"] = driver.avoiding
+        values: dict[str, Any] = {"ready": self._ready, "pictures": self._pictures, "avoidance": driver.avoiding}
         if state is not None:
             values |= {
                 "posture": state.posture.value, "mode": state.mode, "error_code": state.error_code,

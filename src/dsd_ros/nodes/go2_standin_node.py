@@ -1,8 +1,7 @@
 """A stand-in for the Go2: the robot's own topics, in the simulated world; ground truth is on topics of its own.
 
-Set the parameter ``fault`` while the node runs to inject a failure of the robot: freeze, slow, die or reject. The topic
-``simulator/fault`` (std_msgs/String) does the same (``robot freeze`` and so on, ``robot ok``), and also stops the
-pictures: ``camera freeze``, ``camera ok``, ``all ok``.
+The topic ``simulator/fault`` (std_msgs/String) injects failures: ``robot freeze``, ``robot slow``, ``robot die``,
+``robot reject``; ``camera freeze`` stops the pictures; ``robot ok``, ``camera ok``, ``all ok`` end them.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ import io
 import threading
 import time
 from collections import deque
+from functools import partial
 
 import numpy as np
 from PIL import Image as Pictures
-from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from std_msgs.msg import String
 
 from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
@@ -38,9 +34,10 @@ from dsd_ros.ros.go2_messages import (
     from_message,
     topic,
 )
-from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.settings import STANDIN_FAULTS, StandinNodeSettings
+from dsd_ros.ros.running import steady_timer
+from dsd_ros.ros.settings import StandinNodeSettings
 
 _JPEG_QUALITY = 95
 
@@ -52,15 +49,11 @@ class Go2StandinNode(Node):
         super().__init__("go2_standin_node")
         self.failure: str | None = None
         settings = declare(self, StandinNodeSettings)
-        refuse_unknown(self)
-        self.add_on_set_parameters_callback(self._on_parameters)
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
         self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
-        self._robot.fault = StandinFault(settings.fault)
-        self._faults = FaultBoard(
-            {"camera": ("freeze",), "robot": [f for f in STANDIN_FAULTS if f != StandinFault.NONE.value]}
-        )
+        kinds = [fault.value for fault in StandinFault if fault is not StandinFault.NONE]
+        self._faults = FaultBoard({"camera": ("freeze",), "robot": kinds})
         self._settings = settings
         self._wanted: deque[ServiceRequest] = deque(maxlen=4)  # pictures
         self._wake = threading.Condition()
@@ -74,17 +67,12 @@ class Go2StandinNode(Node):
             for service in SERVICES
         }
         for service in SERVICES:
-            self.create_subscription(
-                RequestMessage,
-                self._topic(f"api/{service}/request"),
-                lambda message, service=service: self._on_request(service, message),
-                qos.ROBOT_SERVICE,
-            )
+            take = partial(self._on_request, service)
+            self.create_subscription(RequestMessage, self._topic(f"api/{service}/request"), take, qos.ROBOT_SERVICE)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self._truth = GroundTruthPublisher(self, self._simulator)
         self._health = health.Health(self, "stand-in Go2")
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(1.0 / settings.state_rate, self._tick, clock=steady)
+        steady_timer(self, 1.0 / settings.state_rate, self._tick)
         self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)
         self._camera.start()
         self.get_logger().info(
@@ -99,15 +87,6 @@ class Go2StandinNode(Node):
             self._closing = True
             self._wake.notify_all()
         self._camera.join(timeout=0.5)
-
-    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
-        for change in changes:
-            if change.name == "fault":
-                if change.value not in STANDIN_FAULTS:
-                    reason = f"'{change.value}' is no fault; choose from {', '.join(STANDIN_FAULTS)}."
-                    return SetParametersResult(successful=False, reason=reason)
-                self._robot.fault = StandinFault(change.value)
-        return SetParametersResult(successful=True)
 
     def _on_fault(self, message: String) -> None:
         complaint = self._faults.set(message.data)

@@ -30,7 +30,6 @@ from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.polled import Polled, take
 from dsd_ros.ros.running import NodeLog
 from dsd_ros.ros.running import main as run_main
@@ -53,13 +52,11 @@ _SEEN = re.compile(
 _DEGREES = {"straight": 0.0, "a": 6.0, "on": 18.0, "far": 32.0}  # approximate bearing, by the side's first word
 
 
-class MemoryNode(ManagedNode):
+class MemoryNode(ManagedNode[MemoryNodeSettings]):
     """See the module. ``_turn`` is held by whoever uses or changes the session."""
 
     def __init__(self) -> None:
-        super().__init__("memory_node")
-        self._settings = declare(self, MemoryNodeSettings)
-        refuse_unknown(self)
+        super().__init__("memory_node", MemoryNodeSettings)
         self._log_lines = NodeLog(self)
         self._channel = DdsChannel(self, topics=AGGREGATION)
         self._model: VisionLanguageModel | None = None
@@ -73,10 +70,8 @@ class MemoryNode(ManagedNode):
         self._ears = Polled(self)
         self._odometry = self._ears.subscribe(Odometry, "odom", qos.NEWEST_STATE)
         if self._settings.remember:
-            self.create_subscription(
-                NavAction, "nav_action", self._on_action, qos.STATE,
-                callback_group=MutuallyExclusiveCallbackGroup(),
-            )  # fmt: skip
+            group = MutuallyExclusiveCallbackGroup()
+            self.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE, callback_group=group)
         self.create_service(Ask, "ask", self._on_ask, callback_group=ReentrantCallbackGroup())
         self.autostart()
 
@@ -94,9 +89,8 @@ class MemoryNode(ManagedNode):
         assert model is not None and store is not None, "load comes first"
         with self._turn:
             self._session = DragonClient(
-                self._channel, model, store, self._settings.answer, relevance=store.relevance,
-                delay=self._delay,
-            )  # fmt: skip
+                self._channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
+            )
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 
@@ -131,9 +125,8 @@ class MemoryNode(ManagedNode):
         except ValueError as error:
             return _fail(response, Response.INVALID_REQUEST, str(error))
         if not (math.isfinite(request.timeout) and 0.0 <= request.timeout <= 3600.0):
-            return _fail(
-                response, Response.INVALID_REQUEST, f"The time-out is {request.timeout} s; it must be 0 to 3600."
-            )
+            sentence = f"The time-out is {request.timeout} s; it must be 0 to 3600."
+            return _fail(response, Response.INVALID_REQUEST, sentence)
         deadline = time.monotonic() + (request.timeout or self._settings.ask_timeout_s)
         self._generation += 1
         mine = self._generation
@@ -170,11 +163,8 @@ class MemoryNode(ManagedNode):
             return _fail(response, Response.FAILED, f"The text model failed: {error}")
         response.text, response.stats = answer.text, statistics(answer)
         if not answer.finished:
-            return _fail(
-                response,
-                Response.FAILED,
-                f"The answer was not at its end after {wanted} tokens; allow more (max_tokens).",
-            )
+            sentence = f"The answer was not at its end after {wanted} tokens; allow more (max_tokens)."
+            return _fail(response, Response.FAILED, sentence)
         response.success, response.code = True, Response.OK
         if not answer.whole:
             response.message = "The link was lost: the end is from the robot's documents alone."
@@ -240,20 +230,14 @@ class SightingMemory:
 def statistics(answer: Answer) -> AskStats:
     """An answer's figures as a message."""
     figures = answer.statistics
-    return AskStats(
-        tokens=len(answer.tokens),
-        seconds=float(figures.seconds),
-        first_token_seconds=float(figures.first_token_seconds),
-        documents=figures.device_documents,
-        cloud_documents=figures.cloud_documents,
-        device_accepted=sum(step.device_accepted for step in figures.steps),
-        cloud_accepted=sum(step.cloud_accepted for step in figures.steps),
-        switches=figures.switches,
-        reveals=figures.reveals,
-        attempts=figures.attempts,
-        bytes_up=figures.bytes_up,
-        bytes_down=figures.bytes_down,
-    )
+    stats = AskStats(tokens=len(answer.tokens), documents=figures.device_documents)
+    for name in ("seconds", "first_token_seconds"):
+        setattr(stats, name, float(getattr(figures, name)))
+    for name in ("cloud_documents", "switches", "reveals", "attempts", "bytes_up", "bytes_down"):
+        setattr(stats, name, getattr(figures, name))
+    for name in ("device_accepted", "cloud_accepted"):
+        setattr(stats, name, sum(getattr(step, name) for step in figures.steps))
+    return stats
 
 
 def _fail(response: Response, code: int, sentence: str) -> Response:

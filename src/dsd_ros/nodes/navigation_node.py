@@ -12,14 +12,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.task import Future
 from std_msgs.msg import String
@@ -38,8 +37,8 @@ from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds, to_stamp, to_twist, velocity_of
 
@@ -63,13 +62,12 @@ _FAILURES = {
 _MESSAGE_KINDS = {kind: number for number, kind in ACTION_KINDS.items()}
 
 
-class NavigationNode(ManagedNode):
+class NavigationNode(ManagedNode[NavigationNodeSettings]):
     """See the module. ``_changed`` guards the run, the watchdog and the newest measurements."""
 
     def __init__(self) -> None:
-        super().__init__("navigation_node", heartbeat=True)
-        self._settings = settings = declare(self, NavigationNodeSettings)
-        refuse_unknown(self)
+        super().__init__("navigation_node", NavigationNodeSettings, heartbeat=True)
+        settings = self._settings
         self._changed = threading.Condition()
         self._watchdog = Watchdog(settings.watchdog_timeout_s)
         self._run: NavigationRun | None = None
@@ -95,18 +93,9 @@ class NavigationNode(ManagedNode):
         asks = settings.memory.when != "never"
         self._ask = self.create_client(Ask, "ask", callback_group=service) if asks else None
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
-        self.create_timer(
-            1.0 / settings.control_rate, self._tick, motion, clock=Clock(clock_type=ClockType.STEADY_TIME)
-        )
-        self._server = ActionServer(
-            self,
-            Navigate,
-            "navigate",
-            execute_callback=self._execute,
-            goal_callback=lambda _: GoalResponse.ACCEPT,
-            cancel_callback=self._on_cancel,
-            callback_group=service,
-        )
+        steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
+        callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
+        self._server = ActionServer(self, Navigate, "navigate", self._execute, callback_group=service, **callbacks)
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -388,14 +377,9 @@ class NavigationNode(ManagedNode):
 
     def _publish_feedback(self, goal: ServerGoalHandle, run: NavigationRun) -> None:
         deciding = run.phase is Phase.DECODING
-        goal.publish_feedback(
-            Navigate.Feedback(
-                reasoning=self._progress if deciding else self._action.reasoning,
-                action=self._action,
-                distance_travelled=float(run.distance),
-                stats=self._stats,
-            )
-        )
+        feedback = Navigate.Feedback(action=self._action, distance_travelled=float(run.distance), stats=self._stats)
+        feedback.reasoning = self._progress if deciding else self._action.reasoning
+        goal.publish_feedback(feedback)
 
     def _wait_for_rest(self) -> None:
         deadline = time.monotonic() + _REST_WAIT_S
@@ -452,13 +436,9 @@ class LatestCall:
 def action_message(announced: Announcement) -> NavAction:
     """The message that announces an action; the caller adds the stamps."""
     action = NavAction(kind=_MESSAGE_KINDS[announced.action.kind], amount=announced.action.amount)
-    action.header.frame_id = "base_link"
-    action.reasoning = announced.reasoning[:1000]
-    action.verified = announced.verified
-    action.retracing = announced.retracing
-    action.step = announced.number
-    action.step_seconds = announced.step_seconds
-    action.standing_seconds = announced.standing_seconds
+    action.header.frame_id, action.reasoning = "base_link", announced.reasoning[:1000]
+    action.step, action.verified, action.retracing = announced.number, announced.verified, announced.retracing
+    action.step_seconds, action.standing_seconds = announced.step_seconds, announced.standing_seconds
     return action
 
 

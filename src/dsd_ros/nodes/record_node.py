@@ -19,8 +19,6 @@ from typing import Any
 
 from rcl_interfaces.srv import GetParameters, ListParameters
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 from rclpy.qos import QoSProfile
@@ -33,18 +31,9 @@ from dsd_ros.observe.ros.bag_pictures import PictureSelector
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 from dsd_ros.ros import health
 from dsd_ros.ros.images import ImageMessageError
-from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.record_topics import (
-    CAMERA,
-    PICTURE_TYPE,
-    PICTURES,
-    TOPICS,
-    WHERE_THERE,
-    as_recorded,
-    first_profile,
-    fitting_profile,
-)
-from dsd_ros.ros.running import StartError
+from dsd_ros.ros.parameters import declare
+from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
+from dsd_ros.ros.running import StartError, steady_timer
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import RecordNodeSettings
 
@@ -65,7 +54,6 @@ class RecordNode(Node):
         super().__init__("record_node", parameter_overrides=overrides)
         self.failure: str | None = None
         self._settings = declare(self, RecordNodeSettings)
-        refuse_unknown(self)
         if not self._settings.directory:
             raise StartError("The parameter 'directory' is empty: name a folder for the bag.")
         self._pictures = PictureSelector(self._settings.camera_hz)
@@ -91,8 +79,8 @@ class RecordNode(Node):
         self._group = MutuallyExclusiveCallbackGroup()
         self._facts = ParameterCollector(self, self._group, lambda text: self._queue.put(("parameters", text)))
         for name in TOPICS:
-            self._subscribe(name, first_profile(name))
-        self._timer = self.create_timer(_LOOK_S, self._look, self._group, clock=Clock(clock_type=ClockType.STEADY_TIME))
+            self._subscribe(name, profile(name))
+        self._timer = steady_timer(self, _LOOK_S, self._look, self._group)
         self.get_logger().info(f"recording into {self._settings.directory}")
 
     def close(self) -> None:
@@ -126,7 +114,7 @@ class RecordNode(Node):
             if not offers or name in self._unknown:
                 continue
             self._kinds.setdefault(name, offers[0].topic_type)
-            wanted = fitting_profile(name, [offer.qos_profile for offer in offers])
+            wanted = profile(name, [offer.qos_profile for offer in offers])
             known = self._listening.get(name)
             if known is not None and known[1] == wanted:
                 ours = [offer for offer in offers if offer.topic_type == self._kinds[name]]

@@ -24,11 +24,7 @@ from collections.abc import Callable
 import numpy as np
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
-from rcl_interfaces.msg import SetParametersResult
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
-from rclpy.parameter import Parameter
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import CameraInfo, Image, Range
 from std_msgs.msg import Header, String
@@ -42,8 +38,9 @@ from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
-from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
@@ -63,8 +60,6 @@ class SimulatorNode(Node):
         super().__init__("simulator_node")
         self.failure: str | None = None
         settings = declare(self, SimulatorNodeSettings)
-        refuse_unknown(self)
-        self.add_on_set_parameters_callback(self._on_parameters)
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
@@ -80,12 +75,11 @@ class SimulatorNode(Node):
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(1.0 / settings.odometry_rate, self._tick, clock=steady)
-        self.create_timer(_RANGE_PERIOD_S, self._measure_range, clock=steady)
+        steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
+        steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
         self._camera = SimulatedCamera(
             self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
-            self._fail, settings.camera_on,
+            self._fail,
         )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
@@ -134,12 +128,8 @@ class SimulatorNode(Node):
         if self._faults.of("robot") != "freeze":
             self._base.publish(self._driver.state(), stamp)
         self._truth.publish()
-        what = ["running", "" if self._camera.on else "camera off", str(self._faults)]
-        self._health.report(
-            health.OK,
-            ", ".join(filter(None, what)),
-            {"pictures": self._camera.frames, "collisions": self._simulator.collisions},
-        )
+        figures = {"pictures": self._camera.frames, "collisions": self._simulator.collisions}
+        self._health.report(health.OK, ", ".join(filter(None, ["running", str(self._faults)])), figures)
 
     def _measure_range(self) -> None:
         if self._range.get_subscription_count() == 0:
@@ -154,12 +144,6 @@ class SimulatorNode(Node):
 
     def _stamp(self) -> float:
         return self._wall_start + self._simulator.time
-
-    def _on_parameters(self, changes: list[Parameter]) -> SetParametersResult:
-        for change in changes:
-            if change.name == "camera_on":
-                self._camera.on = bool(change.value)
-        return SetParametersResult(successful=True)
 
 
 class SimulatedCamera:
@@ -180,9 +164,7 @@ class SimulatedCamera:
         stamp: Callable[[], Time],
         faults: FaultBoard,
         on_failure: Callable[[str], None],
-        on: bool = True,
     ) -> None:
-        self.on = on
         self.frames = 0
         self._simulator, self._faults = simulator, faults
         self._period, self._stamp, self._on_failure = 1.0 / rate, stamp, on_failure
@@ -203,8 +185,7 @@ class SimulatedCamera:
         due = time.monotonic()
         try:
             while not self._stop.is_set():
-                if self.on:
-                    self._publish()
+                self._publish()
                 # A slow renderer skips pictures instead of queueing them.
                 due = max(due + self._period, time.monotonic())
                 self._stop.wait(due - time.monotonic())

@@ -15,8 +15,6 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_msgs.msg import Bool, String
@@ -26,8 +24,8 @@ from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.parameters import declare, refuse_unknown
-from dsd_ros.ros.running import ask_for_realtime
+from dsd_ros.ros.parameters import declare
+from dsd_ros.ros.running import ask_for_realtime, steady_timer
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
@@ -46,7 +44,6 @@ class SupervisorNode(Node):
         self.failure: str | None = None
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings)
-        refuse_unknown(self)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
         self._command_time = self._state_time = self._picture_time = -math.inf
         self._published: Any = None  # the last decision, as published
@@ -59,9 +56,8 @@ class SupervisorNode(Node):
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self.create_timer(1.0 / settings.check_rate, self._decide, clock=steady)
-        self.create_timer(0.5, self._resubscribe, clock=steady)
+        steady_timer(self, 1.0 / settings.check_rate, self._decide)
+        steady_timer(self, 0.5, self._resubscribe)
 
     def claim_processor(self) -> None:
         """Ask for real-time scheduling of this process if the settings say so."""

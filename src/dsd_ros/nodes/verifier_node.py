@@ -17,7 +17,6 @@ from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.parameters import declare, refuse_unknown
 from dsd_ros.ros.running import NodeLog
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import VerifierNodeSettings
@@ -35,12 +34,8 @@ _LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
 class _Service:
     """One activation: topics and engine. The model runs on the engine's thread, not on the executor's."""
 
-    def __init__(
-        self,
-        node: VerifierNode,
-        engine: Any,  # a VerifierEngine, or one WithDocuments
-        metrics: MetricsSettings,
-    ) -> None:
+    def __init__(self, node: VerifierNode, engine: Any, metrics: MetricsSettings) -> None:
+        """:param engine: a VerifierEngine, or one WithDocuments."""
         self.engine = engine
         self._counted = 0, 0
         self._metrics = MetricsServer(self.engine.metrics.registry, metrics)
@@ -55,7 +50,7 @@ class _Service:
 
     def count(self) -> None:
         """Add the topics' new bytes to the metrics."""
-        up, down = self.topics.bytes_up, self.topics.bytes_down
+        up, down = self.topics.bytes_in, self.topics.bytes_out
         self.engine.metrics.received(up - self._counted[0])
         self.engine.metrics.sent(down - self._counted[1])
         self._counted = up, down
@@ -71,13 +66,11 @@ class _Service:
         self.engine.submit(message, self.topics.publish, _PEER)
 
 
-class VerifierNode(ManagedNode):
+class VerifierNode(ManagedNode[VerifierNodeSettings]):
     """See the module."""
 
     def __init__(self) -> None:
-        super().__init__("verifier_node")
-        self._settings = declare(self, VerifierNodeSettings)
-        refuse_unknown(self)
+        super().__init__("verifier_node", VerifierNodeSettings)
         self._log_lines = NodeLog(self)
         self._model: VisionLanguageModel | None = None
         self._documents: Documents | None = None
@@ -126,16 +119,9 @@ class VerifierNode(ManagedNode):
             return
         service.count()
         sessions, lost = service.engine.held_sessions()
-        self._health.report(
-            health.OK,
-            "verifying",
-            {
-                "bytes received": service.topics.bytes_up,
-                "bytes sent": service.topics.bytes_down,
-                "sessions": sessions + lost,
-                "turns waiting": service.engine.queue()[0],
-            },
-        )
+        figures = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}
+        figures |= {"sessions": sessions + lost, "turns waiting": service.engine.queue()[0]}
+        self._health.report(health.OK, "verifying", figures)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from dsd_ros.observe.view.timeline import draw_board
 from dsd_ros.observe.view.web import MapObject, ViewError, WebServer, WebView, is_local
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
-from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, Polled, RateTimer, lower_priority, take
 from dsd_ros.ros.running import main as run_main
 from dsd_ros.ros.settings import ViewNodeSettings
@@ -43,8 +43,8 @@ class ViewNode(Node):
         super().__init__("view_node")
         self.failure: str | None = None
         settings = declare(self, ViewNodeSettings)
-        refuse_unknown(self)
         self.visual = VisualNode(self) if settings.visual else None
+        self.guests = [] if self.visual is None else [self.visual]  # other nodes of this process
         self._health = health.Health(self)
         self._web: _Web | None = None
         try:
@@ -68,11 +68,6 @@ class ViewNode(Node):
         self._period = 1.0 / max(rates)
         self._pace = PacedThread(self, self._tick)
         self._pace.start()
-
-    @property
-    def guests(self) -> list[Node]:
-        """Other nodes of this process."""
-        return [] if self.visual is None else [self.visual]
 
     def close(self) -> None:
         self._pace.close()
@@ -133,7 +128,7 @@ class ViewNode(Node):
             self._drop_server(web)
 
     def _drop_server(self, web: _Web) -> None:
-        """Give up the server, which has ended; a hosted visualization node goes on without it."""
+        """Give up the server, which has ended; a hosted visual node goes on without it."""
         sentence = "The web view's server has ended."
         if self.visual is None:
             self.failure = sentence

@@ -21,11 +21,11 @@ from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.ros.sight import Sight
 from dsd_ros.paths import config_directory
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.companion import named
 from dsd_ros.ros.images import ImageMessageError
-from dsd_ros.ros.parameters import declare, refuse_unknown
+from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, RateTimer, lower_priority
 from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import named
 from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
 
@@ -44,8 +44,7 @@ class VisualNode(Node):
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
         self.failure: str | None = None
-        self._settings = settings = declare(self, VisualNodeSettings)
-        refuse_unknown(self, host)
+        self._settings = settings = declare(self, VisualNodeSettings, host)
         self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)

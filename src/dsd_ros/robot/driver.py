@@ -67,10 +67,7 @@ class Posture(Enum):
 
 @dataclass(frozen=True)
 class MotionLimits:
-    """Limits of velocity and acceleration in the base's own frame.
-
-    The settings' ranges are those of a Go2's sport service.
-    """
+    """Limits of velocity and acceleration in the base's own frame; their ranges are those of a Go2's sport service."""
 
     vx_min: float = option(-0.5, "top speed backwards, m/s", -2.5, 0.0)
     vx_max: float = option(1.5, "top speed ahead, m/s", 0.0, 3.8)
@@ -112,19 +109,14 @@ def _approach(present: float, wanted: float, gain: float) -> float:
 
 @dataclass(frozen=True)
 class RobotState:
-    """The robot's state, in m, m/s, rad, rad/s.
+    """The robot's state, in m, m/s, rad, rad/s."""
 
-    ``received``: monotonic time of arrival, s. ``stamp``: the robot's own time, s. ``velocity``: in the robot's frame
-    (x ahead, y left). ``orientation``: (w, x, y, z). ``battery``: charge from 0 to 1, None if unknown. ``error_code``:
-    the robot's own.
-    """
-
-    received: float
-    stamp: float
+    received: float  # monotonic time of arrival, s
+    stamp: float  # the robot's own time, s
     position: tuple[float, float, float]
-    orientation: tuple[float, float, float, float]
+    orientation: tuple[float, float, float, float]  # w, x, y, z
     rpy: tuple[float, float, float]
-    velocity: tuple[float, float, float]
+    velocity: tuple[float, float, float]  # in the robot's frame: x ahead, y left
     yaw_rate: float
     gyroscope: tuple[float, float, float]
     accelerometer: tuple[float, float, float]
@@ -132,7 +124,7 @@ class RobotState:
     mode: int = 0
     error_code: int = 0
     body_height: float = 0.0
-    battery: float | None = None
+    battery: float | None = None  # charge, 0 to 1
 
     def age(self, now: float | None = None) -> float:
         """Seconds since it arrived."""

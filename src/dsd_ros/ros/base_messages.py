@@ -116,45 +116,34 @@ def camera_info(header: Header, width: int, height: int, focal: float) -> Camera
 
 _FADE_S = 2.5  # lifetime of a fading marker that is not sent again
 _Pose = tuple[float, float, float]  # x and y in metres, yaw in radians
+_Colour = tuple[float, float, float, float]
 
 
 def world_markers(world: World, header: Header) -> MarkerArray:
     """A simulated world as markers: namespaces "walls", "furniture", "things" and, if any, "goal"; ids from 0."""
     markers = []
+
+    def solid(name: str, number: int, kind: int, pose: _Pose, size: _Pose, rgba: _Colour, text: str = "") -> None:
+        marker = marker_at(header, name, number, kind, pose)
+        marker.scale.x, marker.scale.y, marker.scale.z = size
+        marker.pose.position.z = size[2] / 2
+        marker.color, marker.text = ColorRGBA(r=rgba[0], g=rgba[1], b=rgba[2], a=rgba[3]), text
+        markers.append(marker)
+
     hx, hy = world.half_x, world.half_y
     sides = ((hx, 0.0, 0.1, 2 * hy), (-hx, 0.0, 0.1, 2 * hy), (0.0, hy, 2 * hx, 0.1), (0.0, -hy, 2 * hx, 0.1))
     for number, (x, y, wide, deep) in enumerate(sides):
-        wall = _solid(header, "walls", number, Marker.CUBE, (x, y, 0.0), (wide, deep, 0.3))
-        wall.color = ColorRGBA(r=0.7, g=0.68, b=0.62, a=0.5)
-        markers.append(wall)
+        solid("walls", number, Marker.CUBE, (x, y, 0.0), (wide, deep, 0.3), (0.7, 0.68, 0.62, 0.5))
     for number, item in enumerate(world.furniture):
         size = (2 * item.half_x, 2 * item.half_y, item.height)
-        cabinet = _solid(header, "furniture", number, Marker.CUBE, (item.x, item.y, 0.0), size)
-        cabinet.color = ColorRGBA(r=0.45, g=0.32, b=0.2, a=0.9)
-        markers.append(cabinet)
+        solid("furniture", number, Marker.CUBE, (item.x, item.y, 0.0), size, (0.45, 0.32, 0.2, 0.9))
     for number, thing in enumerate(world.things):
-        size = (2 * thing.radius, 2 * thing.radius, HEIGHT[thing.kind])
-        pose = (thing.x, thing.y, thing.yaw)
-        marker = _solid(header, "things", number, Marker.CYLINDER, pose, size)
-        red, green, blue = RGB[thing.colour]
-        marker.color = ColorRGBA(r=red, g=green, b=blue, a=1.0)
-        marker.text = thing.name
-        markers.append(marker)
-    if world.target_index is None:
-        return MarkerArray(markers=markers)
-    target = world.target
-    ring = _solid(header, "goal", 0, Marker.CYLINDER, (target.x, target.y, 0.0), (0.9, 0.9, 0.02))
-    ring.color = ColorRGBA(r=0.38, g=0.83, b=0.50, a=0.4)
-    ring.text = world.goal
-    markers.append(ring)
+        size, pose = (2 * thing.radius, 2 * thing.radius, HEIGHT[thing.kind]), (thing.x, thing.y, thing.yaw)
+        solid("things", number, Marker.CYLINDER, pose, size, (*RGB[thing.colour], 1.0), thing.name)
+    if world.target_index is not None:
+        pose = (world.target.x, world.target.y, 0.0)
+        solid("goal", 0, Marker.CYLINDER, pose, (0.9, 0.9, 0.02), (0.38, 0.83, 0.50, 0.4), world.goal)
     return MarkerArray(markers=markers)
-
-
-def _solid(header: Header, name: str, number: int, kind: int, pose: _Pose, size: tuple[float, float, float]) -> Marker:
-    marker = marker_at(header, name, number, kind, pose)
-    marker.scale.x, marker.scale.y, marker.scale.z = size
-    marker.pose.position.z = size[2] / 2
-    return marker
 
 
 def marker_at(header: Header, name: str, number: int, kind: int, pose: _Pose, fades: bool = False) -> Marker:

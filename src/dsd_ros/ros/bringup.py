@@ -171,33 +171,22 @@ def _walk(path: Path, values: Values, environment: dict[str, str]) -> Iterator[S
 
 
 def _start(process: standin.Process, values: Values, environment: dict[str, str]) -> Start:
-    respawn, optional = process.respawn, process.on_exit is None
+    options: dict[str, Any] = {
+        "environment": environment, "respawn": process.respawn, "optional": process.on_exit is None
+    }  # fmt: skip
     if isinstance(process, standin.ExecuteProcess):
-        command = tuple(text(word, values) for word in process.cmd)
-        return Start(process.name, environment=environment, command=command, respawn=respawn, optional=optional)
+        return Start(process.name, command=tuple(text(word, values) for word in process.cmd), **options)
     assert isinstance(process, standin.Node)
-    start = Start(
-        process.executable,
-        {name: text(value.value, values) for each in process.parameters if isinstance(each, dict)
-         for name, value in each.items()},
-        text(process.namespace, values),
-        environment,
-        tuple(Path(each) for each in process.parameters if isinstance(each, str)),
-        tuple(process.remappings),
-        respawn=respawn,
-        optional=optional,
-    )  # fmt: skip
+    given = {name: text(v.value, values) for each in process.parameters if isinstance(each, dict)
+             for name, v in each.items()}  # fmt: skip
+    files = tuple(Path(each) for each in process.parameters if isinstance(each, str))
+    namespace = text(process.namespace, values)
+    start = Start(process.executable, given, namespace, files=files, remappings=tuple(process.remappings), **options)
     if process.package == "dsd_ros":
         return start
     ros = ["--ros-args", *start.arguments] if start.arguments else []
     words = (text(word, values) for word in process.arguments)
-    return Start(
-        process.executable,
-        environment=environment,
-        command=(process.executable, *words, *ros),
-        respawn=respawn,
-        optional=optional,
-    )
+    return Start(process.executable, command=(process.executable, *words, *ros), **options)
 
 
 def node_command(start: Start) -> list[str]:

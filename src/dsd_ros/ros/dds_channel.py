@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import msgspec
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile
@@ -26,7 +24,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 
 from dsd_msgs import msg as ros
 from dsd_ros.ros import qos
-from dsd_ros.ros.companion import companion
+from dsd_ros.ros.running import companion, steady_timer
 from dsd_ros.wire import messages as wire
 from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import WireError, check_finite
@@ -206,8 +204,7 @@ class _Topics:
             )
             for struct, topic in incoming.items()
         ]
-        steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._timer = self.node.create_timer(order.HELD_S / 2, order.release_old, clock=steady)
+        self._timer = steady_timer(self.node, order.HELD_S / 2, order.release_old)
         self._executor = SingleThreadedExecutor(context=owner.context)
         self._executor.add_node(self.node)
         self._stop = threading.Event()
@@ -231,7 +228,7 @@ class _Topics:
         """How many nodes publish everything that this side listens to."""
         return min(self.node.count_publishers(s.topic_name) for s in self._subscriptions)
 
-    def destroy(self) -> None:
+    def close(self) -> None:
         """Stop the thread and destroy the topics. Not from a callback."""
         self._stop.set()
         self._executor.wake()
@@ -333,7 +330,7 @@ class DdsChannel:
             return
         self._closed.set()
         self._put(None)
-        self._topics.destroy()
+        self._topics.close()
 
     def _await_verifier(self) -> None:
         deadline = time.monotonic() + self._match_timeout
@@ -358,32 +355,12 @@ class DdsChannel:
             self._inbox.put_nowait(message)
 
 
-class VerifierTopics:
+class VerifierTopics(_Topics):
     """The verifier's end, for the verifier node and the bridge.
 
-    ``on_message`` is called in the topics' thread with the robots' messages in their order (``TopicOrder``).
+    ``on_message`` is called in the topics' thread with the robots' messages in their order (``TopicOrder``); call
+    :meth:`start` once it may be.
     """
 
     def __init__(self, node: Node, on_message: OnMessage, topics: TopicSet = EVERYTHING) -> None:
-        order = TopicOrder(on_message, wire.Observation, wire.Question)
-        self._topics = _Topics(node, topics.down, topics.up, order)
-
-    def start(self) -> None:
-        """Begin to receive; call it once ``on_message`` may be called."""
-        self._topics.start()
-
-    @property
-    def bytes_up(self) -> int:
-        return self._topics.bytes_in
-
-    @property
-    def bytes_down(self) -> int:
-        return self._topics.bytes_out
-
-    def publish(self, message: wire.Message) -> None:
-        """Answer the robots. May be called from any thread."""
-        self._topics.publish(message)
-
-    def close(self) -> None:
-        """Destroy the topics."""
-        self._topics.destroy()
+        super().__init__(node, topics.down, topics.up, TopicOrder(on_message, wire.Observation, wire.Question))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, ClassVar
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
@@ -24,22 +25,10 @@ from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 from dsd_ros.ros.standalone import SpinningNode
 
 _PATH_SPACING_M = 0.03
-
-
 _FIGURES = (  # copied from DecodeStats
-    "draft_round_seconds",
-    "verify_round_seconds",
-    "cost_ratio",
-    "link_delay_seconds",
-    "sync_seconds",
-    "miss_rate",
-    "mean_exit",
-    "exits",
-    "predrafts_used",
-    "predrafts_wasted",
-    "peak_memory",
-    "threads",
-)
+    "draft_round_seconds", "verify_round_seconds", "cost_ratio", "link_delay_seconds", "sync_seconds", "miss_rate",
+    "mean_exit", "exits", "predrafts_used", "predrafts_wasted", "peak_memory", "threads",
+)  # fmt: skip
 
 
 class DemoClient:
@@ -64,23 +53,24 @@ class DemoClient:
         self._pose: list[float] = []
         self._steps: list[dict[str, Any]] = []
         self._path: list[list[float]] = []
-        self._distance: float | None = None
-        self._collisions = 0
-        self._reached = False
-        self._camera_seen = self._rejected = False
+        self._newest: dict[str, Any] = {}  # by topic
+        self._rejected = False
         self._driver, self._robot_ready = driver, not driver
         self._heard = set[str]()  # by the recorder
         self._result: Any = None
         self._live = live and sys.stdout.isatty()  # rewrite a line as the reply grows
 
-        node.create_subscription(CameraInfo, "camera/camera_info", self._on_camera, qos.CAMERA)
+        for kind, topic, profile in (
+            (CameraInfo, "camera/camera_info", qos.CAMERA),
+            (UInt32, "collision", qos.LATCHED),
+            (Float64, "ground_truth/target_distance", qos.STATE),
+            (Bool, "ground_truth/reached", qos.STATE),
+        ):
+            node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
         node.create_subscription(Odometry, "odom", self._on_odometry, qos.STATE)
         node.create_subscription(DecodeStats, "decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE)
         node.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
-        node.create_subscription(UInt32, "collision", self._on_collision, qos.LATCHED)
-        node.create_subscription(Float64, "ground_truth/target_distance", self._on_distance, qos.STATE)
-        node.create_subscription(Bool, "ground_truth/reached", self._on_reached, qos.STATE)
         if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
         self._navigate = ActionClient(node, Navigate, "navigate")
@@ -96,13 +86,8 @@ class DemoClient:
     def ready(self) -> bool:
         """Whether robot, camera, navigation and a session with the verifier are ready."""
         active = [watch.active() for watch in self._watches]  # a list, so that every watch asks
-        return (
-            all(active)
-            and self._camera_seen
-            and self._robot_ready
-            and self._distance is not None
-            and self._navigate.server_is_ready()
-        )
+        seen = {"camera/camera_info", "ground_truth/target_distance"} <= self._newest.keys()
+        return all(active) and seen and self._robot_ready and self._navigate.server_is_ready()
 
     def unheard(self) -> set[str]:
         """Published or core topics of a run that the recorder is not matched with yet."""
@@ -131,14 +116,16 @@ class DemoClient:
         with self._lock:
             self._join(force=True)
             report.steps, report.path = self._steps, self._path
-            report.distance_m = None if self._distance is None else round(self._distance, 4)
-            report.collisions = self._collisions
+            distance, collision = (self._newest.get(name) for name in ("ground_truth/target_distance", "collision"))
+            report.distance_m = None if distance is None else round(distance.data, 4)
+            report.collisions = 0 if collision is None else collision.data
             if self._result is not None:
                 outcome = RunOutcome(self._result.outcome)
                 report.outcome, report.message = outcome.name, self._result.message
                 report.answer = self._result.answer
                 report.resolved_instruction = self._result.instruction
-                report.reached = bool(outcome is RunOutcome.ARRIVED and self._reached and self._collisions == 0)
+                reached = self._newest.get("ground_truth/reached", Bool()).data
+                report.reached = bool(outcome is RunOutcome.ARRIVED and reached and report.collisions == 0)
 
     # -- callbacks, all in the spinning thread --------------------------------------------------
 
@@ -154,9 +141,6 @@ class DemoClient:
         self._result = None if answer is None else answer.result
         self._rejected = answer is None
 
-    def _on_camera(self, _: CameraInfo) -> None:
-        self._camera_seen = True
-
     def _on_health(self, message: DiagnosticArray) -> None:
         for status in message.status:
             if status.name == "record_node":
@@ -164,15 +148,6 @@ class DemoClient:
                 self._heard = set(values.get(HEARD, "").split(", "))
             if self._driver and status.name.endswith(self._driver):
                 self._robot_ready = status.level == DiagnosticStatus.OK
-
-    def _on_distance(self, message: Float64) -> None:
-        self._distance = message.data
-
-    def _on_reached(self, message: Bool) -> None:
-        self._reached = message.data
-
-    def _on_collision(self, message: UInt32) -> None:
-        self._collisions = message.data
 
     def _on_odometry(self, message: Odometry) -> None:
         pose = pose_of(message)
@@ -215,22 +190,13 @@ class DemoClient:
         phrase = format_action(Action(ACTION_KINDS[action.kind], action.amount))
         seen = seconds(action.header.stamp if action.retracing else action.observation_stamp)
         age = seconds(action.header.stamp) - seen
-        step = {
-            "observation_age_s": round(age, 4),
-            "reasoning": action.reasoning,
-            "action": phrase,
-            "verified": action.verified,
-            "retracing": action.retracing,
-            "tokens": stats.tokens,
-            "rounds": stats.rounds,
-            "tau": round(stats.tau, 3),
-            "seconds": round(stats.seconds, 4),
-            "step_seconds": round(action.step_seconds, 4),
-            "standing_seconds": round(action.standing_seconds, 4),
-            "bytes_up": stats.bytes_up,
-            "bytes_down": stats.bytes_down,
-            "pose": pose,  # x, y (m), yaw (rad) where the action began
-        }
+        step: dict[str, Any] = {"observation_age_s": round(age, 4), "reasoning": action.reasoning, "action": phrase}
+        step |= {name: getattr(action, name) for name in ("verified", "retracing")}
+        step |= {name: getattr(stats, name) for name in ("tokens", "rounds")}
+        step |= {"tau": round(stats.tau, 3), "seconds": round(stats.seconds, 4)}
+        step |= {name: round(getattr(action, name), 4) for name in ("step_seconds", "standing_seconds")}
+        step |= {"bytes_up": stats.bytes_up, "bytes_down": stats.bytes_down}
+        step["pose"] = pose  # x, y (m), yaw (rad) where the action began
         step |= {name: round(getattr(stats, name), 6) for name in _FIGURES}
         self._steps.append(step)
         line = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rclpy.callback_groups import CallbackGroup
@@ -48,12 +49,8 @@ class RosLink:
         """Subscribe to the robot's topics for a driver."""
         self._driver = driver
         for service in SERVICES:
-            self._subscribe(
-                ResponseMessage,
-                f"api/{service}/response",
-                lambda message, service=service: self._on_response(service, message),
-                qos.ROBOT_SERVICE,
-            )
+            take = partial(self._on_response, service)
+            self._subscribe(ResponseMessage, f"api/{service}/response", take, qos.ROBOT_SERVICE)
         # As bytes, because two layouts share this type's name. This project defines the longer one, since Fast DDS
         # drops samples that are longer than the reader's type.
         self._subscribe(SportModeState, "sportmodestate", self._on_state, qos.ROBOT_STATE, raw=True)
@@ -73,11 +70,9 @@ class RosLink:
     def _subscribe(
         self, kind: type, name: str, take: Callable[[Any], None], profile: QoSProfile, raw: bool = False
     ) -> None:
-        self._subscriptions.append(
-            self._node.create_subscription(
-                kind, topic(self._prefix, name), take, profile, callback_group=self._group, raw=raw
-            )
-        )
+        name, group = topic(self._prefix, name), self._group
+        made = self._node.create_subscription(kind, name, take, profile, callback_group=group, raw=raw)
+        self._subscriptions.append(made)
 
     def send(self, service: str, request: ServiceRequest) -> bool:
         publisher = self._requests.get(service)
@@ -92,12 +87,8 @@ class RosLink:
 
     def _on_response(self, service: str, message: Any) -> None:
         identity = message.header.identity
-        self._driver.on_response(
-            service,
-            ServiceResponse(
-                identity.id, identity.api_id, message.header.status.code, message.data, message.binary.tobytes()
-            ),
-        )
+        code, binary = message.header.status.code, message.binary.tobytes()
+        self._driver.on_response(service, ServiceResponse(identity.id, identity.api_id, code, message.data, binary))
 
 
 def to_message(request: ServiceRequest) -> RequestMessage:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
-from rclpy.clock import Clock
-from rclpy.clock_type import ClockType
 from rclpy.node import Node
 from std_msgs.msg import String
 
 from dsd_ros.ros import qos
+from dsd_ros.ros.running import steady_timer
 
 HEARD = "heard"  # record_node's value: topics whose publishers are all matched, separated by ", "
 HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
@@ -37,16 +36,14 @@ class Health:
             hardware_id=hardware,
         )  # fmt: skip
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        self._timer = node.create_timer(
-            1.0, self.publish, MutuallyExclusiveCallbackGroup(), clock=Clock(clock_type=ClockType.STEADY_TIME)
-        )
+        self._timer = steady_timer(node, 1.0, self.publish, MutuallyExclusiveCallbackGroup())
         if heartbeat:
             self._heart = node.create_publisher(String, "heartbeat", qos.STATE)
-            self._beat = node.create_timer(
+            self._beat = steady_timer(
+                node,
                 HEARTBEAT_S,
                 lambda: self._heart.publish(String(data=node.get_name())),
                 MutuallyExclusiveCallbackGroup(),
-                clock=Clock(clock_type=ClockType.STEADY_TIME),
             )
 
     @property

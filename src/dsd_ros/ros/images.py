@@ -1,7 +1,6 @@
 """Convert ROS Image messages to arrays and back, and read images and poses straight from CDR.
 
-Conversions use cv_bridge where it is installed, else the equivalent here. Both honour ``step`` (padded rows) and check
-sizes, so a damaged message is refused.
+Conversions honour ``step`` (padded rows) and check sizes, so a damaged message is refused.
 
 CDR (OMG DDSI-RTPS 2.3, 10; DDS-XTypes 1.3, 7.4.3) is four bytes that name the byte order, then the fields, each
 aligned to its size from there. Reading it directly saves three copies of a 225 kB picture and the 17 objects of an
@@ -11,8 +10,6 @@ Odometry, many times a second. Big-endian data is deserialized normally.
 from __future__ import annotations
 
 import array
-import functools
-import importlib.util
 import math
 import struct
 from dataclasses import dataclass
@@ -41,45 +38,29 @@ class ImageMessageError(ValueError):
     """The Image message holds no valid picture; one sentence."""
 
 
-@functools.cache
-def has_cv_bridge() -> bool:
-    """Whether ROS 2's cv_bridge is installed (PyPI's package of that name is ROS 1's)."""
-    if importlib.util.find_spec("cv_bridge") is None:
-        return False
-    return importlib.util.find_spec("cv_bridge.core") is not None
-
-
-def to_rgb(message: Image) -> np.ndarray:
+def to_rgb(message: Image | RawImage) -> np.ndarray:
     """The picture as uint8 (height, width, 3), RGB, contiguous.
 
     ``is_bigendian`` does not matter: all known encodings have one byte per sample.
 
     :raises ImageMessageError: for an unknown encoding, or sizes that do not fit the data.
     """
-    _check(message)
-    if has_cv_bridge():
-        return _by_cv_bridge(message)
-    return by_numpy(message)
+    channels, order = _LAYOUT[_check(message).encoding]
+    return np.ascontiguousarray(_pixels(message, channels)[..., order])
 
 
-def to_bgr(message: Image) -> np.ndarray:
+def to_bgr(message: Image | RawImage) -> np.ndarray:
     """Like :func:`to_rgb`, as BGR. A view of the message where that is bgr8, so do not write to it."""
-    _check(message)
     if message.encoding != "bgr8":
         return np.ascontiguousarray(to_rgb(message)[..., ::-1])
-    height, width, step = message.height, message.width, message.step
-    rows = np.frombuffer(memoryview(message.data), dtype=np.uint8)[: height * step]
-    return rows.reshape(height, step)[:, : width * 3].reshape(height, width, 3)
+    return _pixels(_check(message), 3)
 
 
-def by_numpy(message: Image) -> np.ndarray:
-    """:func:`to_rgb` without cv_bridge."""
-    _check(message)
-    channels, order = _LAYOUT[message.encoding]
+def _pixels(message: Image | RawImage, channels: int) -> np.ndarray:
+    """A view of the pixels without the rows' padding."""
     height, width, step = message.height, message.width, message.step
     rows = np.frombuffer(memoryview(message.data), dtype=np.uint8)[: height * step]
-    pixels = rows.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
-    return np.ascontiguousarray(pixels[..., order])
+    return rows.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
 
 
 def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
@@ -106,7 +87,7 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
     )
 
 
-def _check(message: Image) -> None:
+def _check(message: Image | RawImage) -> Image | RawImage:
     if message.encoding not in _LAYOUT:
         raise ImageMessageError(
             f"The camera sends pictures encoded as {message.encoding!r}; known are {', '.join(ENCODINGS)}."
@@ -120,15 +101,7 @@ def _check(message: Image) -> None:
             f"The camera sent {len(message.data)} bytes with a step of {message.step} for a "
             f"picture of {width} x {height} pixels in {message.encoding}."
         )
-
-
-def _by_cv_bridge(message: Image) -> np.ndarray:
-    from cv_bridge import CvBridge, CvBridgeError
-
-    try:
-        return np.ascontiguousarray(CvBridge().imgmsg_to_cv2(message, desired_encoding="rgb8"))
-    except CvBridgeError as error:
-        raise ImageMessageError(f"cv_bridge cannot convert the camera's picture: {error}") from error
+    return message
 
 
 _LITTLE_ENDIAN = b"\x00\x01\x00\x00"

@@ -10,20 +10,22 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from msgspec import Struct
+
 Values = dict[str, str]  # the launch configurations: argument -> value
 
 
 def text(value: Any, values: Values) -> str:
-    """A substitution, a sequence of them to be joined, or plain text."""
+    """A substitution, a sequence of them to be joined, or plain text; a truth as "true" or "false"."""
     if isinstance(value, list | tuple):
         return "".join(text(part, values) for part in value)
-    return value.text(values) if hasattr(value, "text") else str(value)
+    found = value.text(values) if hasattr(value, "text") else value
+    return str(found).lower() if isinstance(found, bool) else str(found)
 
 
 def truth(value: Any, values: Values) -> bool:
@@ -31,56 +33,46 @@ def truth(value: Any, values: Values) -> bool:
     return text(value, values).lower() in ("true", "1")
 
 
-@dataclass(frozen=True)
-class LaunchConfiguration:
+class LaunchConfiguration(Struct):
     name: str
 
     def text(self, values: Values) -> str:
         return values[self.name]
 
 
-@dataclass(frozen=True)
-class EqualsSubstitution:
+class _Pair(Struct):
     left: Any
     right: Any
 
-    def text(self, values: Values) -> str:
-        return str(text(self.left, values) == text(self.right, values)).lower()
+
+class EqualsSubstitution(_Pair):
+    def text(self, values: Values) -> bool:
+        return text(self.left, values) == text(self.right, values)
 
 
-class NotEqualsSubstitution(EqualsSubstitution):
-    def text(self, values: Values) -> str:
-        return "false" if super().text(values) == "true" else "true"
+class NotEqualsSubstitution(_Pair):
+    def text(self, values: Values) -> bool:
+        return text(self.left, values) != text(self.right, values)
 
 
-@dataclass(frozen=True)
-class AndSubstitution:
-    left: Any
-    right: Any
-
-    def text(self, values: Values) -> str:
-        return str(truth(self.left, values) and truth(self.right, values)).lower()
+class AndSubstitution(_Pair):
+    def text(self, values: Values) -> bool:
+        return truth(self.left, values) and truth(self.right, values)
 
 
-@dataclass(frozen=True)
-class OrSubstitution:
-    left: Any
-    right: Any
-
-    def text(self, values: Values) -> str:
-        return str(truth(self.left, values) or truth(self.right, values)).lower()
+class OrSubstitution(_Pair):
+    def text(self, values: Values) -> bool:
+        return truth(self.left, values) or truth(self.right, values)
 
 
-@dataclass(frozen=True)
-class NotSubstitution:
+class NotSubstitution(Struct):
     value: Any
 
-    def text(self, values: Values) -> str:
-        return str(not truth(self.value, values)).lower()
+    def text(self, values: Values) -> bool:
+        return not truth(self.value, values)
 
 
-@dataclass(frozen=True)
-class IfElseSubstitution:
+class IfElseSubstitution(Struct):
     condition: Any
     if_value: Any
     else_value: Any
@@ -89,63 +81,53 @@ class IfElseSubstitution:
         return text(self.if_value if truth(self.condition, values) else self.else_value, values)
 
 
-@dataclass(frozen=True)
-class IfCondition:
+class IfCondition(Struct):
     value: Any
 
     def holds(self, values: Values) -> bool:
         return truth(self.value, values)
 
 
-@dataclass(frozen=True)
-class LaunchDescription:
+class LaunchDescription(Struct):
     entities: Sequence[Any]
 
 
-@dataclass(frozen=True)
-class DeclareLaunchArgument:
+class DeclareLaunchArgument(Struct):
     name: str
     default_value: Any
     description: str
     choices: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class SetEnvironmentVariable:
+class SetEnvironmentVariable(Struct):
     name: str
     value: Any
     condition: IfCondition | None = None
 
 
-@dataclass(frozen=True)
-class OpaqueFunction:
+class OpaqueFunction(Struct):
     function: Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class PythonLaunchDescriptionSource:
+class PythonLaunchDescriptionSource(Struct):
     path: str
 
 
-@dataclass(frozen=True)
-class IncludeLaunchDescription:
+class IncludeLaunchDescription(Struct):
     source: PythonLaunchDescriptionSource
     launch_arguments: Iterable[tuple[str, Any]] = ()
 
 
-@dataclass(frozen=True)
-class Shutdown:
+class Shutdown(Struct):
     """As ``on_exit``: the end of the process ends the whole system."""
 
 
-@dataclass(frozen=True)
-class ParameterValue:
+class ParameterValue(Struct):
     value: Any
     value_type: type = str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
+class Process(Struct, kw_only=True):
     """What Node and ExecuteProcess have in common. Without ``on_exit`` the end of the process ends nothing."""
 
     condition: IfCondition | None = None
@@ -156,20 +138,18 @@ class Process:
     on_exit: Any = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExecuteProcess(Process):
+class ExecuteProcess(Process, kw_only=True):
     cmd: Sequence[Any]
     name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node(Process):
+class Node(Process, kw_only=True):
     package: str
     executable: str
     namespace: Any = ""
     parameters: Sequence[str | Mapping[str, ParameterValue]] = ()
     remappings: Sequence[tuple[str, str]] = ()
-    arguments: Sequence[Any] = field(default=())
+    arguments: Sequence[Any] = ()
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -189,9 +169,8 @@ def _modules() -> dict[str, ModuleType]:
         "launch_ros.actions": (Node,),
         "launch_ros.parameter_descriptions": (ParameterValue,),
     }  # fmt: skip
-    modules = {}
+    modules = {name: ModuleType(name) for name in names}
     for name, classes in names.items():
-        modules[name] = ModuleType(name)
         vars(modules[name]).update({each.__name__: each for each in classes})
     return modules
 
@@ -204,7 +183,7 @@ def read(path: Path) -> tuple[LaunchDescription, str]:
     """The description of a launch file, made of the classes above, and the first sentence of the file's docstring."""
     with _reading:
         modules = _modules()
-        real = {name: sys.modules.get(name) for name in modules}
+        real = {name: sys.modules[name] for name in modules.keys() & sys.modules.keys()}
         sys.modules.update(modules)
         try:
             spec = importlib.util.spec_from_file_location(path.name.partition(".")[0] + "_launch", path)
@@ -213,9 +192,7 @@ def read(path: Path) -> tuple[LaunchDescription, str]:
             spec.loader.exec_module(module)
             description = module.generate_launch_description()
         finally:
-            for name, before in real.items():
-                if before is None:
-                    del sys.modules[name]
-                else:
-                    sys.modules[name] = before
+            for name in modules:
+                del sys.modules[name]
+            sys.modules.update(real)
     return description, (module.__doc__ or "").strip().splitlines()[0].rstrip(".")

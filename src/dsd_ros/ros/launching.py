@@ -12,7 +12,7 @@ from typing import Any
 
 from dsd_ros.paths import config_directory
 from dsd_ros.ros.bringup import REMAPPINGS
-from dsd_ros.ros.processes import RULE, Restarts
+from dsd_ros.ros.processes import FIRST_PAUSE_S, Restarts
 from dsd_ros.ros.settings import parameter
 
 _NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
@@ -47,15 +47,11 @@ def node(executable: str, given: Mapping[str, Any] | None = None, guest: str = "
     from launch_ros.actions import Node
     from launch_ros.parameter_descriptions import ParameterValue
 
-    files: list[Any] = [
-        str(config_directory() / f"{name.removesuffix('_node')}.yaml") for name in (executable, guest) if name
-    ]
-    values = {
-        name: ParameterValue(
-            LaunchConfiguration(value) if isinstance(value, str) else value, value_type=parameter(executable, name).kind
-        )
-        for name, value in (given or {}).items()
-    }
+    files: list[Any] = [str(config_directory() / f"{name[:-5]}.yaml") for name in (executable, guest) if name]
+    values = {}
+    for name, value in (given or {}).items():
+        kind = parameter(executable, name).kind
+        values[name] = ParameterValue(LaunchConfiguration(value) if isinstance(value, str) else value, value_type=kind)
     return Node(
         package="dsd_ros",
         executable=executable,
@@ -108,4 +104,4 @@ def restarted() -> dict[str, Any]:
         return Shutdown(reason=f"{event.process_name} {restarts.sentence(event.returncode)}; ending the others")
 
     # A shutdown has to overtake launch's own restart during this pause.
-    return {"respawn": True, "respawn_delay": 2 * RULE.first_pause_s, "on_exit": on_exit}
+    return {"respawn": True, "respawn_delay": 2 * FIRST_PAUSE_S, "on_exit": on_exit}

@@ -1,17 +1,10 @@
 """The base of this project's lifecycle nodes: hooks that raise, and autostart; and a watch on other nodes' states.
 
-A subclass overrides the hooks, which raise on failure instead of returning codes:
-
-    load        unconfigured -> inactive    read files, load models; no motion, no answers
-    begin       inactive -> active          open sessions, start to answer
-    end         active -> inactive          bring the robot to rest, then stop answering; always ends inactive
-    unload      inactive -> unconfigured    free memory
-    give_back   before the process ends     release what the constructor created
-
-``shutdown`` is allowed in every state and does what remains of ``end`` and ``unload``. Transitions never overlap. One
-that the current state does not allow is refused with a response, where rclpy sends none. With the parameter
-``autostart`` the node activates itself and retries while ``begin`` fails; the first transition requested over the
-lifecycle services ends that, and the requester is in charge from then on.
+A subclass overrides the hooks :meth:`~ManagedNode.load`, ``begin``, ``end``, ``unload`` and ``give_back``, which raise
+on failure instead of returning codes. ``shutdown`` is allowed in every state and does what remains of ``end`` and
+``unload``. Transitions never overlap. One that the current state does not allow is refused with a response, where rclpy
+sends none. With the parameter ``autostart`` the node activates itself and retries while ``begin`` fails; the first
+transition requested over the lifecycle services ends that, and the requester is in charge from then on.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lifecycle_msgs.msg import State
 from lifecycle_msgs.srv import GetState
@@ -46,16 +39,22 @@ SUCCESS, FAILURE, ERROR = (
 _GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized"))
 
 
-class ManagedNode(LifecycleNode):
-    """A subclass declares its parameters, and calls :meth:`autostart` last in its constructor.
+NodeSettings = TypeVar("NodeSettings", bound=ManagedSettings)
+
+
+class ManagedNode(LifecycleNode, Generic[NodeSettings]):
+    """A subclass calls :meth:`autostart` last in its constructor.
 
     Spin it with two threads or more: a transition occupies one.
 
+    :param schema: of the node's parameters.
     :param heartbeat: publish the node's name on ``heartbeat`` in every state, to show that the process is alive.
     :param options: rclpy's, e.g. ``context``.
     """
 
-    def __init__(self, name: str, hardware: str = "", heartbeat: bool = False, **options: Any) -> None:
+    def __init__(
+        self, name: str, schema: type[NodeSettings], hardware: str = "", heartbeat: bool = False, **options: Any
+    ) -> None:
         Node.__init__(self, name, **options)
         # rclpy's constructor takes no group for these services; in the default one a long transition would block
         # even get_state.
@@ -63,7 +62,7 @@ class ManagedNode(LifecycleNode):
         self.failure: str | None = None  # a sentence once the node has given up; ends the process
         self.exit_code = EXIT_GAVE_UP
         self.reason = f"The {name} is not configured."  # why it is not active
-        self._managed = declare(self, ManagedSettings)
+        self._settings = declare(self, schema)
         self._transition = threading.RLock()
         self._closing = threading.Event()
         self._active = False
@@ -75,16 +74,16 @@ class ManagedNode(LifecycleNode):
     # -- hooks ---------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """unconfigured -> inactive. Raises ValueError, OSError or RuntimeError with a sentence."""
+        """unconfigured -> inactive: read files, load models. Raises ValueError, OSError or RuntimeError."""
 
     def begin(self) -> None:
-        """inactive -> active. Raises the same or LinkError, and then cleans up after itself."""
+        """inactive -> active: open sessions, answer. Raises the same or LinkError, and then cleans up after itself."""
 
     def end(self) -> None:
-        """active -> inactive, the robot at rest first. ``active`` is already False."""
+        """active -> inactive, always, the robot at rest first. ``active`` is already False."""
 
     def unload(self) -> None:
-        """inactive -> unconfigured. Also called after a failed :meth:`load`."""
+        """inactive -> unconfigured: free memory. Also called after a failed :meth:`load`."""
 
     def interrupt(self) -> None:
         """A transition was requested: hooks and callbacks should stop waiting. Called from any thread."""
@@ -111,7 +110,7 @@ class ManagedNode(LifecycleNode):
 
     def autostart(self) -> None:
         """Activate the node from a thread if the parameter ``autostart`` is set."""
-        if self._managed.autostart:
+        if self._settings.autostart:
             threading.Thread(target=self._start, name="autostart", daemon=True).start()
 
     def give_up(self, sentence: str, exit_code: int = EXIT_GAVE_UP) -> None:
@@ -143,7 +142,7 @@ class ManagedNode(LifecycleNode):
             self._attempt(self.unload)
             return self._not_done(sentence, health.ERROR)
         self.reason = f"The {self.get_name()} is not active."
-        if self._by_hand or not self._managed.autostart:
+        if self._by_hand or not self._settings.autostart:
             self._health.report(health.WARN, "inactive")
         return SUCCESS
 

@@ -32,14 +32,25 @@ class ParameterError(ValueError):
     """A parameter that is missing, unknown, of the wrong type or out of range; one sentence."""
 
 
-def declare(node: Node, schema: type[Settings]) -> Settings:
+def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Settings:
     """Declare a parameter for each field of a settings dataclass and return the settings as given.
 
-    Parameters are read-only, apart from those marked ``live``. Those that are declared already are only read.
+    Parameters are read-only.
 
-    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it.
+    :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
+    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when a
+        parameter was given that neither node has, e.g. a misspelt one, which rclpy would silently drop.
     """
-    return _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
+    settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
+    own = [each for each in (node, host) if each is not None]
+    given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
+    unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
+    if unknown:
+        raise ParameterError(
+            f"The node '{node.get_name()}' has no parameter {', '.join(map(repr, unknown))}; "
+            "check the spelling in the parameter file."
+        )
+    return settings
 
 
 def _made(schema: type[Settings], values: dict[str, Any], prefix: str = "") -> Settings:
@@ -55,8 +66,6 @@ def _made(schema: type[Settings], values: dict[str, Any], prefix: str = "") -> S
 
 
 def _declare_one(node: Node, spec: ParameterSpec) -> Any:
-    if node.has_parameter(spec.name):
-        return node.get_parameter(spec.name).value
     try:
         value = node.declare_parameter(spec.name, spec.default, _descriptor(spec)).value
     except InvalidParameterTypeException as error:
@@ -71,24 +80,6 @@ def _declare_one(node: Node, spec: ParameterSpec) -> Any:
     return value
 
 
-def refuse_unknown(node: Node, host: Node | None = None) -> None:
-    """Refuse parameters that were given but not declared; rclpy would silently drop a misspelt name.
-
-    Call it after the last :func:`declare`.
-
-    :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
-    :raises ParameterError: naming them.
-    """
-    given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
-    own = [each for each in (node, host) if each is not None]
-    unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
-    if unknown:
-        raise ParameterError(
-            f"The node '{node.get_name()}' has no parameter {', '.join(map(repr, unknown))}; "
-            "check the spelling in the parameter file."
-        )
-
-
 def _known(node: Node, name: str) -> bool:
     return node.has_parameter(name) or name.startswith(("qos_overrides.", "use_sim_time"))
 
@@ -96,11 +87,7 @@ def _known(node: Node, name: str) -> bool:
 def _descriptor(spec: ParameterSpec) -> ParameterDescriptor:
     choices = f"One of: {', '.join(spec.choices)}." if spec.choices else ""
     descriptor = ParameterDescriptor(
-        name=spec.name,
-        type=_TYPES[spec.kind],
-        description=spec.help,
-        additional_constraints=choices,
-        read_only=not spec.live,
+        name=spec.name, type=_TYPES[spec.kind], description=spec.help, additional_constraints=choices, read_only=True
     )
     if spec.low is None and spec.high is None:
         return descriptor

@@ -30,30 +30,24 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 Printer = Callable[[str, str], None]
-
-
 # Exit codes that are no crash. 0: it was asked to end. 2: it cannot start as configured (running.EXIT_BAD_START).
 NO_CRASH = (0, 2)
 
 
-@dataclass(frozen=True)
-class RespawnRule:
-    """The pause after a crash, doubled from crash to crash, and a bound on restarts within a span of time."""
-
-    first_pause_s: float = 0.5
-    longest_pause_s: float = 5.0
-    at_most: int = 5
-    within_s: float = 60.0
-
-
-RULE = RespawnRule()
+FIRST_PAUSE_S = 0.5
 
 
 @dataclass
 class Restarts:
-    """The restarts of one process; ``count`` is their total."""
+    """The restarts of one process: a pause that doubles from crash to crash, and a bound within a span of time.
 
-    rule: RespawnRule = RULE
+    ``count`` is the total of its restarts.
+    """
+
+    first_pause_s: float = FIRST_PAUSE_S
+    longest_pause_s: float = 5.0
+    at_most: int = 5
+    within_s: float = 60.0
     count: int = 0
     _times: list[float] = field(default_factory=list)
 
@@ -65,11 +59,10 @@ class Restarts:
         """
         if returncode in NO_CRASH:
             return None
-        rule = self.rule
-        self._times = [time for time in self._times if now - time < rule.within_s]
-        if len(self._times) >= rule.at_most:
+        self._times = [time for time in self._times if now - time < self.within_s]
+        if len(self._times) >= self.at_most:
             return None
-        pause = min(rule.longest_pause_s, rule.first_pause_s * 2.0 ** len(self._times))
+        pause = min(self.longest_pause_s, self.first_pause_s * 2.0 ** len(self._times))
         self._times.append(now)
         self.count += 1
         return pause
@@ -79,7 +72,7 @@ class Restarts:
         if returncode in NO_CRASH:
             return f"{how_it_ended(returncode)}; not started again"
         how, times = how_it_ended(returncode), len(self._times)
-        return f"{how}, after it was restarted {times} times within {self.rule.within_s:.0f} s"
+        return f"{how}, after it was restarted {times} times within {self.within_s:.0f} s"
 
 
 def how_it_ended(returncode: int) -> str:

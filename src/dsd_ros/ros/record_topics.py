@@ -47,27 +47,18 @@ _CAMERA_DEPTH = 20
 _FOREVER = QosTime(9223372036, 854775807)
 
 
-def first_profile(name: str) -> QoSProfile:
-    """QoS for a topic whose publishers are not known yet."""
-    return profile(name, name in _BEST_EFFORT, name in _LATCHED)
-
-
-def profile(name: str, best_effort: bool, latched: bool) -> QoSProfile:
-    """A subscription's QoS."""
-    reliable, lasting = ReliabilityPolicy.RELIABLE, DurabilityPolicy.TRANSIENT_LOCAL
+def profile(name: str, offered: Sequence[QoSProfile] = ()) -> QoSProfile:
+    """A subscription's QoS, compatible with all these publishers; without any, the topic's usual one."""
+    best_effort, latched = name in _BEST_EFFORT, name in _LATCHED
+    if offered:
+        best_effort = any(q.reliability == ReliabilityPolicy.BEST_EFFORT for q in offered)
+        latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)
     return QoSProfile(
         history=HistoryPolicy.KEEP_LAST,
         depth=_CAMERA_DEPTH if name == CAMERA else _DEPTH,
-        reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else reliable,
-        durability=lasting if latched else DurabilityPolicy.VOLATILE,
+        reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
     )
-
-
-def fitting_profile(name: str, offered: Sequence[QoSProfile]) -> QoSProfile:
-    """QoS that is compatible with all these publishers."""
-    best_effort = any(q.reliability == ReliabilityPolicy.BEST_EFFORT for q in offered)
-    latched = all(q.durability == DurabilityPolicy.TRANSIENT_LOCAL for q in offered)
-    return profile(name, best_effort, latched)
 
 
 def as_recorded(qos: QoSProfile) -> Qos:

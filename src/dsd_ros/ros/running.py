@@ -14,9 +14,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any
 
 import rclpy
+from rclpy.callback_groups import CallbackGroup
+from rclpy.clock import Clock
+from rclpy.clock_type import ClockType
 from rclpy.context import Context
 from rclpy.exceptions import InvalidParameterValueException
 from rclpy.executors import (
@@ -28,8 +31,10 @@ from rclpy.executors import (
 )
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Task
+from rclpy.timer import Timer
 
 from dsd_ros.logs import ROOT, fields_of
 
@@ -43,18 +48,33 @@ _END_LIMIT_S = 0.9  # a hanging callback must not delay the exit beyond this
 _HELD_S = 0.4  # extra time before a hang in native code is reported
 
 
+def steady_timer(
+    node: Node, period: float, callback: Callable[[], object], group: CallbackGroup | None = None
+) -> Timer:
+    """A timer on the steady clock (s): a simulator that dies takes /clock with it, and the timer must outlive it."""
+    return node.create_timer(period, callback, group, clock=Clock(clock_type=ClockType.STEADY_TIME))
+
+
+def companion(owner: Node, suffix: str) -> Node:
+    """A second node, ``<owner>_<suffix>``, for topics that must not wait for the first one's executor.
+
+    It is in the owner's context and namespace, without services or a log of its own.
+    """
+    name = f"{owner.get_name()}_{suffix}"
+    quiet = [Parameter("start_type_description_service", value=False)]
+    options = named(name, owner) | {"enable_rosout": False, "start_parameter_services": False}
+    return Node(name, **options, parameter_overrides=quiet)
+
+
+def named(name: str, beside: Node) -> dict[str, Any]:
+    """Arguments of a Node that is to have this name in the process and namespace of another."""
+    # A remapped name is meant for the other node alone; its other remappings hold here too.
+    arguments = ["--ros-args", "-r", f"__node:={name}"]
+    return {"context": beside.context, "namespace": beside.get_namespace(), "cli_args": arguments}
+
+
 class StartError(RuntimeError):
     """The node cannot start; one sentence with the remedy."""
-
-
-class RunnableNode(Protocol):
-    """What :func:`run_node` needs besides rclpy's Node."""
-
-    failure: str | None  # set to a sentence to end the process
-
-    def close(self) -> None:
-        """Stop threads, bring the robot to rest, release devices and sockets."""
-        ...
 
 
 class _Interrupted(BaseException):
@@ -69,6 +89,9 @@ def run_node(
     wake_s: float = 0.1,
 ) -> int:
     """Construct a node, spin it until a signal or its own failure, close it. Returns the exit code.
+
+    The node has ``failure``, None or a sentence that ends the process, and ``close()``, which stops its threads,
+    brings the robot to rest and releases devices and sockets.
 
     :param threads: above 1, callbacks of different groups run in parallel.
     :param events: use rclpy's single-threaded EventsExecutor where available: a third of the processor time, so a
@@ -85,7 +108,7 @@ def run_node(
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    node: Node | None = None
+    node: Any = None
     try:
         # rclpy's own handlers would invalidate the context before a last command can be published.
         rclpy.init(args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO)
@@ -99,14 +122,14 @@ def run_node(
     executor = _executor(threads, events)
     for each in (node, *getattr(node, "guests", ())):
         executor.add_node(each)
-    while not stop.is_set() and node.failure is None:  # type: ignore[attr-defined]
+    while not stop.is_set() and node.failure is None:
         try:
             executor.spin_once(timeout_sec=wake_s)
         except RCLError as error:  # e.g. a lifecycle transition that the node's state does not allow
             node.get_logger().error(f"refused by ROS: {error}")
     code = EXIT_OK
-    if node.failure is not None:  # type: ignore[attr-defined]
-        node.get_logger().error(node.failure)  # type: ignore[attr-defined]
+    if node.failure is not None:
+        node.get_logger().error(node.failure)
         code = getattr(node, "exit_code", EXIT_GAVE_UP)
     cancel = _force_end_later(code)
     _close(node, executor)
@@ -135,9 +158,9 @@ def main(make: Callable[[], Node], threads: int = 1, events: bool = False, wake_
     os._exit(code)
 
 
-def _close(node: Node, executor: Executor) -> None:
+def _close(node: Any, executor: Executor) -> None:
     """Close the node while it still spins, so that its last result and command are sent."""
-    closer = threading.Thread(target=node.close, name="closer", daemon=True)  # type: ignore[attr-defined]
+    closer = threading.Thread(target=node.close, name="closer", daemon=True)
     closer.start()
     while closer.is_alive():
         executor.spin_once(timeout_sec=0.02)

@@ -24,18 +24,14 @@ def subscribe_obstacle_sensor(
     if required.obstacle == "range":
 
         def on_range(message: Range) -> None:
-            distance = range_reading(message.range, message.min_range, message.max_range)
-            on_distance(distance, None)
+            on_distance(range_reading(message.range, message.min_range, message.max_range), None)
 
         node.create_subscription(Range, "range", on_range, qos.SENSOR)
     elif required.obstacle == "scan":
 
-        def on_scan(message: LaserScan) -> None:
-            distance = nearest_ahead(
-                message.ranges, message.angle_min, message.angle_increment, message.range_min,
-                message.range_max, math.radians(limits.obstacle_cone_deg),
-            )  # fmt: skip
-            on_distance(distance, None)
+        def on_scan(scan: LaserScan) -> None:
+            cone, limits_m = math.radians(limits.obstacle_cone_deg), (scan.range_min, scan.range_max)
+            on_distance(nearest_ahead(scan.ranges, scan.angle_min, scan.angle_increment, *limits_m, cone), None)
 
         node.create_subscription(LaserScan, "scan", on_scan, qos.SENSOR)
     elif required.obstacle == "depth":
@@ -64,18 +60,14 @@ class _DepthCamera:
             self._warn(error)
             return
         if self._corridor.blind:
-            self._warn(
-                "The depth camera does not see the way ahead: check depth.camera_height and depth.camera_pitch_deg."
-            )
+            self._warn("The depth camera does not see the way ahead: check depth.camera_height and camera_pitch_deg.")
 
     def on_image(self, message: Image) -> None:
         if self._corridor is None:
             return
         try:
-            depths = read_depth(
-                memoryview(message.data), message.encoding, message.height, message.width,
-                message.step, bool(message.is_bigendian),
-            )  # fmt: skip
+            shape, order = (message.height, message.width, message.step), bool(message.is_bigendian)
+            depths = read_depth(memoryview(message.data), message.encoding, *shape, order)
             distance = self._corridor.nearest(depths)
         except DepthError as error:
             self._warn(error)

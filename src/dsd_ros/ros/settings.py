@@ -27,8 +27,6 @@ from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import MAX_HISTORY
 
-STANDIN_FAULTS = ("none", "freeze", "slow", "die", "reject")
-
 
 @dataclass(frozen=True)
 class ManagedSettings:
@@ -69,28 +67,16 @@ class DraftNodeSettings(ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
     transport: str = option(
-        TRANSPORTS[0],
-        "dds: to a verifier_node on the network; websocket: through bridge_node. The node only reports it",
-        choices=TRANSPORTS,
+        TRANSPORTS[0], "dds: verifier_node; websocket: bridge_node. The node only reports it", choices=TRANSPORTS
     )
     image_timeout_s: float = option(2.0, "longest wait for a fresh picture, s", 0.1, 30.0)
     decode_timeout_s: float = option(15.0, "longest time of a reply when the caller gives no limit, s", 0.5, 120.0)
-    target_tokenizer: str = option(
-        "", "the target's model directory or tokenizer.json, if the draft has another tokenizer; empty: the draft's"
-    )
+    target_tokenizer: str = option("", "tokenizer.json of a target that has another one; empty: the draft's")
     link_patience_s: float = option(
-        2.0,
-        "a decode that allows unverified replies returns the draft's own reply after this much silence, s: the only "
-        "replies that are not the target's",
-        0.1,
-        60.0,
+        2.0, "a decode that allows unverified replies returns the draft's after this much silence, s", 0.1, 60.0
     )
     history_frames: int = option(
-        0,
-        "number of earlier pictures and actions in the prompt; only for models trained with them (the shipped pair "
-        "was not)",
-        0,
-        MAX_HISTORY,
+        0, "earlier pictures and actions in the prompt, for models trained with them (not the shipped)", 0, MAX_HISTORY
     )
     model: DraftModelSettings = field(default_factory=DraftModelSettings)
     decode: DecodeSettings = field(default_factory=DecodeSettings)
@@ -107,8 +93,7 @@ class MemoryNodeSettings(ManagedSettings):
         "'dsd documents' keeps for this user, or shipped: dsd's examples; empty: none",
     )
     remember: bool = option(
-        True,
-        "add what verified replies report, and where, to these documents; text files keep it only while the node runs",
+        True, "add what verified replies report to these documents; text files keep it while the node runs"
     )
     ask_timeout_s: float = option(30.0, "longest time of an answer when the caller gives no limit, s", 0.5, 600.0)
     model: ReaderModelSettings = field(default_factory=ReaderModelSettings)
@@ -128,9 +113,7 @@ class VerifierNodeSettings(DocumentSettings, MetricsSettings, ManagedSettings):
 class BridgeNodeSettings(ManagedSettings):
     """The websocket to a remote verifier."""
 
-    url: str = option(
-        f"ws://127.0.0.1:{VerifierSettings.port}", "address of the remote verifier, ws://host:port or wss://host:port"
-    )
+    url: str = option(f"ws://127.0.0.1:{VerifierSettings.port}", "address of the verifier, ws:// or wss://host:port")
     token_file: str = option("", "file with the bearer token of the remote verifier; empty: none is sent")
     ca_file: str = option("", "certificate authority (PEM) of the remote verifier; empty: the system's")
     longest_wait_s: float = option(5.0, "longest pause between two attempts to dial, s", 0.1, 60.0)
@@ -138,12 +121,10 @@ class BridgeNodeSettings(ManagedSettings):
 
 @dataclass(frozen=True)
 class GoalMemorySettings:
-    """When memory is asked about a goal."""
+    """Which goals memory is asked about."""
 
     when: str = option(
-        "never",
-        "goals that memory is asked about first: never, auto (goals that refer to their speaker) or always",
-        choices=WHEN,
+        "never", "goals to ask memory about: never, auto (those that refer to their speaker) or always", choices=WHEN
     )
     timeout_s: float = option(30.0, "longest wait for memory's answer, s", 0.5, 600.0)
 
@@ -173,23 +154,12 @@ class SupervisorNodeSettings(Fallback):
 class Go2NodeSettings(ManagedSettings):
     """The driver of a Unitree Go2."""
 
-    link: str = option(
-        "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
-    )
     robot_prefix: str = option("", "prefix of the robot's own topics; empty: a real robot's")
     stand_up: bool = option(True, "have the robot stand up when the node starts")
-    command_timeout_s: float = option(
-        0.5,
-        "the robot is stopped when cmd_vel or its state is older, s (the firmware alone would go on for 1 s)",
-        0.05,
-        0.5,
-    )
+    command_timeout_s: float = option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
     odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
     camera_rate: float = option(10.0, "rate at which pictures are requested from the robot, Hz", 0.5, 30.0)
     camera_delay_s: float = option(0.1, "age of a picture when it is requested, s; subtracted from its stamp", 0.0, 2.0)
-    sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
-    sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
-    sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
     drive: Go2Settings = field(default_factory=Go2Settings)
     limits: MotionLimits = field(default_factory=MotionLimits)
@@ -200,9 +170,7 @@ class WorldSettings:
     """Which simulated world."""
 
     seed: int = option(0, "number of the simulated world", 0, 2**31 - 1)
-    instruction: str = option(
-        "", "names the target of the world, e.g. 'find the silver bottle'; empty: the world's own"
-    )
+    instruction: str = option("", "names the world's target, e.g. 'find the silver bottle'; empty: the world's own")
 
 
 @dataclass(frozen=True)
@@ -212,10 +180,7 @@ class SimulatorNodeSettings(WorldSettings):
     camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
     odometry_rate: float = option(50.0, "rate of odometry, Hz", 5.0, 200.0)
     rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
-    command_timeout_s: float = option(
-        0.5, "the robot stops when cmd_vel is older, s (the firmware alone would hold it for 1 s)", 0.05, 1.0
-    )
-    camera_on: bool = option(True, "false: the camera falls silent, to rehearse its loss", live=True)
+    command_timeout_s: float = option(0.5, "the robot stops when cmd_vel is older, s", 0.05, 1.0)
 
 
 @dataclass(frozen=True)
@@ -227,7 +192,6 @@ class StandinNodeSettings(WorldSettings):
     lying: bool = option(True, "start lying down; it must stand up before it can move")
     path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
     battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
-    fault: str = option("none", "injected fault", choices=STANDIN_FAULTS, live=True)
 
 
 @dataclass(frozen=True)
@@ -236,13 +200,9 @@ class RecordNodeSettings:
 
     directory: str = option("", "folder to create for the bag; it must not exist")
     storage: str = option(STORAGES[0], "file format of the bag", choices=STORAGES)
-    camera_hz: float = option(
-        0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1000.0
-    )
+    camera_hz: float = option(0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1e3)
     topics: str = option("", "further topics of any type, separated by commas")
-    queue_mb: int = option(
-        64, "room for messages that wait for the disk, MB; beyond it they are dropped and counted", 1, 4096
-    )
+    queue_mb: int = option(64, "room for messages waiting for the disk, MB; others are dropped and counted", 1, 4096)
 
 
 @dataclass(frozen=True)
@@ -250,19 +210,11 @@ class VisualNodeSettings:
     """What RViz shows. The node does nothing without subscribers."""
 
     rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
-    overlay_width: int = option(  # the simulated camera's: enlarging a picture takes longer than sending it
-        336, "width of the overlaid picture, pixels; wider ones cost more than they gain", 240, 1920
-    )
-    publish_map: bool = option(
-        True, "publish that map and odom coincide; false if a localisation publishes their transform"
-    )
-    publish_description: bool = option(
-        True, "publish robot_description and its fixed transforms; false where robot_state_publisher does"
-    )
+    overlay_width: int = option(336, "width of the overlaid picture, pixels; wider ones cost more", 240, 1920)
+    publish_map: bool = option(True, "publish that map and odom coincide; false if localisation publishes that")
+    publish_description: bool = option(True, "publish robot_description; false where robot_state_publisher does")
     description: str = option("", "URDF file of the robot; empty: that of a Go2")
-    base_height: float = option(
-        0.0, "height of base_link above the floor in odometry, m (a real Go2's driver: 0.32)", 0.0, 2.0
-    )
+    base_height: float = option(0.0, "height of base_link in odometry, m (a real Go2's driver: 0.32)", 0.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -305,7 +257,6 @@ class ParameterSpec:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    live: bool = False  # may be set while the node runs
 
     def read(self, text: str) -> Any:
         """A text as this parameter's type; what cannot be read stays text, for the node to refuse by name."""
@@ -328,7 +279,7 @@ def specs(schema: type, prefix: str = "") -> Iterator[ParameterSpec]:
             known = item.metadata
             yield ParameterSpec(
                 prefix + item.name, kind, item.default, known["help"], known.get("min"), known.get("max"),
-                known.get("choices", ()), known.get("live", False),
+                known.get("choices", ()),
             )  # fmt: skip
         else:
             raise TypeError(f"The setting '{item.name}' of type {kind} cannot become a parameter.")

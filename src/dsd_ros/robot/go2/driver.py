@@ -31,7 +31,6 @@ from dsd_ros.robot.go2.protocol import (
     code_text,
     decode_state,
     move_parameter,
-    robot_state,
 )
 
 _READY = (Posture.STANDING, Posture.MOVING)
@@ -52,18 +51,11 @@ class Go2Settings:
     request_timeout_s: float = option(0.4, "longest wait for an answer, s", 0.05, 5.0)
     attempts: int = option(3, "times a request is sent before it counts as unanswered", 1, 10)
     state_timeout_s: float = option(0.3, "without a state for this long there is no motion, s", 0.05, 2.0)
-    command_timeout_s: float = option(
-        0.5, "without a further command for this long the driver stops the robot, s", 0.05, 0.9
-    )
+    command_timeout_s: float = option(0.5, "the driver stops the robot this long after the last command, s", 0.05, 0.9)
     move_rate: float = option(20.0, "rate of Move requests while moving, Hz", 4.0, 100.0)
-    posture_timeout_s: float = option(
-        8.0, "a posture must show in the state this soon after it was acknowledged, s", 0.5, 30.0
-    )
+    posture_timeout_s: float = option(8.0, "a posture must show in the state within this time, s", 0.5, 30.0)
     avoidance: str = option(
-        "auto",
-        "the robot's own obstacle avoidance. auto: on where the robot has it; required: no motion "
-        "without it; off: left as it is",
-        choices=AVOIDANCE,
+        "auto", "the robot's obstacle avoidance. required: no motion without it; off: left as it is", choices=AVOIDANCE
     )
     velocity_frame: str = option("body", "frame of the velocity in the robot's state", choices=VELOCITY_FRAMES)
 
@@ -113,12 +105,11 @@ class Go2Driver:
         """A serialized SportModeState has arrived."""
         now = time.monotonic()
         try:
-            sport = decode_state(data)
+            state = decode_state(data, now, self.settings.velocity_frame)
         except StateError as error:
             with self._changed:
                 self._bad_state = Fault(FaultCause.BAD_STATE, str(error), since=now)
             return
-        state = robot_state(sport, now, self.settings.velocity_frame)
         with self._changed:
             back = self._state is not None and state.received - self._state.received > 1.0
             self._state = replace(state, battery=self._battery)

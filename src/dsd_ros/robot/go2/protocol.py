@@ -150,30 +150,6 @@ class StateError(ValueError):
     """Bytes that are not a state of the robot; one sentence."""
 
 
-@dataclass(frozen=True)
-class SportState:
-    """SportModeState without feet and gait.
-
-    Lengths in m, velocities in m/s, angles in rad. ``stamp``: by the robot's own clock, s. ``quaternion``: w, x, y, z.
-    ``with_path``: the layout with path points.
-    """
-
-    stamp: float = 0.0
-    error_code: int = 0
-    quaternion: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    gyroscope: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    accelerometer: tuple[float, float, float] = (0.0, 0.0, 9.81)
-    rpy: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    mode: int = 0
-    progress: float = 0.0
-    position: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    body_height: float = 0.0
-    velocity: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    yaw_speed: float = 0.0
-    range_obstacle: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    with_path: bool = False
-
-
 # stamp, error, imu (quaternion, gyroscope, accelerometer, rpy, temperature), mode, progress, gait, foot height,
 # position, body height, velocity, yaw speed, ranges; then foot force, foot positions and speeds.
 _HEAD = "iII4f3f3f3fbB2xfB3xf3ff3ff4f"
@@ -196,14 +172,15 @@ _POSTURES = {
 }
 
 
-def decode_state(data: bytes) -> SportState:
+def decode_state(data: bytes, now: float = 0.0, frame: str = "body") -> RobotState:
     """Parse a serialized SportModeState (CDR, including its 4 header bytes) of either layout.
 
+    :param now: when it arrived (monotonic, s).
+    :param frame: "body" or "odom", the frame of the velocity that the robot sends.
     :raises StateError: for another length or encoding, or numbers that are not finite.
     """
     size = len(data) - _HEADER_BYTES
-    with_path = 0 <= size - STATE_WITH_PATH_BYTES <= _PADDING
-    if not with_path and not 0 <= size - STATE_BYTES <= _PADDING:
+    if not any(0 <= size - known <= _PADDING for known in (STATE_BYTES, STATE_WITH_PATH_BYTES)):
         raise StateError(
             f"The robot's state has {len(data)} bytes; known are layouts of {_HEADER_BYTES + STATE_BYTES} and "
             f"{_HEADER_BYTES + STATE_WITH_PATH_BYTES}: is this a Go2, and its message of a known version?"
@@ -213,66 +190,35 @@ def decode_state(data: bytes) -> SportState:
         raise StateError(f"The robot's state has the unknown encoding {encoding:#06x}.")
     layout = _LITTLE if encoding & 1 else _BIG
     v = layout.unpack_from(data, _HEADER_BYTES)
-    floats = (*v[3:16], v[18], *v[20:29])  # without the ranges, which may be infinite
-    if not all(map(math.isfinite, floats)):
+    if not all(map(math.isfinite, (*v[3:16], v[18], *v[20:29]))):  # without the ranges, which may be infinite
         raise StateError("The robot's state holds numbers that are not finite.")
-    return SportState(
-        stamp=v[0] + v[1] * 1e-9,
-        error_code=v[2],
-        quaternion=v[3:7],
-        gyroscope=v[7:10],
-        accelerometer=v[10:13],
-        rpy=v[13:16],
-        mode=v[17],
-        progress=v[18],
-        position=v[21:24],
-        body_height=v[24],
-        velocity=v[25:28],
-        yaw_speed=v[28],
-        range_obstacle=v[29:33],
-        with_path=with_path,
-    )
-
-
-def encode_state(state: SportState) -> bytes:
-    """The state as the robot serializes it, little endian, in the layout given by ``with_path``."""
-    whole = math.floor(state.stamp)
-    head = _LITTLE.pack(
-        whole, round((state.stamp - whole) * 1e9) % 1_000_000_000, state.error_code, *state.quaternion,
-        *state.gyroscope, *state.accelerometer, *state.rpy, 0, state.mode, state.progress, 0, 0.0,
-        *state.position, state.body_height, *state.velocity, state.yaw_speed, *state.range_obstacle,
-    )  # fmt: skip
-    size = STATE_WITH_PATH_BYTES if state.with_path else STATE_BYTES
-    return b"\x00\x01\x00\x00" + head + bytes(size - len(head))
-
-
-def robot_state(sport: SportState, now: float, velocity_frame: str = "body") -> RobotState:
-    """The driver interface's form of a state that arrived at ``now`` (monotonic, s).
-
-    :param velocity_frame: "body" or "odom", the frame of the velocity that the robot sends.
-    """
-    posture = _POSTURES.get(sport.mode, Posture.BUSY)
-    if sport.mode == 0 and 0.0 < sport.body_height < _LYING_HEIGHT:
+    mode, rpy, height, (vx, vy, vz) = v[17], v[13:16], v[24], v[25:28]
+    posture = _POSTURES.get(mode, Posture.BUSY)
+    if mode == 0 and 0.0 < height < _LYING_HEIGHT:
         posture = Posture.LYING
-    vx, vy, vz = sport.velocity
-    if velocity_frame == "odom":
-        c, s = math.cos(sport.rpy[2]), math.sin(sport.rpy[2])
+    if frame == "odom":
+        c, s = math.cos(rpy[2]), math.sin(rpy[2])
         vx, vy = c * vx + s * vy, c * vy - s * vx
     return RobotState(
-        received=now,
-        stamp=sport.stamp,
-        position=sport.position,
-        orientation=sport.quaternion,
-        rpy=sport.rpy,
-        velocity=(vx, vy, vz),
-        yaw_rate=sport.yaw_speed,
-        gyroscope=sport.gyroscope,
-        accelerometer=sport.accelerometer,
-        posture=posture,
-        mode=sport.mode,
-        error_code=sport.error_code,
-        body_height=sport.body_height,
-    )
+        received=now, stamp=v[0] + v[1] * 1e-9, position=v[21:24], orientation=v[3:7], rpy=rpy, velocity=(vx, vy, vz),
+        yaw_rate=v[28], gyroscope=v[7:10], accelerometer=v[10:13], posture=posture, mode=mode, error_code=v[2],
+        body_height=height,
+    )  # fmt: skip
+
+
+def encode_state(state: RobotState, with_path: bool = False) -> bytes:
+    """The state as the robot serializes it, little endian; ``with_path``: in the layout with path points.
+
+    ``state.stamp`` is by the robot's own clock; the posture is in ``mode``.
+    """
+    whole = math.floor(state.stamp)
+    head = _LITTLE.pack(
+        whole, round((state.stamp - whole) * 1e9) % 1_000_000_000, state.error_code, *state.orientation,
+        *state.gyroscope, *state.accelerometer, *state.rpy, 0, state.mode, 0.0, 0, 0.0,
+        *state.position, state.body_height, *state.velocity, state.yaw_rate, 0.0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+    size = STATE_WITH_PATH_BYTES if with_path else STATE_BYTES
+    return b"\x00\x01\x00\x00" + head + bytes(size - len(head))
 
 
 class ServiceLink(Protocol):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 
 from dsd_ros.robot.driver import DriverError, Posture
@@ -25,7 +26,6 @@ from dsd_ros.robot.go2.protocol import (
     ServiceRequest,
     ServiceResponse,
     SportApi,
-    SportState,
     encode_state,
     finite,
     read_parameter,
@@ -208,18 +208,4 @@ class Go2Standin:
                 return None
             self._state_time = now
             base = self.driver.state()
-            return encode_state(
-                SportState(
-                    stamp=_CLOCK + base.stamp,
-                    quaternion=base.orientation,
-                    gyroscope=base.gyroscope,
-                    accelerometer=base.accelerometer,
-                    rpy=base.rpy,
-                    mode=self.mode(),
-                    position=base.position,
-                    body_height=base.body_height,
-                    velocity=base.velocity,
-                    yaw_speed=base.yaw_rate,
-                    with_path=self.with_path,
-                )
-            )
+            return encode_state(replace(base, stamp=_CLOCK + base.stamp, mode=self.mode()), self.with_path)

@@ -68,12 +68,12 @@ class Offscreen:
         self._context.mat_texrepeat[: 2 * model.nmat] = model.mat_texrepeat.ravel()
         self._model = model
 
-    def draw(self, scene: Any, width: int, height: int) -> np.ndarray:
-        """The scene as uint8 (height, width, 3), RGB."""
+    def draw(self, scene: Any, width: int, height: int, depth: np.ndarray | None = None) -> np.ndarray:
+        """The scene as uint8 (height, width, 3), RGB; ``depth`` receives the depth buffer, bottom row first."""
         viewport = self._mujoco.MjrRect(0, 0, width, height)
         self._mujoco.mjr_render(viewport, scene, self._context)
         pixels = np.empty((height, width, 3), dtype=np.uint8)
-        self._mujoco.mjr_readPixels(pixels, None, viewport, self._context)
+        self._mujoco.mjr_readPixels(pixels, depth, viewport, self._context)
         return pixels[::-1].copy()
 
     def draw_with_depth(self, scene: Any, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,18 +81,15 @@ class Offscreen:
 
         Depths are float32 (height, width) in metres; NaN where nothing is visible.
         """
-        viewport = self._mujoco.MjrRect(0, 0, width, height)
-        self._mujoco.mjr_render(viewport, scene, self._context)
-        pixels = np.empty((height, width, 3), dtype=np.uint8)
         buffer = np.empty((height, width), dtype=np.float32)
         # Reversed depth: 1 at the near plane, 0 at the far plane, precise in between.
         self._context.readDepthMap = self._mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
-        self._mujoco.mjr_readPixels(pixels, buffer, viewport, self._context)
+        picture = self.draw(scene, width, height, buffer)
         extent = self._model.stat.extent
         near, far = self._model.vis.map.znear * extent, self._model.vis.map.zfar * extent
         values = buffer[::-1].astype(np.float64)
         depths = near * far / (near + values * (far - near))
-        return pixels[::-1].copy(), np.where(values > 0.0, depths, np.nan).astype(np.float32)
+        return picture, np.where(values > 0.0, depths, np.nan).astype(np.float32)
 
     def draw_geoms(self, scene: Any, width: int, height: int) -> np.ndarray:
         """The index of the geom in each pixel, -1 for none: int64 (height, width)."""

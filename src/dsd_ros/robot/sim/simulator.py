@@ -141,8 +141,15 @@ class Simulator:
         return scene
 
     def range_ahead(self) -> float:
-        """The range finder's reading, see :func:`range_ahead`."""
-        return range_ahead(self.world, self.pose)
+        """Distance from the robot's front to the nearest obstacle in the field of view, m; infinite beyond MAX_RANGE.
+
+        From the world's plan, without rendering and noise.
+        """
+        x, y, yaw = self.pose
+        x, y = x + CAMERA_AHEAD * math.cos(yaw), y + CAMERA_AHEAD * math.sin(yaw)
+        bearings = (RANGE_FIELD_OF_VIEW * (i / (_RAYS - 1) - 0.5) for i in range(_RAYS))
+        nearest = min(_along(self.world, x, y, yaw + bearing) for bearing in bearings)
+        return nearest if nearest <= MAX_RANGE else math.inf
 
     def visible_pixels(self) -> dict[int, int]:
         """How many pixels of the front camera's picture show each visible thing: {index in world.things: count}."""
@@ -234,19 +241,13 @@ def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
     try:
         goal = named_goal(instruction)
     except ValueError:
-        colours, kinds = ", ".join(COLOURS), ", ".join(KINDS)
-        return Arrival(
-            False, -1.0,
-            f"The instruction names no target: name a colour ({colours}) and a kind ({kinds}).",
-        )  # fmt: skip
+        how = f"name a colour ({', '.join(COLOURS)}) and a kind ({', '.join(KINDS)})"
+        return Arrival(False, -1.0, f"The instruction names no target: {how}.")
+    named = f"The instruction names the {goal.name}, but"
     if world.target_index is None:
-        return Arrival(False, -1.0, f"The instruction names the {goal.name}, but no {world.missing} is here to go to.")
-    target = world.target
-    if goal.thing != target.name or (world.which and goal.which != world.which):
-        return Arrival(
-            False, -1.0,
-            f"The instruction names the {goal.name}, but this world's target is the {world.goal}.",
-        )  # fmt: skip
+        return Arrival(False, -1.0, f"{named} no {world.missing} is here to go to.")
+    if goal.thing != world.target.name or (world.which and goal.which != world.which):
+        return Arrival(False, -1.0, f"{named} this world's target is the {world.goal}.")
     distance = simulator.distance_to_target()
     where = f"The robot is {distance:.2f} m from the {world.goal}"
     if distance > REACH:
@@ -256,19 +257,6 @@ def check_arrival(simulator: Simulator, instruction: str) -> Arrival:
     if not simulator.reached():
         return Arrival(False, distance, f"{where}, but it still moves.")
     return Arrival(True, distance, f"{where} and stands still.")
-
-
-def range_ahead(world: World, pose: tuple[float, float, float]) -> float:
-    """Distance from the robot's front to the nearest obstacle in the field of view, m; infinite beyond MAX_RANGE.
-
-    From the world's plan, without rendering and noise.
-
-    :param pose: x, y (m) and yaw (rad) of the base's centre.
-    """
-    x, y, yaw = pose
-    x, y = x + CAMERA_AHEAD * math.cos(yaw), y + CAMERA_AHEAD * math.sin(yaw)
-    nearest = min(_along(world, x, y, yaw + RANGE_FIELD_OF_VIEW * (i / (_RAYS - 1) - 0.5)) for i in range(_RAYS))
-    return nearest if nearest <= MAX_RANGE else math.inf
 
 
 def _along(world: World, x: float, y: float, heading: float) -> float:

@@ -58,7 +58,7 @@ class SystemUnderTest:
         """Find the verifier's address in what it prints; after a restart it is another one."""
         found = address_in(line)
         if found is not None and self.proxy is not None:
-            self.proxy.target = (found.host, found.port)
+            self.proxy.target = (str(found.hostname), found.port or 0)
 
     def _hear(self, name: str, line: str) -> None:
         self.lines.append(f"[{name}] {line}")

@@ -22,6 +22,10 @@ _PLACE = (
     "a folder of text files (.md, .txt), a store made by 'dsd documents', own: this user's store, shipped: dsd's "
     "examples, or '': none"
 )
+_FIGURES = (
+    "seconds", "first_token_seconds", "device_documents", "cloud_documents", "switches", "reveals", "rejections",
+    "preemptions", "attempts", "bytes_up", "bytes_down",
+)  # fmt: skip
 
 
 @arguments
@@ -41,7 +45,7 @@ def command(args: AskArguments) -> int:
     """One question, answered from the robot's documents and the cloud's, which never meet.
 
     Each side reads only its own documents, and only drafts of the answer travel. The verifier must have documents;
-    when none is named, this process is the cloud, too. Example: dsd ask 'which chair do I like?'
+    without --verifier this process is the cloud as well. Example: dsd ask 'which chair do I like?'
     """
     from dsd_ros.dragon.client import DragonClient
     from dsd_ros.dragon.server import DragonServer
@@ -55,10 +59,10 @@ def command(args: AskArguments) -> int:
 
 
 def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable[..., Any]) -> int:
-    """Answer by a ``session`` on the robot's side and, where no verifier is named, a ``service`` on the cloud's."""
-    told = _Told(streams=args.json != STDOUT and is_terminal(sys.stdout))
-    answer = _answer(args, session, service, told)
-    told.end(answer.text)
+    """Answer with a ``session`` on the robot's side and, without a named verifier, a ``service`` on the cloud's."""
+    printer = _Printer(streams=args.json != STDOUT and is_terminal(sys.stdout))
+    answer = _answer(args, session, service, printer)
+    printer.end(answer.text)
     print(summary(answer), file=sys.stderr)
     write_json(args.json, as_json(args.question, answer))
     return EXIT_DONE
@@ -95,7 +99,7 @@ def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
         yield stack.enter_context(LocalChannel(cloud))
 
 
-class _Told:
+class _Printer:
     """Prints an answer; on a terminal, as it grows."""
 
     def __init__(self, streams: bool) -> None:
@@ -118,14 +122,14 @@ class _Told:
 def summary(answer: Answer) -> str:
     """An answer's figures on one line."""
     figures, share = answer.statistics, answer.statistics.accepted
-    held = f"drafts that held: {share['device']:.0%} and {share['cloud']:.0%}; " if figures.steps else ""
+    held = f"accepted drafts: {share['device']:.0%} and {share['cloud']:.0%}; " if figures.steps else ""
     line = (
         f"{len(answer.tokens)} tokens in {figures.seconds:.2f} s, the first after {figures.first_token_seconds:.2f} s; "
         f"{figures.device_documents} of the robot's documents and {figures.cloud_documents} of the cloud's; "
         f"{held}{figures.bytes_up / 1000:.1f} kB up, {figures.bytes_down / 1000:.1f} kB down"
     )
     if figures.attempts > 1:
-        line += f"; asked {figures.attempts} times"
+        line += f"; {figures.attempts} attempts"
     if not answer.whole:
         line += f"; from token {figures.alone_from} on by the robot's documents alone: the link was lost"
     return line
@@ -134,25 +138,8 @@ def summary(answer: Answer) -> str:
 def as_json(question: str, answer: Answer) -> dict[str, Any]:
     """Text, tokens and figures."""
     figures = answer.statistics
-    return {
-        "question": question,
-        "text": answer.text,
-        "tokens": answer.tokens,
-        "finished": answer.finished,
-        "whole": answer.whole,
-        "seconds": figures.seconds,
-        "first_token_seconds": figures.first_token_seconds,
-        "token_seconds": list(figures.token_seconds),
-        "device_documents": figures.device_documents,
-        "cloud_documents": figures.cloud_documents,
-        "device_accepted": figures.accepted["device"],
-        "cloud_accepted": figures.accepted["cloud"],
-        "aggregators": list(figures.aggregators),
-        "switches": figures.switches,
-        "reveals": figures.reveals,
-        "rejections": figures.rejections,
-        "preemptions": figures.preemptions,
-        "attempts": figures.attempts,
-        "bytes_up": figures.bytes_up,
-        "bytes_down": figures.bytes_down,
-    }
+    result = {"question": question} | {name: getattr(answer, name) for name in ("text", "tokens", "finished", "whole")}
+    result |= {name: getattr(figures, name) for name in _FIGURES}
+    accepted = {f"{side}_accepted": figures.accepted[side] for side in ("device", "cloud")}
+    listed = {"token_seconds": list(figures.token_seconds), "aggregators": list(figures.aggregators)}
+    return result | accepted | listed

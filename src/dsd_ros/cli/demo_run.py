@@ -1,4 +1,4 @@
-"""What `dsd demo` runs: every node as a process of its own, one Navigate goal, ground truth, a report."""
+"""Run the demo: start every node as a process, send one Navigate goal, collect ground truth, write a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
 
 from dsd_ros.cli.arguments import STDOUT, output_file
 from dsd_ros.cli.demo import SCENARIOS, DemoSettings
@@ -29,41 +30,28 @@ from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.observe.view.web import MISSING as VIEW_MISSING
 from dsd_ros.observe.view.web import available as view_available
 from dsd_ros.robot.sim.world import World
-from dsd_ros.ros.bringup import ROBOTS, TRANSPORTS, plan, values_of
+from dsd_ros.ros.bringup import plan, values_of
 from dsd_ros.ros.processes import Child, ProcessGroup
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
 
 _READY_LIMIT_S = 180.0
-_RECORDER_LIMIT_S = 15.0  # after that: the run does not depend on its recording
+_RECORDER_LIMIT_S = 15.0  # then the run starts without it
 _VIEW = "view_node"
 _OWN = {"namespace", "domain"}  # arguments that would separate the demo from its own nodes
-_ADDRESS = re.compile(r"(wss?)://(\[[\w.:]+\]|[\w.\-]+):(\d+)")
+_ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 
 
-class VerifierAddress(NamedTuple):
-    """Where a verifier listens; ``host`` is without the brackets that a URL puts around an IPv6 address."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
-
-
-def address_in(line: str) -> VerifierAddress | None:
+def address_in(line: str) -> SplitResult | None:
     """The address in a line that `dsd verifier` printed, if there is one."""
     found = _ADDRESS.search(line)
-    return found and VerifierAddress(found[1], found[2].strip("[]"), int(found[3]))
+    return urlsplit(found[0]) if found else None
 
 
 @dataclass
 class DemoReport:
-    """What a run came to; the JSON is this, field by field."""
+    """The result of a run; these fields are its JSON."""
 
     reached: bool = False
     distance_m: float | None = None
@@ -75,8 +63,8 @@ class DemoReport:
     seconds: float = 0.0
     instruction: str = ""
     scenario: str = ""
-    answer: str = ""  # what memory said to the instruction; empty: it was not asked, or said nothing
-    resolved_instruction: str = ""  # what was carried out; empty: nothing was
+    answer: str = ""  # memory's answer to the instruction; empty: none
+    resolved_instruction: str = ""  # the instruction carried out; empty: none
     outcome: str = "UNKNOWN"
     message: str = ""
     startup_seconds: float = 0.0
@@ -89,15 +77,15 @@ def run_demo(
 ) -> int:
     """Run the whole system once and return the exit code. Call it from the main thread.
 
-    All processes it started have ended when it returns, within 2 s of an interruption. On a terminal it keeps serving
-    the web view after the run until it is interrupted; that does not change the exit code.
+    Its processes have ended when it returns, within 2 s of an interruption. On a terminal the web view is served after
+    the run until an interruption, which does not change the exit code.
 
-    :param more: further arguments of the demo system. Over a websocket, ``verifier`` may name the address of a relay
-        in front of the verifier that the demo starts on ``verifier_port``.
+    :param more: further arguments of the demo system. Over a websocket, ``verifier`` may be the address of a relay in
+        front of the verifier, which the demo starts on ``verifier_port``.
     :param json: where to write the report; STDOUT: print it.
     :param time_limit: of the run, s.
     :raises ValueError: for bad input, before anything starts.
-    :raises CommandError: if the run cannot go on; the report is written all the same.
+    :raises CommandError: when the run cannot go on; the report is written nevertheless.
     """
     settings = settings.with_scenario()
     arguments = arguments_of(settings, more or {})
@@ -137,7 +125,7 @@ def run_demo(
 
 
 def _write(report: DemoReport, path: Path | None, code: int) -> int:
-    """Write the JSON where it is wanted; return the exit code."""
+    """Write the JSON; returns the exit code."""
     try:
         write_json(path, asdict(report))
     except OSError as error:
@@ -147,7 +135,7 @@ def _write(report: DemoReport, path: Path | None, code: int) -> int:
 
 
 def _serve_on(settings: DemoSettings, group: ProcessGroup, stop: threading.Event) -> None:
-    """On a terminal, keep the web view for as long as somebody may look at it; all else has ended."""
+    """On a terminal, keep serving the web view until an interruption; everything else has ended."""
     views = [child for child in group.children if child.name == _VIEW and child.running]
     if settings.headless or not views or not sys.stdout.isatty():
         return
@@ -158,7 +146,7 @@ def _serve_on(settings: DemoSettings, group: ProcessGroup, stop: threading.Event
 
 
 def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, str]:
-    """The demo system's arguments, ``more`` among them; ValueError for one that the demo sets itsettings."""
+    """The demo system's arguments, with ``more``; raises ValueError for one that the demo sets itself."""
     known = {
         "transport": settings.transport,
         "robot": settings.robot,
@@ -184,19 +172,15 @@ def arguments_of(settings: DemoSettings, more: Mapping[str, str]) -> dict[str, s
 
 
 def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | None) -> None:
-    """Refuse bad input before anything starts; ValueError with one sentence."""
+    """Raise ValueError for bad input, before anything starts."""
     decoding_mode(settings.mode)
-    if settings.transport not in TRANSPORTS:
-        raise ValueError(f"'{settings.transport}' is no transport; choose from {', '.join(TRANSPORTS)}.")
-    if settings.robot not in ROBOTS:
-        raise ValueError(f"'{settings.robot}' is no robot; choose from {', '.join(ROBOTS)}.")
+    recorded = values_of("demo", dict(arguments))["record"]
     text = (settings.instruction or "").strip()
     if not text:
         raise ValueError("The instruction is empty: say what the robot should find.")
     if len(text) > MAX_INSTRUCTION_CHARS:
         raise ValueError(f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed.")
     World.from_seed(settings.seed or 0, settings.goal.strip())
-    recorded = values_of("demo", dict(arguments))["record"]
     if recorded and Path(recorded).exists():
         raise ValueError(f"{recorded} exists already; name a folder for the bag that does not.")
     if json not in (None, STDOUT):
@@ -204,7 +188,7 @@ def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | No
 
 
 def _choose_domain() -> None:
-    """A domain and discovery range of our own, unless the user has chosen."""
+    """Use a ROS domain and a discovery range of its own, unless the user has chosen."""
     os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
     os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
@@ -269,7 +253,7 @@ def _print_result(report: DemoReport) -> None:
 
 
 def _await_recorder(client: DemoClient, group: ProcessGroup, stop: threading.Event) -> None:
-    """Wait until the recorder hears everything; say what it does not hear, if that is not soon, and go on."""
+    """Wait until the recorder hears all topics, within a limit; then print those that it does not hear."""
     deadline = time.monotonic() + _RECORDER_LIMIT_S
     recorder = group.child("record_node")
     _wait(
@@ -289,33 +273,30 @@ def _start_processes(
 ) -> None:
     if not settings.headless and not view_available():
         print(f"dsd demo: {VIEW_MISSING}", file=sys.stderr)
-    named: list[VerifierAddress] = []
-
-    def look(line: str) -> None:
-        found = address_in(line)
-        if found is not None:
-            named.append(found)
-
+    named: list[SplitResult] = []
     starts = {start.name: start for start in plan("demo", arguments)}
     verifier = starts.pop("verifier", None)
-    child = None if verifier is None else group.start_planned(verifier, on_line=look)
+    if verifier is not None:
+        child = group.start_planned(verifier, on_line=lambda line: named.extend(filter(None, [address_in(line)])))
     # Only the bridge needs the address, so the other nodes do not wait for the verifier's model.
     for start in starts.values():
         if start.name != "bridge_node" and start.available:
             group.start_planned(start)
-    if child is None:
+    if verifier is None:
         return
     _wait(lambda: named, group, stop, _READY_LIMIT_S, "The verifier named no address")
     address = named[0]
-    known = plan("demo", {"verifier": address.url} | arguments | {"verifier_port": str(address.port)})
+    known = plan("demo", {"verifier": address.geturl()} | arguments | {"verifier_port": str(address.port)})
     starts = {start.name: start for start in known}
-    child.command = list(starts["verifier"].command)  # started again, it has to be where the bridge looks for it
+    child.command = list(starts["verifier"].command)  # a restarted verifier must be where the bridge looks for it
     group.start_planned(starts["bridge_node"])
 
 
 def _wait(done: Callable[[], Any], group: ProcessGroup, stop: threading.Event, limit: float, sentence: str) -> None:
-    """Poll ``done``; CommandError on an interruption, the end of a process that is not restarted, or after ``limit``
-    seconds."""
+    """Poll ``done``.
+
+    :raises CommandError: on an interruption, when a process ends for good, or after ``limit`` seconds.
+    """
     deadline = time.monotonic() + limit
     while not done():
         if stop.is_set():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, word
+from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.paths import data_directory
 
@@ -21,8 +21,9 @@ command = App(name="documents", help="The documents that questions are answered 
 
 
 def _store() -> Any:
-    text = "folder of the store (default: $XDG_DATA_HOME/dsd_ros/documents, or below ~/.local/share)"
-    return flag(None, text, metavar="DIR")
+    return file_option(
+        "folder of the store (default: $XDG_DATA_HOME/dsd_ros/documents, or below ~/.local/share)", "DIR"
+    )
 
 
 @arguments
@@ -75,19 +76,19 @@ def add(args: AddArguments) -> int:
     from dsd_ros.dragon.documents.chunking import files_in, read_document
 
     documents = [read_document(path, args.place, args.time) for path in files_in(args.paths)]
-    told = []
+    added = []
     with _open(args) as (store, progress):
         for done, document in enumerate(documents):
 
-            def tell(share: float, line: str, done: int = done) -> None:
+            def report(share: float, line: str, done: int = done) -> None:
                 progress.to((done + share) / len(documents), line)
 
-            changed = store.add(document, tell)
-            told.append({"source": document.source, "changed": changed})
+            changed = store.add(document, report)
+            added.append({"source": document.source, "changed": changed})
             progress.say(f"{'added    ' if changed else 'unchanged'} {document.source}")
         chunks = len(store)
     print(f"{chunks} chunks in all")
-    write_json(args.json, {"documents": told, "chunks": chunks})
+    write_json(args.json, {"documents": added, "chunks": chunks})
     return EXIT_DONE
 
 

@@ -29,7 +29,7 @@ def test_a_method_is_asked_as_any_other(capsys, options):
     assert code == 0, err
     told = json.loads(out)
     assert len(told["tokens"]) == 4 and told["cloud_documents"] == told["device_documents"] == 1
-    assert told["bytes_down"] > 10_000 and "drafts that held" not in err
+    assert told["bytes_down"] > 10_000 and "accepted drafts" not in err
 
 
 def test_comparisons_want_no_verifier(capsys, options):

@@ -16,7 +16,6 @@ class InspectArguments:
     html: Path | None = file_option("write a report with plots and pictures, in one file")
     png: Path | None = file_option("write the plots alone")
     csv: Path | None = file_option("write a row per round")
-    parquet: Path | None = file_option("write a row per round; needs the package pyarrow")
     repair: Path | None = file_option("write what can be read as a new, complete bag", "DIR")
 
 
@@ -26,7 +25,7 @@ def command(args: InspectArguments) -> int:
     Needs no ROS: the bag contains its message definitions.
     """
     from dsd_ros.observe.bag.reader import open_bag
-    from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines, write_parquet
+    from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
     from dsd_ros.observe.bag.run import read_run
 
     bag = open_bag(args.bag)
@@ -38,8 +37,6 @@ def command(args: InspectArguments) -> int:
     write_json(args.json, as_json(run))
     if args.csv is not None:
         args.csv.write_text(as_csv(run), encoding="utf-8")
-    if args.parquet is not None:
-        write_parquet(run, args.parquet)
     if args.html is not None or args.png is not None:
         from dsd_ros.observe.bag.plots import draw, page
 

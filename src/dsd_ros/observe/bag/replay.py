@@ -9,17 +9,11 @@ from typing import Any
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.observe.bag.reader import Bag, BagError
-from dsd_ros.observe.bag.replay_system import (
-    ReplayPlan,
-    ReplayReply,
-    ReplayRequest,
-    changed_parameters,
-    reusable_parameters,
-)
+from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
 from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 
 _HISTORY = 8  # previous steps, as many as the navigation node sends
-_SAME_DRAWS = ({"dsd", "fsd"},)  # presets that draw the same tokens when sampling
+_SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 
 
 @dataclass(frozen=True)
@@ -69,13 +63,14 @@ class StepComparison:
     def lines(self) -> list[str]:
         """The difference as text."""
         step, reply = self.step, self.reply
-        result = [f"step {step.number}: {', '.join(self.changed)} changed"]
-        result.append(f"  - recorded, picture of {_seconds(step.stamp)}: {step.text!r}")
         about = f"picture of {_seconds(reply.stamp)}: {reply.text!r}" if reply.text else reply.message
-        result.append(f"  + replayed, {about}")
+        result = [
+            f"step {step.number}: {', '.join(self.changed)} changed",
+            f"  - recorded, picture of {_seconds(step.stamp)}: {step.text!r}",
+            f"  + replayed, {about}",
+        ]
         if "action" in self.changed:
-            new = action_of(reply.text) or "none"
-            result.append(f"    action: {step.action or 'none'} -> {new}")
+            result.append(f"    action: {step.action or 'none'} -> {action_of(reply.text) or 'none'}")
         if "tokens" in self.changed and step.tokens is not None and reply.tokens is not None:
             pairs = zip(step.tokens, reply.tokens, strict=False)
             shorter = min(len(step.tokens), len(reply.tokens))
@@ -140,11 +135,7 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
     if options.target_model:
         verifier["model.path"] = options.target_model
     transport = options.transport or str(run.steps[0].stats.get("transport", "dds"))
-    plan = ReplayPlan(
-        transport if transport == "websocket" else "dds",
-        changed_parameters(draft, "draft_node"),
-        changed_parameters(verifier, "verifier_node"),
-    )
+    plan = ReplayPlan(transport if transport == "websocket" else "dds", draft, verifier)
     return ReplayTask(bag, run, plan, settings.mode, asked, not sampled, notes)
 
 
@@ -169,9 +160,8 @@ def settings_of(run: Run) -> DecodeSettings:
     if not given:
         given = {"mode": str(run.steps[-1].stats.get("mode", "dsd"))}
     kinds = typing.get_type_hints(DecodeSettings)
-    known = {name: kinds[name](value) for name, value in given.items() if name in kinds}
     try:
-        return DecodeSettings(**known)
+        return DecodeSettings(**{name: kinds[name](value) for name, value in given.items() if name in kinds})
     except ValueError as error:
         raise BagError(f"{run.bag.path} was recorded with settings this version does not accept: {error}") from None
 
@@ -214,10 +204,9 @@ def _check_draws(recorded: DecodeSettings, settings: DecodeSettings, numbers: li
             "which are missing. Record from the start, or with temperature 0."
         )
     coupled = recorded.proven_by is Proof.COUPLED and settings.proven_by is Proof.COUPLED
-    alike = recorded.mode == settings.mode or any({recorded.mode, settings.mode} <= group for group in _SAME_DRAWS)
     if coupled:
         return
-    if not alike:
+    if recorded.mode != settings.mode and not {recorded.mode, settings.mode} <= _SAME_DRAWS:
         raise BagError(
             f"The bag's replies are sampled in mode {recorded.mode}, and mode {settings.mode} draws others of the "
             "same distribution; replay it in its own mode, or record with temperature 0 or proof coupled."

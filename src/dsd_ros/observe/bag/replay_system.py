@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from dsd_ros.paths import config_directory
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.settings import NODES, specs
 
 READY_LIMIT_S = 180.0
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
@@ -64,18 +62,8 @@ class ReplayReply:
 
 def reusable_parameters(recorded: dict[str, Any], node: str) -> dict[str, Any]:
     """The recorded parameters of a node that still exist and do not depend on the machine."""
-    known = _shipped_parameters(node)
-    return {
-        name: value
-        for name, value in recorded.items()
-        if name in known and not name.startswith(_MACHINE_PARAMETERS) and isinstance(value, type(known[name]))
-    }
-
-
-def changed_parameters(parameters: dict[str, Any], node: str) -> dict[str, Any]:
-    """The parameters that differ from the node's shipped file."""
-    known = _shipped_parameters(node)
-    return {name: value for name, value in parameters.items() if known.get(name) != value}
+    kinds = {spec.name: spec.kind for spec in specs(NODES[node]) if not spec.name.startswith(_MACHINE_PARAMETERS)}
+    return {name: value for name, value in recorded.items() if name in kinds and isinstance(value, kinds[name])}
 
 
 class ReplaySystem:
@@ -157,20 +145,3 @@ class ReplaySystem:
         self._group.start("verifier", command, on_line=lambda line: addresses.extend(_ADDRESS.findall(line)))
         self.wait(lambda: bool(addresses), "The verifier named no address")
         self._group.start_planned(Start("bridge_node", {"url": addresses[0]}, namespace))
-
-
-def _shipped_parameters(node: str) -> dict[str, Any]:
-    """The flat parameters of a node's shipped file."""
-    path = config_directory() / f"{node.removesuffix('_node')}.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return _flat(content[f"/**/{node}"]["ros__parameters"])
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            result |= _flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result

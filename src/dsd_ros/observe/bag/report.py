@@ -1,4 +1,4 @@
-"""Summarize a recorded run: text, tables of steps and rounds, CSV, JSON and Parquet."""
+"""Summarize a recorded run: text, tables of steps and rounds, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from dsd_ros.observe.bag.run import Run
@@ -141,19 +140,6 @@ def as_json(run: Run) -> dict[str, Any]:
         for step in run.steps
     ]  # fmt: skip
     return summary(run) | {"parameters": run.parameters, "replies": steps}
-
-
-def write_parquet(run: Run, path: Path) -> None:
-    """Write the rounds as Parquet.
-
-    :raises ValueError: when pyarrow is not installed; at 55 MB it is optional.
-    """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise ValueError("Parquet needs the package pyarrow: pip install pyarrow, or use --csv.") from None
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rounds_of(run)), path)
 
 
 def _since(run: Run, at: int) -> float:

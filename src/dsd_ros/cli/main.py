@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None, program: CommandLine = DSD) -> int:
 
 
 def parse(argv: Sequence[str], program: CommandLine = DSD) -> tuple[Callable[..., int | None], Any]:
-    """The command that ``argv`` names and its arguments; ValueError or CycloptsError for what it cannot be."""
+    """The command that ``argv`` names and its bound arguments; raises ValueError or CycloptsError."""
     first = list(takewhile(_BEFORE.__contains__, argv))
     words = with_json_value([*argv[len(first) :], *first])
     name = words[0] if words else ""
@@ -145,10 +145,7 @@ def parse(argv: Sequence[str], program: CommandLine = DSD) -> tuple[Callable[...
 
 
 def run(program: CommandLine = DSD) -> NoReturn:
-    """The installed command: ``main``, then the end of the process.
-
-    Leaving the interpreter would unload torch for a second, which a Ctrl-C should not wait for.
-    """
+    """The installed command: runs ``main`` and ends the process at once, since unloading torch takes a second."""
     try:
         code = main(program=program)
         sys.stdout.flush()
@@ -192,7 +189,7 @@ def _exit_code_and_sentence(error: Exception, program: CommandLine) -> tuple[int
 
 
 def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:
-    """What cyclopts has against the command line, as one sentence with where to look."""
+    """The error of cyclopts as one sentence, with the command that lists what is valid."""
     error.verbose = False
     if isinstance(error, UnusedCliTokensError):
         text = f"'{(error.unused_tokens or [''])[0]}' is one word too many"
@@ -205,7 +202,7 @@ def _usage_sentence(error: CycloptsError, program: CommandLine) -> str:
 
 
 def version() -> str:
-    """Version, protocol version, and the commit where this is a checkout."""
+    """Version, protocol version and, in a checkout, the commit."""
     from dsd_ros import __version__
     from dsd_ros.wire.messages import PROTOCOL_VERSION
 
@@ -214,7 +211,7 @@ def version() -> str:
 
 
 def _commit(root: Path) -> str:
-    """The commit of a checkout at ``root``, with -dirty after it where files differ; else ""."""
+    """The commit of a checkout at ``root``, followed by -dirty if files differ; "" if it is none."""
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]

@@ -137,16 +137,16 @@ def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
 def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
     """A reply's picture as it was sent to the verifier, as PNG and format; None when it is unknown."""
     sent = step.seen
-    form = "rgb8; png compressed bgr8"
     if sent is None or not sent.picture:
         return None
-    if sent.encoding == "png":
-        return sent.picture, form
-    if sent.encoding != "rgb8" or len(sent.picture) != 3 * sent.height * sent.width:
-        return None
-    out = io.BytesIO()
-    Image.frombytes("RGB", (sent.width, sent.height), sent.picture).save(out, "png")
-    return out.getvalue(), form
+    png = sent.picture
+    if sent.encoding != "png":
+        if sent.encoding != "rgb8" or len(png) != 3 * sent.height * sent.width:
+            return None
+        out = io.BytesIO()
+        Image.frombytes("RGB", (sent.width, sent.height), png).save(out, "png")
+        png = out.getvalue()
+    return png, "rgb8; png compressed bgr8"
 
 
 class _Reading:
@@ -273,17 +273,9 @@ def stamp_of(time: Any) -> int:
 
 def plain(message: Any) -> dict[str, Any]:
     """A message's fields as plain values, without nested messages."""
-    result: dict[str, Any] = {}
-    for name, value in vars(message).items():
-        if name.startswith("__"):
-            continue
-        if isinstance(value, np.ndarray):
-            result[name] = value.tolist()
-        elif isinstance(value, (bool, int, float, str)):
-            result[name] = value
-        elif isinstance(value, (list, tuple)):
-            result[name] = list(value)
-    return result
+    values = {name: value for name, value in vars(message).items() if not name.startswith("__")}
+    values |= {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
+    return {name: value for name, value in values.items() if isinstance(value, (bool, int, float, str, list, tuple))}
 
 
 def header_stamp(data: bytes) -> int:

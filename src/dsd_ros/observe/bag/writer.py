@@ -7,11 +7,11 @@ loses nothing saved, and a failed write (a full disk) is rolled back. Needs no R
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from io import BytesIO
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class BagWriter:
         self._connections: dict[tuple[str, str], Connection] = {}
         self._files: list[dict[str, Any]] = []
         self._file: Any = None
+        self._announced = set[str]()  # message types defined in the current file
         try:
             self.folder.mkdir(parents=True)
         except FileExistsError:
@@ -58,13 +59,11 @@ class BagWriter:
         except OSError as error:
             raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
         self._reserve = self.folder / ".reserve"
-        try:
+        with self._ends_on_error():
             with open(self._reserve, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
             self._next_file()
             self.write_metadata()
-        except (OSError, sqlite3.Error) as error:
-            raise self._fail(error) from None
 
     @property
     def closed(self) -> bool:
@@ -83,7 +82,7 @@ class BagWriter:
         """
         if self.closed:
             return
-        try:
+        with self._ends_on_error():
             connection = self._connections.get((topic, kind)) or self._connect(topic, kind, qos)
             self._file.write(connection, timestamp, data)
             about = self._files[-1]
@@ -93,28 +92,20 @@ class BagWriter:
             self.messages += 1
             if self._file.size > self._file_bytes:
                 self._next_file()
-        except (OSError, sqlite3.Error) as error:
-            raise self._fail(error) from None
 
     def save(self) -> None:
         """Flush all messages to disk, so that a kill loses none of them. Raises RecordError like :meth:`write`."""
-        if self.closed:
-            return
-        try:
-            self._file.save()
-        except (OSError, sqlite3.Error) as error:
-            raise self._fail(error) from None
+        if not self.closed:
+            with self._ends_on_error():
+                self._file.save()
 
     def close(self) -> None:
         """Write the index and metadata.yaml. May be called twice. Raises RecordError like :meth:`write`."""
-        if self.closed:
-            return
-        try:
-            self._reserve.unlink(missing_ok=True)
-            self._end_file()
-            self.write_metadata()
-        except (OSError, sqlite3.Error) as error:
-            raise self._fail(error) from None
+        if not self.closed:
+            with self._ends_on_error():
+                self._reserve.unlink(missing_ok=True)
+                self._end_file()
+                self.write_metadata()
 
     def write_metadata(self) -> None:
         """Replace metadata.yaml atomically with the current state."""
@@ -130,17 +121,15 @@ class BagWriter:
         make = McapFile if self._storage == "mcap" else SqliteFile
         self._file = make(self.folder / name)
         self._files.append({"path": name, "first": 2**63 - 1, "last": 0, "counts": {}})
-        kinds = set()
+        self._announced.clear()
         for connection in self._connections.values():
-            self._announce(connection, connection.msgtype not in kinds)
-            kinds.add(connection.msgtype)
+            self._announce(connection)
 
     def _end_file(self) -> None:
         if self._file is None:
             return
         self._file.save()
-        text = yaml.safe_dump(self._information(), sort_keys=False)
-        self._file.close(_VERSION, text)
+        self._file.close(_VERSION, yaml.safe_dump(self._information(), sort_keys=False))
         self._file = None
 
     def _connect(self, topic: str, kind: str, qos: Sequence[Qos]) -> Connection:
@@ -155,13 +144,13 @@ class BagWriter:
             ext=ConnectionExtRosbag2(serialization_format="cdr", offered_qos_profiles=list(qos)),
             owner=self,
         )
-        known = any(other.msgtype == kind for other in self._connections.values())
-        self._announce(connection, not known)
+        self._announce(connection)
         self._connections[topic, kind] = connection
         return connection
 
-    def _announce(self, connection: Connection, new_type: bool) -> None:
-        if new_type:
+    def _announce(self, connection: Connection) -> None:
+        if connection.msgtype not in self._announced:
+            self._announced.add(connection.msgtype)
             self._file.add_msgtype(connection)
         profiles = yaml.safe_dump(dump_qos_v9(list(connection.ext.offered_qos_profiles)))
         self._file.add_connection(connection, profiles)
@@ -209,6 +198,13 @@ class BagWriter:
             "ros_distro": os.environ.get("ROS_DISTRO", "jazzy"),
         }
 
+    @contextlib.contextmanager
+    def _ends_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise self._fail(error) from None
+
     def _fail(self, error: Exception) -> RecordError:
         """Free the reserve, save what fits in it, and return the error to raise."""
         self._reserve.unlink(missing_ok=True)
@@ -252,7 +248,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
             self.bio.roll_back()
             for connection, messages in chunk.msgs.items():
                 self.channel_stats[connection] -= len(messages)
-            self.chunk = PendingChunk(2**63 - 1, 0, BytesIO(), defaultdict(list))
+            self.chunk = PendingChunk(2**63 - 1, 0, io.BytesIO(), defaultdict(list))
             raise
         self.bio.commit()
 
@@ -267,7 +263,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
         """Write and sync what is still in memory; raises OSError when that fails."""
         if self.chunk.msgs:
             self.close_chunk()
-            self.bio.sync()
+            os.fdatasync(self.bio.fileno())  # so that a power failure loses no more than a kill does
 
     def message_counts(self) -> dict[int, int]:
         """Messages per connection that reached the disk."""
@@ -307,37 +303,23 @@ class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
         return self._written
 
 
-class _Appended:
-    """An unbuffered append-only file that can be rolled back to its last commit."""
+class _Appended(io.FileIO):
+    """An unbuffered new file that can be rolled back to its last commit."""
+
+    _good = 0
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._size = self._good = 0
+        super().__init__(path, "x")
 
-    def write(self, data: bytes | memoryview) -> int:
+    def write(self, data: Any) -> int:
         left = memoryview(data)
         while left:
-            count = os.write(self._fd, left)
-            self._size += count
-            left = left[count:]
+            left = left[super().write(left) :]
         return len(data)
 
-    def tell(self) -> int:
-        return self._size
-
     def commit(self) -> None:
-        self._good = self._size
+        self._good = self.tell()
 
     def roll_back(self) -> None:
-        os.ftruncate(self._fd, self._good)
-        os.lseek(self._fd, self._good, os.SEEK_SET)
-        self._size = self._good
-
-    def sync(self) -> None:
-        """Sync to disk, so that a power failure loses no more than a kill does."""
-        os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self.truncate(self._good)
+        self.seek(self._good)

@@ -146,25 +146,15 @@ class Live:
 
 def round_from(message: RoundStats) -> Round:
     """A Round from its message."""
+    same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down")
+    measured = ("began", "draft", "wait", "verify", "model")
     return Round(
-        drafted=message.drafted,
+        **{name: getattr(message, name) for name in same},
+        **{name: _finite(getattr(message, f"{name}_seconds")) for name in measured},
         accepted=min(message.accepted, len(message.gained)),
         gained=tuple(message.gained),
         rejected=tuple(message.rejected),
-        source=message.source,
-        ready=message.ready,
-        began=_finite(message.began_seconds),
-        draft=_finite(message.draft_seconds),
-        wait=_finite(message.wait_seconds),
-        verify=_finite(message.verify_seconds),
-        model=_finite(message.model_seconds),
-        exits=tuple(
-            (int(layer), _finite(at)) for layer, at in zip(message.exit_layers, message.exit_seconds, strict=False)
-        ),
-        first_exit=message.first_exit,
-        predrafts=message.predrafts,
-        bytes_up=message.bytes_up,
-        bytes_down=message.bytes_down,
+        exits=tuple(zip(map(int, message.exit_layers), map(_finite, message.exit_seconds), strict=False)),
     )
 
 

@@ -1,8 +1,8 @@
-"""Everything on one machine: a simulated Go2 in a world of its own, the robot's nodes and a verifier.
+"""The whole system on one machine: a simulated Go2 in its world, the robot's nodes and a verifier.
 
     ros2 launch dsd_ros demo.launch.py seed:=0 mode:=dsd
 
-The robot's nodes and most arguments are those of robot.launch.py.
+The robot's nodes and most arguments come from robot.launch.py.
 """
 
 import sys

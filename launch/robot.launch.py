@@ -1,9 +1,9 @@
-"""What runs on the robot: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud.
+"""The robot's nodes: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud.
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 
-``node(NAME, {parameter: argument})`` reads config/NAME.yaml and sets over it what the arguments say. Nodes that a robot
-at rest can miss are restarted. The end of a node with ``on_exit`` ends all; without it, nothing.
+``node(NAME, {parameter: argument})`` reads config/NAME.yaml and overrides it with the arguments. Nodes that a robot at
+rest can do without are restarted after a crash. A node with ``on_exit`` ends the whole system when it ends.
 """
 
 from launch.actions import DeclareLaunchArgument, Shutdown

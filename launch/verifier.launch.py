@@ -2,7 +2,7 @@
 
     ros2 launch dsd_ros verifier.launch.py target_model:=Qwen/Qwen2-VL-7B-Instruct device:=cuda dtype:=bfloat16
 
-For robots elsewhere there is `dsd verifier`, which serves any number of them over websockets.
+For robots on other networks use `dsd verifier`, which serves any number of them over websockets.
 """
 
 from launch.actions import DeclareLaunchArgument

@@ -1,7 +1,7 @@
-"""How commands declare their arguments: a dataclass each, which cyclopts reads.
+"""Declare a command's arguments as a dataclass, which cyclopts reads.
 
-A field's name is its flag; its metadata (``help``, ``choices``, ``words``) is that of the settings dataclasses, which
-may be fields themselves: their own fields are then flags of the command.
+A field's name is its flag; its metadata (``help``, ``choices``, ``words``) is that of the settings dataclasses. A
+settings dataclass may be a field itself: its own fields are then flags of the command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def flag(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) ->
     """A flag of a command.
 
     :param metadata: ``choices``: its values; ``metavar``: their name in the help; ``many``: it takes several values;
-        ``convert``: makes its value of a text; ``show``: False hides it.
+        ``convert``: converts its text to a value; ``show``: False hides it.
     """
     return _field(default, True, {"help": text, **metadata})
 
@@ -43,7 +43,7 @@ def word(default: Any = dataclasses.MISSING, text: str = "", **metadata: Any) ->
 
 
 def part(settings: type[T]) -> T:
-    """Settings whose fields are flags of the command. They validate themselves."""
+    """Settings whose fields are flags of the command; they validate themselves."""
     made: T = field(default_factory=settings)
     return made
 
@@ -72,7 +72,7 @@ def model_path(given: str, role: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written, checked before hours of work rather than after."""
+    """A file to write, checked before hours of work rather than after them."""
     path = Path(text)
     if path.is_dir():
         raise ValueError(f"'{text}' is a folder; name a file, or put --json last")
@@ -91,7 +91,7 @@ class CommonFlags:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(flag, word))
 def arguments(cls: type[T]) -> type[T]:
-    """Make ``cls`` the dataclass of a command's arguments, for cyclopts. Its words must come before its flags."""
+    """Make ``cls`` the dataclass of a command's arguments, for cyclopts. Words must come before flags."""
     cls.__annotations__["common"], cls.common = CommonFlags, part(CommonFlags)  # type: ignore[attr-defined]
     made = dataclass(frozen=True, kw_only=True)(cls)
     _annotate(made)
@@ -99,7 +99,7 @@ def arguments(cls: type[T]) -> type[T]:
 
 
 def _annotate(schema: Any) -> None:
-    """Write what the fields' metadata means to cyclopts into the annotations of a dataclass."""
+    """Translate the metadata of a dataclass's fields into annotations that cyclopts reads."""
     hints = typing.get_type_hints(schema)
     for item in dataclasses.fields(schema):
         hint = hints[item.name]
@@ -108,12 +108,12 @@ def _annotate(schema: Any) -> None:
             parameter = Parameter(name="*")
         else:
             parameter = _parameter(item, hint)
-        # Of the constructor as well: its text would be looked up in the module of a subclass.
+        # Also for the constructor, whose annotations would be evaluated in the module of a subclass.
         schema.__annotations__[item.name] = schema.__init__.__annotations__[item.name] = Annotated[hint, parameter]
 
 
 def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
-    """What cyclopts must know about a field beyond its type, default and help."""
+    """What cyclopts needs to know about a field besides its type, default and help."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
     known = item.metadata
     given: dict[str, Any] = {name: known.get(name) for name in ("choices", "metavar", "show")}
@@ -132,7 +132,7 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
         given["consume_multiple"] = True
         given["show_default"] = lambda values: " ".join(map(str, values))
     if item.default is None or item.default is False or item.default == "" or isinstance(_default(item), list):
-        given["negative"] = ""  # what is off needs no flag that turns it off
+        given["negative"] = ""  # no flag to turn off what is off
         if not known.get("many"):
             given["show_default"] = False
     return Parameter(**given)
@@ -143,7 +143,7 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def with_json_value(argv: Sequence[str]) -> list[str]:
-    """``argv``, with stdout as the value of a ``--json`` without a file."""
+    """``argv``, where a ``--json`` without a file has stdout as its value."""
     left, found = list(argv), []
     while left:
         one = left.pop(0)

@@ -86,7 +86,7 @@ def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[
 
 @contextmanager
 def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
-    """The channel to a cloud in this process."""
+    """A channel to a cloud in this process."""
     from dsd_ros.dragon.documents.store import open_documents
     from dsd_ros.vlm.loading import ModelSettings, load_model
     from dsd_ros.wire.channel import LocalChannel
@@ -100,7 +100,7 @@ def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
 
 
 class _Printer:
-    """Prints an answer; on a terminal, as it grows."""
+    """Prints an answer, on a terminal token by token."""
 
     def __init__(self, streams: bool) -> None:
         self._streams = streams

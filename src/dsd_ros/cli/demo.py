@@ -14,10 +14,7 @@ from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS, TRANSPORTS
 
 @dataclass(frozen=True)
 class Scenario:
-    """An instruction that only robot and cloud together understand.
-
-    The robot is told ``instruction``; ``target`` names what it should find, and no node is told that.
-    """
+    """An instruction that robot and cloud can only resolve together; ``target``, which no node knows, is its answer."""
 
     help: str
     instruction: str
@@ -63,9 +60,9 @@ class DemoSettings:
     target_tokenizer: str = tokenizer_option()
 
     def with_scenario(self) -> DemoSettings:
-        """These, with the scenario's instruction and seed where none is given; ValueError if it is unknown."""
+        """Fill in the scenario's instruction and seed where none is given; ValueError for an unknown scenario."""
         if self.scenario and self.scenario not in SCENARIOS:
-            raise ValueError(f"'{self.scenario}' is no scenario; choose from {', '.join(SCENARIOS)}.")
+            raise ValueError(f"'{self.scenario}' is not a scenario; choose from {', '.join(SCENARIOS)}.")
         chosen = SCENARIOS.get(self.scenario)
         instruction, seed = (chosen.instruction, chosen.seed) if chosen else (DEMO_INSTRUCTION, DEMO_SEED)
         return replace(
@@ -76,7 +73,7 @@ class DemoSettings:
 
     @property
     def goal(self) -> str:
-        """What names the world's target."""
+        """The instruction that names the world's target."""
         return SCENARIOS[self.scenario].target if self.scenario else self.instruction or DEMO_INSTRUCTION
 
 
@@ -98,7 +95,7 @@ def command(args: DemoArguments = DemoArguments()) -> int:
 
     wrong = [text for text in args.arguments if ":=" not in text]
     if wrong:
-        raise ValueError(f"'{wrong[0]}' is no ARGUMENT:=VALUE, e.g. fallback:=return")
+        raise ValueError(f"'{wrong[0]}' is not ARGUMENT:=VALUE, e.g. fallback:=return")
     if args.json is not None and ":=" in args.json.name:
-        raise ValueError(f"'{args.json}' is no FILE for --json; put --json last, or - after it")
+        raise ValueError(f"'{args.json}' is not a FILE for --json; put --json last, or - after it")
     return run_demo(args.settings, dict(text.split(":=", 1) for text in args.arguments), args.json)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from dsd_ros.cli.shared import (
     EXIT_INTERRUPTED,
     EXIT_LINK,
     CommandError,
+    interruption,
     write_json,
 )
 from dsd_ros.decoding.modes import mode as decoding_mode
@@ -91,10 +91,6 @@ def run_demo(
     arguments = arguments_of(settings, more or {})
     _check(settings, arguments, json)
     _choose_domain()
-    interrupted = threading.Event()
-    previous = {
-        number: signal.signal(number, lambda *_: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
     report = DemoReport(
         mode=settings.mode,
         transport=settings.transport,
@@ -105,18 +101,14 @@ def run_demo(
     )
     stopped: CommandError | None = None
     code = EXIT_DONE
-    try:
-        with ProcessGroup() as group:
-            try:
-                code = _run(settings, arguments, time_limit, group, interrupted, report)
-            except CommandError as error:
-                stopped = error
-            else:
-                code = _write(report, json, code)
-                _serve_on(settings, group, interrupted)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with interruption() as interrupted, ProcessGroup() as group:
+        try:
+            code = _run(settings, arguments, time_limit, group, interrupted, report)
+        except CommandError as error:
+            stopped = error
+        else:
+            code = _write(report, json, code)
+            _serve_on(settings, group, interrupted)
     if stopped is not None:
         report.message = report.message or str(stopped)
         _write(report, json, stopped.exit_code)

@@ -1,6 +1,6 @@
-"""The `dsd` command: finds the command's module, reads its arguments, and turns errors into exit codes.
+"""The `dsd` command: finds the command's module, parses its arguments, and turns errors into exit codes.
 
-A module is imported only when its command is called, so that `dsd doctor` runs where nothing else does.
+A module is imported only when its command is called, so that `dsd doctor` runs where other commands cannot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMPLETION = """Print the code that makes Tab complete {name} in a shell.
 
 Install it once: echo 'eval "$({name} completion bash)"' >> ~/.bashrc; for zsh the same in ~/.zshrc, after compinit;
 {name} completion fish > ~/.config/fish/completions/{name}.fish."""
-_BEFORE = ("--debug", "--online")  # of every command, and allowed before its name
+_BEFORE = ("--debug", "--online")  # flags of every command that may also come before its name
 
 
 @arguments

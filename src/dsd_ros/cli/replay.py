@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, word
-from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_INTERRUPTED, EXIT_LINK, CommandError, write_json
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandError, interruption, write_json
 from dsd_ros.cli.terminal import Progress, paint
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.ros.bringup import TRANSPORTS
@@ -48,26 +47,16 @@ def command(args: ReplayArguments) -> int:
         for note in (*bag.notes, *task.notes):
             print(f"dsd replay: {path}: {note}", file=sys.stderr)
         tasks.append(task)
-    interrupted: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda number, _: interrupted.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
     began = time.monotonic()
     try:
-        with Progress() as bar:
-            results = _run(tasks, args, lambda: bool(interrupted), bar)
+        with interruption() as interrupted, Progress() as bar:
+            results = _run(tasks, args, interrupted.is_set, bar)
     except ReplayFailed as error:
         raise CommandError(error, EXIT_LINK) from error
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    verdicts = [verdict for _, found, _ in results for verdict in found]
-    different = sum(not verdict.same for verdict in verdicts)
+    compared = [comparison for _, found, _ in results for comparison in found]
+    different = sum(not comparison.same for comparison in compared)
     word = paint(f"{different} of them differ", "red") if different else paint("all as recorded", "green")
-    print(f"{len(verdicts)} replies replayed in {time.monotonic() - began:.1f} s: {word}")
+    print(f"{len(compared)} replies replayed in {time.monotonic() - began:.1f} s: {word}")
     report = [
         {
             "bag": str(task.bag.path),
@@ -75,7 +64,7 @@ def command(args: ReplayArguments) -> int:
             "mode": task.mode,
             "transport": task.plan.transport,
             "target_fingerprint": fingerprint,
-            "steps": [verdict.as_json() for verdict in found],
+            "steps": [comparison.as_json() for comparison in found],
         }
         for task, found, fingerprint in results
     ]
@@ -84,7 +73,7 @@ def command(args: ReplayArguments) -> int:
 
 
 def _run(tasks: list[Any], args: ReplayArguments, interrupted: Any, bar: Progress) -> list[Any]:
-    """The verdicts, bag by bag. Bags go in order of time, so that one set of nodes can serve several of them."""
+    """Replay bag by bag, in order of time, so that the same nodes can serve several; returns their comparisons."""
     from dsd_ros.observe.bag.replay_system import ReplaySystem
 
     def printer(name: str, line: str) -> None:
@@ -104,8 +93,8 @@ def _run(tasks: list[Any], args: ReplayArguments, interrupted: Any, bar: Progres
                 left.remove(task)
         with ReplaySystem(together[0].plan, printer, interrupted) as system:
             for task in together:
-                verdicts = _one(task, system, args, bar, replies)
-                results.append((task, verdicts, system.client.target_fingerprint))
+                compared = _one(task, system, args, bar, replies)
+                results.append((task, compared, system.client.target_fingerprint))
     order = {id(task): number for number, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[id(result[0])])
 
@@ -116,8 +105,8 @@ def _one(task: Any, system: Any, args: ReplayArguments, bar: Progress, replies: 
     plan, client = task.plan, system.client
     bar.say(f"{task.bag.path}: {len(task.asked)} replies, mode {task.mode} over {plan.transport}")
     recorded = {v.target_fingerprint for v in task.run.verifiers if v.target_fingerprint}
-    compared = not recorded
-    verdicts = []
+    checked = not recorded
+    compared = []
     began = time.monotonic()
     client.run_clock(task.first, args.rate)
     for step, question in task.asked:
@@ -127,18 +116,18 @@ def _one(task: Any, system: Any, args: ReplayArguments, bar: Progress, replies: 
                 system.check()
                 time.sleep(min(0.02, max(0.0, due - time.monotonic())))
         client.run_clock(question.stamp, args.rate)
-        verdict = compare(step, client.ask(question, args.timeout, system.check))
-        verdicts.append(verdict)
+        comparison = compare(step, client.ask(question, args.timeout, system.check))
+        compared.append(comparison)
         # Known once a session is open, which may be after the first reply.
-        if client.target_fingerprint and not compared:
-            compared = True
+        if client.target_fingerprint and not checked:
+            checked = True
             if client.target_fingerprint not in recorded:
                 bar.say(f"{task.bag.path}: the target model is not the one it was recorded with")
-        if verdict.same:
-            reply = verdict.reply
+        if comparison.same:
+            reply = comparison.reply
             what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"
             bar.say(f"step {step.number:2}: {what}: as recorded")
         else:
-            bar.say(paint("\n".join(verdict.lines()), "red"))
+            bar.say(paint("\n".join(comparison.lines()), "red"))
         bar.step(replies, f"{task.bag.path}, step {step.number}")
-    return verdicts
+    return compared

@@ -1,11 +1,13 @@
-"""What several commands share: exit codes, the link to a verifier, and results as JSON."""
+"""What several commands share: exit codes, interruptions, the link to a verifier, and results as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ EXIT_PIPE = 141
 
 
 class CommandError(Exception):
-    """A command cannot go on: one sentence, and its own exit code."""
+    """A command cannot go on: one sentence, and an exit code."""
 
     def __init__(self, sentence: object, exit_code: int) -> None:
         super().__init__(str(sentence))
@@ -35,7 +37,7 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class VerifierFlags:
-    """Where a verifier listens, and what it takes to be let in."""
+    """The address of a verifier, and the credentials for it."""
 
     verifier: str = flag("", "ws://host:port or wss://host:port of a verifier (default: one in this process)")
     token_file: str = flag("", "file with the bearer token for the verifier", metavar="FILE")
@@ -49,8 +51,21 @@ class VerifierFlags:
         return WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
 
 
+@contextlib.contextmanager
+def interruption() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set while a command runs; in the main thread."""
+    event = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, lambda *_: event.set()) for number in numbers]
+    try:
+        yield event
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
 class _LeftOut(io.TextIOBase):
-    """Swallows the text that JSON replaces."""
+    """Discards the text that JSON replaces."""
 
     def __init__(self, answers: TextIO) -> None:
         self.answers = answers
@@ -61,7 +76,7 @@ class _LeftOut(io.TextIOBase):
 
 @contextlib.contextmanager
 def text_or_json(args: object) -> Iterator[None]:
-    """While a command runs, leave out its text if it is to print JSON."""
+    """Suppress the text of a command that is to print JSON."""
     if getattr(args, "json", None) != STDOUT:
         yield
         return

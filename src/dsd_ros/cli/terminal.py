@@ -1,4 +1,4 @@
-"""Colours and progress for whoever waits at a terminal."""
+"""Colours and a progress bar for the terminal."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
 
 
 class Progress:
-    """A bar on stderr, followed by the latest line.
-
-    If stderr is no terminal, it prints that line at most once a minute instead, for the log of a long job.
-    """
+    """A bar on stderr, followed by the latest line; without a terminal, that line at most once a minute."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -87,7 +84,7 @@ class Progress:
             stream.flush()
 
     def report(self, line: str, share: float) -> None:
-        """`to`, with the order of arguments that trainings and evaluations use."""
+        """`to` with its arguments in the order that trainings and evaluations use."""
         self.to(share, line)
 
     def close(self) -> None:

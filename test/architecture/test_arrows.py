@@ -1,4 +1,4 @@
-"""The rooms' arrows point one way, and nothing that reads untrusted bytes can run them."""
+"""Imports between rooms point one way, and code that reads untrusted bytes cannot execute them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A default stands once: no other class or function of the product repeats a setting's default as a literal."""
+"""Each default is written once: no other class or function of the product repeats it as a literal."""
 
 from __future__ import annotations
 

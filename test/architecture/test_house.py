@@ -1,4 +1,4 @@
-"""The house stays readable: small folders and functions, one class to a name, no circle of imports."""
+"""Small folders and functions, unique class names, no import cycles."""
 
 from __future__ import annotations
 

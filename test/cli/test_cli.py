@@ -1,4 +1,4 @@
-"""`dsd` as its user calls it: replies, exit codes, and a sentence for every bad input."""
+"""`dsd` from the user's side: replies, exit codes, and one sentence for every bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd demo`: the whole system finds the silver bottle, says so truthfully, and ends when told to."""
+"""`dsd demo`: the whole system finds the silver bottle, reports it truthfully, and ends on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd documents`: what was added is listed, found, removed; slips are one sentence."""
+"""`dsd documents`: add, list, search and remove; a mistake gives one sentence."""
 
 from __future__ import annotations
 

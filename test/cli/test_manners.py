@@ -1,4 +1,4 @@
-"""How `dsd` behaves at a terminal and in a script: errors, --debug, --json, --version, colours, progress, Tab."""
+"""`dsd` at a terminal and in a script: errors, --debug, --json, --version, colours, progress, completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd demo --scenario my-chair`: found with what robot and cloud know together, and not without either."""
+"""`dsd demo --scenario my-chair`: robot and cloud find the chair together, and neither does alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd decode` with models of text alone."""
+"""`dsd decode` with text-only models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier's address in what it prints."""
+"""The address that `dsd verifier` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd verifier` as an operator runs it: metrics on a port of their own, lines that tell no secrets, a quick end."""
+"""`dsd verifier` as an operator runs it: a metrics port, log lines without secrets, a quick shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Early outcomes: who speaks, when, and that nothing of it reaches the final outcome."""
+"""Early outcomes: which exits send them and when, and that they never change the final outcome."""
 
 from __future__ import annotations
 

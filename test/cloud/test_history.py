@@ -1,4 +1,4 @@
-"""Observations with earlier pictures: what the verifier keeps, asks for, and answers."""
+"""Observations with earlier pictures: what the verifier keeps, requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the metrics say against what robots saw, over a real link; and that no peer can make them grow."""
+"""The metrics equal what robots saw over a real link, and no peer can make them grow."""
 
 from __future__ import annotations
 

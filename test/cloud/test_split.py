@@ -1,4 +1,4 @@
-"""Split verification, message by message: what the verifier knows between a rejection and the robot's own draw."""
+"""Split verification, message by message: the verifier's state between a rejection and the robot's own draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds with token trees, message by message: every proof, the context's end, and what is no tree."""
+"""Rounds with token trees, message by message: every proof, the end of the context, and invalid trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference algorithms give the target's distribution: exactly, by following every draw."""
+"""The reference algorithms have exactly the target's distribution, by enumeration of every draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split verification with chances rounded up: exact whatever the rounding, as the plain residual would not be."""
+"""Split verification with rounded-up probabilities is exact; the plain residual would not be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split verification of trees: the cloud's half and the robot's, and what they leave together."""
+"""Split verification of trees: the cloud's half, the robot's half, and their joint distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token trees: written down, grown, and verified so that the target's distribution comes out."""
+"""Token trees: encoded, grown, and verified with the target's distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes offer and want on the ROS graph, noted as they create it; nothing is spun and no model loaded."""
+"""Records the topics and services that nodes create on the ROS graph; spins nothing and loads no model."""
 
 from __future__ import annotations
 

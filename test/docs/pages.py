@@ -1,4 +1,4 @@
-"""The pages of the documentation: their links, quotations, code blocks and commands."""
+"""Parses the documentation: links, quotations, code blocks and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every figure in the tables of docs/modes.md is one of benchmarks/*.json, and every mode is told of."""
+"""Every figure in the tables of docs/modes.md is in benchmarks/*.json, and the page names every mode."""
 
 from __future__ import annotations
 

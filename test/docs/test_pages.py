@@ -1,4 +1,4 @@
-"""Links lead somewhere, commands are commands that exist, and those marked as quick run as they are written."""
+"""Links resolve, commands parse, and blocks marked `bash run` run as written."""
 
 from __future__ import annotations
 

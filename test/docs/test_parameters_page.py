@@ -1,4 +1,4 @@
-"""config/*.yaml and docs/parameters.md are what the settings dataclasses generate."""
+"""config/*.yaml and docs/parameters.md equal what the settings dataclasses generate."""
 
 from __future__ import annotations
 

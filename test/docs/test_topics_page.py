@@ -1,4 +1,4 @@
-"""docs/topics.md is what the nodes create: names, types, ends and quality of service."""
+"""docs/topics.md lists what the nodes create: names, types, ends and quality of service."""
 
 from __future__ import annotations
 

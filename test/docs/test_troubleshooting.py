@@ -1,4 +1,4 @@
-"""Every sentence that docs/troubleshooting.md quotes is one that the code says."""
+"""Every sentence that docs/troubleshooting.md quotes is in the code."""
 
 from __future__ import annotations
 

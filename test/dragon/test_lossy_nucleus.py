@@ -1,4 +1,4 @@
-"""Evidence "lossy-nucleus" against its own definition, worked out by hand: what it draws from, and what it is not.
+"""Evidence "lossy-nucleus" against its definition, computed by hand, and the ways in which it is not exact.
 
 Whoever aggregates knows of the other side's p a nucleus of 0.8 (the likeliest tokens up to the one that reaches it) in
 float16, renormalised, with the draft's own token put in where it lies outside.

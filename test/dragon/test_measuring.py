@@ -1,4 +1,4 @@
-"""How long a step takes is measured once, kept beside a store, and known to scheduling from the first question on."""
+"""Decoding delays are measured once, kept beside a store, and used by scheduling from the first question on."""
 
 from __future__ import annotations
 

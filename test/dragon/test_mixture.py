@@ -1,4 +1,4 @@
-"""A side's own mixture, with real tiny models: equal to each document read alone, whatever happened before."""
+"""A side's mixture, with real tiny models, equals reading each document alone, whatever happened before."""
 
 from __future__ import annotations
 

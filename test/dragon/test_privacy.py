@@ -1,4 +1,4 @@
-"""No text of a side's documents leaves it: every byte of many answers is watched, on sockets and on DDS topics.
+"""No text of a side's documents leaves it: every byte of many answers is inspected, on sockets and DDS topics.
 
 The answer itself leaves by design, and an answer that quotes a document says what it quotes. So the models here are
 random ones, whose answers are shorter than what is looked for and quote nothing.

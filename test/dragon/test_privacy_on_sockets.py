@@ -1,4 +1,4 @@
-"""No text of a side's documents is among the bytes of real connections: a tap between robot and cloud sees them all."""
+"""No text of a side's documents is in the bytes of real connections, recorded by a tap between robot and cloud."""
 
 from __future__ import annotations
 

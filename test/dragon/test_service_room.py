@@ -1,4 +1,4 @@
-"""Whoever asks and is gone, where nothing tells of it, does not keep others from asking."""
+"""A client that vanishes silently does not keep others from asking."""
 
 from __future__ import annotations
 

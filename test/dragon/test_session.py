@@ -1,4 +1,4 @@
-"""Device and cloud in one process: whatever the settings, the tokens are those of both mixtures together."""
+"""Device and cloud in one process: with any settings, the tokens are those of the joint mixture."""
 
 from __future__ import annotations
 

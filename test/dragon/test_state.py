@@ -1,4 +1,4 @@
-"""Two halves of an answer under any order of drafts and deliveries: same tokens, nothing stale, never stuck."""
+"""Two halves of an answer under any order of drafts and deliveries: same tokens, nothing stale, no deadlock."""
 
 from __future__ import annotations
 

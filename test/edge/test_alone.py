@@ -1,4 +1,4 @@
-"""Replies that nobody verified, and how long a robot waits before it takes one."""
+"""Unverified replies, and how long the robot waits before it accepts one."""
 
 from __future__ import annotations
 

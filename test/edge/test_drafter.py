@@ -1,4 +1,4 @@
-"""Drafts of every shape, and what can be drafted behind each of their outcomes."""
+"""Drafts of every shape, and the drafts that can follow each of their outcomes."""
 
 from __future__ import annotations
 

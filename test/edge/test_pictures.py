@@ -1,4 +1,4 @@
-"""Which pictures of an observation travel in full, and which by name."""
+"""Which pictures of an observation are sent in full, and which by digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two vocabularies: texts of tokens as they come, and drafts in the target's tokens."""
+"""Two vocabularies: incremental detokenizing, and drafts in the target's tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Automatic draft lengths, by simulation: rounds of known chances and times, and what would have been best."""
+"""Automatic draft lengths, simulated with known probabilities and times, against the best constant length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths and trees that are chosen as it goes change no token, and no distribution of tokens."""
+"""Automatic lengths and trees change no token and no distribution of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a link does to the messages, the reply is the same."""
+"""The reply is the same whatever a link does to the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Early outcomes and rounds sent ahead change no final outcome, whatever becomes of them on their way."""
+"""Early outcomes and rounds sent ahead change no final outcome, even if lost or reordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fsd gives the tokens of dsd, greedy and sampled, and so those of ar; whatever exits say, and whoever drafts."""
+"""fsd gives the tokens of dsd, greedy and sampled, with any exits and any pre-drafting worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dsd gives the tokens of ar, one for one."""
+"""dsd gives exactly the tokens of ar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With the pictures and actions of earlier steps, too, a reply is what the target alone says of them."""
+"""A reply about earlier pictures and actions is the target's own as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over real websockets: a verifier that is killed and started again, and a robot that changes its address."""
+"""Over real websockets: a verifier that is killed and restarted, and a robot whose address changes."""
 
 from __future__ import annotations
 

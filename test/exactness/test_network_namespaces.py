@@ -1,4 +1,4 @@
-"""Robot and verifier in two network namespaces: a real cable that is pulled, and a robot that roams."""
+"""Robot and verifier in two network namespaces: the cable is pulled, and the robot roams."""
 
 from __future__ import annotations
 

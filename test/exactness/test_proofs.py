@@ -1,4 +1,4 @@
-"""What travels with a draft: for each proof the target's tokens come out, in no more bytes than it takes."""
+"""Every proof gives the target's tokens, within its number of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mode, through the real session, equals the reference: token by token, or in distribution where it draws."""
+"""Every mode, through the real session, equals the reference: by tokens, or by distribution when it samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verifier that forgets everything, at any message: the reply goes on, and no token is repeated or changed."""
+"""A verifier that restarts at any message: the reply continues, and no token is repeated or changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped pair on rendered pictures: the modes agree where models are trained, too."""
+"""The shipped pair on rendered pictures: the modes agree for trained models too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees of drafted tokens through real sessions: the target's own tokens, whatever proves the trees."""
+"""Token trees through real sessions give the target's own tokens, with every proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft and target of different tokenizers: the tokens are the target's, and right drafts are accepted."""
+"""Draft and target with different tokenizers: the tokens are the target's, and good drafts are accepted."""
 
 from __future__ import annotations
 

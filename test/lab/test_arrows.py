@@ -1,4 +1,4 @@
-"""The laboratory's rooms: their arrows point one way, no folder and no function is too large."""
+"""The laboratory's rooms: imports point one way, and no folder or function is too large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool's processes end with who made the pool."""
+"""A pool's processes end with their parent."""
 
 from __future__ import annotations
 

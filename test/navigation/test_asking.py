@@ -1,4 +1,4 @@
-"""A request whose draft node dies is asked again of the next one, within the same time-out."""
+"""When the draft node dies, the run asks the next one again, within the same time-out."""
 
 from __future__ import annotations
 

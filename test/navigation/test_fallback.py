@@ -1,4 +1,4 @@
-"""What the supervisor lets navigation do without the target's word: every combination."""
+"""What the supervisor allows navigation without the target's word: every combination."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instructions are asked of memory first, and what becomes of its answers."""
+"""Which instructions are put to memory first, and how its answers are used."""
 
 from __future__ import annotations
 

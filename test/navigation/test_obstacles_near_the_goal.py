@@ -1,4 +1,4 @@
-"""Whole runs of the expert under a supervisor that watches the way ahead: the goal stays within reach."""
+"""Whole runs of the expert under a supervisor with an obstacle sensor: the goal stays reachable."""
 
 from __future__ import annotations
 

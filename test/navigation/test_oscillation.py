@@ -1,4 +1,4 @@
-"""Runs that get nowhere are noticed; runs that get somewhere are not."""
+"""Runs without progress are detected; runs with progress are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any order of events: motion only by an announced action, nothing twice, nothing old, and an end stays an end."""
+"""Any order of events: motion only by an announced action, nothing twice, nothing stale, and no life after the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No text of the robot's documents is in what its memory node publishes: every topic's samples, as they travel."""
+"""No text of the robot's documents is in what its memory node publishes, in the serialized samples of any topic."""
 
 from __future__ import annotations
 

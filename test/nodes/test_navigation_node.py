@@ -1,4 +1,4 @@
-"""Navigate runs against the simulated robot, with a decode service that says what the test wants said.
+"""Navigate runs against the simulated robot, with a scripted decode service.
 
 Every run must end in a named outcome with the robot at rest, and the next one must work.
 """

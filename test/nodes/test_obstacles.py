@@ -1,4 +1,4 @@
-"""The simulated robot, driven at a wall, is stopped by what its sensors see; and its faults on demand."""
+"""The sensors stop the simulated robot before a wall; and its faults on demand."""
 
 from __future__ import annotations
 

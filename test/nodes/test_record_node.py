@@ -1,4 +1,4 @@
-"""The recorder beside real publishers: what it keeps is what was sent, to the bit, and a kill takes next to nothing."""
+"""The recorder beside real publishers: it keeps messages bit by bit, and a kill loses almost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole chain in separate processes, and what a Navigate run says when a link of it is missing."""
+"""The whole chain in separate processes, and the outcome of a Navigate run when a part is missing."""
 
 from __future__ import annotations
 

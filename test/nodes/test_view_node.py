@@ -1,4 +1,4 @@
-"""Both views in one process: one camera, one drawing, two nodes, and neither ends with the other."""
+"""Both views in one process share camera and drawing, and neither ends with the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RViz gets: the shipped configuration against the live graph, and nothing done for nobody."""
+"""RViz' topics: the shipped configuration matches the live graph, and nothing is done without subscribers."""
 
 from __future__ import annotations
 

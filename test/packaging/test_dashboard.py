@@ -1,4 +1,4 @@
-"""The dashboard and the alerts ask for metrics and labels that a verifier has, in PromQL that Prometheus reads."""
+"""The dashboard and the alerts use metrics and labels that a verifier has, in valid PromQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The units and the container's recipe under deploy/: every option, path and file they name is there."""
+"""The units and the Containerfile under deploy/: every option, path and file they name exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/draw_pictures.py: what was measured is what is drawn, and the lanes of all replies have one scale."""
+"""tools/draw_pictures.py draws what was measured, with one scale for the lanes of all replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Package metadata: valid for ROS and pip, ranges that the lock fulfils, and each half free of the other's parts."""
+"""Package metadata: valid for ROS and pip, ranges that the lock satisfies, and product and laboratory apart."""
 
 from __future__ import annotations
 

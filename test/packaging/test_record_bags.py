@@ -1,4 +1,4 @@
-"""tools/record_bags.py: what it records is what ships, and it knows a bag that will not do."""
+"""tools/record_bags.py records the shipped bags and rejects incomplete ones."""
 
 from __future__ import annotations
 

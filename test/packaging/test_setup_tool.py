@@ -1,4 +1,4 @@
-"""tools/setup.py: trusts nothing unfinished, does nothing twice, and says what is missing."""
+"""tools/setup.py: repeats unfinished steps, skips finished ones, and says what is missing."""
 
 from __future__ import annotations
 

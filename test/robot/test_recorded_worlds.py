@@ -1,4 +1,4 @@
-"""Worlds of seeds stay what they were, to the last digit: bags, demo and the shipped models rest on them."""
+"""Seeded worlds never change, to the last digit: bags, demo and the shipped models depend on them."""
 
 from __future__ import annotations
 

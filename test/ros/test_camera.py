@@ -1,4 +1,4 @@
-"""What is remembered of pictures decoded before; no ROS in it."""
+"""The memory of earlier decoded pictures, without ROS."""
 
 from __future__ import annotations
 

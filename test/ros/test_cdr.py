@@ -1,4 +1,4 @@
-"""Serialised pictures and poses, against the middleware's own way with them."""
+"""Pictures and poses read from CDR equal what the middleware deserializes."""
 
 from __future__ import annotations
 

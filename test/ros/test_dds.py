@@ -1,4 +1,4 @@
-"""The protocol over real DDS between processes: exact, sampled right, and alive when the verifier is not."""
+"""The protocol over real DDS between processes: exact, with the right distribution, and robust to a dead verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fsd over real DDS, the verifier in a process of its own: the target's tokens, with exits and rounds in flight."""
+"""fsd over real DDS, with the verifier in its own process: the target's tokens, with exits and rounds in flight."""
 
 from __future__ import annotations
 

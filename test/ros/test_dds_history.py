@@ -1,4 +1,4 @@
-"""The draft node shows earlier steps along, and the replies are the target's own about all of them."""
+"""The draft node includes earlier steps, and the replies about them are the target's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies over real DDS: greedy and coupled as the reference says them, the others as one process draws them."""
+"""Replies over real DDS: greedy and coupled equal the reference, the others equal a run in one process."""
 
 from __future__ import annotations
 

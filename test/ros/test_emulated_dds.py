@@ -1,4 +1,4 @@
-"""The emulated link round real topics: the same tokens, and no sooner than the link allows."""
+"""The emulated link around real topics: the same tokens, and no faster than the link allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launch files with the real `launch`, where it is installed: it is no wheel, so this runs on ROS 2 alone."""
+"""The launch files with the real `launch`, where installed: there is no wheel, so this runs only on ROS 2."""
 
 from __future__ import annotations
 

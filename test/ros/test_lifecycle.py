@@ -1,4 +1,4 @@
-"""The lifecycle of nodes in processes of their own: with decodes under way, after kills, and in namespaces."""
+"""Node lifecycles in separate processes: during decodes, after kills, and in namespaces."""
 
 from __future__ import annotations
 

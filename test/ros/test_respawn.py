@@ -1,4 +1,4 @@
-"""What is started again, how soon and how often; in the process runner and as a rule."""
+"""Which processes restart, how soon and how often; in the process runner and as a rule."""
 
 from __future__ import annotations
 

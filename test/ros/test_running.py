@@ -1,4 +1,4 @@
-"""A node's process ends when it is asked to, also when what it should close hangs."""
+"""A node's process ends on request, even if something it closes hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Fast DDS keeps in shared memory is gone when the nodes have been asked to end."""
+"""Nodes that end on request leave nothing of Fast DDS in shared memory."""
 
 from __future__ import annotations
 

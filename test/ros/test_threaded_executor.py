@@ -1,4 +1,4 @@
-"""Threads for callbacks: side by side in different groups, one behind the other in one, each handed over once."""
+"""Callbacks in threads: parallel across groups, sequential within one, each delivered once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tiny sides for tests: documents by hand, and how a table or a tiny model is asked about one."""
+"""Two tiny sides for tests: handwritten documents, and prompts for a table or a tiny model."""
 
 from __future__ import annotations
 

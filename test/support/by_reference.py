@@ -1,4 +1,4 @@
-"""Models as the reference algorithms take them, and whole replies by them."""
+"""Models in the form that the reference algorithms take, and whole replies by them."""
 
 from __future__ import annotations
 

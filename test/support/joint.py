@@ -1,4 +1,4 @@
-"""Whether stretches of sampled tokens have the joint distribution that they should have."""
+"""Tests the joint distribution of sampled tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact law of what a random function returns, by following every way its draws can go."""
+"""The exact distribution of a random function's result, by enumeration of its draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What looks for pieces of documents in everything that leaves a side, and documents that no answer quotes."""
+"""Searches everything that leaves a side for pieces of documents, and documents that no answer quotes."""
 
 from __future__ import annotations
 

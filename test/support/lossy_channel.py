@@ -1,4 +1,4 @@
-"""A link that loses, doubles, delays and reorders messages and breaks off, by a seed."""
+"""A link that loses, duplicates, delays and reorders messages and breaks, by a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verifier in a network namespace of its own, behind a link proxy that all addresses of the namespace reach.
+"""A verifier in its own network namespace, behind a link proxy that all addresses of the namespace reach.
 
 Started by namespace_robot.py, which tells it on standard input what to do, a line of JSON each:
     {"run": ["ip", ...]}          run a command in this namespace; answers its exit code and output

@@ -1,4 +1,4 @@
-"""A link whose verifier is started anew from nothing, at chosen messages; it can also break off and double."""
+"""A link whose verifier restarts at chosen messages; it can also break and duplicate."""
 
 from __future__ import annotations
 

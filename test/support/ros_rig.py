@@ -1,4 +1,4 @@
-"""A test's own ROS node, spinning in a thread, beside the nodes under test in processes of their own."""
+"""A test's own ROS node, spinning in a thread, beside the nodes under test in their own processes."""
 
 from __future__ import annotations
 

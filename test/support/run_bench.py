@@ -1,4 +1,4 @@
-"""A navigation run with a simple robot under it, and a supervisor that says what the test wants said."""
+"""A navigation run with a simple simulated robot and a scripted supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules that verify sequences, each written down by itself: what the product's rules of trees are held against.
+"""The verification rules for sequences, written out one by one, to check the product's rules for trees.
 
 A sequence is a tree without branches, and the product knows it as nothing else.
 """

@@ -1,4 +1,4 @@
-"""A wire-tap on websocket connections: a TCP relay that keeps every byte of both ways."""
+"""A wiretap on websocket connections: a TCP relay that records every byte in both directions."""
 
 from __future__ import annotations
 

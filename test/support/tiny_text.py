@@ -1,4 +1,4 @@
-"""Tiny random models of text alone for tests, with the tokenizer of ``tiny_models``.
+"""Tiny random text-only models for tests, with the tokenizer of ``tiny_models``.
 
 make_tiny_text(directory, seed=0)               # a Llama: tied embeddings, grouped keys, no biases
 make_tiny_text(directory, seed=0, noise=0.1)    # its draft

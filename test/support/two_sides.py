@@ -1,4 +1,4 @@
-"""Two halves of an answer over links whose messages are delivered when a test says so, with tables for models."""
+"""Two halves of an answer over links that deliver messages on demand, with tables for models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences advanced together are advanced exactly as each alone."""
+"""Sequences advanced together equal the same sequences advanced alone."""
 
 from __future__ import annotations
 

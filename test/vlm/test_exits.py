@@ -1,4 +1,4 @@
-"""Early exits: adapters that start as nothing, their file, and its bond to the model's weights."""
+"""Early exits: adapters that start as the identity, their file, and its check against the model's weights."""
 
 from __future__ import annotations
 

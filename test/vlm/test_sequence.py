@@ -1,4 +1,4 @@
-"""Incremental decoding equals transformers' own forward pass over the whole text at once."""
+"""Incremental decoding equals transformers' forward pass over the whole text."""
 
 from __future__ import annotations
 

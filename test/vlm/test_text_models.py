@@ -1,4 +1,4 @@
-"""Models of text alone: what transformers computes, on every way a sequence is advanced, and nothing with pictures."""
+"""Text-only models: they equal transformers however a sequence is advanced, and refuse pictures."""
 
 from __future__ import annotations
 

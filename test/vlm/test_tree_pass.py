@@ -1,4 +1,4 @@
-"""A whole tree in one pass gives each node what its path alone would get."""
+"""One pass over a whole tree gives each node the result of its path alone."""
 
 from __future__ import annotations
 

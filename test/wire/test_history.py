@@ -1,4 +1,4 @@
-"""Which pictures are kept, and how a history is put together from those sent and those kept."""
+"""Which pictures are kept, and how a history is assembled from sent and kept ones."""
 
 from __future__ import annotations
 

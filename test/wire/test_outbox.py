@@ -1,4 +1,4 @@
-"""Answers first and in order, early outcomes by policy, none behind the final one of its round."""
+"""The outbox: answers first and in order, early outcomes by policy, none after their round's final outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client written from docs/protocol.md alone against the verifier: what the page says is enough."""
+"""A client written from docs/protocol.md alone works with the verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: order, fairness, bounds, and what is dropped."""
+"""The queue of turns: order, fairness, bounds, and dropped turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files become documents, documents chunks of whole sentences."""
+"""Text files become documents, and documents become chunks of whole sentences."""
 
 from __future__ import annotations
 

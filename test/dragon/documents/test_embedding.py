@@ -1,4 +1,4 @@
-"""The packaged all-MiniLM-L6-v2: the published weights, and what its embeddings are known for."""
+"""The packaged all-MiniLM-L6-v2: published weights, and known properties of its embeddings."""
 
 from __future__ import annotations
 

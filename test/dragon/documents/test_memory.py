@@ -1,4 +1,4 @@
-"""What was seen becomes one sentence a thing and place, the newest."""
+"""Sightings become sentences: the newest one per thing and place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store finds what it was told, and outlives kills, flipped bits, other models and other processes."""
+"""A store finds its documents, and survives kills, flipped bits, other models and other processes."""
 
 from __future__ import annotations
 

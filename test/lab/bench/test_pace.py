@@ -1,4 +1,4 @@
-"""Forward passes held to given times, on a clock that only sleeping moves."""
+"""Forward passes held to given times, on a fake clock that only sleeping advances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dsd-lab ask --method`, whose comparisons use no ordinary cloud; what the benches of DRAGON refuse."""
+"""`dsd-lab ask --method`: the baselines need a cloud of their own; what DRAGON's benches refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods that dragon is compared with: what each answers, and what of the documents travels."""
+"""DRAGON's baselines: the answer of each, and which parts of the documents are sent."""
 
 from __future__ import annotations
 

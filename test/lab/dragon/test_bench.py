@@ -1,4 +1,4 @@
-"""`dsd-lab bench dragon` and `dragon-lm` with tiny models: figures that belong together, and what they are made of."""
+"""`dsd-lab bench dragon` and `dragon-lm` with tiny models: consistent figures, and their sources."""
 
 from __future__ import annotations
 

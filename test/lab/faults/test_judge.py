@@ -1,4 +1,4 @@
-"""The judge of the bench must itself be right: each thing that must not be seen is shown to it."""
+"""The judge of the fault bench reports every kind of violation."""
 
 from __future__ import annotations
 

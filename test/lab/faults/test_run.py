@@ -1,4 +1,4 @@
-"""The bench of faults, small: the whole demo with the shipped pair, a few faults, and nothing left behind."""
+"""A small fault bench: the whole demo with the shipped pair, a few faults, and no process left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dsd-lab bench view` makes of its replies."""
+"""How `dsd-lab bench view` evaluates its replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether goals are named as they were asked for, and files of instructions."""
+"""Whether replies name the right goal, and files of instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every acceptance formula and bound against acceptance measured by sampling with the product's own rules.
+"""Every acceptance formula and bound against acceptance sampled with the product's own rules.
 
 Measurements draw from fixed seeds. Sums of squared deviations are held against chi-squared at one in a million, and
 each test shows that a wrong rule, or a bound a little tighter, would have been caught with the same samples.

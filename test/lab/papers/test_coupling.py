@@ -1,4 +1,4 @@
-"""The coupling's acceptance, by formula and by its bound, against what the shared noise of decoding gives."""
+"""The acceptance of coupling, by formula and bound, against decoding's shared noise."""
 
 from __future__ import annotations
 

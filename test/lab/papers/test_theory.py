@@ -1,4 +1,4 @@
-"""The paper's formulas, its Table 1 cell for cell, and where its measurements part from Table 4."""
+"""FSD's formulas, its Table 1 cell by cell, and where its measurements deviate from Table 4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of early exits: what moves, what stays, what is resumed, written and reported."""
+"""Training of early exits: which weights change, resuming, files and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn for training: the prompts of inference, the expert's replies, their weights and shares."""
+"""Training questions: the prompts of inference, the expert's replies, their weights and shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader's corpus keeps its promises; its training learns, resumes exactly and writes a loadable model."""
+"""The reader's corpus is as described; its training learns, resumes exactly and writes a loadable model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training killed with SIGKILL, again and again, ends with the weights of an undisturbed one, byte for byte."""
+"""A training killed repeatedly with SIGKILL ends with the weights of an undisturbed one, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways to ask: many, distinct, understood, and held out by split."""
+"""Instructions: many, distinct, understood, and held out by split."""
 
 from __future__ import annotations
 

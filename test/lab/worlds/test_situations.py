@@ -1,4 +1,4 @@
-"""Each situation is what it says, splits share nothing, and the guide solves what is laid out."""
+"""Each situation is as described, splits share nothing, and the guide solves every room."""
 
 from __future__ import annotations
 

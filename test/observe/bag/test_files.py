@@ -1,4 +1,4 @@
-"""Bags as files: others open them, and what a kill, a full disk or a cut leaves of them can be read."""
+"""Bags as files: other programs open them, and they stay readable after a kill, a full disk or a cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read off a bag, what a replay asks of it, and how differences are told."""
+"""What is read from a bag, the requests of a replay, and the report of differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The robot's view with its overlay: colours that mean what the legend says, and nothing drawn twice."""
+"""The overlay: colours as in the legend, and nothing drawn twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view shows: rounds that add up, paths that stay bounded, figures that are what they say."""
+"""The state of a view: rounds add up, paths stay bounded, figures are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The swim-lane: spans that fit together, exits where they belong, hits told from misses."""
+"""The swim-lane: consistent spans, exits in their places, hits distinguished from misses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web view: for this machine alone unless told otherwise, and seen by a browser as it was meant."""
+"""The web view: local unless configured otherwise, and rendered correctly in a browser."""
 
 from __future__ import annotations
 

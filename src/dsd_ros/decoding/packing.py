@@ -54,7 +54,7 @@ def _unpack_bits(data: bytes, count: int, width: int) -> np.ndarray:
 
 
 def ids_bytes(count: int, vocab_size: int) -> int:
-    """How long ``pack_ids`` of ``count`` ids is."""
+    """The length of ``pack_ids`` of ``count`` ids."""
     return (count * id_bits(vocab_size) + 7) // 8
 
 
@@ -141,7 +141,7 @@ def pack_kept(rows: Sequence[tuple[np.ndarray, np.ndarray]], vocab_size: int) ->
 
 
 def kept_bytes(count: int, vocab_size: int, width: int = 2) -> int:
-    """How long a row of ``pack_kept`` with ``count`` ids and weights of ``width`` bytes is."""
+    """The length of a row of ``pack_kept`` with ``count`` ids and weights of ``width`` bytes."""
     return 2 + ids_bytes(count, vocab_size) + width * count
 
 

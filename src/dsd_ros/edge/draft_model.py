@@ -34,7 +34,7 @@ from dsd_ros.vlm.sequence import Sequence, grow_trees_together, next_logits_toge
 class Drafting:
     """What holds for all drafts of one reply. ``eos_token_ids`` are the target's; nothing is drafted after them.
 
-    With a ``tuner``, length and node budget are what it plans.
+    With a ``tuner``, length and node budget are what it plans. What all drafts need is derived from the settings once.
     """
 
     settings: DecodeSettings
@@ -62,11 +62,18 @@ class Drafting:
         """Whether tokens are drawn from distributions that the verifier has to know."""
         return not (self.sampling.greedy or self.settings.proven_by is Proof.COUPLED)
 
+    @cached_property
+    def expansion(self) -> tuple[int, ...]:
+        """Shape expansion: the children of every node, level by level."""
+        return self.settings.expansion
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return Plan(self.settings.depth, self.settings.tree_budget if self.shape is Shape.BUDGET else 0)
+
     def plan(self, number: int) -> Plan:
         """The shape of a round's draft."""
-        if self.tuner is not None:
-            return self.tuner.plan(self.reply, number)
-        return Plan(self.settings.depth, self.settings.tree_budget if self.shape is Shape.BUDGET else 0)
+        return self._plan if self.tuner is None else self.tuner.plan(self.reply, number)
 
     def context(self, number: int, start: int) -> RoundContext:
         """Round ``number``, which follows ``start`` tokens of the reply."""
@@ -80,7 +87,7 @@ class Drafting:
         """What grows the draft of round ``number``, at most ``depth`` tokens deep."""
         if self.shape is Shape.BUDGET:
             return BudgetTree(self.plan(number).nodes, depth, self.eos_token_ids)
-        expansion = self.settings.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
+        expansion = self.expansion[:depth] if self.shape is Shape.EXPANSION else (1,) * depth
         generator = self.context(number, 0).generator("draft") if self.draws else None
         return ExpansionTree(expansion, self.eos_token_ids, generator)
 

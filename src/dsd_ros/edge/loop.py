@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dsd_ros.decoding.methods import Method, Result, ResultError
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import VerifierRefused
@@ -38,27 +40,25 @@ class GrowingReply:
         self.tokens += gained[:end]
 
 
+@dataclass(frozen=True)
 class DecodeLoop:
     """Decodes replies over an open session, with any proposer and any method."""
 
-    def __init__(
-        self, proposer: Proposer, client: ReplyClient, method: Method, settings: DecodeSettings, tuner: Tuner | None
-    ) -> None:
-        self._proposer = proposer
-        self._client = client
-        self._method = method
-        self._settings = settings
-        self._tuner = tuner
+    proposer: Proposer
+    client: ReplyClient
+    method: Method
+    settings: DecodeSettings
+    tuner: Tuner | None
 
     def decode(self, request: ReplyRequest) -> DecodedReply:
         """See ``EdgeSession.decode``; TargetChanged if another target answers before anything is verified."""
-        client, proposer = self._client, self._proposer
-        recorder = Recorder(request, self._settings, proposer, client, self._tuner)
+        client, proposer = self.client, self.proposer
+        recorder = Recorder(request, self.settings, proposer, client, self.tuner)
         # Both sides read the picture at the same time.
         client.begin(request)
         proposer.begin(request, client.eos_token_ids)
         recorder.begun()
-        reply = GrowingReply(self._settings.max_tokens, client.eos_token_ids)
+        reply = GrowingReply(self.settings.max_tokens, client.eos_token_ids)
         try:
             self._run(reply, recorder)
         except ResultError as error:
@@ -67,7 +67,7 @@ class DecodeLoop:
         return recorder.reply(reply.tokens, reply.ended)
 
     def _run(self, reply: GrowingReply, recorder: Recorder) -> None:
-        proposer, client, method = self._proposer, self._client, self._method
+        proposer, client, method = self.proposer, self.client, self.method
         while not reply.finished:
             draft = proposer.propose(reply.tokens)  # 1. draft gamma tokens, or take those drafted ahead
             client.send(draft, reply.recovered)  # 2. they travel with their evidence

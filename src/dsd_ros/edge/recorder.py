@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.settings import DecodeSettings
@@ -16,26 +17,20 @@ from dsd_ros.wire.messages import Outcome
 _log = logging.getLogger(__name__)
 
 
+@dataclass
 class Recorder:
-    """Watches one reply. Make it before the reply begins."""
+    """Watches one reply. Make it before the reply begins. ``tuner`` learns from every round."""
 
-    def __init__(
-        self,
-        request: ReplyRequest,
-        settings: DecodeSettings,
-        proposer: Proposer,
-        client: ReplyClient,
-        tuner: Tuner | None,
-    ) -> None:
-        """``tuner`` learns from every round; None where draft lengths are fixed."""
-        self._request = request
-        self._settings = settings
-        self._proposer = proposer
-        self._client = client
-        self._tuner = tuner
+    request: ReplyRequest
+    settings: DecodeSettings
+    proposer: Proposer
+    client: ReplyClient
+    tuner: Tuner | None  # None: draft lengths are fixed
+
+    def __post_init__(self) -> None:
         self._records: list[RoundRecord] = []
         self._began = self._mark = self._outcome_at = time.perf_counter()
-        self._traffic = self._before = client.traffic
+        self._traffic = self._before = self.client.traffic
         self._prefill_seconds = 0.0
         self._tokens = 0
         self._origin = Origin()
@@ -44,37 +39,37 @@ class Recorder:
         """The draft model has read the prompt."""
         self._mark = self._outcome_at = time.perf_counter()
         self._prefill_seconds = self._mark - self._began
-        self._traffic = self._client.traffic[0], self._before[1]
+        self._traffic = self.client.traffic[0], self._before[1]
 
     def round_ended(self, draft: RoundDraft, result: Result, tokens: list[int]) -> None:
         """Record a round, teach the tuner, and report progress; ``tokens``: all of the reply so far."""
         record = self._record(draft, result, tokens)
         self._records.append(record)
-        self._origin = self._proposer.origin
+        self._origin = self.proposer.origin
         self._tokens = len(tokens)
-        request = self._request
+        request = self.request
         if _log.isEnabledFor(logging.DEBUG):
-            where: dict[str, float] = {"session": self._client.session, "reply": request.number, "round": draft.number}
+            where: dict[str, float] = {"session": self.client.session, "reply": request.number, "round": draft.number}
             what = {"drafted": record.drafted, "accepted": record.accepted, "seconds": record.wait_seconds}
             _log.debug("round verified", extra=where | what)
-        if self._tuner is not None:
-            self._tuner.remember(draft, result, record)
+        if self.tuner is not None:
+            self.tuner.remember(draft, result, record)
         if request.on_progress is not None:
             request.on_progress(request.text(tokens), len(tokens), record)
         self._mark = time.perf_counter()
 
     def reply(self, tokens: list[int], ended: bool) -> DecodedReply:
         """The decoded reply with its figures; ``ended``: by an end token."""
-        if self._tuner is not None:
-            self._tuner.catch_up()
-        request, (up, down) = self._request, self._client.traffic
-        where = {"session": self._client.session, "reply": request.number, "mode": self._settings.mode}
+        if self.tuner is not None:
+            self.tuner.catch_up()
+        request, (up, down) = self.request, self.client.traffic
+        where = {"session": self.client.session, "reply": request.number, "mode": self.settings.mode}
         _log.debug("reply verified", extra=where | {"rounds": len(self._records), "tokens": len(tokens)})
-        memory, threads = resources(self._proposer.device)
+        memory, threads = resources(self.proposer.device)
         return DecodedReply(
             tokens=tokens,
             text=request.text(tokens),
-            mode=self._settings.mode,
+            mode=self.settings.mode,
             finished=ended,
             seconds=time.perf_counter() - self._began,
             prefill_seconds=self._prefill_seconds,
@@ -82,13 +77,13 @@ class Recorder:
             bytes_down=down - self._before[1],
             records=self._records,
             draft_length=self._mean_length(),
-            worker_error=self._proposer.error,
+            worker_error=self.proposer.error,
             peak_memory=memory,
             threads=threads,
         )
 
     def _record(self, draft: RoundDraft, result: Result, tokens: list[int]) -> RoundRecord:
-        client, tree, origin, outcome = self._client, draft.tree, self._origin, self._client.outcome
+        client, tree, origin, outcome = self.client, draft.tree, self._origin, self.client.outcome
         assert outcome is not None
         accepted = set(tree.path_to(result.accepted - 1))
         ready = origin.complete and len(tree) > 0
@@ -99,17 +94,17 @@ class Recorder:
         return RoundRecord(
             drafted=len(tree),
             accepted=len(accepted),
-            draft_seconds=client.send_began - self._mark if self._settings.needs_draft else 0.0,
+            draft_seconds=client.send_began - self._mark if self.settings.needs_draft else 0.0,
             wait_seconds=client.received_at - client.send_began,
             verify_seconds=outcome.compute_us * 1e-6,
             bytes_up=up - up_before,
             bytes_down=down - down_before,
             model_seconds=draft.seconds,
             exits=len(client.early),
-            first_exit=_first_exit([early for early, _ in client.early], outcome) if self._settings.predrafts else 0,
+            first_exit=_first_exit([early for early, _ in client.early], outcome) if self.settings.predrafts else 0,
             source=origin.source,
             ready=ready,
-            predrafts=self._proposer.origin.begun,
+            predrafts=self.proposer.origin.begun,
             sync_seconds=client.sent_at - before if ready and not in_flight else 0.0,
             depth=tree.depth,
             length=draft.plan.length,
@@ -123,8 +118,8 @@ class Recorder:
 
     def _mean_length(self) -> float:
         lengths = [record.length for record in self._records]
-        if self._tuner is None or not lengths:
-            return self._settings.depth if self._settings.needs_draft else 0
+        if self.tuner is None or not lengths:
+            return self.settings.depth if self.settings.needs_draft else 0
         return sum(lengths) / len(lengths)
 
 

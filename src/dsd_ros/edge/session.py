@@ -77,7 +77,8 @@ class EdgeSession:
             self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
             if self._tuner is not None:
                 self._tuner.begin_session()
-        if vocabulary is not None and not _is_of(vocabulary, draft_model):
+        own = draft_model.tokenizer_fingerprint if draft_model is not None else ""
+        if vocabulary is not None and vocabulary.tokenizer_fingerprint != own:
             self._text_model = vocabulary
             if self._draft_model is not None:
                 check_translatable(settings)
@@ -101,7 +102,8 @@ class EdgeSession:
         LinkRefused (token, certificate), VerifierRefused (tokenizer, version, too many sessions), LinkClosed or
         LinkTimeout (no verifier), DeadlineExceeded, DecodeCancelled.
         """
-        self._open(Limits(deadline, cancelled))
+        if not self._link.session:
+            self._link.open(Limits(deadline, cancelled))
 
     def reconnect(self, deadline: float | None = None, cancelled: Callable[[], bool] | None = None) -> None:
         """After a failed decode: dial once, and resume the session or open another. Raises what ``open`` raises."""
@@ -133,7 +135,8 @@ class EdgeSession:
         try:
             for _ in range(self._link.settings.attempts):
                 try:
-                    self._open(limits)
+                    if not self._link.session:
+                        self._link.open(limits)
                     return self._loop.decode(request)
                 except TargetChanged:
                     self._proposer.reset()
@@ -181,11 +184,6 @@ class EdgeSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self, limits: Limits) -> None:
-        if self._link.session:
-            return
-        self._link.open(limits)
-
     def _request(self, number: int, resume: bytes) -> SessionRequest:
         model, settings = self._text_model, self.settings
         return SessionRequest(
@@ -225,10 +223,6 @@ class EdgeSession:
     def text(self, tokens: list[int]) -> str:
         """The text of reply tokens; "" without a tokenizer."""
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
-
-
-def _is_of(vocabulary: Vocabulary, model: VisionLanguageModel | TextModel | None) -> bool:
-    return model is not None and model.tokenizer_fingerprint == vocabulary.tokenizer_fingerprint
 
 
 def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:

@@ -38,7 +38,7 @@ def ask(capsys, reader, *options):
     )  # fmt: skip
 
 
-def test_the_answer_is_printed_and_told_as_json(capsys, reader, folders, tmp_path):
+def test_the_answer_is_printed_as_text_and_as_json(capsys, reader, folders, tmp_path):
     own, general = folders
     report = tmp_path / "answer.json"
     here = ("--robot-documents", own, "--cloud-documents", general)

@@ -148,7 +148,7 @@ def test_the_verifier_wants_its_token(decode, models, tmp_path):
             assert "s3cret" not in err
 
 
-def test_nobody_at_the_address_is_a_link_failure(decode):
+def test_an_address_without_a_verifier_is_a_link_failure(decode):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         code, _, err = decode("--verifier", f"ws://127.0.0.1:{unused.getsockname()[1]}")

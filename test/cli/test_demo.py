@@ -120,7 +120,7 @@ def test_a_missing_model_ends_it_with_a_sentence(ros_domain, tmp_path):
     assert "Traceback" not in run.stderr
 
 
-def test_a_word_behind_json_is_no_file(capsys):
+def test_a_word_after_json_is_no_file(capsys):
     assert main.main(["demo", "--json", "fallback:=return"]) == 2
     assert "put --json last" in capsys.readouterr().err
 

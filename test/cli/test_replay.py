@@ -88,7 +88,7 @@ def test_the_shipped_bags_replay_in_every_mode(ros_domain, tmp_path, mode, trans
 
 
 @pytest.mark.slow
-def test_another_target_is_told_apart(ros_domain, tmp_path):
+def test_another_target_is_reported(ros_domain, tmp_path):
     recorded = next(bag for bag in BAGS if bag.name == "straight")  # over DDS: it knows its target
     code, output, report = replay(
         recorded, "--target-model", models_directory() / "draft", report=tmp_path / "report.json"

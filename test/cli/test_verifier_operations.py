@@ -100,7 +100,7 @@ def test_a_peers_text_cannot_make_a_line():
         assert "\n" not in line and "\x1b" not in line
 
 
-def test_a_flood_is_cut_and_told(monkeypatch):
+def test_a_flood_is_cut_and_counted(monkeypatch):
     import dsd_ros.logs as logs
 
     now = [10.0]

@@ -43,7 +43,7 @@ def greedy(model, length: int) -> list[int]:
     return sequence.tokens
 
 
-def test_opening_tells_about_the_target(engine, model):
+def test_the_session_reply_describes_the_target(engine, model):
     reply = Robot(engine).open()
     assert (reply.error, reply.target_name, reply.vocab_size) == ("", "table-1", 8)
     assert reply.eos_token_ids == [7] and reply.session > 0 and len(reply.ticket) == 16

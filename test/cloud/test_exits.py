@@ -74,7 +74,7 @@ def test_early_outcomes_arrive_while_deeper_layers_have_yet_to_run(model):
         assert robot.silent()
 
 
-def test_a_session_closed_in_the_middle_of_a_pass_hurts_nobody(model):
+def test_a_session_closed_in_the_middle_of_a_pass_hurts_no_other(model):
     gate = model._language.layers[2] = Gate(model._language.layers[2])
     with VerifierEngine(model, EVERY_EXIT) as engine:
         robot, other = Robot(engine), Robot(engine)

@@ -62,7 +62,7 @@ def test_an_unknown_picture_is_asked_for_once_and_the_same_reply_goes_on(robot, 
     refusal = robot.get()
     assert (refusal.code, refusal.reply, refusal.round) == (RefusalCode.UNKNOWN_PICTURE, 1, 0)
     assert "send all of them" in refusal.sentence
-    assert robot.silent()  # the draft behind it needs no word of its own
+    assert robot.silent()  # the draft after it needs no answer of its own
     robot.observe(1, history=[past(4, "turn")])
     robot.draft()
     outcome = robot.get()

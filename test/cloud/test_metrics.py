@@ -138,7 +138,7 @@ def request(number: int = 1, mode: str = "dsd", resume: bytes = b"", **changes) 
     return SessionRequest(number, PROTOCOL_VERSION, mode, fingerprint, 8, 0.0, 0, 1.0, 0, resume=resume, **changes)
 
 
-def test_what_is_sent_again_resumed_or_refused_is_told(served):
+def test_resent_resumed_and_refused_are_counted(served):
     engine, robots, operators = served
     with connect(robots, proxy=None) as robot:
         robot.send(encode(request()))
@@ -177,7 +177,7 @@ def test_an_outcome_that_got_lost_is_sent_again_and_counted(served):
     assert of(found, "rounds_total", mode="dsd") == 1
 
 
-def test_expired_and_evicted_sessions_are_told_apart():
+def test_expired_and_evicted_sessions_are_counted_apart():
     now = [0.0]
     settings = EngineSettings(max_sessions=1, session_expiry_s=50.0)
     with (
@@ -306,7 +306,7 @@ def test_it_answers_what_is_asked_and_nothing_else(server):
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /met"])
-def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(monkeypatch, begin):
+def test_a_slow_client_is_cut_off_and_delays_no_other(monkeypatch, begin):
     monkeypatch.setattr(server_module, "SCRAPE_TIMEOUT_S", 0.3)
     with VerifierEngine(TableModel(1)) as engine, MetricsServer(engine.metrics.registry, ANY) as server:
         slow = socket.create_connection(place(server.url), timeout=30)
@@ -315,7 +315,7 @@ def test_who_is_slow_is_cut_off_and_keeps_nobody_waiting(monkeypatch, begin):
         assert is_over(slow)
 
 
-def test_a_slow_reader_gets_the_whole_page_and_keeps_nobody_waiting(server):
+def test_a_slow_reader_gets_the_whole_page_and_delays_no_other(server):
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         slow.connect(place(server.url))

@@ -168,7 +168,7 @@ def test_a_port_in_use_is_a_sentence(engine, url):
     assert threading.active_count() == before
 
 
-def test_garbage_is_refused_and_hurts_nobody_else(url, model):
+def test_garbage_is_refused_and_hurts_no_other_robot(url, model):
     with WebsocketChannel(url) as channel, EdgeSession(channel, model, DecodeSettings()) as session:
         first = session.decode(IMAGE, "go").tokens
         with connect(url, proxy=None) as vandal:
@@ -177,7 +177,7 @@ def test_garbage_is_refused_and_hurts_nobody_else(url, model):
                 vandal.send(frame)
                 answer = decode(vandal.recv(timeout=10))
                 assert isinstance(answer, Refusal) and answer.code == RefusalCode.MALFORMED
-            # None behind the one that ends the connection.
+            # None after the one that ends the connection.
             for _ in range(MAX_MALFORMED_FRAMES + 1 - len(frames)):
                 vandal.send(b"more")
             with pytest.raises(ConnectionClosed, match="too many malformed frames"):
@@ -194,7 +194,7 @@ def test_garbage_is_refused_and_hurts_nobody_else(url, model):
         assert session.decode(IMAGE, "go").tokens == first
 
 
-def test_a_robot_that_does_not_read_is_bounded_and_hurts_nobody(engine, model, url, monkeypatch):
+def test_a_robot_that_does_not_read_is_bounded_and_hurts_no_other(engine, model, url, monkeypatch):
     """Asks for the outcomes of a long reply again and again, and never reads them."""
     monkeypatch.setattr(server_module, "MAX_UNSENT_FRAMES", 500)
     narrow = socket.socket()

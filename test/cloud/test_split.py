@@ -47,7 +47,7 @@ def test_a_rejection_brings_the_targets_own_distribution(engine):
     assert sequence_of(engine, robot) == []
 
 
-def test_rounds_go_on_behind_the_token_the_robot_drew(engine):
+def test_rounds_continue_after_the_token_the_robot_drew(engine):
     robot, first = rejected(engine)
     # Asked again, the verifier says the same.
     robot.draft(tokens=[7, 1], evidence=chances(0.5, 0.5))
@@ -73,7 +73,7 @@ def test_rounds_go_on_behind_the_token_the_robot_drew(engine):
         (1, [8], "bad-distribution"),  # the target has no such token
     ],
 )
-def test_a_round_that_does_not_tell_the_token_is_refused(engine, confirmed, resampled, code):
+def test_a_round_without_the_drawn_token_is_refused(engine, confirmed, resampled, code):
     robot, _ = rejected(engine)
     values = {"tokens": [2], "evidence": chances(0.5)}
     robot.draft(2, confirmed, resampled=resampled, **values)
@@ -84,7 +84,7 @@ def test_a_round_that_does_not_tell_the_token_is_refused(engine, confirmed, resa
     assert robot.get().round == 2
 
 
-def test_a_token_nobody_asked_for_is_refused(engine):
+def test_an_unrequested_token_is_refused(engine):
     robot, _ = rejected(engine)
     robot.draft(2, 1, tokens=[], resampled=[3])
     after = robot.get()
@@ -106,7 +106,7 @@ def test_probabilities_that_are_none_are_refused_and_change_nothing(engine, brou
     assert robot.get().round == 2
 
 
-def test_the_last_token_of_a_reply_is_told_of_without_an_answer(engine):
+def test_the_last_token_of_a_reply_is_reported_without_an_answer(engine):
     robot, _ = rejected(engine)
     for _ in range(2):
         robot.draft(1, 1, resampled=[3])

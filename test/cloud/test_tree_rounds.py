@@ -55,7 +55,7 @@ def target_sequence(said=(), model=MODEL):
 
 
 def rows_of(tree: TokenTree, said=(), model=MODEL) -> torch.Tensor:
-    """The target's logits in front of a tree and behind each node."""
+    """The target's logits before a tree and after each node."""
     rows = []
     for node in range(-1, len(tree)):
         path = tree.tokens_of(tree.path_to(node))
@@ -94,7 +94,7 @@ def test_greedy_names_the_last_node_of_the_path(engine):
     robot = robot_of(engine)
     send(robot, along(said[:3]))
     first = robot.get()
-    assert (first.accepted, first.next_token) == (8, said[3])  # node 7, behind 5 and 1
+    assert (first.accepted, first.next_token) == (8, said[3])  # node 7, after 5 and 1
     assert 0.0 < first.confidence <= 1.0 and first.is_final
     assert verified(engine, robot) == said[:4]
     send(robot, along(said[4:7]), 2, 4)
@@ -238,7 +238,7 @@ def rejected(engine) -> tuple[Robot, TokenTree]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_end_of_a_reply_is_told_of_without_an_answer(engine, count):
+def test_the_end_of_a_reply_is_reported_without_an_answer(engine, count):
     robot, tree = rejected(engine)
     tokens = [1, 2, 3, 4][:count]
     for _ in range(2):
@@ -281,7 +281,7 @@ def test_tokens_that_cannot_follow_are_refused_and_change_nothing(engine, ends, 
     assert robot.get().round == 2
 
 
-def test_a_round_that_fails_behind_the_robots_own_tokens_can_be_sent_again(engine):
+def test_a_round_that_fails_after_the_robots_own_tokens_can_be_sent_again(engine):
     robot, _ = rejected(engine)
     following, q = drafted(7)
     for _ in range(2):
@@ -358,7 +358,7 @@ def test_exits_forecast_what_becomes_of_a_tree(tmp_path):
             assert (second.accepted, second.next_token) == (8, said[7])
             for outcome in [*early, *late]:
                 assert outcome.accepted <= 9 and outcome.layer < 4 and not outcome.is_final
-    # What they say is the verdict on a tree: behind the nodes of the path, not behind the first ones.
+    # What they say is the verdict on a tree: after the nodes of the path, not after the first ones.
     sequence.rollback(0)
     tree, expected = along(said[:3]), set()
 

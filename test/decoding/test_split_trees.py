@@ -31,7 +31,7 @@ SIZE = 5
 ALPHA = 1e-3
 
 
-def test_what_remains_behind_a_rejection():
+def test_what_remains_after_a_rejection():
     assert remaining_nodes(TREE, ROOT) == (1, 2, 5)
     assert remaining_nodes(TREE, 0) == (4, 6)
     assert remaining_nodes(TREE, 2) == remaining_nodes(TREE, 6) == ()
@@ -65,7 +65,7 @@ def test_the_clouds_half_by_hand():
 def test_the_robots_half_by_hand():
     tree = TokenTree((0, 1, 2, 0), (-1, -1, 1, 1))
     q = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.0, 0.5]])
-    # In front, and behind nodes 1, 2, 3.
+    # At the root, and after nodes 1, 2, 3.
     p = torch.tensor([[0.25, 0.3, 0.45], [0.5, 0.25, 0.25], [0, 1.0, 0], [0, 0, 1.0]])
     # p - min(p, q) = (0, .05, .2) / .25: accept 1 with .2 / .25 = .8, then 2 with .25 / .5.
     assert finish_split_tree(tree, ROOT, q, p, Scripted(0.79, 0.49, 0.5)) == TreeVerdict((1, 2), 1)
@@ -130,7 +130,7 @@ def coarse(q: torch.Tensor) -> torch.Tensor:
 
 
 def tables() -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and draft, (1 + SIZE, SIZE) each: in front, and behind each token; the draft wider."""
+    """Target and draft, (1 + SIZE, SIZE) each: before any token and after each; the draft wider."""
     target, draft = (distributions(seed, 1 + SIZE, SIZE) * 0.7 + 0.3 / SIZE for seed in (11, 12))
     return target, torch.cat([draft * 0.95, torch.full((1 + SIZE, 1), 0.05)], dim=1)
 
@@ -153,7 +153,7 @@ def halves(tree: TokenTree, q, p, generator, finish) -> TreeVerdict:
 def count(samples: int, finish=finish_split_tree) -> np.ndarray:
     """(SIZE, SIZE) counts of the first two tokens, from rounds with a tree <3,2> each.
 
-    Where a round accepts nothing, the second token is the target's own behind the first.
+    Where a round accepts nothing, the second token is the target's own after the first.
     """
     target, draft = tables()
     generator = np.random.default_rng(5)

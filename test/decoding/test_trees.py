@@ -152,7 +152,7 @@ def test_growing_by_expansion_asks_level_by_level():
     assert grown.split(()) == ([], [])
 
 
-def test_nothing_is_drafted_behind_an_end():
+def test_nothing_is_drafted_after_an_end():
     grower = ExpansionTree((3, 2), ends=frozenset([4]))
     grower.take(torch.tensor([[0.0, 3.0, -1.0, -5.0, 1.0]]))
     assert grower.level == ([1, 0], [-1, -1])
@@ -252,7 +252,7 @@ def test_budgets_stop_at_ends_and_at_nothing():
 
 
 def test_greedy_follows_the_argmax():
-    # In front: 5; behind node 0: 8; behind node 4: 5; behind node 6: 1.
+    # At the root: 5; after node 0: 8; after node 4: 5; after node 6: 1.
     argmax = [5, 8, 0, 9, 0, 5, 0, 1]
     assert verify_tree_greedy(TREE, argmax) == TreeVerdict((0, 4, 6), 1)
     assert verify_tree_greedy(TREE, argmax).last == 6
@@ -298,7 +298,7 @@ def test_with_duplicates_the_accepted_child_is_walked():
     tree = TokenTree((0, 0, 1, 2), (-1, -1, 0, 1))
     q = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]])
     p = torch.tensor([[1.0, 0, 0], [0, 0, 1.0], [0, 0, 1.0], [1.0, 0, 0], [1.0, 0, 0]])
-    # Node 0 is taken, not node 1, though what the target says next hangs behind node 1.
+    # Node 0 is taken, not node 1, though what the target says next follows node 1.
     verdict = verify_tree(tree, q, p, np.random.default_rng(0))
     assert verdict == TreeVerdict((0,), 2)
 
@@ -379,7 +379,7 @@ ALPHA = 1e-3  # of a false alarm, per test
 
 
 def tables(seed: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
-    """Target and draft, (1 + SIZE, SIZE) each: in front, and behind each token; the draft wider."""
+    """Target and draft, (1 + SIZE, SIZE) each: before any token and after each; the draft wider."""
     target = distributions(seed, 1 + SIZE, SIZE) * 0.7 + 0.3 / SIZE
     draft = distributions(seed + 1, 1 + SIZE, SIZE) * 0.7 + 0.3 / SIZE
     return target, torch.cat([draft * 0.95, torch.full((1 + SIZE, 1), 0.05)], dim=1)
@@ -388,7 +388,7 @@ def tables(seed: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
 def count(samples: int, verify=verify_tree) -> np.ndarray:
     """(SIZE, SIZE) counts of the first two tokens, from rounds with a tree <2,2> each.
 
-    Where a round accepts nothing, the second token is the target's own behind the first.
+    Where a round accepts nothing, the second token is the target's own after the first.
     """
     target, draft = tables()
     generator = np.random.default_rng(5)

@@ -103,7 +103,7 @@ def make_all(notes: Notes) -> None:
     args = ["--ros-args"]
     for name in MANAGED:
         args += ["-p", f"{name}_node:autostart:=false"]
-    args += ["-p", "navigation_node:memory.when:=auto"]  # else it asks nobody
+    args += ["-p", "navigation_node:memory.when:=auto"]  # otherwise it makes no such client
     rclpy.init(args=args)
     made: list[Any] = []
     try:

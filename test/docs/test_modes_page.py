@@ -19,7 +19,7 @@ def report(name: str) -> Any:
 
 
 def table_behind(name: str) -> list[list[str]]:
-    """Rows of the first table behind the mention of a benchmark's file."""
+    """Rows of the first table after the mention of a benchmark's file."""
     rest = PAGE[PAGE.index(f"../benchmarks/{name}") :]
     block = re.search(r"\n((?:\|[^\n]*\|\n)+)", rest)
     assert block, name
@@ -64,5 +64,5 @@ def test_reports_are_of_the_models_that_ship() -> None:
             assert fingerprint == shipped.get(role, fingerprint), f"{path.name} was measured with another {role}"
 
 
-def test_every_mode_is_told_of() -> None:
+def test_the_page_names_every_mode() -> None:
     assert {name for name in PRESETS if f"`{name}`" in PAGE} == set(PRESETS)

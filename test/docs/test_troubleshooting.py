@@ -36,7 +36,7 @@ def said_somewhere(quote: str) -> bool:
     """Whether a text of the source holds the quotation; ``…`` of it stands for anything."""
     parts = [re.escape(part.strip()) for part in quote.split("…")]
     pattern = re.compile(rf"\s*{GAP}?[^\n]*?\s*".join(parts))
-    # What is put in is a text of its own at times, as "has been silent" behind what has been.
+    # An inserted part is sometimes a text of its own, such as a name before "has been silent".
     return any(pattern.search(text) for text in sentences())
 
 

@@ -123,7 +123,7 @@ def test_a_pass_given_up_between_layers_leaves_all_as_it_was(model, at):
     assert close(mixture.next().p, by_hand(model, [5, 2]))
 
 
-def test_documents_are_weighed_anew_by_question_and_answer(model):
+def test_documents_are_reweighted_by_question_and_answer(model):
     asked: list[str] = []
 
     def relevance(text, documents):

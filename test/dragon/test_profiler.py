@@ -68,7 +68,7 @@ def test_where_all_messages_are_long_a_round_trip_is_what_they_take():
     assert link.round_trip(100_000) == pytest.approx(0.3, rel=1e-3)
 
 
-def test_a_side_that_nobody_measured_is_learnt_from_what_was_observed():
+def test_the_delay_of_an_unmeasured_side_is_learnt_from_its_drafts():
     found, measured = DecodeDelay(), DecodeDelay.fit([1, 2], [0.05, 0.05])
     for start in (100, 400):
         for t in range(start, start + 20):

@@ -77,7 +77,7 @@ def test_auto_stays_where_drafts_hold_less():
     assert Scheduler("auto").side(guess, "cloud", False, True, own_ahead=5) == "device"
 
 
-def test_without_a_link_to_cross_nobody_switches():
+def test_without_a_link_to_cross_no_side_switches():
     guess = Estimates(0.1, 0.05, 0.0, 0.5, 0.9)
     for held in product((True, False), repeat=2):
         for current in ("device", "cloud"):

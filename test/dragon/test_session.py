@@ -181,7 +181,7 @@ def test_many_devices_at_once(cloud):
     assert found == {number: reference(settings[number]) for number in range(6)}
 
 
-def test_more_questions_than_the_cloud_takes_are_told():
+def test_more_questions_than_the_cloud_takes_are_refused():
     with service(max_answers=1) as cloud, LocalChannel(cloud) as channel:
         stuck = LocalChannel(cloud)
         stuck.send(asked())
@@ -218,7 +218,7 @@ def asked(**changes) -> m.Question:
         ({"answered": [1] * 8}, "as long"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_told_why(cloud, changes, words):
+def test_a_refused_question_gets_the_reason(cloud, changes, words):
     with LocalChannel(cloud) as channel:
         channel.send(asked(**changes))
         reply = channel.receive(5)

@@ -53,7 +53,7 @@ def test_whatever_the_order_the_tokens_are_those_of_the_synchronous_mixture(
 
 @given(order=st.randoms(use_true_random=False), tables=st.integers(0, 20), said=st.integers(0, 7))
 @profile(max_examples=20)
-def test_an_answer_goes_on_behind_tokens_that_hold(order, tables, said):
+def test_an_answer_continues_after_accepted_tokens(order, tables, said):
     models = Tables(tables)
     whole = synchronous(models, question(seed=tables))
     asked = question(seed=tables, attempt=1, answered=whole[:said])
@@ -156,13 +156,13 @@ PROPOSAL = Proposal(7, 0, 0, 0, 1, 0.0, b"?")
         (Reveal(7, 0, 0, 0, [900]), {}, EndCode.OUT_OF_STEP),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_told(message, changes, code):
+def test_impossible_messages_are_reported(message, changes, code):
     with pytest.raises(Contradiction) as told:
         half(**changes).receive(message)
     assert told.value.code == code and str(told.value)
 
 
-def test_a_verdict_that_lies_about_a_draft_is_told():
+def test_a_verdict_that_lies_about_a_draft_is_reported():
     state = half()
     drafted = state.take()[0].token
     with pytest.raises(Contradiction):

@@ -112,7 +112,7 @@ def test_patience_ends_a_decode_whose_verifier_falls_silent(channel, carries):
         assert session.decode(IMAGE, "go").tokens == expected
 
 
-def test_mending_finds_out_whether_the_link_works(channel):
+def test_reconnecting_finds_out_whether_the_link_works(channel):
     class Down(LocalChannel):
         down = False
 
@@ -135,5 +135,5 @@ def test_mending_finds_out_whether_the_link_works(channel):
         assert engine.sessions == 1  # it was resumed
         engine._sessions.clear()
         session.reconnect()
-        assert engine.sessions == 1  # and opened anew
+        assert engine.sessions == 1  # and opened again
         assert session.decode(IMAGE, "go").tokens == before

@@ -59,7 +59,7 @@ def draft_behind(chosen: Drafting, tokens: list[int], number: int, model=MODEL) 
 
 
 @every_case
-def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof, temperature):
+def test_after_every_outcome_the_draft_depends_on_its_tokens_alone(shape, proof, temperature):
     chosen = drafting(shape, proof, temperature)
     of = first(chosen)
     tree = of.tree
@@ -67,7 +67,7 @@ def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof
     for accepted in range(len(tree) + 1):
         gained = list(of.tokens_of(accepted, 7))
         wanted = draft_behind(chosen, gained, 2)
-        # Forks in turns with a worker's look behind the same draft leave it as it is.
+        # Forks that alternate with a worker's look past the same draft leave it unchanged.
         looking = of.look_past(of.open_leaves)
         draft = of.next_draft(accepted, 7, fork=True)
         while not draft.complete:
@@ -86,7 +86,7 @@ def test_behind_every_outcome_the_draft_is_that_of_its_tokens_alone(shape, proof
 
 
 @every_case
-def test_rows_are_those_behind_their_nodes(shape, proof, temperature):
+def test_rows_follow_their_nodes(shape, proof, temperature):
     chosen = drafting(shape, proof, temperature)
     of = first(chosen)
     tree, draft = of.tree, of
@@ -146,7 +146,7 @@ def test_a_full_context_ends_the_draft_and_no_more(shape):
     chosen = drafting(shape)
     of = first(chosen, short)
     assert not of.able and of.complete and not of.open_leaves
-    # What is behind the second level was to come of a pass that is too long.
+    # The rows after the second level would need a pass that is too long.
     assert of.tree.depth == 2
     reference = first(chosen)
     if shape != "budget":

@@ -85,7 +85,7 @@ def test_the_bonus_of_a_target_like_the_draft_is_foreseen(top_p):
     assert min(guesser.chances(2, 1, chain([0] * 64), [q[0]] * 64)) > 0.95
 
 
-def test_sampled_chances_tell_which_tokens_will_hold():
+def test_sampled_probabilities_predict_which_tokens_are_accepted():
     """A target near its draft: tokens with a high draw against them are the ones that fall."""
     sampling = SamplingSettings(1.0)
     guesser = Guesser(sampling, 3)

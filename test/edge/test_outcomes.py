@@ -131,7 +131,7 @@ def test_an_exit_that_confirms_a_guess_not_begun_takes_it_over():
     assert queue.find(0, 1).source == "guess" and queue.find(0, 2).source == "exit"
 
 
-def test_nothing_is_drafted_behind_the_end_of_a_reply():
+def test_nothing_is_drafted_after_the_end_of_a_reply():
     of = drafted()
     whole = len(list(of.tree.tokens))
     assert of.can_follow(whole, 3) and of.open_leaves == [whole - 1]
@@ -140,7 +140,7 @@ def test_nothing_is_drafted_behind_the_end_of_a_reply():
     ended = drafted(eos=(list(of.tree.tokens)[1],))
     assert list(ended.tree.tokens) == list(of.tree.tokens)[:2] and not ended.open_leaves
     assert ended.can_follow(1, 3) and not ended.can_follow(2, 3)
-    # A reply of six tokens: behind five there is room for the target's own only.
+    # A reply of six tokens: after five there is room for the target's own only.
     short = drafted(max_tokens=6)
     assert short.can_follow(3, 3) and not short.can_follow(4, 3)
     assert not short.open_leaves

@@ -157,7 +157,7 @@ def test_distributions_too_large_for_the_wire_are_refused(channel):
     with pytest.raises(ValueError, match="draft_length 20 is too long.*use 10 or less"):
         EdgeSession(channel, huge, chosen)
     EdgeSession(channel, huge, DecodeSettings(draft_length=20))
-    # Up go distributions of nodes with children, here 13; down those behind two thirds of the nodes, 27.
+    # Up go distributions of nodes with children, here 13; down those after two thirds of the nodes, 27.
     for mode, rows in (("mc-dsd", 13), ("dssd", 27)):
         chosen = DecodeSettings(mode=mode, shape="expansion", temperature=1.0, tree_expansion="3,3,3")
         with pytest.raises(ValueError, match=f"'3,3,3' takes {rows} distr.* at most 10 fit"):

@@ -136,7 +136,7 @@ def test_a_link_lost_in_mid_reply_changes_no_token(tables, schedule, happens):
 
 
 @pytest.mark.parametrize("schedule", ["device", "cloud"])
-def test_a_cloud_started_anew_in_mid_reply_changes_no_token(schedule):
+def test_a_cloud_restarted_in_mid_reply_changes_no_token(schedule):
     settings = AggregationSettings(
         temperature=1.0, schedule=schedule, max_tokens=20, window=4, patience_s=2, attempts=8, seed=3
     )

@@ -124,7 +124,7 @@ def test_a_verifier_that_restarts_in_the_middle(undisturbed, mode):
         assert channel.sent > 10
 
 
-def test_an_expired_session_is_opened_anew():
+def test_an_expired_session_is_replaced_by_a_new_one():
     now = [0.0]
     settings = EngineSettings(session_expiry_s=5)
     chosen = DecodeSettings(max_tokens=8)

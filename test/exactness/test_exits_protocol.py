@@ -62,7 +62,7 @@ class Player:
         self.refusals: list[Refusal] = []
 
     def drafted(self, prefix: list[int], number: int):
-        """Tokens and packed q of round ``number`` behind ``prefix``, and a guess of what follows them."""
+        """Tokens and packed q of round ``number`` after ``prefix``, and a guess of what follows them."""
         sequence = self.drafter.prefill(IMAGE, "go")
         sequence.append(prefix)
         generator = generator_for("draft", SEED, 1, number)
@@ -127,8 +127,8 @@ def test_with_exits_the_final_outcomes_are_the_same(engine, drafter, undisturbed
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_exit_that_sees_what_the_final_layer_sees_foretells_it(engine, target, drafter, temperature):
-    """Untrained adapters behind layers that change nothing: every exit draws as the final layer will."""
+def test_an_exit_that_sees_what_the_final_layer_sees_predicts_it(engine, target, drafter, temperature):
+    """Untrained adapters after layers that change nothing: every exit draws as the final layer will."""
     held = target._language.layers
     target._language.layers = torch.nn.ModuleList([held[0], *(Same() for _ in held[1:])])
     try:
@@ -149,7 +149,7 @@ class Same(torch.nn.Module):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_round_sent_ahead_is_verified_when_its_assumption_holds(engine, drafter, undisturbed, temperature):
-    """Every round is sent ahead twice: behind what will come true, known from before, and behind not."""
+    """Every round is sent ahead twice: on the assumption that will come true, known beforehand, and on a false one."""
     known = undisturbed[temperature]
 
     def ahead(player, prefix, number, tokens, q):

@@ -145,7 +145,7 @@ EXPANSION = {"shape": "expansion", "tree_expansion": "2,2,1"}
     ids=str,
 )
 def test_trees_give_the_tokens_of_dsd(speaking, draft, picture, values, depth, batch):
-    """Exits judge trees, outcomes behind any branch are drafted behind, and rounds of trees fly."""
+    """Exits judge trees, pre-drafts follow outcomes on any branch, and tree rounds are in flight."""
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         with LocalChannel(engine) as channel:
             (plain,) = decode(channel, draft, picture(1), "go", mode="dsd", **values)
@@ -188,7 +188,7 @@ def test_a_draft_like_its_target_is_always_guessed(target, picture, temperature,
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_accepts_all_finds_a_place_though_it_is_known_last(monkeypatch, temperature):
-    """A look behind a draft that ends when the other workers have done all that they may."""
+    """A look past a draft that ends when the other workers have done all that they may."""
     chosen = DecodeSettings(
         mode="fsd", temperature=temperature, seed=3, max_tokens=30, predraft_source="guesses",
         predraft_budget=4, predraft_workers=4,
@@ -381,7 +381,7 @@ class Failing(TableModel):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_worker_that_fails_costs_no_token_and_is_told_of(undisturbed, depth):
+def test_a_worker_that_fails_costs_no_token_and_is_reported(undisturbed, depth):
     failing = Failing(4, 12, ends=False, noise=0.6, padding=3)
     with VerifierEngine(TARGET) as engine, Unhurried(engine) as channel:
         chosen = DecodeSettings(mode="fsd", temperature=1.0, seed=3, max_tokens=24, pipeline_depth=depth)

@@ -23,7 +23,7 @@ PATIENT = LinkSettings(response_timeout_s=0.4, attempts=60)
 
 @pytest.fixture(scope="module")
 def walk(picture):
-    """What is seen, and what was done behind it, on a walk of ``STEPS`` steps."""
+    """The pictures, and the action after each, on a walk of ``STEPS`` steps."""
     return [(picture(100 + step), ACTIONS[step % 3]) for step in range(STEPS)]
 
 
@@ -32,7 +32,7 @@ def before(walk, step: int, frames: int):
 
 
 def decode_walk(session, walk, frames: int = 8, steps=range(STEPS)):
-    """The replies of a walk, each told of up to ``frames`` steps in front of it."""
+    """The replies of a walk, each with up to ``frames`` earlier steps."""
     return [session.decode(walk[n][0], "go", history=before(walk, n, frames)) for n in steps]
 
 
@@ -129,7 +129,7 @@ def test_any_misfortune_leaves_the_replies_as_they_are(target, draft, walk, expe
 
 @pytest.mark.parametrize("mode", ["ar", "dsd"])
 @pytest.mark.parametrize("values", [{}, COUPLED], ids=["greedy", "coupled"])
-def test_a_restarted_verifier_is_told_everything_again(target, draft, walk, mode, values):
+def test_a_restarted_verifier_is_sent_everything_again(target, draft, walk, mode, values):
     """In the middle of a reply, and between two."""
 
     class Restarting(LocalChannel):

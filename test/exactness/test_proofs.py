@@ -293,7 +293,7 @@ def test_split_sends_a_number_a_token_and_gets_a_row_where_one_is_rejected(top_k
     with VerifierEngine(TARGET) as engine, Both(engine) as channel:
         (reply,) = over(channel, 1, mode="dssd", max_tokens=96, top_k=top_k)
     for draft in channel.drafts:
-        # No distributions, and 12 bits each; behind a rejection nothing for parents.
+        # No distributions, and 12 bits each; after a rejection nothing for parents.
         told = 3 + varints(draft.resampled) if draft.resampled else 0
         brought = 2 + -(-3 * len(draft.tokens) // 2)
         assert len(encode(draft)) <= overhead(draft) + varints(draft.tokens) + brought + told

@@ -45,7 +45,7 @@ DECODES = {
 
 
 def decoded(channel: RestartingChannel, name: str, max_tokens: int = 14) -> list[int]:
-    """The reply, whose progress never shrank and told each token once."""
+    """The reply, whose progress never shrank and reported each token once."""
     chosen = DecodeSettings(**{"temperature": 1.0, "seed": 3, "max_tokens": max_tokens} | DECODES[name])
     told: list[int] = []
 
@@ -66,7 +66,7 @@ def undisturbed(name: str) -> list[int]:
 
 
 class OncePerRound:
-    """Starts the verifier anew once in each round: before its draft leaves, before it is waited for, or when its
+    """Restarts the verifier once in each round: before its draft leaves, before it is waited for, or when its
     outcome is there."""
 
     def __init__(self, where: str) -> None:

@@ -46,7 +46,7 @@ def merged(directory: Path, size: int) -> Path:
     learnt = json.loads(byte_level(ENGLISH, size).to_str())["model"]["merges"]
     tokenizer = json.loads(make_tokenizer(other=True).to_str())
     vocab = tokenizer["model"]["vocab"]
-    # The specials stand in the vocabulary as well, or they would be numbered behind the merges.
+    # The specials stand in the vocabulary as well, or they would be numbered after the merges.
     vocab |= {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
     for pair in learnt:
         vocab.setdefault("".join(pair), len(vocab))

@@ -36,7 +36,7 @@ def test_the_grammar_has_ten_actions():
 
 
 @pytest.mark.parametrize("action", all_actions(), ids=format_action)
-def test_every_action_parses_behind_reasoning(action):
+def test_every_action_parses_after_reasoning(action):
     reply = parse_reply(f"The bottle is ahead. Action: {format_action(action)}")
     assert reply.action == action
     assert reply.reasoning == "The bottle is ahead."

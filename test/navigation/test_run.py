@@ -77,7 +77,7 @@ def test_a_hold_does_not_end_a_run_that_has_nothing_to_carry_out():
     assert bench.finish() is RunOutcome.SAFETY_STOP
 
 
-def test_after_the_operators_hand_the_run_observes_anew():
+def test_after_an_operators_command_the_run_observes_again():
     bench = Bench()
     bench.answer(GO)
     for _ in range(10):
@@ -156,7 +156,7 @@ def test_an_early_answer_that_a_long_rest_has_made_old_is_asked_for_again():
     assert len(bench.run.steps) == 1
 
 
-def test_a_request_tells_of_the_last_eight_steps():
+def test_a_request_contains_the_last_eight_steps():
     bench = Bench(replace(SETTINGS, max_steps=20))
     texts = [say(f"turn left {15 + 15 * (i % 3)} degrees") for i in range(10)]
     stamps = [bench.answer(text).not_before for text in texts]
@@ -166,7 +166,7 @@ def test_a_request_tells_of_the_last_eight_steps():
     bench.safety = report(Cause.OPERATOR)
     bench.tick()
     bench.safety = report()
-    assert not bench.until_request().history  # moved by hand, it begins anew
+    assert not bench.until_request().history  # moved by hand, it starts empty
 
 
 @pytest.mark.parametrize("text", ["", "Go ahead!", "Action: forward 25 cm now", "Action: stop Action: stop"])
@@ -279,7 +279,7 @@ def test_an_arrival_is_checked_where_that_is_wanted(arrived, outcome):
     assert bench.run.outcome is outcome
 
 
-def test_an_arrival_that_nobody_confirms_in_time_is_none():
+def test_an_arrival_not_confirmed_in_time_does_not_count():
     bench = checking()
     bench.run.take_check()
     began = bench.now
@@ -287,7 +287,7 @@ def test_an_arrival_that_nobody_confirms_in_time_is_none():
     assert 2.0 <= bench.now - began < 2.1
 
 
-def test_the_operators_hand_during_the_check_makes_the_run_observe_anew():
+def test_an_operators_command_during_the_check_makes_the_run_observe_again():
     bench = checking()
     bench.run.take_check()
     bench.safety = report(Cause.OPERATOR)

@@ -235,7 +235,7 @@ def test_an_obstacle_does_not_keep_the_robot_from_turning_away():
 def test_towards_an_obstacle_the_robot_slows_down():
     limits = SafetyLimits()
     world = World()
-    x = 0.9  # of a wall; the robot does what it is told, 0.2 s late
+    x = 0.9  # of a wall; the robot obeys 0.2 s late
     world.act(amount=75)
     commands: list[float] = []
     for _ in range(400):

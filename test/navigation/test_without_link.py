@@ -62,14 +62,14 @@ def test_draft_only_allows_a_few_slow_replies_in_a_row():
     assert "The last 2 replies were by the draft alone" in bench.run.sentence
 
 
-def test_a_verified_reply_opens_the_budget_anew_and_time_outs_count_as_loss():
+def test_a_verified_reply_resets_the_budget_and_time_outs_count_as_loss():
     bench = Bench(DRAFT_ONLY)
     bench.answer(GO, verified=False)
     bench.answer(GO, verified=True)
     for _ in range(2):
         bench.answer(GO, verified=False)
     assert not bench.until_request().allow_unverified
-    assert bench.finish() is RunOutcome.LINK_LOST  # nobody answers
+    assert bench.finish() is RunOutcome.LINK_LOST  # no answer comes
     assert len(bench.run.steps) == 4
 
 

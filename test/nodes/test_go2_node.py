@@ -167,7 +167,7 @@ def test_each_fault_is_named_and_ends_the_motion_and_a_robot_that_was_gone_is_le
     robot.standin.process.wait()
     robot.requests.clear()
     robot.standin = rig.start("go2_standin_node", lying=True)
-    # Until the two have found each other again, what is commanded is for nobody.
+    # Until the two have found each other again, commands reach no subscriber.
     rig.until(lambda: robot.drive(0.2) and robot.says("not standing"))
     assert robot.asked(SportApi.STAND_UP) == [] and robot.still()
     answer = rig.call(Trigger, "go2_node/stand_up", Trigger.Request())

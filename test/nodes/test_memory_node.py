@@ -205,7 +205,7 @@ def test_what_overtakes_its_question_waits_for_it(rig):
         topics.publish(verdict)
         assert isinstance(client.receive(10.0), wire.QuestionReply)
         assert client.receive(10.0) == verdict
-        assert len(arrived) == 5  # nobody hears his own words
+        assert len(arrived) == 5  # no node hears its own messages
     finally:
         client.close()
         topics.close()

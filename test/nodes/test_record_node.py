@@ -151,7 +151,7 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
     rig.start("record_node", directory=tmp_path / "bag")
     published = {"camera/image_raw", "reply_progress", "nav_action", "safety_state"}
     rig.until(lambda: published <= said[-1], what="a recorder that hears")
-    assert not said[-1] & {"draft", "odom"}  # nobody publishes those
+    assert not said[-1] & {"draft", "odom"}  # those have no publisher
     foreign.publish(String())
     for _ in range(20):
         stage.act()

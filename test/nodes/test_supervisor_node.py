@@ -104,7 +104,7 @@ def test_arbitration_and_what_is_published(rig):
     assert not standin.call(standin.reset_client).success
     standin.drive()
 
-    # Nobody commands: zeros for a while, then silence, so that another controller may be used.
+    # No command: zeros for a while, then silence, so that another controller may be used.
     standin.muted.add("command")
     rig.until(lambda: Cause.COMMAND_STALE in standin.causes)
     rig.until(lambda: time.monotonic() - standin.commands[-1][0] > 1.0)

@@ -80,7 +80,7 @@ def test_every_loss_is_a_named_end_and_what_returns_works(rig, tiny_pair):
     assert outcome in (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT), sentence
     rig.until(lambda: system.diagnostics.get("draft_node", 0) > 0, what="diagnostics of the loss")
     system.start_verifier()
-    # Nobody decodes: the session is mended in the background, so that the supervisor lets the robot go again.
+    # No decode runs: the session is restored in the background, so that the supervisor lets the robot go again.
     rig.until(lambda: system.diagnostics.get("draft_node") == 0, what="the session's return")
     rig.until(lambda: system.run()[0] is RunOutcome.UNPARSABLE_REPLY, what="the verifier's return")
 

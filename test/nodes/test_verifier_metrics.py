@@ -44,7 +44,7 @@ def test_rounds_over_topics_are_counted_and_sigint_ends_the_node(rig, tiny_pair)
     rig.until(  # of the topics: taken into the metrics once a second
         lambda: sum(n for name, n in counted().items() if "_bytes" in name) >= reply.bytes_up, what="bytes"
     )
-    with socket.create_connection(("127.0.0.1", port)):  # somebody who asks for nothing
+    with socket.create_connection(("127.0.0.1", port)):  # a client that sends nothing
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(30) == 0, "\n".join(rig.lines[-20:])
     with pytest.raises(ProcessLookupError):

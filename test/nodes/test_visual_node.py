@@ -98,7 +98,7 @@ def test_the_configuration_against_the_live_graph(rig):
             assert publisher.topic_type == kind, f"{name}: {topic}"
             verdict, reason = qos_check_compatible(publisher.qos_profile, profile)
             assert verdict != QoSCompatibility.ERROR, f"{name}: {topic}: {reason}"
-    # Nobody looks: the camera and the rest are left alone.
+    # Without subscribers the camera and the rest are left alone.
     assert node.count_subscribers("/reply_progress") == 0
     assert node.count_subscribers("/visual/image") == 0
 
@@ -186,7 +186,7 @@ def test_moving_joints_are_left_to_their_publisher():
         visual_messages.fixed_transforms(urdf, Time())
 
 
-def test_progress_tells_each_rounds_tokens():
+def test_progress_contains_each_rounds_tokens():
     told = []
     publisher = type("Publisher", (), {"publish": lambda self, message: told.append(message)})()
     progress = ReplyPublisher(

@@ -222,7 +222,7 @@ def test_a_slow_robot_confirms_late_and_does_not_move_on_meanwhile(make):
     assert len(robot.asked(SportApi.MOVE)) == count
 
 
-def test_nobody_there_is_told_apart_from_silence(make):
+def test_an_absent_service_differs_from_a_silent_one(make):
     robot, driver = make()
     robot.listening = False
     with pytest.raises(DriverError) as refused:

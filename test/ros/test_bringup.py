@@ -76,7 +76,7 @@ def test_no_launch_file_without_a_system():
     assert found == {f"{name}.launch.py" for name in SYSTEMS}
 
 
-def test_reading_leaves_no_stand_in_behind():
+def test_reading_removes_its_stand_ins():
     launch_standin.read.cache_clear()
     before = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("launch", "launch_ros")}
     plan("demo")

@@ -139,7 +139,7 @@ def test_another_tokenizer_is_refused_with_a_sentence(rig, channel, tiny_pair, t
 
 
 @pytest.mark.slow
-def test_a_verifier_restarted_from_nothing_is_opened_anew(rig, channel, tiny_pair, models):
+def test_a_restarted_verifier_gets_a_new_session(rig, channel, tiny_pair, models):
     target, draft = models
     first = rig.start("verifier_node", model__path=tiny_pair[0])
     patient = LinkSettings(response_timeout_s=1.0, attempts=60)

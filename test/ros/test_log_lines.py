@@ -7,7 +7,7 @@ from dsd_ros.ros.running import NodeLog
 
 
 class Logger:
-    """Takes down what a node's logger is told."""
+    """Records what a node's logger gets."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []

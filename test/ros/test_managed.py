@@ -19,7 +19,7 @@ from dsd_ros.ros.running import EXIT_BAD_START, RCLError
 from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.wire.channel import LinkClosed
 
-# (state, transition) -> (state behind it, hooks that are called); what is missing is refused.
+# (state, transition) -> (state after it, hooks that are called); what is missing is refused.
 TABLE = {
     ("unconfigured", "configure"): ("inactive", ["load"]),
     ("unconfigured", "shutdown"): ("finalized", ["unload"]),
@@ -156,7 +156,7 @@ def test_transitions_in_every_order(make):
 @pytest.mark.parametrize(
     ("state", "ways"), [("unconfigured", []), ("inactive", ["configure"]), ("active", ["configure", "activate"])]
 )
-def test_a_shutdown_ends_what_there_is_and_nothing_is_possible_behind_it(make, state, ways):
+def test_a_shutdown_ends_what_there_is_and_nothing_is_possible_after_it(make, state, ways):
     node = make()
     assert all(node.change(name) for name in ways) and node.state == state
     node.calls.clear()

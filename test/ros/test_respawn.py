@@ -26,7 +26,7 @@ def test_the_pause_doubles_and_the_sixth_crash_in_a_minute_is_one_too_many():
 
 
 @pytest.mark.parametrize("code", [0, 2])
-def test_what_was_told_to_end_or_cannot_start_is_not_started_again(code):
+def test_a_process_that_ended_on_request_or_cannot_start_is_not_restarted(code):
     restarts = Restarts()
     assert restarts.after(code, 0.0) is None
     assert "not started again" in restarts.sentence(code)

@@ -59,7 +59,7 @@ def test_a_node_that_is_asked_to_end_ends(ros_domain, tmp_path, end, code, said)
     assert said in errors and (said or not errors)
 
 
-def test_what_goes_on_behind_a_nodes_end_is_let_be(ros_domain, tmp_path):
+def test_what_continues_after_a_nodes_end_is_left_alone(ros_domain, tmp_path):
     then = """
 running._END_LIMIT_S = 3600.0  # however slow the machine is
 code = run_node(Hanging)

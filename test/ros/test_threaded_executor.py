@@ -60,7 +60,7 @@ def test_different_groups_run_side_by_side(node, executor):
     assert len(set(met)) == 3 and threading.get_ident() not in met
 
 
-def test_one_group_runs_one_behind_the_other(node, executor):
+def test_one_group_runs_one_after_the_other(node, executor):
     group = MutuallyExclusiveCallbackGroup()
     inside, most, calls = [], [], []
 

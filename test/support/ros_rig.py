@@ -210,7 +210,7 @@ class CameraRig:
     def ask(
         self, picture: np.ndarray, instruction: str, timeout: float = 30.0, patience: float = 10.0, **fields: Any
     ) -> Any:
-        """Have a reply decoded about this very picture; AssertionError ``patience`` seconds behind the time-out.
+        """Have a reply decoded about this very picture; AssertionError ``patience`` seconds after the time-out.
 
         ``fields``: what else the request says.
         """

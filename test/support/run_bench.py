@@ -115,7 +115,7 @@ class Bench:
         return value
 
     def until_request(self) -> DecodeRequest:
-        """Tick until the run has asked anew, and the robot's rest is confirmed."""
+        """Tick until the run has asked again, and the robot's rest is confirmed."""
         count = len(self.asked)
         self.until(
             lambda: self.run.ended or (self.run.phase is Phase.DECODING and (len(self.asked) > count or self.pending))

@@ -110,9 +110,9 @@ class TableModel:
         return [self.forward_tree(feed) for feed in feeds]
 
     def _behind(self, ids: list[int]) -> torch.Tensor:
-        """The logits behind all of a prompt's two tokens and a reply's."""
+        """The logits after all of a prompt's two tokens and a reply's."""
         size = len(self.table)
-        # Tokens of this period, behind the two that stand for the prompt.
+        # Tokens of this period, after the two that stand for the prompt.
         said = (len(ids) - 2) % self.period if self.period else len(ids) - 2
         return self._row(*[i % size for i in [*ids[:2], *ids[len(ids) - said :]][-2:]])
 

@@ -28,7 +28,7 @@ def question(**changes) -> Question:
 
 
 class Tables:
-    """p^s behind a prefix, by its last two tokens, and log weights that change with its length."""
+    """p^s after a prefix, by its last two tokens, and log weights that change with its length."""
 
     def __init__(self, seed: int = 0, size: int = 6, noise: float = 0.6, padding: int = 0) -> None:
         random = np.random.default_rng(seed)

@@ -20,7 +20,7 @@ def same(actual, expected):
 
 
 def alone(model, image, instruction, tokens):
-    """The logits behind ``tokens``, by a sequence of their own."""
+    """The logits after ``tokens``, by a sequence of their own."""
     sequence = model.prefill(image, instruction)
     sequence.append(tokens)
     return sequence.next_logits()

@@ -97,7 +97,7 @@ def test_order_pictures_and_actions_all_count(model, picture, steps):
     torch.testing.assert_close(model.prefill(image, INSTRUCTION).next_logits(), told[0])
 
 
-def test_trees_batches_forks_and_exits_go_on_behind_a_history(model, picture, steps):
+def test_trees_batches_forks_and_exits_work_after_a_history(model, picture, steps):
     image, history = picture(1), steps(2)
     *_, expected = by_transformers(model, image, history, REPLY)
     sequence = model.prefill(image, INSTRUCTION, history)
@@ -131,7 +131,7 @@ def test_what_a_prompt_says_of_earlier_steps():
     )
 
 
-def test_a_model_says_how_it_wants_to_be_told_of_earlier_steps(own_directory):
+def test_a_model_sets_its_own_text_for_earlier_steps(own_directory):
     own = {"format": 1, "prompt": "{instruction}", "past": "{image}{action};", "present": ""}
     (own_directory / "dsd.json").write_text(json.dumps(own))
     text = PromptTemplate.from_directory(own_directory).render("go", 1, [(1, "{image} stop")])

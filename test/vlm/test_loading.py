@@ -245,7 +245,7 @@ def test_bfloat16_runs(model, model_directory, picture):
     assert (torch.minimum(exact, logits.softmax(-1)).sum(-1) > 0.8).all()
 
 
-def test_fingerprints_tell_models_and_tokenizers_apart(model, tmp_path):
+def test_fingerprints_distinguish_models_and_tokenizers(model, tmp_path):
     def load(name, **options):
         return load_model(ModelSettings(str(make_tiny_model(tmp_path / name, **options))))
 

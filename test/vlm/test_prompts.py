@@ -15,7 +15,7 @@ def test_text_stands_before_the_image():
     assert "<|vision_start|>" not in PromptTemplate("{instruction}").render("stop", 0)
 
 
-def test_stock_models_are_told_robot_grammar_and_instruction():
+def test_stock_models_get_robot_grammar_and_instruction():
     text = PromptTemplate().render("find the silver bottle", 1)
     assert "Instruction: find the silver bottle\n" in text
     for action in ("forward 25 cm", "turn left 15 degrees", "turn right 45 degrees", "stop"):

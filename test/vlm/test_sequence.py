@@ -20,7 +20,7 @@ REPLY = [3, 77, 200, 12, 12, 255, 90, 41, 8, 133, 64]
 
 @torch.no_grad()
 def one_shot(model, image, instruction, reply):
-    """Logits (len(reply) + 1, tokens) behind prompt and reply tokens, by transformers alone."""
+    """Logits (len(reply) + 1, tokens) after prompt and reply tokens, by transformers alone."""
     pixels, grid = (None, None) if image is None else model.images(image)
     count = 0 if grid is None else int(grid.prod()) // 4
     ids = torch.tensor([model.prompt_tokens(instruction, count) + list(reply)])

@@ -39,7 +39,7 @@ def llama(directories):
 
 
 def whole(model, reply):
-    """Logits behind the prompt and each reply token, by transformers' own forward without a cache."""
+    """Logits after the prompt and each reply token, by transformers' own forward without a cache."""
     from transformers import AutoModelForCausalLM
 
     ids = model.prompt_tokens(INSTRUCTION, 0) + list(reply)

@@ -28,14 +28,14 @@ def same(actual, expected):
 
 
 def alone(model, image, tokens):
-    """The logits behind ``tokens``, by a sequence of their own."""
+    """The logits after ``tokens``, by a sequence of their own."""
     sequence = model.prefill(image, INSTRUCTION)
     sequence.append(tokens)
     return sequence.next_logits()
 
 
 def rows_alone(model, image, reply, tree):
-    """The logits in front of a tree and behind each node, each path a sequence of its own."""
+    """The logits before a tree and after each node, each path a sequence of its own."""
     paths = [tree.path_to(node) for node in range(-1, len(tree))]
     return torch.stack([alone(model, image, [*reply, *tree.tokens_of(path)]) for path in paths])
 
@@ -117,7 +117,7 @@ def test_every_node_equals_its_path(model, picture, forwards, with_image, pendin
         same(model.head(seen[-1][1]), logits)
 
 
-def test_directly_behind_the_prompt(model, picture):
+def test_directly_after_the_prompt(model, picture):
     expected = rows_alone(model, picture(), [], TREE)
     sequence = model.prefill(picture(), INSTRUCTION)
     same(sequence.verify_tree(TREE.tokens, TREE.parents), expected)
@@ -243,7 +243,7 @@ def test_whatever_changes_the_reply_drops_the_tree(model, picture):
     sequence.next_logits()
     sequence.keep_path([0, 1])
     check_cache(sequence, picture())
-    # A tree behind a row that is not known any more.
+    # A tree after a row that is not known any more.
     sequence = hung()
     sequence.rollback(2)
     same(sequence.verify_tree(TREE.tokens, TREE.parents),

@@ -65,7 +65,7 @@ def test_an_address_that_is_none_is_refused(url):
         WebsocketChannel(url)
 
 
-def test_nobody_listening_is_a_closed_link():
+def test_no_listener_is_a_closed_link():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     channel = WebsocketChannel(f"ws://127.0.0.1:{port}", connect_timeout=2)
@@ -105,7 +105,7 @@ def _serving_once(answer: bytes):
         (b"", LinkClosed, "cannot be reached"),
     ],
 )
-def test_other_servers_are_told_apart(answer, error, words):
+def test_other_servers_are_recognised(answer, error, words):
     port, thread, stop = _serving_once(answer)
     channel = WebsocketChannel(f"ws://127.0.0.1:{port}", connect_timeout=0.5)
     try:

@@ -85,7 +85,7 @@ def test_it_is_bounded():
     assert box.put(outcome(0.5))
 
 
-def test_sessions_that_come_and_go_leave_nothing_behind():
+def test_closed_sessions_leave_nothing_in_the_outbox():
     box = Outbox()
     for number in range(3000):
         box.put(outcome(final=True, session=number))

@@ -30,7 +30,7 @@ def test_pictures_survive_bit_by_bit(encoding, shape):
     assert encode_picture(image[::-1], encoding) == encode_picture(image[::-1].copy(), encoding)
 
 
-def test_a_digest_tells_pictures_apart_by_pixels_and_sides():
+def test_a_digest_distinguishes_pictures_by_pixels_and_sides():
     image = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
     others = [image.reshape(6, 4, 3), image[::-1], image[:, ::-1], image[:3]]
     assert picture_digest(image) == picture_digest(np.asfortranarray(image))

@@ -52,7 +52,7 @@ class Client:
         self.send([3, self.session, 7, "go", 2, 2, "rgb8", bytes(12)])
 
     def final(self, number: int) -> tuple[int, int | bytes]:
-        """How many tokens hold, and the one behind them or the target's distribution there."""
+        """The number of accepted tokens, and the next token or the target's distribution there."""
         tag, session, reply, round_, _, accepted, following, *rest = self.receive()
         assert (tag, session, reply, round_) == (5, self.session, 7, number)
         assert len(rest) < 3 or rest[2] is not False
@@ -103,7 +103,7 @@ def path_to(last: int, parents: bytes) -> list[int]:
 def gone_on(
     data: bytes, size: int, at: int, draft: list[int], parents: bytes, random: np.random.Generator
 ) -> list[int]:
-    """What the robot adds behind node ``at``, whose first child is rejected; nodes are numbered from 1."""
+    """What the robot adds after node ``at``, whose first child is rejected; nodes are numbered from 1."""
     q = np.full(size, 1 / size)
     if not parents:
         rows, others = {at: unpacked(data, size)}, []

@@ -112,7 +112,7 @@ FIGURES: dict[str, dict[str, Any]] = {
 
 
 def table(heading: str) -> list[list[str]]:
-    """The cells of the first table behind a heading, without its two head lines."""
+    """The cells of the first table after a heading, without its two head lines."""
     _, found, rest = PAGE.partition(f"\n{heading}\n")
     assert found, heading
     rows = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE).group().strip().split("\n")
@@ -175,7 +175,7 @@ def test_an_example_is_what_the_codec_writes_and_reads(example):
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
-def test_the_bytes_of_an_example_are_what_stands_behind_them(example):
+def test_the_bytes_of_an_example_are_their_listing(example):
     values = msgspec.structs.asdict(example.frame)
     (head, [kind]), *rest = example.lines
     sent = [name for _, names in rest for name in names]
@@ -350,7 +350,7 @@ def test_a_tree_is_split_as_in_the_example():
     own = [q[tree.inner.index(at), x] for at, x in zip(tree.parents, tree.tokens, strict=True)]
     chances = unpack_chances(draft.evidence, len(tree)).tolist()
     assert chances == rounded_up(torch.stack(own)).tolist()
-    # What is behind the nodes that are never looked at does not matter.
+    # Rows after nodes that are never visited do not matter.
     behind = torch.stack([p[0], torch.full((8,), 0.125), p[1], torch.full((8,), 0.125), p[2]])
     for seed in range(20):
         verdict = verify_split_tree(tree, chances, behind, np.random.default_rng(seed))

@@ -48,7 +48,7 @@ def test_rows_are_of_length_one_and_do_not_depend_on_their_company(encoder):
     assert encoder.encode([]).shape == (0, encoder.dimension)
 
 
-def test_what_is_behind_the_models_length_does_not_count(encoder):
+def test_text_beyond_the_models_length_does_not_count(encoder):
     words = "word " * 300
     assert encoder.count_tokens(words) > MAX_TOKENS
     one, other = encoder.encode([f"{words} red", f"{words} green"])

@@ -67,7 +67,7 @@ def test_relevance_does_not_depend_on_what_else_there_is(folder, tmp_path):
         assert beside[alone.key].relevance == pytest.approx(alone.relevance, abs=1e-6)
 
 
-def test_the_same_text_is_one_chunk_whoever_holds_it(folder):
+def test_the_same_text_is_one_chunk_in_any_document(folder):
     with Store(folder, HashedWords()) as store:
         assert not store.add(Document("owner", NOTES["owner"]))
         assert store.add(Document("copy", NOTES["owner"], place="hall"))

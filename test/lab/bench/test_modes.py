@@ -72,7 +72,7 @@ def test_every_mode_is_measured_on_the_same_pictures(pair, capsys, tmp_path):
     assert threading.active_count() == threads
 
 
-def test_a_stretched_clock_is_kept_and_told(pair, capsys, tmp_path):
+def test_a_stretched_clock_is_kept_and_reported(pair, capsys, tmp_path):
     """At a fifth of the time a forward of the target still takes 124 ms, and is reported as 620."""
     file = tmp_path / "modes.json"
     code, out, err = dsd_lab(
@@ -220,7 +220,7 @@ def test_sweeps_are_crossed_where_they_matter():
         (["--temperature", "-1"], "temperature"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_a_sentence(pair, capsys, options, said):
+def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, options, said):
     code, out, err = dsd_lab(capsys, "bench", "modes", *pair, *options)
     assert code == 2 and out == ""
     assert said in err and err.count("\n") == 1
@@ -250,7 +250,7 @@ def test_a_soak_watches_what_the_process_holds(pair, capsys, tmp_path):
     assert "threads: steady" in out
 
 
-def test_a_process_that_grows_is_told():
+def test_a_growing_process_is_reported():
     from dsd_lab.bench.soak import _judged
 
     still = [{"replies": n, "memory_mb": 100.0, "threads": 9} for n in range(40)]
@@ -270,7 +270,7 @@ def test_a_process_that_grows_is_told():
         (["--mode", "ar,dsd"], "several modes"),
     ],
 )
-def test_a_soak_that_cannot_be_run_is_told_in_a_sentence(pair, capsys, options, said):
+def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys, options, said):
     code, out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
     assert code == 2 and said in err and err.count("\n") == 1
 

@@ -40,7 +40,7 @@ def test_stretching_multiplies_every_time():
     assert not load_profile("lte").stretched(2).paced
 
 
-def test_an_unknown_profile_is_told_which_there_are():
+def test_an_unknown_profile_error_lists_the_profiles():
     with pytest.raises(ProfileError, match="unknown profile 'mars'.*go2-a100"):
         load_profile("mars")
 

@@ -193,7 +193,7 @@ def test_what_is_kept_is_a_number_or_a_share():
         (["--plot", "no/such/place/plot.png"], "no directory"),
     ],
 )
-def test_what_cannot_be_measured_is_told_in_a_sentence(pair, capsys, options, said):
+def test_what_cannot_be_measured_gives_one_sentence(pair, capsys, options, said):
     code, out, err = dsd_lab(capsys, "bench", "wire", *pair, *options)
     assert code == 2 and out == ""
     assert said in err and err.count("\n") == 1

@@ -235,7 +235,7 @@ def test_an_ordinary_cloud_gives_no_document_away():
             assert isinstance(reply, m.QuestionReply) and wanted in reply.error
 
 
-def test_a_whole_answer_is_collected_once_and_kept_for_nobody_else():
+def test_a_whole_answer_is_collected_once_and_kept_for_its_device_alone():
     def question(ask: int, schedule: str) -> m.Question:
         return m.Question(
             ask, 0, m.PROTOCOL_VERSION, DEVICE.tokenizer_fingerprint, DEVICE.vocab_size, QUESTION, 2, 0.0, 0, 1,

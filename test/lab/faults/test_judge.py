@@ -31,7 +31,7 @@ def announced(at: float, step: int, action: Action | None, **changes) -> Announc
 
 
 def drive(begin: float, end: float, vx: float = 0.4, wz: float = 0.0) -> list[Command]:
-    """Commands 25 times a second, and a zero behind them."""
+    """Commands 25 times a second, and a zero after them."""
     count = round((end - begin) * 25)
     moving = [Command(begin + index / 25, vx, 0.0, wz) for index in range(count)]
     return [*moving, Command(end, 0.0, 0.0, 0.0)]
@@ -78,7 +78,7 @@ def test_a_new_run_counts_from_one(good):
     assert judge(good) == []
 
 
-def test_motion_that_nobody_announced(good):
+def test_unannounced_motion(good):
     good.commands.append(Command(5.0, 0.3, 0.0, 0.0))  # behind the stop
     assert any("under Action" in found for found in judge(good))
     assert any("no action" in f for f in judge(Record(commands=[Command(1.0, 0.1, 0.0, 0.0)])))
@@ -118,7 +118,7 @@ def test_motion_against_the_supervisors_word(good):
     assert judge(good) == []
 
 
-def test_a_stop_is_timed_to_the_zero_behind_the_last_motion():
+def test_a_stop_is_timed_to_the_zero_after_the_last_motion():
     record = Record(commands=drive(0.0, 2.0), poses=poses(0.0, 2.2, 0.4) + poses(2.2, 4.0, 0.0, 0.88))
     stop = stop_after(record, 1.65, 4.0)
     assert stop.commanded_s == pytest.approx(0.35)
@@ -142,7 +142,7 @@ def test_there_is_nothing_to_time_when_the_robot_stood():
     assert stop_after(record, 1.1, 4.0).commanded_s is None
 
 
-def test_the_first_cause_behind_a_fault():
+def test_the_first_cause_after_a_fault():
     verdicts = [Verdict(1.0, True, ("TILT",)), Verdict(2.0, False, ()), Verdict(3.0, True, ("LINK_LOST",))]
     record = Record(verdicts=verdicts)
     assert first_cause(record, 1.5, 9.0) == (3.0, ("LINK_LOST",))

@@ -70,7 +70,7 @@ def until(condition) -> None:
 
 def test_what_is_large_leaves_in_windows_that_double():
     window, trip = SlowStart(14_600, 0.3, 0.0), 0.3
-    # 14.6, 29.2, 58.4 kB, each a round trip behind the other.
+    # 14.6, 29.2, 58.4 kB, each a round trip after the other.
     assert window.left(14_600, 10.0) == 10.0
     assert window.left(29_200, 10.0) == pytest.approx(10.0 + trip)
     assert window.left(58_401, 10.0) == pytest.approx(10.0 + 3 * trip)  # a byte too many
@@ -91,7 +91,7 @@ def test_a_full_window_is_no_faster_than_the_rate():
     alone = SlowStart(1 << 30, 0.2, rate).left(size, 5.0)
     assert alone == pytest.approx(5.0 + 8.0 * size / rate)
     started = SlowStart(INITIAL_WINDOW, 0.2, rate).left(size, 5.0)
-    # What a trip holds at this rate, 200 kB, is reached behind four of them, in which 219 kB leave.
+    # What a trip holds at this rate, 200 kB, is reached after four of them, in which 219 kB leave.
     assert started == pytest.approx(alone + 4 * 0.2 - 0.219, abs=0.01)
     assert SlowStart(INITIAL_WINDOW, 0.0, rate).left(size, 5.0) == pytest.approx(alone)
 
@@ -231,7 +231,7 @@ def test_reconnecting_drops_what_is_under_way():
     assert not pipe.sent
 
 
-def test_a_broken_link_is_told_to_both_sides_and_can_be_mended():
+def test_both_sides_see_a_broken_link_and_it_can_be_restored():
     pipe = Pipe()
     with EmulatedChannel(pipe, LinkProfile()) as channel:
         pipe.inbox.put(numbered(5))
@@ -247,7 +247,7 @@ def test_a_broken_link_is_told_to_both_sides_and_can_be_mended():
         until(lambda: pipe.sent == [numbered(1)])
 
 
-def test_a_websocket_that_nobody_serves_is_down():
+def test_a_websocket_without_a_server_is_down():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     inner = WebsocketChannel(f"ws://127.0.0.1:{port}", connect_timeout=2)

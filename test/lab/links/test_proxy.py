@@ -106,7 +106,7 @@ def test_a_cut_resets_what_is_open_and_what_is_dialled(proxy):
         assert client.recv(timeout=10) == b"again"
 
 
-def test_a_silent_link_tells_nobody_and_delivers_later(proxy, echo):
+def test_a_silent_link_reports_nothing_and_delivers_later(proxy, echo):
     with dial(proxy) as client:
         proxy.silence()
         client.send(b"later")

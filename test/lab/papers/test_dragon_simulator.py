@@ -23,7 +23,7 @@ def decided(run) -> list[tuple[float, str]]:
         ([BOTH] * 3, {"strategy": "cloud"}, [3, 5, 7], 8),
         # The verdict of 2 is in the cloud at 3, its next draft made at 4 and there at 5.
         ([DEVICE] * 3, {"strategy": "device"}, [2, 5, 8], 8),
-        # The device begins anew at 2 and at 4; the cloud's drafts wait.
+        # The device starts again at 2 and at 4; the cloud's drafts wait.
         ([CLOUD] * 3, {"strategy": "device"}, [2, 4, 6], 6),
         # In the cloud, 3, the device is rejected: it hears at 4, drafts until 6, there at 7.
         ([CLOUD] * 3, {"strategy": "cloud"}, [3, 7, 11], 12),

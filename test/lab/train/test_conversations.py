@@ -61,7 +61,7 @@ def test_llava_and_openai_shapes_read_alike(tmp_path: Path, picture: str) -> Non
     assert one.turns[1].as_message() == {"role": "assistant", "content": answer}
 
 
-def test_an_unmarked_image_comes_behind_the_first_question(tmp_path: Path, picture: str) -> None:
+def test_an_unmarked_image_follows_the_first_question(tmp_path: Path, picture: str) -> None:
     record = {"images": picture, "conversations": said(("user", "What is it?"), ("gpt", "A chair."))}
     (found,) = read_conversations(write(tmp_path / "data.jsonl", record))
     assert found.turns[0].parts == ("What is it?", None)

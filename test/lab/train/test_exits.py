@@ -162,7 +162,7 @@ def test_hidden_states_in_front_of_a_reply_equal_those_of_verify(vlm: Backbone) 
     torch.testing.assert_close(vlm.head(hidden[-1]), logits[:, : vlm.known_tokens], atol=1e-4, rtol=1e-4)
 
 
-def test_a_llama_is_read_behind_its_layers_not_behind_its_norm(llama: Backbone, sharegpt: Path) -> None:
+def test_a_llama_is_read_after_its_layers_not_after_its_norm(llama: Backbone, sharegpt: Path) -> None:
     examples = [llama.example(c, 200) for c in read_conversations(sharegpt, images=False)[3:6]]
     hidden = llama.hidden_states(examples, [1, LAYERS])
     start = 0

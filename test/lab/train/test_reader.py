@@ -64,7 +64,7 @@ def test_a_sure_word_stands_in_the_document_and_a_guessed_name_does_not() -> Non
     assert supported > 500 and lacking > 100
 
 
-def test_a_document_holds_what_it_is_told_to() -> None:
+def test_a_document_holds_the_facts_it_is_given() -> None:
     rng = random.Random(12)
     for kind in QUESTION_KINDS[:-1]:
         both = draw_example(rng, kind, support=frozenset({"who", "what"}))

@@ -33,7 +33,7 @@ def test_the_directories_are_whole_small_and_share_a_tokenizer() -> None:
     assert tokenizers[0] == tokenizers[1]
 
 
-def test_the_targets_exits_fit_it_and_foretell_its_replies() -> None:
+def test_the_targets_exits_fit_it_and_predict_its_replies() -> None:
     model = load_model(ModelSettings(path=MODELS / "target"))
     assert model.exits is not None and model.exits.layers == tuple(range(1, model.num_layers))
     assert "## Early exits" in (MODELS / "target" / "README.md").read_text()

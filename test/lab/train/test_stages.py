@@ -159,7 +159,7 @@ def test_the_target_is_the_mean_of_its_stages_means(tmp_path: Path) -> None:
         assert torch.allclose(value, 0.4 * first[key] + 0.6 * second[key], atol=1e-6), key
 
 
-def test_labels_tell_where_things_stand_and_how_far_ways_are_free(frames: Frames) -> None:
+def test_labels_say_where_things_stand_and_how_far_the_way_is_free(frames: Frames) -> None:
     labels = make_labels(frames.labels)
     told = 0
     for n, frame in enumerate(frames.labels):

@@ -70,7 +70,7 @@ def test_drawn_instructions_name_their_goal_and_vary() -> None:
     assert instruction_for("red box", first) == instruction_for("red box", again)
 
 
-def test_words_that_nobody_has_heard_leave_the_goal() -> None:
+def test_unknown_words_leave_the_goal() -> None:
     known = set.union(*map(words_of, Split)) | {"red", "box", "boxes"}
     rng = np.random.default_rng(4)
     for template, telling in (

@@ -86,7 +86,7 @@ def log(*messages):
              outcome(2, 0, 0, distribution=b"p"), draft(2, [], resampled=[8])),
             [5, 7, 8],
         ),
-        # A verifier that knew nothing went on behind round 2 of the reply.
+        # A restarted verifier continued after round 2 of the reply.
         (
             (draft(1, [5]), outcome(1, 1, 6), observation(session=2, verified=[5, 6, 7, 8], rounds=2),
              draft(3, [9], session=2), outcome(3, 1, 1, session=2)),
@@ -211,7 +211,7 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     assert (other.plan.draft["model.path"], other.plan.verifier["model.path"]) == ("d", "t")
 
 
-def test_differences_are_told_by_step(tmp_path):
+def test_differences_are_reported_by_step(tmp_path):
     step = read_run(make_bag(tmp_path / "bag")).steps[0]
     same = compare(step, ReplayReply(REPLY, [4, 5, 6], 3, 1, 0.1, step.stamp))
     assert same.same

@@ -38,7 +38,7 @@ def test_drafts_made_ahead_lie_within_the_round_before():
         assert before["uplink"].start <= span.start < span.end <= before["downlink"].end + 1e-9
 
 
-def test_the_first_exit_that_held_is_told_from_the_others():
+def test_the_first_right_exit_is_marked():
     found = [early for early in exits_of(sample_reply()) if early.round == 1]
     assert [(early.layer, early.held) for early in found] == [(2, False), (4, True), (6, False)]
     target = of_round(spans_of(sample_reply()), 1)["target"]

@@ -73,7 +73,7 @@ def test_the_server_listens_on_its_address_alone_and_ends_with_its_owner():
 
 
 @needs_rerun
-def test_the_server_knows_whether_somebody_looks():
+def test_the_server_knows_whether_a_browser_is_connected():
     def until(watched: bool) -> None:
         deadline = time.monotonic() + 30.0
         while server.watched() != watched:
@@ -92,7 +92,7 @@ def test_the_server_knows_whether_somebody_looks():
 
 @needs_rerun
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
-def test_a_killed_owner_leaves_no_server_behind():
+def test_the_server_ends_with_its_killed_owner():
     code = (
         "from dsd_ros.observe.view.web import WebServer\nimport time\n"
         "server = WebServer('127.0.0.1', 0, 0, 64)\nprint(server.pid, flush=True)\ntime.sleep(600)\n"

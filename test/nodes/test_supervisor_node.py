@@ -11,8 +11,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from ros_rig import Rig
 
 from dsd_lab.cli.main import main
-from dsd_lab.faults.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS
-from dsd_lab.faults.safety_standin import StandIn
+from dsd_lab.faults.safety_bench import PARAMETERS, PROVOCATIONS, SETTINGS, StandIn
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.safety import Cause, Source
 from dsd_ros.ros import qos

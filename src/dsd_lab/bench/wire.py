@@ -15,8 +15,7 @@ import torch
 from dsd_lab.bench import scenes as ask
 from dsd_lab.bench.pace import Pace, paced
 from dsd_lab.bench.scenes import BATCH_GROWTH, Scene, held_out_scenes, text_scenes
-from dsd_lab.bench.wire_report import Distances, computed_seconds, make_report
-from dsd_lab.bench.wire_setting import ALONE, PAIR, Contender, WireSetting
+from dsd_lab.bench.wire_report import ALONE, PAIR, Contender, Distances, WireSetting, computed_seconds, make_report
 from dsd_lab.links.emulation import EmulatedChannel
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.decoding.sampling import transform

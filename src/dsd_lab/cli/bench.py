@@ -206,8 +206,15 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
     from dsd_lab.bench.profiles import load_profile
     from dsd_lab.bench.scenes import TEXT_TOKENS, text_models
     from dsd_lab.bench.wire import measure_wire
-    from dsd_lab.bench.wire_report import draw_wire, render
-    from dsd_lab.bench.wire_setting import WireSetting, parse_kept, parse_proofs, parse_shapes, parse_uplinks
+    from dsd_lab.bench.wire_report import (
+        WireSetting,
+        draw_wire,
+        parse_kept,
+        parse_proofs,
+        parse_shapes,
+        parse_uplinks,
+        render,
+    )
     from dsd_lab.plotting import check_plot
     from dsd_ros.decoding.settings import DecodeSettings
     from dsd_ros.vlm.loading import ModelSettings
@@ -301,8 +308,7 @@ def safety(args: BenchSafetyArguments = BenchSafetyArguments()) -> int:
     Starts the safety supervisor, drives it over DDS as robot, navigation and operator do, provokes every cause and
     times how long cmd_vel goes on commanding motion. Exits with 1 if that is ever more than half a second.
     """
-    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, measure_safety, render
-    from dsd_lab.faults.safety_standin import SafetyBenchError
+    from dsd_lab.faults.safety_bench import LIMIT_S, PROVOCATIONS, SafetyBenchError, measure_safety, render
 
     causes = None if args.causes == "all" else args.causes.split(",")
     count = sum(causes is None or p.cause.name in causes for p in PROVOCATIONS)
@@ -345,8 +351,7 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     if any of that did not hold.
     """
     from dsd_lab.faults.plan import FaultSettings, render
-    from dsd_lab.faults.run import measure_faults
-    from dsd_lab.faults.system import FaultBenchError
+    from dsd_lab.faults.run import FaultBenchError, measure_faults
     from dsd_ros.decoding.modes import mode
 
     mode(args.mode)
@@ -479,8 +484,7 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
     once by the real model and repeated at the times given. Exits with 1 if one of the paper's bars is missed at the
     longest round trip.
     """
-    from dsd_lab.dragon.bench import DragonBench, measure_bytes, measure_dragon, render_bytes
-    from dsd_lab.dragon.report import draw_dragon, render
+    from dsd_lab.dragon.bench import DragonBench, draw_dragon, measure_bytes, measure_dragon, render, render_bytes
     from dsd_lab.plotting import check_plot
     from dsd_ros.dragon.documents.embedding import SentenceEncoder
 

@@ -485,7 +485,7 @@ def speedup(args: SpeedupArguments = SpeedupArguments()) -> int:
     Seconds per token where the device aggregates (equation 7), and the speed-up over token-wise synchronisation, by
     how often the cloud's drafts are accepted.
     """
-    from dsd_lab.papers.dragon import speedup as predicted
+    from dsd_lab.papers.dragon_simulator import speedup as predicted
     from dsd_ros.dragon.scheduler import latency
 
     device, cloud, rtt = args.device_ms / 1e3, args.cloud_ms / 1e3, args.rtt_ms / 1e3
@@ -511,7 +511,7 @@ def speedup(args: SpeedupArguments = SpeedupArguments()) -> int:
 
 
 def _setting(args: SchedulingArguments | PipelineArguments) -> Any:
-    from dsd_lab.papers.dragon import Setting
+    from dsd_lab.papers.dragon_simulator import Setting
 
     return Setting(args.device_ms / 1e3, args.cloud_ms / 1e3, args.base_ms / 1e3, tuple(args.acceptance), args.tokens)
 
@@ -531,7 +531,7 @@ def scheduling(args: SchedulingArguments = SchedulingArguments()) -> int:
     rule (delta-z), the device, the cloud, either by chance; beside them token-wise and sequence-wise synchronisation.
     The extra latency has a jitter of a fifth, with a period of 20 pi seconds.
     """
-    from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare
+    from dsd_lab.papers.dragon_simulator import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, compare
 
     extras = [ms / 1e3 for ms in args.extra_ms]
     setting = _setting(args)

@@ -16,7 +16,7 @@ import torch
 
 from dsd_lab.dragon.corpus import SOURCE, count_tokens, read_corpus, two_sides
 from dsd_lab.plotting import BLUE, GREEN, GREY, YELLOW, new_figure, tidy
-from dsd_lab.report import BenchError, check_range, header, table
+from dsd_lab.report import BenchError, check_range, header, render_template, table
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.dragon.documents.embedding import Encoder
 from dsd_ros.dragon.documents.retrieval import Retrieved
@@ -204,28 +204,11 @@ def _ratio(gain: float, other: float) -> float | None:
 def render(report: dict[str, Any]) -> str:
     """The report as text."""
     counts = sorted({row["documents"] for row in report["rows"]})
-    lines = [
-        f"Perplexity of {report['windows']} windows of {report['window']} tokens, the first {report['query']} of which "
-        f"find documents; {report['model']}.",
-        f"Corpus: {report['corpus']}; {report['passages']} passages of up to {report['passage']} tokens, half of them "
-        f"on each side; prompts of up to {report['context']} tokens.",
-        "",
-    ]
     rows = [["documents a side", *map(str, counts)]]
     for method in METHODS:
         rows.append([method, *(f"{row['perplexity']:.2f}" for row in report["rows"] if row["method"] == method)])
-    lines += table(rows)
     last = next(row for row in report["rows"] if row["method"] == DRAGON and row["documents"] == counts[-1])
-    lines += [
-        "",
-        f"With {counts[-1]} documents a side, dragon's log p per token is {last['log_p_above_drcg']:+.3f} nats "
-        f"(standard error {last['log_p_above_drcg_standard_error']:.3f}) against one prompt with the same documents.",
-    ]
-    for name in ("drcg", "crcg"):
-        gain = report[f"gain_to_{name}"]
-        if gain is not None:
-            lines.append(f"What retrieval gains, in nats: {gain:.2f} times that of {name}.")
-    return "\n".join(lines)
+    return render_template("dragon/lm.txt", r=report, table="\n".join(table(rows)), last=last).rstrip("\n")
 
 
 def draw_lm(report: dict[str, Any], path: Path) -> None:

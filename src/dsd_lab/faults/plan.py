@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from dsd_lab.report import Row, cell, median, table
+from dsd_lab.report import Row, cell, median, render_template, table
 from dsd_ros.ros.bringup import DEMO_SEED, TRANSPORTS
 
 WENT_ON = "went on"  # of a run that the fault did not end
@@ -206,18 +206,9 @@ def render(report: dict[str, Any]) -> str:
         figures += [cell(row["rest_worst_s"], ".3f"), f"{row['recovered']}/{row['n']}"]
         figures += [cell(row[f"recovered_{name}_s"], ".1f") for name in ("median", "worst")]
         rows.append([row["transport"], row["fault"], f"{row['n']}", f"{row['moving']}", *figures, _runs(row["runs"])])
-    lines = table(rows, left=2)
-    for part in report["transports"]:
-        lines.append(
-            f"{part['transport']}: {part['faults']} faults over {sum(part['runs'].values())} runs "
-            f"({_runs(part['runs'])}); {part['actions']} actions, {part['equal_to_target']} equal to the target's own, "
-            f"{part['pictures_not_seen']} whose picture the observer did not hear"
-        )
     worst = max((r["zero_worst_s"] for r in report["rows"] if r["zero_worst_s"] is not None), default=0.0)
-    lines.append(f"worst time from cause to zero commanded velocity: {worst:.3f} s")
-    lines += [f"PROBLEM: {problem}" for problem in report["problems"]]
-    lines.append(f"{len(report['problems'])} problems, {report['seconds']:.0f} s; {report.get('machine', '')}")
-    return "\n".join(lines)
+    values = {"table": "\n".join(table(rows, left=2)), "worst": worst, "runs": _runs}
+    return render_template("faults/faults.txt", r=report, **values).rstrip("\n")
 
 
 def _runs(counts: dict[str, int]) -> str:

@@ -14,15 +14,19 @@ import torch
 from dsd_lab.pair.costs import REPEATS, exit_agreement, time_model
 from dsd_lab.pair.figures import (
     Figures,
+    Words,
     acceptance_figures,
     accepted,
     answer_figures,
+    asked_in,
     bars,
     kept,
     near_misses,
+    ratio,
+    read_words,
     run_figures,
+    words_figures,
 )
-from dsd_lab.pair.intervals import ratio
 from dsd_lab.pair.report import write_card
 from dsd_lab.pair.scenes import (
     DEMO,
@@ -36,7 +40,6 @@ from dsd_lab.pair.scenes import (
     scenes_of,
 )
 from dsd_lab.pair.settings import PairSettings
-from dsd_lab.pair.words import Words, asked_in, read_words, words_figures
 from dsd_lab.report import machine
 from dsd_lab.train.exits.training import write_card as write_exits
 from dsd_lab.train.pair import train_pair

@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
-from dsd_lab.pair.intervals import ratio, share
 from dsd_lab.pair.scenes import Scene
 from dsd_lab.train.runs import Run, action_of
 from dsd_lab.worlds.expert import misjudged
-from dsd_lab.worlds.guide import View, decide
+from dsd_lab.worlds.guide import View, decide, split_goal
+from dsd_lab.worlds.phrases import FIND, INTENTS, fill
 from dsd_lab.worlds.truth import FIGURES, names_goal, truthful, truths
+
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
+
+
+def share(values: Sequence[bool]) -> dict[str, Any]:
+    """{"value", "low", "high", "of"} of a share (E. B. Wilson, 1927); the value of nothing is None."""
+    hits, of = sum(map(bool, values)), len(values)
+    if of == 0:
+        return {"value": None, "low": 0.0, "high": 1.0, "of": 0}
+    low, high = binomtest(hits, of).proportion_ci(CONFIDENCE, method="wilson")
+    return {"value": hits / of, "low": float(low), "high": float(high), "of": of}
+
+
+def ratio(tops: Sequence[float], bottoms: Sequence[float] | None = None) -> dict[str, Any]:
+    """The same of a mean, or of sum(tops) / sum(bottoms): 2000 seeded resamples of the pairs (B. Efron, 1979)."""
+    if len(tops) == 0:
+        return {"value": None, "low": None, "high": None, "of": 0}
+    above = np.asarray(tops, dtype=np.float64)
+    below = np.ones(len(above)) if bottoms is None else np.asarray(bottoms, dtype=np.float64)
+    rng = np.random.default_rng([0, 80])
+    rows = (rng.integers(len(above), size=len(above)) for _ in range(_RESAMPLES))
+    found = [above[some].sum() / max(below[some].sum(), 1e-12) for some in rows]
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    value = above.sum() / max(below.sum(), 1e-12)
+    return {"value": float(value), "low": float(low), "high": float(high), "of": len(tops)}
+
 
 Figures = dict[str, Any]
 VIEWS = 100  # misjudged views per picture
@@ -171,3 +202,71 @@ def _bar(
         met = inside and (below is None or value < below)
     bar = {"name": name, "at_least": at_least, "at_most": at_most, "below": below, "unit": unit, "met": met}
     return bar | {"value": value, "low": figure.get("low"), "high": figure.get("high")}
+
+
+Words = dict[str, tuple[str, ...]]
+_EXAMPLES = 40
+_PLACES = {"", "s"}  # fields of a template: "red chair" and "red chairs"
+
+
+def read_words(path: str | Path) -> Words:
+    """Instructions from a JSON file, a list for each of INTENTS; "{}" is "red chair", "{s}" its plural. ValueError."""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"The words cannot be read: {error}.") from None
+    except ValueError:
+        raise ValueError(f"The words in {path} are no JSON; give a list for each intent.") from None
+    if not isinstance(found, dict) or set(found) != set(INTENTS):
+        raise ValueError(f"The words in {path} must have a list for each of {', '.join(INTENTS)}, and no other.")
+    for intent, texts in found.items():
+        if not isinstance(texts, list) or not texts:
+            raise ValueError(f"The words for '{intent}' in {path} must be a list with instructions.")
+        for text in texts:
+            if not isinstance(text, str) or not _is_template(text):
+                raise ValueError(
+                    f'The instruction {text!r} in {path} must say where the goal\'s name goes: "{{}}", or "{{s}}" for '
+                    "more of it."
+                )
+    return {intent: tuple(texts) for intent, texts in found.items()}
+
+
+def _is_template(text: str) -> bool:
+    try:
+        parts = [part[1:] for part in Formatter().parse(text) if part[1] is not None]
+    except ValueError:
+        return False
+    return bool(parts) and all(name in _PLACES and not form and not converted for name, form, converted in parts)
+
+
+def asked_in(words: Words, scenes: Sequence[Scene]) -> list[str]:
+    """An instruction for each scene's goal: each intent's in turn, then again in another order; equal in each run."""
+    rng = np.random.default_rng(62)
+    left: dict[str, list[int]] = {intent: [] for intent in words}
+    texts = []
+    for scene in scenes:
+        which, name = split_goal(scene.goal)
+        intent = which or FIND
+        if not left[intent]:
+            left[intent] = rng.permutation(len(words[intent])).tolist()
+        texts.append(fill(words[intent][left[intent].pop()], name))
+    return texts
+
+
+def words_figures(scenes: Sequence[Scene], instructions: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
+    """Shares of replies that name the goal, by intent and in all, and of actions right; 40 misnaming replies."""
+    named = [names_goal(text, scene.goal) for text, scene in zip(texts, scenes, strict=True)]
+    intents = [split_goal(scene.goal)[0] or FIND for scene in scenes]
+    right = [action_of(text) == action_of(scene.reply) for text, scene in zip(texts, scenes, strict=True)]
+    by_intent = {
+        intent: share([one for one, of in zip(named, intents, strict=True) if of == intent])
+        for intent in INTENTS
+        if intent in intents
+    }
+    return {
+        "named": {**by_intent, "all": share(named)},
+        "actions_right": share(right),
+        "misnamed": [[asked, text] for asked, text, one in zip(instructions, texts, named, strict=True) if not one][
+            :_EXAMPLES
+        ],
+    }

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsd_lab.papers.acceptance import coupled_acceptance, coupled_bound, total_variation
-from dsd_lab.papers.dragon import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, Comparison, speedup
-from dsd_lab.papers.dragon_simulator import Event
+from dsd_lab.papers.dragon_simulator import SEQUENCE_WISE, STRATEGIES, TOKEN_WISE, Comparison, Event, speedup
 from dsd_lab.papers.proofs import predict_proof
 from dsd_lab.papers.theory import SETUPS, fsd_speedup
 from dsd_lab.plotting import new_figure

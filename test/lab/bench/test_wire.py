@@ -17,8 +17,16 @@ from tiny_text import make_tiny_text
 from dsd_lab.bench import scenes, wire
 from dsd_lab.bench.profiles import load_profile
 from dsd_lab.bench.wire import measure_wire
-from dsd_lab.bench.wire_report import Distances, draw_wire, make_report, render
-from dsd_lab.bench.wire_setting import WireSetting, parse_kept, parse_shapes, parse_uplinks
+from dsd_lab.bench.wire_report import (
+    Distances,
+    WireSetting,
+    draw_wire,
+    make_report,
+    parse_kept,
+    parse_shapes,
+    parse_uplinks,
+    render,
+)
 from dsd_lab.papers.acceptance import candidate_acceptance, total_acceptance, truncate
 from dsd_lab.report import BenchError
 from dsd_ros.decoding.settings import DecodeSettings

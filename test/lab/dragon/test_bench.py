@@ -13,13 +13,21 @@ from hashed_words import HashedWords
 from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
-from dsd_lab.dragon.bench import VARIANTS, DragonBench, link_profile, measure_bytes, measure_dragon, render_bytes
+from dsd_lab.dragon.bench import (
+    VARIANTS,
+    DragonBench,
+    draw_dragon,
+    link_profile,
+    measure_bytes,
+    measure_dragon,
+    render,
+    render_bytes,
+)
 from dsd_lab.dragon.corpus import Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, score_window
 from dsd_lab.dragon.lm import render as render_lm
 from dsd_lab.dragon.methods import METHODS
 from dsd_lab.dragon.recorded import RecordedModel, Rows
-from dsd_lab.dragon.report import draw_dragon, render
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.mixture import LocalMixture

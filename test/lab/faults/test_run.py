@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsd_lab.faults.system import _left_over
+from dsd_lab.faults.run import _left_over
 
 
 @pytest.mark.slow

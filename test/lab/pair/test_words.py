@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dsd_lab.pair.figures import asked_in, read_words, words_figures
 from dsd_lab.pair.scenes import scenes_of
-from dsd_lab.pair.words import asked_in, read_words, words_figures
 from dsd_lab.worlds.phrases import INTENTS
 from dsd_lab.worlds.truth import names_goal
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from dsd_lab.cli.main import main
-from dsd_lab.papers.dragon import STRATEGIES, Setting, compare, speedup
+from dsd_lab.papers.dragon_simulator import STRATEGIES, Setting, compare, speedup
 from dsd_lab.papers.theory import TheoryError
 
 

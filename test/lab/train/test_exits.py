@@ -14,9 +14,17 @@ from tiny_models import make_tiny_model, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsd_lab.cli.main import main
-from dsd_lab.train.exits.backbones import Backbone, Example, VlmBackbone, load_backbone
+from dsd_lab.train.exits.backbones import (
+    Backbone,
+    Example,
+    Examples,
+    HiddenStates,
+    VlmBackbone,
+    conversation_examples,
+    load_backbone,
+    scene_examples,
+)
 from dsd_lab.train.exits.conversations import read_conversations
-from dsd_lab.train.exits.data import Examples, HiddenStates, conversation_examples, scene_examples
 from dsd_lab.train.exits.training import (
     exit_losses,
     exit_stage,
@@ -234,7 +242,7 @@ def test_an_exit_learns_the_same_whichever_others_learn_along(vlm: Backbone, spa
 def test_training_lowers_every_exits_loss(
     vlm: Backbone, spatial_data: Path, tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsd_lab.train.exits.data._HIDDEN_BYTES", kept)
+    monkeypatch.setattr("dsd_lab.train.exits.backbones._HIDDEN_BYTES", kept)
     train, held = conversation_examples(spatial_data, vlm, 400, 2, 0)
     untrained = ExitAdapters.untrained(vlm)
     states = HiddenStates(train, untrained.layers, room=kept)

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,16 +140,12 @@ def _turn(turn: Any) -> Turn:
     parts: list[str | None] = []
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, dict):
-            if part.get("type") == "image":
-                parts.append(None)
-                continue
-            part = part.get("text")
+            part = "<image>" if part.get("type") == "image" else part.get("text")
         if not isinstance(part, str):
             raise ConversationError(f"a turn of {role} holds something that is not text")
-        pieces = _IMAGE_MARK.split(part)
-        for index, piece in enumerate(pieces):
-            parts += [None] if index else []
-            parts += [piece] if piece else []
+        first, *rest = _IMAGE_MARK.split(part)
+        found = [first, *(one for piece in rest for one in (None, piece))]
+        parts += [piece for piece in found if piece != ""]
     kept = Turn(role, tuple(parts))
     if role != "user" and None in parts:
         raise ConversationError(f"a turn of {role} shows an image")
@@ -174,10 +171,7 @@ def _image_path(name: Any, folder: Path) -> Path:
     if not isinstance(name, str) or not name:
         raise ConversationError("an image is not named by its path")
     path = folder / name
-    try:
-        exists = path.is_file()
-    except (OSError, ValueError):
-        exists = False
-    if not exists:
-        raise ConversationError(f"the image {name[:200]} does not exist")
-    return path
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return path
+    raise ConversationError(f"the image {name[:200]} does not exist")

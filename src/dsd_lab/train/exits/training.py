@@ -17,8 +17,14 @@ import torch
 from torch.nn import functional
 
 from dsd_lab.report import render_template
-from dsd_lab.train.exits.backbones import Backbone, load_backbone
-from dsd_lab.train.exits.data import Examples, HiddenStates, conversation_examples, scene_examples
+from dsd_lab.train.exits.backbones import (
+    Backbone,
+    Examples,
+    HiddenStates,
+    conversation_examples,
+    load_backbone,
+    scene_examples,
+)
 from dsd_lab.train.settings import ExitSettings
 from dsd_lab.train.stages import Losses, Report, Stage, run_stage
 from dsd_ros.vlm.exits import ExitAdapters, load_exits

@@ -100,9 +100,8 @@ def parse_sweep(text: str) -> tuple[str, list[Any]]:
 def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[Any]]]) -> list[Variant]:
     """Every variant at every point of the crossed sweeps that matter to it; BenchError for a useless sweep."""
     names = [name for name, _ in sweeps]
-    for name in names:
-        if names.count(name) > 1:
-            raise BenchError(f"{name} is swept twice; give all its values in one --sweep")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BenchError(f"{twice[0]} is swept twice; give all its values in one --sweep")
     swept: set[str] = set()
     out = []
     for variant in variants:
@@ -115,9 +114,8 @@ def crossed(variants: Sequence[Variant], sweeps: Sequence[tuple[str, Sequence[An
             out.append(Variant(decode, (*variant.own, *changed.items())))
             if len(out) > MAX_VARIANTS:
                 raise BenchError(f"the sweeps make over {MAX_VARIANTS} combinations; use fewer values")
-    for name in names:
-        if name not in swept:
-            raise BenchError(f"no mode here makes use of {name}; sweep it with a mode that does, as fsd")
+    if useless := [name for name in names if name not in swept]:
+        raise BenchError(f"no mode here makes use of {useless[0]}; sweep it with a mode that does, as fsd")
     return _distinct(out)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dsd_lab.dragon.methods import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
+from dsd_lab.dragon import DRAGON, METHODS, OF_AN_ORDINARY_CLOUD
 from dsd_ros.cli.arguments import arguments, flag
 from dsd_ros.cli.ask import AskArguments, answer_by
 

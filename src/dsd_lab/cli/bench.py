@@ -57,6 +57,15 @@ def _finish(report: dict[str, Any], text: str, args: Any, draw: Any = None) -> N
         draw(report, args.plot)
 
 
+def _same(args: Any, kind: Any) -> dict[str, Any]:
+    """The values of ``args`` that the dataclass ``kind`` has as well, by name."""
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(kind) if hasattr(args, field.name)}
+
+
+def _models(args: Any) -> dict[str, str]:
+    return {role: model_path(getattr(args, role), role) for role in ("draft", "target")}
+
+
 def _given(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(settings).items() if value is not None}
 
@@ -81,13 +90,7 @@ def overhead(args: BenchOverheadArguments = BenchOverheadArguments()) -> int:
     from dsd_lab.bench.overhead import measure_overhead, render
 
     with Progress() as bar:
-        report = measure_overhead(
-            transports=args.transports.split(","),
-            replies=args.replies,
-            draft=model_path(args.draft, "draft"),
-            target=model_path(args.target, "target"),
-            progress=bar.to,
-        )
+        report = measure_overhead(args.transports.split(","), args.replies, **_models(args), progress=bar.to)
     _finish(report, render(report), args)
     return EXIT_DONE
 
@@ -141,8 +144,7 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
             profile,
             variants,
             args.images,
-            draft=model_path(args.draft, "draft"),
-            target=model_path(args.target, "target"),
+            **_models(args),
             transport=args.transport,
             time_scale=args.time_scale,
             seed=common.get("seed", 0),
@@ -224,26 +226,16 @@ def wire(args: BenchWireArguments = BenchWireArguments()) -> int:
     common = {"temperature": 1.0, **_given(args.decoding)}  # greedy drafts need no proof
     if args.model == "text":
         common = {"max_tokens": TEXT_TOKENS, **common}
-    setting = WireSetting(
-        decode=DecodeSettings(**common),
-        model=args.model,
-        proofs=parse_proofs(args.proofs),
-        shapes=parse_shapes(args.shapes),
-        kept=parse_kept(args.kept),
-        uplinks=parse_uplinks(args.uplinks),
-        downlink=args.downlink,
-        delay_s=1e-3 * args.delay_ms,
-        images=args.images,
-        draws=args.draws,
-        timed=args.timed,
-        longest_s=args.longest,
-        profile=load_profile(args.profile) if args.profile else None,
-    )
+    parsed = {
+        "decode": DecodeSettings(**common), "proofs": parse_proofs(args.proofs), "shapes": parse_shapes(args.shapes),
+        "kept": parse_kept(args.kept), "uplinks": parse_uplinks(args.uplinks), "delay_s": 1e-3 * args.delay_ms,
+        "longest_s": args.longest, "profile": load_profile(args.profile) if args.profile else None,
+    }  # fmt: skip
+    setting = WireSetting(**_same(args, WireSetting) | parsed)
     if args.model == "text":
         draft, target = text_models(args.draft, args.target)
     else:  # one thread each: the models share this machine, and their threads would wait for each other
-        draft = ModelSettings(model_path(args.draft, "draft"), threads=1)
-        target = ModelSettings(model_path(args.target, "target"), threads=1)
+        draft, target = (ModelSettings(path, threads=1) for path in _models(args).values())
     with Progress() as bar:
         report = measure_wire(
             setting, draft, target, progress=lambda done, total, label, reply: bar.to(done / total, _said(label, reply))
@@ -281,8 +273,7 @@ def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
         report = measure(
             variants[0].decode,
             args.replies,
-            draft=model_path(args.draft, "draft"),
-            target=model_path(args.target, "target"),
+            **_models(args),
             max_growth_mb=args.max_growth_mb,
             progress=lambda sample: bar.to(
                 sample["replies"] / args.replies, f"{sample['memory_mb']:.0f} MB, {sample['threads']:g} threads"
@@ -355,14 +346,7 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     from dsd_ros.decoding.modes import mode
 
     mode(args.mode)
-    settings = FaultSettings(
-        count=args.count,
-        seed=args.seed,
-        transport=args.transport,
-        mode=args.mode,
-        draft=model_path(args.draft, "draft"),
-        target=model_path(args.target, "target"),
-    )
+    settings = FaultSettings(**_same(args, FaultSettings) | _models(args))
     settings.shares()
     for number in (signal.SIGINT, signal.SIGTERM):  # a job of a shell ignores the first
         signal.signal(number, signal.default_int_handler)
@@ -490,20 +474,7 @@ def dragon(args: BenchDragonArguments = BenchDragonArguments()) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    bench = DragonBench(
-        questions=args.questions,
-        trips_ms=_numbers(args.trips, "--trips", float),
-        mbps=args.mbps,
-        window_bytes=args.window_bytes,
-        device_ms=args.device_ms,
-        cloud_ms=args.cloud_ms,
-        device_read_ms=args.device_read_ms,
-        cloud_read_ms=args.cloud_read_ms,
-        documents=args.documents,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-        time_scale=args.time_scale,
-    )
+    bench = DragonBench(**_same(args, DragonBench), trips_ms=_numbers(args.trips, "--trips", float))
     if args.bytes:
         report = measure_bytes(
             _load(args.model), SentenceEncoder(), questions=args.questions, max_tokens=args.max_tokens
@@ -530,12 +501,7 @@ def dragon_lm(args: BenchLmArguments = BenchLmArguments()) -> int:
 
     if args.plot is not None:
         check_plot(args.plot)
-    setting = LmSetting(
-        windows=args.windows,
-        window=args.window,
-        context=args.context,
-        documents=_numbers(args.documents, "--documents", int),
-    )
+    setting = LmSetting(**_same(args, LmSetting) | {"documents": _numbers(args.documents, "--documents", int)})
     with Progress() as bar:
         report = measure_lm(
             setting, _load(args.model), SentenceEncoder(), lambda done, total: bar.to(done / total, f"window {done}")

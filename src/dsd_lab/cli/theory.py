@@ -60,13 +60,7 @@ def cost(args: CostArguments = CostArguments()) -> int:
     rows = list(PRICES)
     if args.draft_price is not None:
         rows = [Prices("given prices", *args.draft_price, *args.target_price)]
-    shape = {
-        "gamma": args.gamma,
-        "tau": args.tau,
-        "requests": args.requests,
-        "input_tokens": args.input_tokens,
-        "output_tokens": args.output_tokens,
-    }
+    shape = {name: getattr(args, name) for name in ("gamma", "tau", "requests", "input_tokens", "output_tokens")}
     costs = [(prices, api_cost(prices, **shape)) for prices in rows]
     print(
         f"{args.requests:,.0f} requests, {args.input_tokens:g} tokens in, {args.output_tokens:g} out, "
@@ -92,16 +86,9 @@ def latency(args: LatencyArguments = LatencyArguments()) -> int:
     """
     from dsd_lab.papers.theory import SETUPS, predict
 
-    given = {
-        "n": args.tokens,
-        "tau": args.tau,
-        "gamma": args.gamma,
-        "t_p": args.draft_ms / 1e3,
-        "t_q": args.target_ms / 1e3,
-        "t_c": args.link_ms / 1e3,
-        "t_r": args.sync_ms / 1e3,
-        "r": args.miss_rate,
-    }
+    times = {"t_p": args.draft_ms, "t_q": args.target_ms, "t_c": args.link_ms, "t_r": args.sync_ms}
+    timed = {name: ms / 1e3 for name, ms in times.items()}
+    given = {"n": args.tokens, "tau": args.tau, "gamma": args.gamma, **timed, "r": args.miss_rate}
     predicted = predict(**given)
     print(
         f"{args.tokens:g} tokens, T_p {args.draft_ms:g} ms, T_q {args.target_ms:g} ms, c {predicted.cost_ratio:.3g}, "
@@ -121,13 +108,10 @@ def latency(args: LatencyArguments = LatencyArguments()) -> int:
     print("\nThe paper's systems, 200 tokens at gamma 4: formula | reported")
     shown = [["", "SD over AR", "FSD over SD", "FSD over AR"]]
     for setup in SETUPS:
-        says, together = setup.predicted(), setup.sd_over_ar * setup.fsd_over_sd
-        pairs = (
-            (says.sd_over_ar, setup.sd_over_ar),
-            (says.fsd_over_sd, setup.fsd_over_sd),
-            (says.fsd_over_ar, together),
-        )
-        shown.append([setup.name, *(f"{formula:.2f} | {reported:.2f}" for formula, reported in pairs)])
+        says = setup.predicted()
+        formulas = says.sd_over_ar, says.fsd_over_sd, says.fsd_over_ar
+        reported = setup.sd_over_ar, setup.fsd_over_sd, setup.sd_over_ar * setup.fsd_over_sd
+        shown.append([setup.name, *(f"{ours:.2f} | {its:.2f}" for ours, its in zip(formulas, reported, strict=True))])
     print_table(shown)
     if args.plot is not None:
         from dsd_lab.papers.plots import draw_speedups
@@ -397,21 +381,12 @@ def proofs(args: ProofsArguments = ProofsArguments()) -> int:
         "coupled": (coupled_bound(args.tv), optimal),
     }
     setting = {
-        "config": [1] * args.gamma,
-        "t_p": args.draft_ms / 1e3,
-        "t_q": args.target_ms / 1e3,
-        "t_ntt": args.ntt_ms / 1e3,
-        "vocabulary": args.vocabulary,
-        "b_prob": args.bits,
-        "kept": args.top_k,
+        "config": [1] * args.gamma, "t_p": args.draft_ms / 1e3, "t_q": args.target_ms / 1e3,
+        "t_ntt": args.ntt_ms / 1e3, "vocabulary": args.vocabulary, "b_prob": args.bits, "kept": args.top_k,
         "target_kept": args.target_top_k,
-    }
-    found = [
-        predict_proof(
-            proof, alpha=ranges[proof][0], rate_up=args.up_mbit * 1e6, rate_down=args.down_mbit * 1e6, **setting
-        )
-        for proof in PROOFS
-    ]
+    }  # fmt: skip
+    rates = {"rate_up": args.up_mbit * 1e6, "rate_down": args.down_mbit * 1e6}
+    found = [predict_proof(proof, alpha=ranges[proof][0], **rates, **setting) for proof in PROOFS]
     print(
         f"gamma {args.gamma}, TV {args.tv:g}, V {args.vocabulary}, {args.up_mbit:g} Mbit/s up, "
         f"{args.down_mbit:g} down, {args.ntt_ms:g} ms there and back\n"

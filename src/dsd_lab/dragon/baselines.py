@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
+from dsd_lab.dragon import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_lab.dragon.baseline_service import (
     COLLECT,
     KEYS,
@@ -35,7 +36,6 @@ from dsd_lab.dragon.baseline_service import (
     unpack_document,
     unpack_sequence,
 )
-from dsd_lab.dragon.methods import IN_STEP, OF_AN_ORDINARY_CLOUD
 from dsd_ros.decoding.aggregation import eta
 from dsd_ros.decoding.coupling import choose
 from dsd_ros.decoding.packing import PackingError
@@ -44,8 +44,7 @@ from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.client import Asker, DragonClient, OnToken
 from dsd_ros.dragon.documents.retrieval import Retrieved, Retriever, scale_of
 from dsd_ros.dragon.evidence import unpack_evidence
-from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture, Relevance
-from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.mixture import KeptDocuments, Local, LocalMixture
 from dsd_ros.dragon.prompts import Asking
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.vlm.prompts import check_instruction
@@ -78,21 +77,16 @@ def open_session(
     model: Any,
     retriever: Retriever,
     settings: AggregationSettings | None = None,
-    *,
-    asking: Asking | None = None,
-    relevance: Relevance | None = None,
-    kept: KeptDocuments | None = None,
-    delay: DecodeDelay | None = None,
+    **options: Any,
 ) -> DragonClient | BaselineSession:
     """A session that answers by one of METHODS; ValueError. Only dragon and drdg-tw dial; else the channel is up."""
     settings = settings or AggregationSettings()
     if method in OF_AN_ORDINARY_CLOUD:
         if method == IN_STEP:  # collected and aggregated on the device, as in the paper
             settings = dataclasses.replace(settings, window=1, schedule="device", aggregator="device")
-        return DragonClient(
-            channel, model, retriever, settings, asking=asking, relevance=relevance, kept=kept, delay=delay
-        )
-    return BaselineSession(method, channel, model, retriever, settings, asking=asking, kept=kept)
+        return DragonClient(channel, model, retriever, settings, **options)
+    options = {name: value for name, value in options.items() if name in ("asking", "kept")}
+    return BaselineSession(method, channel, model, retriever, settings, **options)
 
 
 class BaselineSession(Asker):
@@ -191,7 +185,8 @@ class _Run:
         self.ask(COLLECT)
         while not self.ended:
             number = len(self.tokens)
-            theirs = None if self._cloud_ended_before(number) else self.proposal(number)
+            ended = number > 0 and (number - 1 not in self._proposals or self.proposal(number - 1).token in self._eos)
+            theirs = None if ended else self.proposal(number)
             if theirs is None and number >= len(ours):
                 break
             self.take(self._aggregated(ours[number : number + 1], theirs, number))
@@ -251,9 +246,6 @@ class _Run:
         while number not in self._proposals:
             self._receive()
         return self._proposals[number]
-
-    def _cloud_ended_before(self, number: int) -> bool:
-        return number > 0 and (number - 1 not in self._proposals or self.proposal(number - 1).token in self._eos)
 
     def _receive(self) -> None:
         """Take in one message of the cloud's; LinkTimeout where none comes."""

@@ -133,15 +133,11 @@ def measure_lm(
     setting: LmSetting, model: Any, encoder: Encoder, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Perplexities of windows of held-out text, by method and number of documents. BenchError."""
-
-    def ids_of(text: str) -> list[int]:
-        return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
-
     # One token is left for the line break that ends a passage.
     corpus = read_corpus(count_tokens(model), setting.passage - 1)
     windows = [
         ids[at : at + setting.window]
-        for ids in map(ids_of, corpus.held_out)
+        for ids in (list(model.tokenizer.encode(text, add_special_tokens=False).ids) for text in corpus.held_out)
         for at in range(0, len(ids) - setting.window + 1, setting.window)
     ]
     if len(windows) < setting.windows:

@@ -213,7 +213,7 @@ class _Client:
         node = self._ros.node
         self.frames = 0
         # Reliable: pictures that come while this process waits for the processor count as well.
-        node.create_subscription(Image, "visual/image", self._on_frame, qos.STATE, raw=True)
+        node.create_subscription(Image, "visual/image", self._count, qos.STATE, raw=True)
         node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
         self._decode = node.create_client(Decode, "decode")
         self._draft_node = LifecycleWatch(node, "draft_node")
@@ -243,5 +243,5 @@ class _Client:
             raise ViewBenchError(f"A reply failed: {reason}")
         return float(answer.stats.seconds)
 
-    def _on_frame(self, _: bytes) -> None:
+    def _count(self, _: bytes) -> None:
         self.frames += 1

@@ -149,7 +149,12 @@ class _Task:
         report("rendering scenes", 0.0)
         self.scenes = [s for name in situations for s in scenes_of(name, settings.scenes, settings.split)]
         self.rooms = {name: rooms_of(name, settings.seeds, settings.split) for name in situations}
-        self.lengths = {name: [_expert_length(room) for room in some] for name, some in self.rooms.items()}
+        experts = {name: [expert_run(room) for room in some] for name, some in self.rooms.items()}
+        # Metres of the expert's path; None where it does not reach a goal.
+        self.lengths = {
+            name: [run.length if run.reached and run.world.target_index is not None else None for run in runs]
+            for name, runs in experts.items()
+        }
         # The demo's rooms are no test of what a pair should reach.
         self.counted = [name for name in situations if name != DEMO] or list(situations)
         self.replies: list[list[int]] = []  # of the model that was measured last
@@ -230,12 +235,6 @@ class _Evidence:
         answers = answer_figures(*([some[n] for n in rows] for some in (self.scenes, self.texts, self.near)))
         runs = [run for name, run in zip(self.names, self.runs, strict=True) if name in situations]
         return answers | run_figures(runs, [length for name in situations for length in self.lengths[name]])
-
-
-def _expert_length(world: World) -> float | None:
-    """Length in metres of the expert's path in a room; None where it does not reach a goal."""
-    run = expert_run(world)
-    return run.length if run.reached and world.target_index is not None else None
 
 
 def weights_mb(directory: Path) -> float:

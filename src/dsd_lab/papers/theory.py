@@ -165,9 +165,7 @@ class Prices:
     target_out: float
 
     def __post_init__(self) -> None:
-        check_amounts(
-            draft_in=self.draft_in, draft_out=self.draft_out, target_in=self.target_in, target_out=self.target_out
-        )
+        check_amounts(**{name: value for name, value in vars(self).items() if name != "name"})
 
 
 PRICES = (  # Table 1

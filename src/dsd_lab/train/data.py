@@ -70,13 +70,9 @@ def label(view: View, rng: np.random.Generator, own: str | None, searched: bool 
 def free_ways(view: View) -> list[float]:
     """Free way in metres towards each of FREE_WAYS columns, from the left."""
     columns = ((part + 0.5) / FREE_WAYS for part in range(FREE_WAYS))
-    return [round(free_way(view, camera_angle(column), None)[0], 2) for column in columns]
-
-
-def camera_angle(column: float) -> float:
-    """Angle in radians, positive to the left, at which a level camera shows a column, 0 (left edge) to 1."""
-    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)
-    return math.atan((0.5 - column) * MODEL_WIDTH / focal)
+    focal = MODEL_HEIGHT / 2 / math.tan(CAMERA_FOVY / 2)  # of a level camera
+    angles = (math.atan((0.5 - column) * MODEL_WIDTH / focal) for column in columns)  # positive to the left
+    return [round(free_way(view, angle, None)[0], 2) for angle in angles]
 
 
 def _goals_of(view: View, name: str, rng: np.random.Generator) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,15 +181,11 @@ def expert_run(world: World, max_steps: int = 40) -> Run:
     return driver.finish()
 
 
-def answers_of(model: Any, tokenizer: Any) -> Answer:
-    """A model of the pair's shape, asked about many pictures at once."""
-
-    def answer(pictures: list[np.ndarray], instructions: list[str]) -> list[str]:
-        features = image_tokens(model.model.visual, np.stack([shrink(picture) for picture in pictures]))
-        replies = greedy_replies(model, features, prompt_ids(tokenizer, instructions))
-        return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in replies]
-
-    return answer
+def answers_of(model: Any, tokenizer: Any, pictures: list[np.ndarray], instructions: list[str]) -> list[str]:
+    """The answers of a model of the pair's shape, asked about many pictures at once."""
+    features = image_tokens(model.model.visual, np.stack([shrink(picture) for picture in pictures]))
+    replies = greedy_replies(model, features, prompt_ids(tokenizer, instructions))
+    return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in replies]
 
 
 def training_world(seed: int) -> World:
@@ -254,7 +251,8 @@ def _roll_out(
             worlds.append(world(seed))
         except NoLayoutError:
             continue
-    runs = drive(answers_of(model, Tokenizer.from_str(tokenizer)), worlds, DAGGER_STEPS, noisy=True, labelled=True)
+    answer = partial(answers_of, model, Tokenizer.from_str(tokenizer))
+    runs = drive(answer, worlds, DAGGER_STEPS, noisy=True, labelled=True)
     save_shard(path, [image for run in runs for image in run.images], [frame for run in runs for frame in run.frames])
     note = {
         "reached": [run.reached for run in runs], "collided": [run.collided for run in runs],

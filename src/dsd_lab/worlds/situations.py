@@ -137,7 +137,7 @@ class _Room:
                 self._put_in_view(other, 0.9, 3.4)
             else:
                 self._put_anywhere(other)
-        if self._lacks_its_pair():
+        if self.split not in {split_of_pair(self.name, thing.name) for thing in self.things}:
             return None
         for _ in range(int(self.rng.integers(1, 5))):
             other = _one(self.rng, self._welcome())
@@ -173,11 +173,6 @@ class _Room:
         alike = [n for n in self._welcome() if n != self.name and shared in n.split()]
         own = [n for n in alike if split_of_pair(self.name, n) is self.split]
         return own or alike
-
-    def _lacks_its_pair(self) -> bool:
-        """Whether no look-alike here forms a pair of this split with the goal."""
-        pairs = {split_of_pair(self.name, thing.name) for thing in self.things}
-        return self.split not in pairs
 
     def _at(self, distance: float, direction: float) -> tuple[float, float]:
         return (self.x + distance * math.cos(direction), self.y + distance * math.sin(direction))

@@ -77,16 +77,9 @@ def claims_of(text: str) -> Claims:
         others = []
     side = _SIDES.search(_WHICH.sub("", clause)) if seen else None
     metres = _METRES.search(clause) if seen else None
-    return Claims(
-        seen,
-        kind,
-        colour,
-        None if side is None else str(side.lastgroup),
-        None if metres is None else float(metres[1]),
-        tuple(others),
-        said,
-        _NOTHING.search(rest) is not None,
-    )
+    where = None if side is None else str(side.lastgroup)
+    far = None if metres is None else float(metres[1])
+    return Claims(seen, kind, colour, where, far, tuple(others), said, _NOTHING.search(rest) is not None)
 
 
 def truths(text: str, view: View, goal: str) -> dict[str, bool | None]:
@@ -106,7 +99,8 @@ def truths(text: str, view: View, goal: str) -> dict[str, bool | None]:
         "other": _other(claims, view, index),
     }
     if index is not None:
-        found["side"] = claims.side is not None and _is_side(claims.side, view.bearing(index))
+        sides = {side_of(view.bearing(index) + slack) for slack in (-SIDE_SLACK, 0.0, SIDE_SLACK)}
+        found["side"] = claims.side is not None and claims.side in sides
         gap = max(view.gap(index), 0.0)
         found["distance"] = claims.metres is not None and (abs(claims.metres - gap) <= METRES_SLACK + 1e-9)
     return found
@@ -128,10 +122,6 @@ def truthful(found: dict[str, bool | None]) -> bool:
 def side_of(bearing: float) -> str:
     """The expert's word for a bearing in radians: left, ahead or right."""
     return "ahead" if abs(bearing) <= _AHEAD else "left" if bearing > 0 else "right"
-
-
-def _is_side(side: str, bearing: float) -> bool:
-    return side in {side_of(bearing + slack) for slack in (-SIDE_SLACK, 0.0, SIDE_SLACK)}
 
 
 def _other(claims: Claims, view: View, goal: int | None) -> bool | None:

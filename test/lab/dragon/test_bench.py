@@ -13,6 +13,7 @@ from hashed_words import HashedWords
 from tiny_text import make_tiny_text
 
 from dsd_lab.bench.pace import Pace
+from dsd_lab.dragon import METHODS
 from dsd_lab.dragon.bench import (
     VARIANTS,
     DragonBench,
@@ -26,7 +27,6 @@ from dsd_lab.dragon.bench import (
 from dsd_lab.dragon.corpus import Passages, read_corpus
 from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, score_window
 from dsd_lab.dragon.lm import render as render_lm
-from dsd_lab.dragon.methods import METHODS
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved

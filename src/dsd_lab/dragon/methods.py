@@ -1,8 +1,0 @@
-"""The names of what a question can be answered by: dragon, and what it is compared with (``baselines``)."""
-
-from __future__ import annotations
-
-DRAGON = "dragon"
-IN_STEP = "drdg-tw"
-METHODS = (DRAGON, "device", "cloud", "crcg", "crcg-cloud", "drcg-text", "drcg-kv", IN_STEP, "drdg-sw")
-OF_AN_ORDINARY_CLOUD = (DRAGON, IN_STEP)  # the others' cloud is a ``BaselineService``, or none

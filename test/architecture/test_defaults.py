@@ -25,7 +25,7 @@ OTHERS = {
     ("robot/go2/protocol.py", "robot_state", "velocity_frame"): "the protocol's",
     ("robot/go2/standin.py", "__init__", "lying"): "a stand-in without a node",
     ("robot/sim/driver.py", "__init__", "rate"): "simulated seconds per second, without a node",
-    ("ros/running.py", "main", "threads"): "of an executor",
+    ("ros/running.py", "run_main", "threads"): "of an executor",
     ("ros/running.py", "run_node", "threads"): "of an executor",
     ("wire/messages.py", "Draft", "evidence"): "bytes of a message",
     ("wire/messages.py", "SessionRequest", "exit_policy"): "the protocol's",

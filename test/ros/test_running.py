@@ -12,7 +12,7 @@ NODE = """
 import ctypes, threading, time
 from rclpy.node import Node
 from dsd_ros.ros import running
-from dsd_ros.ros.running import main, run_node
+from dsd_ros.ros.running import run_main, run_node
 
 def hold():
     ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter to itself
@@ -34,7 +34,7 @@ RUN
 """
 
 
-def run(folder, end, then="main(Hanging)"):
+def run(folder, end, then="run_main(Hanging)"):
     """Exit code and both outputs, the first line gone, of a node that is asked to end."""
     script = folder / "node.py"
     script.write_text(NODE.replace("END", end).replace("RUN", then))

@@ -1,9 +1,8 @@
 """Goals that need the robot's memory: which ones do, and the instruction that an answer from memory makes of them.
 
-With ``auto``, memory is asked when an instruction refers to its speaker: "the chair I like", "my daughter's ball",
-"what belongs to me". The words are I, we, my, our, mine and ours, in any case; also me and us, unless they only name
-who benefits ("bring me to the red chair", "show us the ball"). The wish itself does not count ("I want you to find
-the red chair", "I would like to go ..."). Other goals that need memory require ``always``. Pure.
+With ``auto``, memory is asked when an instruction refers to its speaker: "the chair I like", "my daughter's ball". Me
+and us do not count where they only name who benefits ("show us the ball"), nor does the wish itself ("I want you to
+find the red chair"). Other goals that need memory require ``always``. Pure.
 """
 
 from __future__ import annotations

@@ -95,9 +95,8 @@ class ActionGuard:
         """Why an unverified action is refused; empty when it is verified or the fallback allows it."""
         fallback, most = self._fallback.fallback, self._fallback.unverified_replies
         if retracing:
-            if fallback == "return":
-                return ""
-            return f"Navigation wants to go back the way it came, but the fallback is '{fallback}'."
+            sentence = f"Navigation wants to go back the way it came, but the fallback is '{fallback}'."
+            return "" if fallback == "return" else sentence
         if verified:
             return ""
         if fallback != "draft_only":

@@ -12,9 +12,8 @@ in exactly one :class:`RunOutcome` with a sentence, and commands only zero from 
 The next decode is requested as soon as the robot is first measured standing, while its rest is still being confirmed.
 The answer is acted on once the robot is at rest.
 
-While the safety supervisor holds the robot, a run commands zero. A hold that is latched, or that lasts while there is
-an action to carry out, ends the run. After an operator has driven the robot, the run observes again. See
-docs/navigation.md.
+While the safety supervisor holds the robot, a run commands zero; a latched hold, or one that lasts while there is an
+action to carry out, ends it. After an operator has driven the robot, it observes again. See docs/navigation.md.
 """
 
 from __future__ import annotations
@@ -215,9 +214,8 @@ class NavigationRun:
         if self.phase is Phase.SETTLING:
             return self._robot.begin(Action(ActionKind.STOP), settings, moment)
         if self.phase is Phase.EXECUTING:
-            step = self.steps[-1]
-            settings = settings if step.verified else self._slow_settings
-            return self._robot.begin(step.reply.action, settings, moment)
+            settings = settings if self.steps[-1].verified else self._slow_settings
+            return self._robot.begin(self.steps[-1].reply.action, settings, moment)
         if self._retrace is not None:
             if self._retrace.leg is not None:
                 return self._robot.begin(self._retrace.leg, self._slow_settings, moment)
@@ -279,8 +277,8 @@ class NavigationRun:
         if self._settings.arrival_check == "service":
             self.phase = Phase.CHECKING
             return
-        sentence = "The model says that the target is reached, which nothing else has checked"
-        self.end(RunOutcome.ARRIVED, f"{sentence}; the robot stands.")
+        claim = "The model says that the target is reached, which nothing else has checked"
+        self.end(RunOutcome.ARRIVED, f"{claim}; the robot stands.")
 
     def _abandon(self) -> None:
         """Drop the motion, the announcement and the request."""

@@ -59,10 +59,7 @@ class RunSettings:
     fallback_speed: float = option(0.4, "draft_only and return: fraction of the top speeds", 0.05, 1.0)
 
     def within(self, max_steps: int, time_limit: float) -> RunSettings:
-        """The same settings with a goal's own budgets; 0 keeps the default.
-
-        :raises ValueError: for a time limit that is negative or not finite.
-        """
+        """The same settings with a goal's own budgets; 0 keeps the default. Raises ValueError for a bad time limit."""
         if not (math.isfinite(time_limit) and time_limit >= 0.0):
             raise ValueError(f"The time limit is {time_limit} s; it must be 0 or more.")
         return replace(self, max_steps=max_steps or self.max_steps, time_limit_s=time_limit or self.time_limit_s)

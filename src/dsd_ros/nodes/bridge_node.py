@@ -1,9 +1,8 @@
 """Relays between a robot's DDS topics and a remote verifier's websocket. No model and no torch in this process.
 
 configure reads the address, the token and the certificate; activate starts to dial without waiting for the verifier;
-deactivate disconnects. Both directions are independent, so any number of messages can be in flight. When the websocket
-breaks, messages under way are dropped and the bridge redials with backoff. The draft node's session notices by its own
-time-out, resends and resumes, because rounds are idempotent.
+deactivate disconnects. When the websocket breaks, messages under way are dropped and the bridge redials with backoff;
+the draft node's session notices by its own time-out, resends and resumes, because rounds are idempotent.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from collections.abc import Callable
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.running import EXIT_BAD_START
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import EXIT_BAD_START, run_main
 from dsd_ros.ros.settings import BridgeNodeSettings
 from dsd_ros.wire.channel import Backoff, LinkClosed, LinkRefused, LinkTimeout, read_token
 from dsd_ros.wire.messages import Message

@@ -33,8 +33,7 @@ from dsd_ros.ros.dds_channel import DdsChannel
 from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.running import NodeLog
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.vlm.loading import load_model
@@ -191,9 +190,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         if cancelled():
             raise DecodeCancelled
         if image is None:
+            silence = min(self._camera.silence, 9999.0)
             sentence = (
-                f"No fresh picture came from the camera within {wait:.1f} s; the last one came "
-                f"{min(self._camera.silence, 9999.0):.1f} s ago."
+                f"No fresh picture came from the camera within {wait:.1f} s; the last one came {silence:.1f} s ago."
             )
             return _fail(answer, Answer.NO_IMAGE, sentence)
         answer.observation_stamp = image.header.stamp
@@ -241,11 +240,8 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         return reply
 
     def _answer(self, reply: DecodedReply, image: Image, answer: Answer) -> Answer:
-        answer.success = True
-        answer.code = Answer.OK
-        answer.text = reply.text
-        answer.verified = reply.verified
-        answer.stats = self._statistics(reply, image)
+        answer.success, answer.code = True, Answer.OK
+        answer.text, answer.verified, answer.stats = reply.text, reply.verified, self._statistics(reply, image)
         self.get_logger().info(reply.summary())
         if not reply.verified:
             answer.message = "Not verified: the link is lost, and this is the draft's word alone."
@@ -258,8 +254,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def _history(self, request: Decode.Request, image: Image, rgb: np.ndarray) -> History:
         """The earlier steps to show to the model; also keeps the present picture for later requests."""
-        stamp = image.header.stamp
-        most = self._settings.history_frames
+        stamp, most = image.header.stamp, self._settings.history_frames
         if not most:
             return []
         self._frames.remember((stamp.sec, stamp.nanosec), rgb)
@@ -322,11 +317,10 @@ class ReplyPublisher:
         return stats
 
     def _piece(self, token: int) -> str:
-        piece = self._pieces.get(token)
-        if piece is None:
+        if token not in self._pieces:
             assert self._text is not None
-            piece = self._pieces[token] = shortened(self._text([token]))
-        return piece
+            self._pieces[token] = shortened(self._text([token]))
+        return self._pieces[token]
 
 
 def shortened(text: str, limit: int = _MAX_PIECE) -> str:
@@ -342,11 +336,9 @@ def _refusal(request: Decode.Request, text: str) -> str:
         return f"The instruction has {len(text)} characters; 1 to {MAX_INSTRUCTION_CHARS} are allowed."
     if not 0.0 <= request.timeout <= 3600.0:
         return f"The time-out is {request.timeout} s; it must be 0 to 3600."
-    if len(request.history_stamps) != len(request.history_actions):
-        return (
-            f"There are {len(request.history_stamps)} stamps of earlier steps and "
-            f"{len(request.history_actions)} actions; name one action for each."
-        )
+    stamps, actions = len(request.history_stamps), len(request.history_actions)
+    if stamps != actions:
+        return f"There are {stamps} stamps of earlier steps and {actions} actions; name one action for each."
     return ""
 
 

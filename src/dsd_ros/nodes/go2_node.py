@@ -32,8 +32,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.ros.images import MAX_SIDE, ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.running import StartError, steady_timer
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import Go2NodeSettings
 
 _RETRY_S = 2.0

@@ -35,8 +35,7 @@ from dsd_ros.ros.go2_messages import (
     topic,
 )
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.running import steady_timer
+from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import StandinNodeSettings
 
 _JPEG_QUALITY = 95

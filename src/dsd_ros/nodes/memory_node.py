@@ -31,8 +31,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.dds_channel import AGGREGATION, DdsChannel
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.polled import Polled, take
-from dsd_ros.ros.running import NodeLog
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import MemoryNodeSettings
 from dsd_ros.ros.stamps import pose_of, seconds
 from dsd_ros.vlm.loading import load_model

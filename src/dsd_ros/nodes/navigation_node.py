@@ -37,8 +37,7 @@ from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.running import steady_timer
+from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds, to_stamp, to_twist, velocity_of
 

@@ -6,6 +6,7 @@ compressed, losslessly, as PNG. A thread of its own writes, and saves every half
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -33,8 +34,7 @@ from dsd_ros.ros import health
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
-from dsd_ros.ros.running import StartError, steady_timer
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 
 _SAVE_S = 0.5
@@ -209,27 +209,21 @@ class RecordNode(Node):
 
     def _report(self, bag: BagWriter) -> None:
         figures = {"messages": bag.messages, "left out": self.dropped, health.HEARD: ", ".join(self._heard)}
+        level, sentence = health.OK, f"recording into {self._settings.directory}"
         if self.dropped:
-            sentence = f"{self.dropped} messages left out: the disk is too slow"
-            self._health.report(health.WARN, sentence, figures)
-        else:
-            self._health.report(health.OK, f"recording into {self._settings.directory}", figures)
+            level, sentence = health.WARN, f"{self.dropped} messages left out: the disk is too slow"
+        self._health.report(level, sentence, figures)
 
 
 def versions() -> dict[str, str]:
     """Versions of this package, Python, ROS, and the packages that affect a decode."""
-    found = {
-        "dsd_ros": __version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "ros_distro": os.environ.get("ROS_DISTRO", "jazzy (wheels)"),
-        "rmw": os.environ.get("RMW_IMPLEMENTATION", "default"),
-    }
+    machine = f"{platform.system()} {platform.machine()}"
+    found = {"dsd_ros": __version__, "python": platform.python_version(), "machine": machine}
+    found["ros_distro"] = os.environ.get("ROS_DISTRO", "jazzy (wheels)")
+    found["rmw"] = os.environ.get("RMW_IMPLEMENTATION", "default")
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -39,8 +39,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.running import steady_timer
+from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
@@ -149,11 +148,8 @@ class SimulatorNode(Node):
 class SimulatedCamera:
     """The front camera: renders and publishes pictures, and depth images while anyone subscribes to them.
 
-    The OpenGL context stays in this object's thread.
-
-    :param rate: pictures per second.
-    :param stamp: the robot's time.
-    :param on_failure: called with a sentence when the camera cannot go on.
+    The OpenGL context stays in this object's thread. ``rate``: pictures per second. ``stamp``: the robot's time.
+    ``on_failure`` is called with a sentence when the camera cannot go on.
     """
 
     def __init__(

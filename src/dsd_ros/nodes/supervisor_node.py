@@ -25,8 +25,7 @@ from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import ask_for_realtime, steady_timer
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds

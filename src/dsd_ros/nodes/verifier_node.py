@@ -17,8 +17,7 @@ from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.running import NodeLog
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import VerifierNodeSettings
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel

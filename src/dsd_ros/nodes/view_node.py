@@ -25,7 +25,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, Polled, RateTimer, lower_priority, take
-from dsd_ros.ros.running import main as run_main
+from dsd_ros.ros.running import run_main
 from dsd_ros.ros.settings import ViewNodeSettings
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two updates of each

@@ -24,8 +24,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, RateTimer, lower_priority
-from dsd_ros.ros.running import main as run_main
-from dsd_ros.ros.running import named
+from dsd_ros.ros.running import named, run_main
 from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
 

@@ -1,8 +1,7 @@
 """The driver interface to a robot's base: posture, motion, state, limits.
 
 A call that changes the posture returns when the robot has confirmed it, and raises :class:`DriverError` otherwise.
-``move`` returns at once: it sets the velocity to keep. The driver sends it as often as the robot needs it, stops the
-robot when no further ``move`` comes, and reports in :meth:`Driver.fault` what prevents the motion.
+``move`` returns at once; the driver repeats it as often as the robot needs it, and stops when no further one comes.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class FaultCause(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """A cause with its details, the robot's own status code if there is one, and since when it holds (monotonic, s)."""
+    """Why a driver cannot do what was asked."""
 
     cause: FaultCause
     detail: str = ""
-    code: int | None = None
-    since: float = 0.0
+    code: int | None = None  # the robot's own
+    since: float = 0.0  # monotonic, s
 
     def __str__(self) -> str:
         return f"{self.cause.value} {self.detail}".strip()
@@ -84,11 +83,8 @@ class MotionLimits:
 
     def clip(self, vx: float, vy: float, wz: float) -> tuple[float, float, float]:
         """The nearest allowed velocity."""
-        return (
-            min(max(vx, self.vx_min), self.vx_max),
-            min(max(vy, -self.vy_max), self.vy_max),
-            min(max(wz, -self.wz_max), self.wz_max),
-        )
+        vx, vy = min(max(vx, self.vx_min), self.vx_max), min(max(vy, -self.vy_max), self.vy_max)
+        return vx, vy, min(max(wz, -self.wz_max), self.wz_max)
 
     def approach(
         self, present: tuple[float, float, float], wanted: tuple[float, float, float], span: float
@@ -174,11 +170,9 @@ class Driver(Protocol):
 def wait_until(done: Callable[[], bool], timeout: float, step: float = 0.01) -> bool:
     """Poll until ``done()`` is true; False after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    while not done():
-        if time.monotonic() >= deadline:
-            return False
+    while not (is_done := done()) and time.monotonic() < deadline:
         time.sleep(step)
-    return True
+    return is_done
 
 
 def until_connected(driver: Driver, timeout: float, stop: Callable[[], bool]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import Quaternion, TransformStamped
 from nav_msgs.msg import Odometry
@@ -19,12 +17,13 @@ from dsd_ros.robot.sim.simulator import Simulator, check_arrival
 from dsd_ros.robot.sim.world import HEIGHT, World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import quaternion
+from tf2_msgs.msg import TFMessage
 
 ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
 
 
 class BasePublisher:
-    """Publishes ``odom``, ``imu`` and, where tf2_msgs is installed, the transform odom -> base_link.
+    """Publishes ``odom``, ``imu`` and the transform odom -> base_link.
 
     :param flat: publish a height of 0.
     """
@@ -33,12 +32,6 @@ class BasePublisher:
         self._flat = flat
         self._odometry = node.create_publisher(Odometry, "odom", qos.STATE)
         self._imu = node.create_publisher(Imu, "imu", qos.STATE)
-        self._transforms: Any = None
-        try:
-            from tf2_msgs.msg import TFMessage
-        except ImportError:  # only viewers need it
-            return
-        self._transform_type = TFMessage
         self._transforms = node.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
 
     def publish(self, state: RobotState, stamp: Time) -> None:
@@ -62,12 +55,11 @@ class BasePublisher:
         turning.x, turning.y, turning.z = state.gyroscope
         pushing.x, pushing.y, pushing.z = state.accelerometer
         self._imu.publish(imu)
-        if self._transforms is not None:
-            transform = TransformStamped(header=odometry.header, child_frame_id=BASE_FRAME)
-            offset = transform.transform.translation
-            offset.x, offset.y, offset.z = place.x, place.y, place.z
-            transform.transform.rotation = odometry.pose.pose.orientation
-            self._transforms.publish(self._transform_type(transforms=[transform]))
+        transform = TransformStamped(header=odometry.header, child_frame_id=BASE_FRAME)
+        offset = transform.transform.translation
+        offset.x, offset.y, offset.z = place.x, place.y, place.z
+        transform.transform.rotation = odometry.pose.pose.orientation
+        self._transforms.publish(TFMessage(transforms=[transform]))
 
 
 class GroundTruthPublisher:

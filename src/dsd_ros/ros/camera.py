@@ -32,9 +32,8 @@ class Camera:
         self._subscription = self._subscribe()
 
     def _subscribe(self) -> Any:
-        return self._node.create_subscription(
-            Image, "camera/image_raw", self._on_image, qos.CAMERA, callback_group=MutuallyExclusiveCallbackGroup()
-        )
+        group, take = MutuallyExclusiveCallbackGroup(), self._on_image
+        return self._node.create_subscription(Image, "camera/image_raw", take, qos.CAMERA, callback_group=group)
 
     @property
     def silence(self) -> float:

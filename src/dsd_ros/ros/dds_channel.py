@@ -96,25 +96,14 @@ class TopicSet:
     down: Mapping[type, str]
 
 
-DECODING = TopicSet(
-    {
-        wire.SessionRequest: "session_request",
-        wire.Observation: "observation",
-        wire.Draft: "draft",
-        wire.SessionClose: "session_close",
-    },
-    {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"},
-)
+_UP = {wire.SessionRequest: "session_request", wire.Observation: "observation", wire.Draft: "draft"}
+_DOWN = {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"}
+DECODING = TopicSet(_UP | {wire.SessionClose: "session_close"}, _DOWN)
 # Messages that go both ways have a topic for each, so that no side hears its own.
-_BOTH_WAYS = {
-    wire.Proposal: "proposal",
-    wire.Verdict: "verdict",
-    wire.Reveal: "reveal",
-    wire.QuestionEnd: "question_end",
-}
+_BOTH = {wire.Proposal: "proposal", wire.Verdict: "verdict", wire.Reveal: "reveal", wire.QuestionEnd: "question_end"}
 AGGREGATION = TopicSet(
-    {wire.Question: "question", **{struct: f"{name}_up" for struct, name in _BOTH_WAYS.items()}},
-    {wire.QuestionReply: "question_reply", **{struct: f"{name}_down" for struct, name in _BOTH_WAYS.items()}},
+    {wire.Question: "question", **{struct: f"{name}_up" for struct, name in _BOTH.items()}},
+    {wire.QuestionReply: "question_reply", **{struct: f"{name}_down" for struct, name in _BOTH.items()}},
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
 _OPENING = (wire.SessionRequest, wire.SessionReply)

@@ -60,8 +60,7 @@ class Health:
             self._status.values = [KeyValue(key=key, value=str(value)) for key, value in (values or {}).items()]
         if not changed:
             return
-        logger = self._node.get_logger()
-        # rclpy requires a separate call site per severity.
+        logger = self._node.get_logger()  # rclpy requires a separate call site per severity
         if level == OK:
             logger.info(message)
         elif level == WARN:

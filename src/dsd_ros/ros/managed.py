@@ -255,14 +255,13 @@ _PATIENCE_S = 2.0  # before a request is repeated
 
 
 class LifecycleWatch:
-    """Asks a lifecycle node for its state until it is active.
+    """Asks a lifecycle node for its state until it is active; ``node`` is spun elsewhere.
 
-    A response can get lost: DDS discovers the two sides independently, so a node may receive the request before it
-    knows the client; and a restarted node may miss a request. So an unanswered request is repeated.
+    An unanswered request is repeated: DDS discovers the two sides independently, so a node may receive the request
+    before it knows the client; and a restarted node may miss a request.
     """
 
     def __init__(self, node: Node, name: str) -> None:
-        """:param node: spun elsewhere. :param name: the watched node, relative to the namespace."""
         self._node = node
         self._client = node.create_client(GetState, f"{name}/get_state")
         self._call: Any = None

@@ -1,8 +1,4 @@
-"""Poll topics at a node's own rate, instead of waking the process for every message.
-
-An executor takes longer per message than these nodes do for its content. Odometry arrives 50 times a second; a node
-that needs the newest value 15 times a second polls 15 times a second.
-"""
+"""Poll topics at a node's own rate: an executor takes longer per message than these nodes do for its content."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id, of the present or the last process."""
+        """Of the present or the last process."""
         return self.process.pid
 
     @property
@@ -133,10 +133,7 @@ class ProcessGroup:
 
     def child(self, name: str) -> Child:
         """The child of that name. :raises KeyError: when there is none."""
-        for child in self._children:
-            if child.name == name:
-                return child
-        raise KeyError(name)
+        return {child.name: child for child in reversed(self._children)}[name]
 
     def start(
         self,
@@ -229,9 +226,7 @@ class ProcessGroup:
             preexec_fn=_prepare_child,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **child.environment},
         )
-        child.reader = threading.Thread(
-            target=self._read, args=(child.name, child.process, child.on_line), name=f"log {child.name}", daemon=True
-        )
+        child.reader = threading.Thread(target=self._read, args=(child, child.process), daemon=True)
         child.reader.start()
 
     def _recover(self, child: Child) -> bool:
@@ -279,14 +274,14 @@ class ProcessGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, name: str, process: subprocess.Popen[str], on_line: Callable[[str], None] | None) -> None:
+    def _read(self, child: Child, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 text = line.rstrip("\n")
-                if on_line is not None:
-                    on_line(text)
-                self._printer(name, text)
+                if child.on_line is not None:
+                    child.on_line(text)
+                self._printer(child.name, text)
 
     def _merged_file(self, start: Start, file: Path) -> Path:
         """A node's parameter file with the start's parameters written over it.

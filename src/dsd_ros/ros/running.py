@@ -149,7 +149,7 @@ def _executor(threads: int, events: bool) -> Executor:
     return SingleThreadedExecutor() if threads == 1 else ThreadedExecutor(threads)
 
 
-def main(make: Callable[[], Node], threads: int = 1, events: bool = False, wake_s: float = 0.1) -> None:
+def run_main(make: Callable[[], Node], threads: int = 1, events: bool = False, wake_s: float = 0.1) -> None:
     """Entry point of a node's executable; never returns."""
     code = run_node(make, threads=threads, events=events, wake_s=wake_s)
     sys.stdout.flush()

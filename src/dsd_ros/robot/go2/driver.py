@@ -1,9 +1,9 @@
 """Drives a Unitree Go2 through its own services, over any link that carries their messages.
 
-Everything is confirmed: a posture by the service's answer and by the state that follows; a stop by the answer to
-StopMove; the connection by the age of the state, which comes 50 times a second. A Move is repeated while it is wanted,
-well within the second for which the firmware holds it. If the robot answers Moves, a missing or a negative answer ends
-the motion. Every motion ends in a StopMove, which is repeated until it is acknowledged; no motion begins before that.
+Everything is confirmed: a posture by the service's answer and the state that follows; a stop by the answer to StopMove;
+the connection by the age of the state, which comes 50 times a second. A Move is repeated while it is wanted, as the
+firmware holds it for a second; if the robot answers Moves, a missing or negative answer ends the motion. Every motion
+ends in a StopMove, which is repeated until it is acknowledged; no motion begins before that.
 """
 
 from __future__ import annotations
@@ -232,10 +232,8 @@ class Go2Driver:
         if self.settings.avoidance == "off":
             return False
         try:
-            for api, parameter in (
-                (AvoidApi.SWITCH_SET, '{"enable": true}'),
-                (AvoidApi.USE_REMOTE_COMMAND, '{"is_remote_commands_from_api": true}'),
-            ):
+            take_over = (AvoidApi.USE_REMOTE_COMMAND, '{"is_remote_commands_from_api": true}')
+            for api, parameter in ((AvoidApi.SWITCH_SET, '{"enable": true}'), take_over):
                 answer = self.request(OBSTACLES_AVOID, api, parameter)
                 if answer.code != Code.OK:
                     raise DriverError(Fault(FaultCause.REJECTED, code_text(answer.code), answer.code))
@@ -336,11 +334,10 @@ class Go2Driver:
         self._watch_motion(now)
         self._move_time = self._moves[identity] = now  # before sending: the answer may come at once
         if self.avoiding:
-            request = ServiceRequest(identity, AvoidApi.MOVE, avoid_move_parameter(*self._present))
-            self._link.send(OBSTACLES_AVOID, request)
+            parameter = avoid_move_parameter(*self._present)
+            self._link.send(OBSTACLES_AVOID, ServiceRequest(identity, AvoidApi.MOVE, parameter))
         else:
-            request = ServiceRequest(identity, SportApi.MOVE, move_parameter(*self._present))
-            self._link.send(SPORT, request)
+            self._link.send(SPORT, ServiceRequest(identity, SportApi.MOVE, move_parameter(*self._present)))
 
     def _wanted(self, now: float) -> tuple[float, float, float] | None:
         """The velocity to send now; None if the robot should stand, with any fault in ``_move_fault``."""

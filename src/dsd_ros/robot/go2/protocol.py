@@ -161,15 +161,9 @@ STATE_WITH_PATH_BYTES = STATE_BYTES + struct.calcsize("<" + _PATH)
 _HEADER_BYTES = 4
 _PADDING = 3  # some writers pad to a multiple of 4
 _LYING_HEIGHT = 0.15  # m; the body of a standing Go2 is at about 0.3
-_POSTURES = {
-    0: Posture.STANDING,
-    1: Posture.STANDING,
-    2: Posture.STANDING,
-    3: Posture.MOVING,
-    5: Posture.LYING,
-    6: Posture.LOCKED,
-    7: Posture.DAMPED,
-}
+_POSTURES = dict.fromkeys((0, 1, 2), Posture.STANDING) | {
+    3: Posture.MOVING, 5: Posture.LYING, 6: Posture.LOCKED, 7: Posture.DAMPED
+}  # fmt: skip
 
 
 def decode_state(data: bytes, now: float = 0.0, frame: str = "body") -> RobotState:

@@ -24,13 +24,13 @@ class FaultBoard:
         part, _, fault = text.strip().partition(" ")
         fault = fault.strip()
         if (part, fault) == ("all", OK):
-            with self._lock:
-                self._now = dict.fromkeys(self._faults, OK)
-            return ""
-        if part not in self._faults or fault not in (OK, *self._faults[part]):
+            changed = dict.fromkeys(self._faults, OK)
+        elif part in self._faults and fault in (OK, *self._faults[part]):
+            changed = {part: fault}
+        else:
             return f"'{text[:60]}' is no fault; say {self.choices}."
         with self._lock:
-            self._now[part] = fault
+            self._now |= changed
         return ""
 
     def of(self, part: str) -> str:

@@ -45,14 +45,9 @@ def build_mjcf(world: World) -> str:
     repeat = rng.uniform(1.0, 4.0)
     lights = _lights(rng, world)
     bodies = [_thing(rng, i, thing) for i, thing in enumerate(world.things)]
-    assets = f"""<texture name="floor" type="2d" builtin="{builtin}" rgb1="{_rgb(floor)}" rgb2="{_rgb(floor2)}"
-    width="128" height="128"/>
-  <material name="floor" texture="floor" texrepeat="{repeat:.2f} {repeat:.2f}" specular="0.1"/>
-  <texture name="wall" type="cube" builtin="gradient" rgb1="{_rgb(wall)}"
-    rgb2="{_rgb(_jitter(rng, wall, 0.06))}" width="64" height="64"/>
-  <material name="wall" texture="wall" specular="0"/>
-  <material name="wood" rgba="{_rgb(wood)} 1" specular="0.1"/>"""
-    return _mjcf(world, assets, lights, bodies, (0.30, 0.30, 0.30))
+    floor_look = f'builtin="{builtin}" rgb1="{_rgb(floor)}" rgb2="{_rgb(floor2)}"'
+    wall_look = f'builtin="gradient" rgb1="{_rgb(wall)}" rgb2="{_rgb(_jitter(rng, wall, 0.06))}"'
+    return _mjcf(world, _assets(floor_look, repeat, wall_look, wood), lights, bodies, (0.30, 0.30, 0.30))
 
 
 def _with_look(world: World, look: Look) -> str:
@@ -60,18 +55,26 @@ def _with_look(world: World, look: Look) -> str:
     rng = np.random.default_rng([world.seed, 25, look.split.number])
     bodies = [_thing(rng, i, thing) for i, thing in enumerate(world.things)]
     lights = "\n".join(
-        f'<light pos="{light.x:.2f} {light.y:.2f} {light.z:.2f}" dir="0 0 -1" diffuse="{_rgb(light.colour)}" '
-        f'specular="0.2 0.2 0.2" cutoff="85" exponent="1" castshadow="{"false" if i else "true"}"/>'
-        for i, light in enumerate(look.lights)
+        _light(light.x, light.y, f"{light.z:.2f}", light.colour, i == 0) for i, light in enumerate(look.lights)
     )
-    repeat = look.floor.repeat
-    # Sizes as in worlds without a look, so that one renderer draws all of them.
-    assets = f"""<texture name="floor" type="2d" {_texture(look.floor)} width="128" height="128"/>
-  <material name="floor" texture="floor" texrepeat="{repeat:.2f} {repeat:.2f}" specular="0.1"/>
-  <texture name="wall" type="cube" {_texture(look.wall)} width="64" height="64"/>
-  <material name="wall" texture="wall" specular="0"/>
-  <material name="wood" rgba="{_rgb(look.wood)} 1" specular="0.1"/>"""
+    assets = _assets(_texture(look.floor), look.floor.repeat, _texture(look.wall), look.wood)
     return _mjcf(world, assets, lights, bodies, (look.ambient,) * 3)
+
+
+def _assets(floor: str, repeat: float, wall: str, wood: tuple[float, ...]) -> str:
+    """Textures of one size for all worlds, so that one renderer draws all of them."""
+    return f"""<texture name="floor" type="2d" {floor} width="128" height="128"/>
+  <material name="floor" texture="floor" texrepeat="{repeat:.2f} {repeat:.2f}" specular="0.1"/>
+  <texture name="wall" type="cube" {wall} width="64" height="64"/>
+  <material name="wall" texture="wall" specular="0"/>
+  <material name="wood" rgba="{_rgb(wood)} 1" specular="0.1"/>"""
+
+
+def _light(x: float, y: float, z: str, colour: tuple[float, ...], shadow: bool) -> str:
+    return (
+        f'<light pos="{x:.2f} {y:.2f} {z}" dir="0 0 -1" diffuse="{_rgb(colour)}" '
+        f'specular="0.2 0.2 0.2" cutoff="85" exponent="1" castshadow="{str(shadow).lower()}"/>'
+    )
 
 
 def _texture(surface: Surface) -> str:
@@ -125,15 +128,12 @@ def _jitter(rng: np.random.Generator, colour: tuple[float, ...], amount: float =
 
 def _lights(rng: np.random.Generator, world: World) -> str:
     lights = []
-    for shadow in ("true", "false"):
+    for shadow in (True, False):
         x = rng.uniform(-0.6, 0.6) * world.half_x
         y = rng.uniform(-0.6, 0.6) * world.half_y
         bright = rng.uniform(0.30, 0.48)
-        tint = [bright * rng.uniform(0.94, 1.0) for _ in range(3)]
-        lights.append(
-            f'<light pos="{x:.2f} {y:.2f} 3.2" dir="0 0 -1" diffuse="{_rgb(tuple(tint))}" '
-            f'specular="0.2 0.2 0.2" cutoff="85" exponent="1" castshadow="{shadow}"/>'
-        )
+        tint = tuple(bright * rng.uniform(0.94, 1.0) for _ in range(3))
+        lights.append(_light(x, y, "3.2", tint, shadow))
     return "\n".join(lights)
 
 

@@ -310,17 +310,8 @@ def _try_layout(seed: int, rng: np.random.Generator, kind: str, colour: str, whi
         return None
     furniture = _cabinets(rng, half_x, half_y, things, way)
     order = rng.permutation(len(things))
-    return World(
-        seed=seed,
-        half_x=float(half_x),
-        half_y=float(half_y),
-        things=tuple(things[i] for i in order),
-        furniture=furniture,
-        target_index=int(np.argmin(order)),
-        start=start,
-        instruction="",
-        which=which,
-    )
+    placed, target_index = tuple(things[i] for i in order), int(np.argmin(order))
+    return World(seed, float(half_x), float(half_y), placed, furniture, target_index, start, "", which=which)
 
 
 def _beside(thing: Thing, start: tuple[float, float], direction: float, distance: float) -> float:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -53,7 +53,6 @@ class Check:
     find: Callable[[Role], str]
     remedy: str
     required: bool = True
-    roles: Collection[Role] = tuple(Role)
 
     def run(self, role: Role) -> Finding:
         try:
@@ -67,7 +66,7 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
 
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
-    findings = [check.run(args.role) for check in _CHECKS if args.role in check.roles]
+    findings = [check.run(args.role) for roles, checks in _CHECKS if args.role in roles for check in checks]
     for finding in findings:
         mark, colour = (
             ("ok", "green") if finding.ok else ("MISSING", "red") if finding.required else ("optional", "yellow")
@@ -161,54 +160,49 @@ def _models(role: Role) -> str:
     return ", ".join(wanted)
 
 
+def _optional(name: str, find: Callable[[Role], str], remedy: str) -> Check:
+    return Check(name, find, remedy, required=False)
+
+
 _CLOUD = "pip install -r requirements/cloud.txt"
-_WITH_ROS = {Role.LAPTOP, Role.ROBOT}
-_CHECKS = (
+_EVERYWHERE = (
     Check("python", lambda _: platform.python_version(), ""),
     Check("torch", _torch, _CLOUD),
     *(Check(name, _package(name, name), _CLOUD) for name in ("transformers", "safetensors", "msgspec", "websockets")),
     Check("shipped models", _models, "check them out, name others with --model, or run `dsd-lab train pair`"),
-    Check(
+    _optional(
         "qwen_vl_utils",
         _package("qwen_vl_utils", "qwen-vl-utils"),
         "pip install dsd_ros[real-models] (its resizing rule is built in)",
-        required=False,
     ),
-    Check(
-        "4-bit quantization",
-        _four_bit,
-        "pip install bitsandbytes (CUDA only; int8 works on every CPU without it)",
-        required=False,
+    _optional(
+        "4-bit quantization", _four_bit, "pip install bitsandbytes (CUDA only; int8 works on every CPU without it)"
     ),
-    Check("rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels", roles=_WITH_ROS),
+)
+_WITH_ROS = (
+    Check("rclpy", _rclpy, "source your ROS 2 installation, or run `make setup` for the wheels"),
     Check(
         "dsd_msgs",
         _modules("dsd_msgs.msg", "dsd_msgs.action"),
         "run `make setup`, or `colcon build --base-paths . src/dsd_msgs` and source it",
-        roles=_WITH_ROS,
     ),
-    Check(
+    _optional(
         "Go2 messages",
         _modules("unitree_api.msg", "unitree_go.msg"),
         "source a workspace with unitree_ros2, or run `make setup`, or `colcon build --base-paths src/unitree_api "
         "src/unitree_go` and source it",
-        required=False,
-        roles=_WITH_ROS,
     ),
-    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number 0..101", roles=_WITH_ROS),
-    Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt", roles=_WITH_ROS),
-    Check(
-        "ros2 launch",
-        _ros2_launch,
-        "apt install ros-$ROS_DISTRO-ros-base, then source it",
-        required=False,
-        roles=_WITH_ROS,
+    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number 0..101"),
+    Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt"),
+    _optional(
+        "cv_bridge",
+        _package("cv_bridge", "cv-bridge", "not installed: the built-in equivalent conversion is used"),
+        "apt install ros-$ROS_DISTRO-cv-bridge",
     ),
-    Check("mujoco", _package("mujoco", "mujoco"), "pip install -r requirements/sim.txt", roles={Role.LAPTOP}),
-    Check(
-        "offscreen rendering",
-        _rendering,
-        "install Mesa's software renderer: apt install libosmesa6 (or libegl1)",
-        roles={Role.LAPTOP},
-    ),
+    _optional("ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it"),
 )
+_LAPTOP = (
+    Check("mujoco", _package("mujoco", "mujoco"), "pip install -r requirements/sim.txt"),
+    Check("offscreen rendering", _rendering, "install Mesa's software renderer: apt install libosmesa6 (or libegl1)"),
+)
+_CHECKS = ((tuple(Role), _EVERYWHERE), ((Role.LAPTOP, Role.ROBOT), _WITH_ROS), ((Role.LAPTOP,), _LAPTOP))

@@ -47,16 +47,13 @@ class Live:
         self._camera: object = None
         self._polled = float("-inf")
         self._heard = 0.0  # when the last picture arrived, monotonic s
-
         self.overlay = Overlay()
         self.figures = Figures()
         self.walk = Walk()
         self.steps: list[ShownStep] = []
         self.pose: Pose | None = None
         self.frame = "odom"  # frame_id of the odometry
-        self.replies = 0  # number of complete replies
-        self.rounds = 0
-        self.runs = 0
+        self.replies = self.rounds = self.runs = 0  # numbers of complete ones
         self._links: dict[str, tuple[bool, str]] = {}
 
     def close(self) -> None:

@@ -50,13 +50,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.newest = ReplyFigures()
-        self.replies = 0
-        self.tokens = self.rounds = 0
-        self.seconds = self.bytes_up = self.bytes_down = 0.0
-        self.alone = self.compared = 0.0
-        self.misses = 0.0
-        self.steps = 0
-        self.step_seconds = 0.0
+        self.replies = self.tokens = self.rounds = self.bytes_up = self.bytes_down = self.steps = 0
+        self.seconds = self.alone = self.compared = self.misses = self.step_seconds = 0.0
 
     def add_reply(self, reply: ReplyFigures) -> None:
         """Add a completed reply."""

@@ -34,6 +34,8 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("transport", **setting("draft_node", "transport")),
         DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check", "service")),
         DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents", "shipped")),
+        # Nobody is hurt by a simulated robot that a stranger drives; a robot's own default is false.
+        DeclareLaunchArgument("allow_unauthenticated", **setting("draft_node", "allow_unauthenticated", "true")),
         DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
         DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
         DeclareLaunchArgument("verifier_port", default_value=port, description="port of dsd verifier"),
@@ -43,7 +45,8 @@ def generate_launch_description() -> LaunchDescription:
     on_topics = EqualsSubstitution(LaunchConfiguration("transport"), "dds")
     remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
     world = {"seed": "seed", "instruction": "instruction"}
-    verifier = {"model.path": "target_model", "documents": "cloud_documents", "text_model": "text_model"}
+    proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
+    verifier = {**proof, "model.path": "target_model", "documents": "cloud_documents", "text_model": "text_model"}
     return LaunchDescription(
         [
             *arguments,
@@ -61,6 +64,7 @@ def generate_launch_description() -> LaunchDescription:
                     *("--model", LaunchConfiguration("target_model")),
                     *("--documents", LaunchConfiguration("cloud_documents")),
                     *("--text-model", LaunchConfiguration("text_model")),
+                    *("--token-file", LaunchConfiguration("token_file")),
                 ],
                 name="verifier",
                 output="screen",

@@ -54,7 +54,8 @@ def arguments() -> list[DeclareLaunchArgument]:
         DeclareLaunchArgument("quantization", **setting("draft_node", "model.quantization")),
         DeclareLaunchArgument("device", **setting("draft_node", "model.device")),
         DeclareLaunchArgument("verifier", **setting("bridge_node", "url")),
-        DeclareLaunchArgument("token_file", **setting("bridge_node", "token_file")),
+        DeclareLaunchArgument("token_file", **setting("draft_node", "token_file")),
+        DeclareLaunchArgument("allow_unauthenticated", **setting("draft_node", "allow_unauthenticated")),
         DeclareLaunchArgument("ca_file", **setting("bridge_node", "ca_file")),
     ]
 
@@ -72,7 +73,9 @@ def generate_launch_description() -> LaunchDescription:
         "run.arrival_check": "arrival_check",
         "memory.when": "memory",
     }
+    proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
     draft = {
+        **proof,
         "transport": "transport",
         "decode.mode": "mode",
         "decode.temperature": "temperature",
@@ -82,7 +85,7 @@ def generate_launch_description() -> LaunchDescription:
         "model.quantization": "quantization",
         "model.device": "device",
     }
-    memory = {"documents": "memory_documents", "model.path": "text_model"}
+    memory = {**proof, "documents": "memory_documents", "model.path": "text_model"}
     bridge = {"url": "verifier", "token_file": "token_file", "ca_file": "ca_file"}
     web = {"bind": "view_bind", "open_browser": "view_open", "visual": visual}
     nodes = [

@@ -1,6 +1,6 @@
 """The verifier as a ROS node, for a robot in the same DDS domain and namespace.
 
-    ros2 launch dsd_ros verifier.launch.py target_model:=Qwen/Qwen2-VL-7B-Instruct device:=cuda dtype:=bfloat16
+    ros2 launch dsd_ros verifier.launch.py target_model:=Qwen/Qwen2-VL-7B-Instruct token_file:=/etc/dsd/token
 
 For robots on other networks use `dsd verifier`, which serves any number of them over websockets.
 """
@@ -18,6 +18,8 @@ def generate_launch_description() -> LaunchDescription:
         "model.dtype": "dtype",
         "documents": "cloud_documents",
         "text_model": "text_model",
+        "token_file": "token_file",
+        "allow_unauthenticated": "allow_unauthenticated",
     }
     return LaunchDescription(
         [
@@ -27,6 +29,8 @@ def generate_launch_description() -> LaunchDescription:
             DeclareLaunchArgument("dtype", **setting("verifier_node", "model.dtype")),
             DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
             DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
+            DeclareLaunchArgument("token_file", **setting("verifier_node", "token_file")),
+            DeclareLaunchArgument("allow_unauthenticated", **setting("verifier_node", "allow_unauthenticated")),
             node("verifier_node", verifier, **restarted()),
         ]
     )

@@ -20,10 +20,12 @@ from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import ServerError
 from dsd_ros.cloud.server import MAX_MALFORMED_FRAMES, VerifierServer
-from dsd_ros.cloud.settings import VerifierSettings
+from dsd_ros.cloud.settings import VerifierSettings, VerifierSettingsError
 from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkRefused
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import (
@@ -100,8 +102,13 @@ def token_file(tmp_path):
 def test_the_token_is_asked_for(engine, model, token_file):
     settings = VerifierSettings(port=0, token_file=str(token_file))
     with VerifierServer(engine, settings) as server:
-        with WebsocketChannel(server.url, token="correct-horse") as channel:
+        with AuthenticatedChannel(WebsocketChannel(server.url, token="correct-horse"), "correct-horse") as channel:
             assert len(reply(channel, model)) == 12
+        with (
+            WebsocketChannel(server.url, token="correct-horse") as channel,
+            pytest.raises(VerifierRefused, match="prove its token"),
+        ):
+            reply(channel, model)  # let in, but its messages prove nothing
         for token in (None, "correct", "correct-horse2", "Correct-horse"):
             with (
                 WebsocketChannel(server.url, token=token) as channel,
@@ -111,6 +118,14 @@ def test_the_token_is_asked_for(engine, model, token_file):
         with pytest.raises(InvalidStatus, match="401"):
             headers = [("Authorization", "Bearer correct-horse"), ("Authorization", "Bearer x")]
             connect(server.url, additional_headers=headers, proxy=None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "robot.example"])
+def test_a_verifier_that_others_reach_needs_a_token(host, token_file):
+    with pytest.raises(VerifierSettingsError, match=f"host {host} .*token_file.*openssl.*allow_unauthenticated"):
+        VerifierSettings(host=host)
+    assert VerifierSettings(host=host, token_file=str(token_file)).host == host
+    assert VerifierSettings(host=host, allow_unauthenticated=True).host == host
 
 
 @pytest.mark.parametrize("content", ["", "   \n", "two words", "umlaut-ä", "a\x07b"])
@@ -164,7 +179,7 @@ def test_a_port_in_use_is_a_sentence(engine, url):
     with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1 is in use; choose another"):
         VerifierServer(engine, VerifierSettings(port=port)).start()
     with pytest.raises(ServerError, match="cannot be listened on"):
-        VerifierServer(engine, VerifierSettings(port=0, host="192.0.2.1")).start()
+        VerifierServer(engine, VerifierSettings(port=0, host="192.0.2.1", allow_unauthenticated=True)).start()
     assert threading.active_count() == before
 
 

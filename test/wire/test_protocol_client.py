@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from typing import Any
 
 import msgspec
@@ -15,6 +17,18 @@ from dsd_ros.cloud.server import VerifierServer
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.modes import PRESETS
 
+TOKEN = b"correct-horse"
+TAG_AT = {3: 11, 4: 11, 7: 2}  # where the tag stands in an Observation, a Draft and a SessionClose
+
+
+def mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(key, b"dsd_ros " + label + b"\0" + b"".join(parts), "sha256")
+
+
+def tag_of(key: bytes, label: bytes, number: int, bare: list[Any]) -> bytes:
+    head = number.to_bytes(4, "little")
+    return head + mac(key, label, head, msgspec.msgpack.encode(bare))[:16]
+
 
 class Client:
     """A robot that knows the page and nothing of the package: MessagePack arrays over a websocket."""
@@ -23,7 +37,7 @@ class Client:
         headers = {"Authorization": "Bearer correct-horse"}
         self.dial = lambda: connect(url, additional_headers=headers, compression=None, proxy=None)
         self.request = [
-            1, 77, 6, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
+            1, 77, 7, mode, model.tokenizer_fingerprint, model.vocab_size, 1.0, 0, 1.0, 42,
         ]  # fmt: skip
         self.rest = [False, [], "priority", 0.0, proof]
         self.link = self.dial()
@@ -31,11 +45,16 @@ class Client:
         self.open()
 
     def open(self) -> None:
-        self.send([*self.request, self.ticket, *self.rest])
-        tag, request, session, error, *_, ticket = self.receive()
-        assert (tag, request, error) == (2, 77, "") and self.session in (0, session)
-        assert self.ticket in (b"", ticket)
-        self.session, self.ticket = session, ticket
+        ours = secrets.token_bytes(16)
+        bare = [*self.request, self.ticket, *self.rest, ours]
+        self.link.send(msgspec.msgpack.encode([*bare, tag_of(TOKEN, b"open", 0, bare)]))
+        answer = msgspec.msgpack.decode(self.link.recv(timeout=20))
+        tag, request, session, error, *_, ticket, theirs, _ = answer
+        assert (tag, request, error, ticket) == (2, 77, "", b"") and self.session in (0, session)
+        self.key = mac(TOKEN, b"session", ours, theirs, session.to_bytes(4, "little"))
+        self.session, self.ticket = session, mac(self.key, b"ticket")[:16]
+        self.sent, self.received = 0, set[int]()
+        self.check(answer)
 
     def resume(self) -> None:
         self.link.close()
@@ -43,10 +62,24 @@ class Client:
         self.open()
 
     def send(self, message: list[Any]) -> None:
-        self.link.send(msgspec.msgpack.encode(message))
+        self.sent += 1
+        tag = tag_of(self.key, b"up", self.sent, message)
+        padding = [None] * (TAG_AT[message[0]] - len(message))
+        self.link.send(msgspec.msgpack.encode([*message, *padding, tag]))
 
     def receive(self) -> list[Any]:
-        return msgspec.msgpack.decode(self.link.recv(timeout=20))
+        message = msgspec.msgpack.decode(self.link.recv(timeout=20))
+        self.check(message)
+        return message[:-1]
+
+    def check(self, message: list[Any]) -> None:
+        """The tag holds, and its number has not come before."""
+        *bare, tag = message
+        while bare[-1] is None:
+            bare.pop()
+        number = int.from_bytes(tag[:4], "little")
+        assert tag == tag_of(self.key, b"down", number, bare) and number not in self.received
+        self.received.add(number)
 
     def observe(self) -> None:
         self.send([3, self.session, 7, "go", 2, 2, "rgb8", bytes(12)])

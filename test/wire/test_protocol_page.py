@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import re
@@ -43,6 +44,7 @@ from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.decoding.truncation import restored, truncate
 from dsd_ros.vlm.loading import tokenizer_fingerprint
 from dsd_ros.wire import messages as m
+from dsd_ros.wire.authentication import REMEMBERED, Token
 from dsd_ros.wire.codec import FRAMES, WireError, decode, encode, pack_varints, unpack_varints
 from dsd_ros.wire.pictures import decode_picture, picture_digest
 
@@ -237,12 +239,42 @@ def test_a_head_and_what_is_revealed_are_those_of_the_examples():
     assert unpack_probabilities(told.values, 2).tolist() == p[[2, 5]].tolist()
 
 
+def test_the_proof_of_the_token_is_that_of_the_examples():
+    figures = FIGURES["token"]
+    key, token = figures["token"].encode(), bytes.fromhex(figures["session_key"])
+
+    def mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
+        return hmac.new(key, b"dsd_ros " + label + b"\0" + b"".join(parts), "sha256").digest()
+
+    def holds(name: str, key: bytes, label: bytes, *before: bytes) -> bool:
+        message = EXAMPLES[name].message
+        head, packed = message.tag[:4], encode(msgspec.structs.replace(message, tag=b""))
+        return message.tag == head + mac(key, label, *before, head, packed)[:16]
+
+    request, reply, draft = (
+        EXAMPLES[name].message
+        for name in ("a session opened with a token", "an open session with a token", "a round with a tag")
+    )
+    session = reply.session.to_bytes(4, "little")
+    assert token == mac(key, b"session", request.nonce, reply.nonce, session)
+    assert mac(token, b"ticket")[:16].hex() == figures["ticket"]
+    assert holds("a session opened with a token", key, b"open") and request.tag[:4] == bytes(4)
+    assert holds("an open session with a token", token, b"down") and not reply.ticket
+    assert holds("a round with a tag", token, b"up")
+    assert holds("an outcome with a tag", token, b"down")
+    assert holds("a session not known", key, b"unknown", draft.tag)
+    ours, theirs = (Token(figures["token"]).session_key(request.nonce, reply, robot=robot) for robot in (True, False))
+    assert ours.ticket.hex() == figures["ticket"]
+    assert not ours.fault(reply) and not theirs.fault(draft)
+    assert "1024 or more below" in PAGE and REMEMBERED == 1024
+
+
 def test_other_encodings_of_the_same_values_are_read_alike():
     close = bytes.fromhex("dc0002cc07cf0000000000000005")  # wider headers than are needed
     assert decode(close) == m.SessionClose(5)
     draft = EXAMPLES["a round of ids alone"]
     values = list(msgspec.structs.astuple(draft.frame))
-    written_out = [*values[:5], b"", b"", b"", b"", 0]  # defaults too
+    written_out = [*values[:5], b"", b"", b"", b"", 0, b""]  # defaults too
     for same in (values[:5], values, written_out):
         assert decode(msgspec.msgpack.encode([4, *same])) == draft.message
     with pytest.raises(WireError):

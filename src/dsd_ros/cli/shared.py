@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dsd_ros.cli.arguments import STDOUT, flag
 
 if TYPE_CHECKING:
-    from dsd_ros.wire.websocket import WebsocketChannel
+    from dsd_ros.wire.channel import Channel
 
 EXIT_DONE = 0
 EXIT_GOAL_MISSED = 1
@@ -43,12 +43,15 @@ class VerifierFlags:
     token_file: str = flag("", "file with the bearer token for the verifier", metavar="FILE")
     ca_file: str = flag("", "certificate to trust for wss://", metavar="FILE")
 
-    def channel(self) -> WebsocketChannel:
+    def channel(self) -> Channel:
+        """A link that has not dialled yet; with a token, what does not prove it counts for nothing."""
+        from dsd_ros.wire.authentication import AuthenticatedChannel
         from dsd_ros.wire.channel import read_token
         from dsd_ros.wire.websocket import WebsocketChannel
 
         token = read_token(self.token_file) if self.token_file else None
-        return WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
+        channel = WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
+        return AuthenticatedChannel(channel, token) if token else channel
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
 REFUSED_CONNECTIONS = ("token", "full")
+DROPPED = ("missing", "forged", "replayed")  # a message's tag
 
 
 class _Counters(dict[str, Counter]):
@@ -79,6 +80,8 @@ class Metrics:
         self.connected = self._gauge("connections", "Robots' connections.").inc
         refused = "Connections refused: wrong token, or too many."
         self.refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
+        dropped = "Messages dropped because their tag is missing, forged or replayed."
+        self.dropped = self._counters("messages_dropped_total", dropped, "reason", DROPPED)
         self.received = self._counter("received_bytes_total", "Frames received.").inc
         self.sent = self._counter("sent_bytes_total", "Frames sent.").inc
 

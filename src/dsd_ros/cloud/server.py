@@ -22,6 +22,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
+from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
 from dsd_ros.cloud.sessions import Answer
@@ -70,6 +71,9 @@ class VerifierServer(ServerThread):
         self._engine = engine
         self._settings = settings
         self._token = read_token(settings.token_file) if settings.token_file else None
+        self._submit = engine.submit
+        if self._token is not None:
+            self._submit = Authenticator(engine, self._token, settings.max_sessions).submit
         self._tls = _server_tls(settings) if settings.certificate else None
         self._connections = 0
 
@@ -164,7 +168,7 @@ class VerifierServer(ServerThread):
                 answer(refusal)
                 continue
             outbox.adopt_policy(message)
-            if not self._engine.submit(message, answer, connection):
+            if not self._submit(message, answer, connection):
                 await connection.close(1001, "the verifier is shutting down")
                 return
 

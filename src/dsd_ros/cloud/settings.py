@@ -65,7 +65,8 @@ class VerifierSettings(MetricsSettings, EngineSettings):
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
-    token_file: str = option("", "file with the bearer token that robots must present; empty: none")
+    token_file: str = option("", "file with the token that robots must present and prove; empty: none")
+    allow_unauthenticated: bool = option(False, "do without token_file where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")
     key: str = option("", "TLS private key, PEM")
 
@@ -73,6 +74,11 @@ class VerifierSettings(MetricsSettings, EngineSettings):
         MetricsSettings.__post_init__(self)  # and with it every bound
         if not self.host:
             raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
+        if self.host not in LOOPBACK and not (self.token_file or self.allow_unauthenticated):
+            raise VerifierSettingsError(
+                f"host {self.host} lets other machines reach this verifier, and token_file is not set: give robots and "
+                "verifier a file with the same token (openssl rand -hex 32 > FILE), or allow_unauthenticated"
+            )
         if bool(self.certificate) != bool(self.key):
             raise VerifierSettingsError("TLS needs both a certificate and a key; give both or neither")
         if self.metrics_port and self.metrics_port == self.port:

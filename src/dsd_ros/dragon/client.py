@@ -226,7 +226,7 @@ class DragonClient(Asker):
             if failure is not None:
                 raise failure
             if attempt.silent_in(patience) <= 0.0:
-                raise LinkTimeout(f"the cloud said nothing for {patience:g} s")
+                raise LinkTimeout(self._link.doubt or f"the cloud said nothing for {patience:g} s")
 
     def _hand_on(self, asked: _Asked, attempt: Attempt) -> None:
         tokens, times = attempt.progress()

@@ -221,7 +221,8 @@ class VerifierClient(Connection):
             now = time.monotonic()
             if now >= until:
                 raise LinkTimeout(
-                    f"the verifier did not answer within {self.settings.response_timeout_s:g} s; "
+                    self.doubt
+                    or f"the verifier did not answer within {self.settings.response_timeout_s:g} s; "
                     "is one running at the other end?"
                 )
             if now >= retry:  # doubled requests open one session

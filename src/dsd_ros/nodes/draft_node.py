@@ -37,6 +37,7 @@ from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.vlm.loading import load_model
+from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
@@ -60,6 +61,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         super().__init__("draft_node", DraftNodeSettings, heartbeat=True)
         self._log_lines = NodeLog(self)
         self._channel = DdsChannel(self)
+        self._proven: AuthenticatedChannel | None = None  # the same with a token
         self._session: EdgeSession | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
@@ -77,10 +79,13 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def load(self) -> None:
         settings = self._settings
+        token = settings.token()
+        self._proven = AuthenticatedChannel(self._channel, token) if token else None
         model = load_model(settings.model)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
+        channel = self._proven or self._channel
         with self._lock:
-            self._session = EdgeSession(self._channel, model, settings.decode, settings.link, vocabulary)
+            self._session = EdgeSession(channel, model, settings.decode, settings.link, vocabulary)
         self.get_logger().info(f"draft model {model.name} loaded")
 
     def begin(self) -> None:
@@ -92,7 +97,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
                 self._session.open(time.monotonic() + _OPEN_LIMIT_S, lambda: self._interruptions != before)
             except DecodeCancelled as error:
                 raise LinkClosed("opening the session was interrupted") from error
-        self._health.report(health.OK, f"session open, mode {self._settings.decode.mode}")
+        self._health.report(health.OK, f"session open, mode {self._settings.decode.mode}", self._proof())
 
     def interrupt(self) -> None:
         self._interruptions += 1
@@ -249,8 +254,14 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._stats.publish(answer.stats)
         self._keeper.found()
         figures = {"last reply, s": f"{reply.seconds:.3f}", "tau": f"{reply.tau:.2f}"}
-        self._health.report(health.OK, "session open", figures)
+        self._health.report(health.OK, "session open", figures | self._proof())
         return answer
+
+    def _proof(self) -> dict[str, str]:
+        """What /diagnostics says of the token."""
+        if self._proven is None:
+            return {"authenticated": "no"}
+        return {"authenticated": "yes", "dropped messages": str(self._proven.dropped.count)}
 
     def _history(self, request: Decode.Request, image: Image, rgb: np.ndarray) -> History:
         """The earlier steps to show to the model; also keeps the present picture for later requests."""

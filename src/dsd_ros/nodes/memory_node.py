@@ -37,6 +37,7 @@ from dsd_ros.ros.stamps import pose_of, seconds
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import check_instruction
+from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkError, LinkRefused
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
@@ -77,6 +78,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
+        self._settings.token()  # reports now that there is none
         folder = documents_directory(self._settings.documents, "robot")
         self._store = open_documents(folder)
         self._memory = SightingMemory(self._store)
@@ -86,9 +88,11 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     def begin(self) -> None:
         model, store = self._model, self._store
         assert model is not None and store is not None, "load comes first"
+        token = self._settings.token()
+        channel = AuthenticatedChannel(self._channel, token) if token else self._channel
         with self._turn:
             self._session = DragonClient(
-                self._channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
+                channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
             )
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")

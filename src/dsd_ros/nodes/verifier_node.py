@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.metrics_server import MetricsServer
-from dsd_ros.cloud.settings import MetricsSettings
 from dsd_ros.paths import documents_directory, models_directory
 from dsd_ros.ros import health
 from dsd_ros.ros.dds_channel import VerifierTopics
@@ -33,12 +33,13 @@ _LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
 class _Service:
     """One activation: topics and engine. The model runs on the engine's thread, not on the executor's."""
 
-    def __init__(self, node: VerifierNode, engine: Any, metrics: MetricsSettings) -> None:
+    def __init__(self, node: VerifierNode, engine: Any, settings: VerifierNodeSettings, token: str | None) -> None:
         """:param engine: a VerifierEngine, or one WithDocuments."""
         self.engine = engine
+        self.guard = Authenticator(engine, token, settings.engine.max_sessions) if token else None
         self._counted = 0, 0
-        self._metrics = MetricsServer(self.engine.metrics.registry, metrics)
-        if metrics.metrics_port:
+        self._metrics = MetricsServer(self.engine.metrics.registry, settings)
+        if settings.metrics_port:
             try:
                 self._metrics.start()
             except OSError:
@@ -62,7 +63,7 @@ class _Service:
         return ended
 
     def _on_message(self, message: Message) -> None:
-        self.engine.submit(message, self.topics.publish, _PEER)
+        (self.guard or self.engine).submit(message, self.topics.publish, _PEER)
 
 
 class VerifierNode(ManagedNode[VerifierNodeSettings]):
@@ -74,12 +75,14 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         self._model: VisionLanguageModel | None = None
         self._documents: Documents | None = None
         self._service: _Service | None = None
+        self._token: str | None = None
         self.create_timer(1.0, self._count)
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
+        self._token = self._settings.token()
         folder = documents_directory(self._settings.documents, "cloud")
         if folder is not None:
             from dsd_ros.dragon.server import Documents
@@ -89,7 +92,7 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         self._model = load_model(self._settings.model)
 
     def begin(self) -> None:
-        self._service = _Service(self, self._engine(), self._settings)
+        self._service = _Service(self, self._engine(), self._settings, self._token)
         assert self._model is not None
         answers = "; answering questions" if self._documents is not None else ""
         self._health.report(health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}")
@@ -120,6 +123,8 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         sessions, lost = service.engine.held_sessions()
         figures = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}
         figures |= {"sessions": sessions + lost, "turns waiting": service.engine.queue()[0]}
+        dropped = service.guard.dropped.count if service.guard is not None else 0
+        figures |= {"authenticated": "yes" if service.guard is not None else "no", "dropped messages": dropped}
         self._health.report(health.OK, "verifying", figures)
 
 

@@ -5,6 +5,7 @@ Loads neither rclpy nor torch: launch files, the command line and the generator 
 
 from __future__ import annotations
 
+import os
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -25,6 +26,7 @@ from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.go2.driver import Go2Settings
 from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
+from dsd_ros.wire.channel import read_token
 from dsd_ros.wire.messages import MAX_HISTORY
 
 
@@ -33,6 +35,42 @@ class ManagedSettings:
     """Parameters that every lifecycle node has."""
 
     autostart: bool = option(True, "configure and activate without being asked")
+
+
+def reaches_other_machines() -> bool:
+    """Whether the ROS environment lets nodes of this process meet those of other machines. Humble knows no range."""
+    if os.environ.get("ROS_LOCALHOST_ONLY") == "1":
+        return False
+    within = () if os.environ.get("ROS_DISTRO") == "humble" else ("LOCALHOST", "OFF")
+    alone = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").upper() in within
+    return not alone or bool(os.environ.get("ROS_STATIC_PEERS"))
+
+
+@dataclass(frozen=True)
+class SharedToken:
+    """The secret by which robot and verifier recognise each other (wire.authentication)."""
+
+    token_file: str = option(
+        "",
+        "file with the token that robot and verifier share: with it, nothing that another process sends counts; needed "
+        "where the DDS domain reaches other machines; empty: none",
+    )
+    allow_unauthenticated: bool = option(
+        False, "do without token_file where others reach this: any of them can then answer for the verifier"
+    )
+
+    def token(self) -> str | None:
+        """The token, None without one; ValueError for a file that holds none, or where there must be one."""
+        if self.token_file:
+            return read_token(self.token_file)
+        if reaches_other_machines() and not self.allow_unauthenticated:
+            raise ValueError(
+                "token_file is not set, and this DDS domain reaches other machines, any of which could answer for the "
+                "verifier: give robot and verifier a file with the same token (openssl rand -hex 32 > FILE), stay on "
+                "this machine with ROS_AUTOMATIC_DISCOVERY_RANGE=LOCALHOST (Humble: ROS_LOCALHOST_ONLY=1), or set "
+                "allow_unauthenticated"
+            )
+        return None
 
 
 @dataclass(frozen=True)
@@ -63,7 +101,7 @@ class ReaderModelSettings(NodeModelSettings):
 
 
 @dataclass(frozen=True)
-class DraftNodeSettings(ManagedSettings):
+class DraftNodeSettings(SharedToken, ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
     transport: str = option(
@@ -84,7 +122,7 @@ class DraftNodeSettings(ManagedSettings):
 
 
 @dataclass(frozen=True)
-class MemoryNodeSettings(ManagedSettings):
+class MemoryNodeSettings(SharedToken, ManagedSettings):
     """The robot's own documents, and questions answered from them together with the cloud."""
 
     documents: str = option(
@@ -101,7 +139,7 @@ class MemoryNodeSettings(ManagedSettings):
 
 
 @dataclass(frozen=True)
-class VerifierNodeSettings(DocumentSettings, MetricsSettings, ManagedSettings):
+class VerifierNodeSettings(DocumentSettings, MetricsSettings, SharedToken, ManagedSettings):
     """The target model and its engine, on DDS topics."""
 
     model: TargetModelSettings = field(default_factory=TargetModelSettings)

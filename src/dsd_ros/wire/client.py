@@ -102,6 +102,11 @@ class Connection:
         self.backoff = Backoff()
         self._sending = threading.Lock()
 
+    @property
+    def doubt(self) -> str:
+        """A sentence where something answers that does not hold the robot's token; else empty."""
+        return str(getattr(self.channel, "doubt", ""))
+
     def dial(self) -> None:
         """Try once to connect, replacing a connection that may still seem to be up; LinkClosed or LinkRefused."""
         self.up = False

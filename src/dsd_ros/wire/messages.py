@@ -21,7 +21,7 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH as MAX_DRAFT
 from dsd_ros.decoding.modes import MAX_EXITS
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 MAX_REPLY = 8192  # tokens
 MAX_VOCABULARY = 1 << 20
@@ -31,6 +31,8 @@ MAX_HISTORY = 8  # earlier pictures of an observation
 MAX_IMAGE_BYTES = 16 << 20
 MAX_SIDE = 8192  # pixels
 TICKET_BYTES = 16
+NONCE_BYTES = 16
+TAG_BYTES = 20
 DIGEST_BYTES = 8
 MAX_DOCUMENTS = 64  # of one side of a question
 MAX_WINDOW = 64  # tokens drafted ahead of what is decided
@@ -60,6 +62,8 @@ Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION_CHARS
 Picture = Annotated[bytes, Meta(max_length=MAX_IMAGE_BYTES)]
 Evidence = Annotated[bytes, Meta(max_length=MAX_EVIDENCE_BYTES)]
 Ticket = Annotated[bytes, Meta(max_length=TICKET_BYTES)]
+Nonce = Annotated[bytes, Meta(max_length=NONCE_BYTES)]
+Tag = Annotated[bytes, Meta(max_length=TAG_BYTES)]
 Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 DigestIfAny = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 Parents = Annotated[bytes, Meta(max_length=MAX_DRAFT)]
@@ -124,6 +128,8 @@ class SessionRequest(Fields, frozen=True, tag=1):
     exit_policy: ShortText = "priority"  # order of early outcomes that wait: "priority" (by confidence) or "fifo"
     min_exit_confidence: Probability = 0.0  # early outcomes below this are not sent, 0..1
     proof: ShortText = ""  # how drafts are verified (decoding.modes.Proof), e.g. "full"; empty: as the mode says
+    nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class SessionReply(Fields, frozen=True, tag=2):
@@ -142,6 +148,8 @@ class SessionReply(Fields, frozen=True, tag=2):
     eos_token_ids: EndIds = []  # tokens that end a reply, in every mode
     exit_layers: Layers = []  # exits that will send early outcomes, ascending decoder layers from 1; empty: none
     ticket: Ticket = b""  # 16 secret bytes that resume the session; empty with an error
+    nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Past(Fields, frozen=True):
@@ -164,6 +172,7 @@ class Observation(Fields, frozen=True, tag=3):
 
     LAYOUT = (
         "session", "reply", "instruction", "height", "width", "encoding", "image", "verified", "rounds", "history",
+        "tag",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
@@ -176,6 +185,7 @@ class Observation(Fields, frozen=True, tag=3):
     verified: Verified = []  # tokens of the reply so far: verified, or drawn by the robot after a rejection
     rounds: UInt32 = 0  # rounds they took
     history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []  # earlier pictures and actions, oldest first
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Draft(Fields, frozen=True, tag=4):
@@ -187,7 +197,7 @@ class Draft(Fields, frozen=True, tag=4):
 
     LAYOUT = (
         "session", "reply", "round", "confirmed", "tokens", "evidence", "parents", "resampled", "assumed",
-        "autonomous_rounds",
+        "autonomous_rounds", "tag",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
@@ -200,6 +210,7 @@ class Draft(Fields, frozen=True, tag=4):
     assumed: DigestIfAny = b""  # sent ahead: digest (prefix_digest) of the reply's tokens before it; empty: not ahead
     resampled: Drafted = []  # split: tokens the robot drew after the last rejection, in order; counted in confirmed
     autonomous_rounds: UInt16 = 0  # > 0: the verifier goes on alone for that many rounds (cloud-only decoding)
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Outcome(Fields, frozen=True, tag=5):
@@ -211,6 +222,7 @@ class Outcome(Fields, frozen=True, tag=5):
 
     LAYOUT = (
         "session", "reply", "round", "layer", "accepted", "next", "compute_us", "confidence", "is_final",
+        "tag",
     )  # fmt: skip
 
     session: Id  # number of the session, above 0
@@ -223,6 +235,7 @@ class Outcome(Fields, frozen=True, tag=5):
     is_final: bool = True  # binding; false: an early exit's forecast
     compute_us: UInt32 = 0  # the model's time for this round, microseconds; round 1: with reading the observation
     distribution: Evidence = b""  # split: the target's p after the accepted tokens; tree: several (decoding.packing)
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
     @property
     def next(self) -> TokenId | Annotated[bytes, Meta(min_length=1, max_length=MAX_EVIDENCE_BYTES)]:
@@ -238,12 +251,14 @@ class Refusal(Fields, frozen=True, tag=6):
     round: UInt32  # number of the round within the reply; 0: the observation
     code: ShortText  # machine-readable reason (RefusalCode), e.g. "unknown-session", "out-of-step"
     sentence: Sentence  # the reason for people, and the remedy
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class SessionClose(Fields, frozen=True, tag=7):
     """Robot -> verifier: the session is over; its cache may go."""
 
     session: Id  # number of the session, above 0
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Question(Fields, frozen=True, tag=8):
@@ -273,6 +288,8 @@ class Question(Fields, frozen=True, tag=8):
     eos_token_ids: EndIds = []  # of the device; those of either side end the answer
     answered: Annotated[list[TokenId], Meta(max_length=MAX_REPLY)] = []  # tokens decided in earlier attempts
     relevance_fingerprint: ShortText = ""  # of what computes the device's relevances; must equal the cloud's
+    nonce: Nonce = b""  # 16 fresh random bytes; empty: without a token
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class QuestionReply(Fields, frozen=True, tag=9):
@@ -287,6 +304,7 @@ class QuestionReply(Fields, frozen=True, tag=9):
     eos_token_ids: EndIds = []  # of the cloud; those of either side end the answer
     documents: UInt16 = 0  # documents that the cloud found
     held: UInt32 = 0  # from the question's arrival to this reply, microseconds; the rest of the wait was the link
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Proposal(Fields, frozen=True, tag=10):
@@ -303,6 +321,7 @@ class Proposal(Fields, frozen=True, tag=10):
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
     echo: UInt32 = 0  # the other side's `sent` that arrived last
     held: UInt32 = 0  # how long ago that was, microseconds
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Verdict(Fields, frozen=True, tag=11):
@@ -319,6 +338,7 @@ class Verdict(Fields, frozen=True, tag=11):
     sent: UInt32 = 0  # this side's clock, microseconds modulo 2^32
     echo: UInt32 = 0  # the other side's `sent` that arrived last
     held: UInt32 = 0  # how long ago that was, microseconds
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class Reveal(Fields, frozen=True, tag=12):
@@ -330,6 +350,7 @@ class Reveal(Fields, frozen=True, tag=12):
     rejections: UInt16  # of that draft
     ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_REVEALED)]  # token ids, ascending
     values: Probabilities = b""  # their probabilities as little-endian float32; empty: the request
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 class QuestionEnd(Fields, frozen=True, tag=13):
@@ -339,6 +360,7 @@ class QuestionEnd(Fields, frozen=True, tag=13):
     attempt: UInt16  # the attempt
     code: ShortText  # machine-readable reason (EndCode), e.g. "cancelled", "unknown"
     sentence: Sentence  # the reason for people
+    tag: Tag = b""  # proof that the sender holds the token (wire.authentication); empty: none
 
 
 Message = (

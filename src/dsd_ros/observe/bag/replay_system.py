@@ -20,7 +20,7 @@ from dsd_ros.ros.settings import NODES, specs
 READY_LIMIT_S = 180.0
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 # Recorded parameters that describe the recording machine or its link.
-_MACHINE_PARAMETERS = ("autostart", "transport", "use_sim_time", "link.", "engine.")
+_MACHINE_PARAMETERS = ("autostart", "token_file", "transport", "use_sim_time", "link.", "engine.")
 
 
 class ReplayFailed(RuntimeError):

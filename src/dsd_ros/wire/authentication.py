@@ -1,0 +1,272 @@
+"""Proof that both ends of a session hold the same token, whatever carries the messages between them.
+
+Any process of a DDS domain can publish, and a bridge relays what it hears. So each message carries a tag that only a
+holder of the token can make: HMAC-SHA256 over direction, sequence number and content, under a key agreed with fresh
+random bytes of both ends (docs/protocol.md, "Proof of the token"). A message whose tag does not hold is dropped and
+ends nothing. Nothing is encrypted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Hashable
+from typing import Any
+
+import msgspec
+
+from dsd_ros.wire.channel import Channel, LinkTimeout
+from dsd_ros.wire.codec import encode
+from dsd_ros.wire.messages import (
+    NONCE_BYTES,
+    TAG_BYTES,
+    TICKET_BYTES,
+    EndCode,
+    Message,
+    Question,
+    QuestionEnd,
+    QuestionReply,
+    Refusal,
+    RefusalCode,
+    SessionReply,
+    SessionRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+REMEMBERED = 1024  # a message that comes after this many later ones counts as replayed
+_NUMBER_BYTES = 4
+_LOG_EVERY_S = 60.0
+UNPROVEN = (
+    "what answers as the verifier does not prove that it holds this robot's token; give both sides the same token file "
+    "(token_file), and the same release"
+)
+
+
+def _mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256, 32 bytes. Of the parts, all but the last have one length for each label."""
+    return hmac.digest(key, b"".join((b"dsd_ros ", label, b"\0", *parts)), "sha256")
+
+
+def _tag(key: bytes, label: bytes, number: int, message: Message, *parts: bytes) -> bytes:
+    """A sequence number, and the proof of it and of the message but its own tag."""
+    head = number.to_bytes(_NUMBER_BYTES, "little")
+    bare = msgspec.structs.replace(message, tag=b"") if message.tag else message
+    return head + _mac(key, label, *parts, head, encode(bare))[: TAG_BYTES - _NUMBER_BYTES]
+
+
+def name_of(message: Any) -> Hashable:
+    """What a message belongs to: a question and its attempt, or the number of a session."""
+    return (message.ask, message.attempt) if hasattr(message, "ask") else message.session
+
+
+class Token:
+    """The secret that both sides read from their token files."""
+
+    def __init__(self, token: str) -> None:
+        self._key = token.encode()
+
+    def sign(self, message: SessionRequest | Question) -> SessionRequest | Question:
+        """An opening message with a fresh nonce and its tag."""
+        message = msgspec.structs.replace(message, nonce=secrets.token_bytes(NONCE_BYTES))
+        return msgspec.structs.replace(message, tag=_tag(self._key, b"open", 0, message))
+
+    def holds(self, message: SessionRequest | Question) -> bool:
+        """Whether an opening message comes from a holder of the token."""
+        fresh = len(message.nonce) == NONCE_BYTES
+        return fresh and hmac.compare_digest(message.tag, _tag(self._key, b"open", 0, message))
+
+    def session_key(self, nonce: bytes, reply: SessionReply, robot: bool) -> SessionKey:
+        """The key of the session that ``reply`` opens; ``nonce`` is the request's, ``robot``: at the robot's end."""
+        number = reply.session.to_bytes(_NUMBER_BYTES, "little")
+        return SessionKey(_mac(self._key, b"session", nonce, reply.nonce, number), robot)
+
+    def question_key(self, question: Question, robot: bool) -> SessionKey:
+        """The key of a question's attempt: the cloud adds no random bytes, since the device drafts at once."""
+        return SessionKey(_mac(self._key, b"question", question.nonce), robot)
+
+    def deny(self, message: Message, about: Message) -> Message:
+        """``message`` says that the verifier does not know what ``about`` belongs to; its tag names that of ``about``.
+
+        Without a session there is no session key: whoever sent ``about`` recognises its own tag.
+        """
+        return msgspec.structs.replace(message, tag=self._denial(message, about.tag))
+
+    def denies(self, message: Message, sent: bytes) -> bool:
+        """Whether a message of ``deny`` is about the one that was sent with the tag ``sent``."""
+        return hmac.compare_digest(message.tag, self._denial(message, sent))
+
+    def _denial(self, message: Message, sent: bytes) -> bytes:
+        return _tag(self._key, b"unknown", number_of(sent), message, sent)
+
+
+def number_of(tag: bytes) -> int:
+    """The sequence number in a tag."""
+    return int.from_bytes(tag[:_NUMBER_BYTES], "little")
+
+
+class SessionKey:
+    """One end's half of a session's key: tags what it sends, and takes what the other end sent, each message once.
+
+    Messages may be sent from several threads, and are received in one.
+    """
+
+    def __init__(self, key: bytes, robot: bool) -> None:
+        self._key = key
+        self._sends, self._hears = (b"up", b"down") if robot else (b"down", b"up")
+        self._numbers = itertools.count(1)
+        self._newest, self._seen = 0, 0  # sequence number received, and a bit for each before it
+        self.ticket = _mac(key, b"ticket")[:TICKET_BYTES]  # resumes the session; never sent before it is shown
+
+    def sign(self, message: Message) -> Message:
+        """The message with its tag."""
+        return msgspec.structs.replace(message, tag=_tag(self._key, self._sends, next(self._numbers), message))
+
+    def fault(self, message: Message) -> str:
+        """What is wrong with a received message: "forged", "replayed", or nothing. One without fault is noted."""
+        number = number_of(message.tag)
+        if not hmac.compare_digest(message.tag, _tag(self._key, self._hears, number, message)):
+            return "forged"
+        late = self._newest - number
+        if late < 0:
+            self._newest, self._seen = number, (self._seen << -late | 1) if -late < REMEMBERED else 1
+            self._seen &= (1 << REMEMBERED) - 1
+        elif late >= REMEMBERED or self._seen >> late & 1:
+            return "replayed"
+        else:
+            self._seen |= 1 << late
+        return ""
+
+
+class Dropped:
+    """Counts dropped messages, and logs one sentence a minute. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next_line = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, message: Message, fault: str) -> None:
+        with self._lock:
+            self.count += 1
+            now = time.monotonic()
+            if now < self._next_line:
+                return
+            self._next_line = now + _LOG_EVERY_S
+        _log.warning(
+            "a %s whose tag is %s was dropped, %d messages in all: another process sends on this link, or the two "
+            "sides' token files differ",
+            type(message).__name__, fault, self.count,
+        )  # fmt: skip
+
+
+class AuthenticatedChannel:
+    """A ``Channel`` at the robot's end on which nothing counts that a holder of the token did not send."""
+
+    def __init__(self, channel: Channel, token: str) -> None:
+        """``channel`` stays in the caller's view, but is closed with this one."""
+        self._channel = channel
+        self._token = Token(token)
+        self._opening: SessionRequest | None = None  # as sent; until its answer has come
+        self._keys: dict[Hashable, SessionKey] = {}  # of the present session and the present question
+        self._sent: dict[int, bytes] = {}  # sequence number modulo REMEMBERED -> the newest tag sent
+        self.dropped = Dropped()
+        self.doubt = ""  # a sentence when something answers that does not hold the token
+
+    @property
+    def bytes_up(self) -> int:
+        return self._channel.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._channel.bytes_down
+
+    def send(self, message: Message) -> None:
+        self._channel.send(self._signed(message))
+
+    def receive(self, timeout: float) -> Message:
+        until = time.monotonic() + timeout
+        left = timeout
+        while True:
+            message = self._accepted(self._channel.receive(max(0.0, left)))
+            if message is not None:
+                return message
+            left = until - time.monotonic()
+            if left <= 0:
+                raise LinkTimeout(f"the verifier sent nothing for {timeout:.1f} s")
+
+    def reconnect(self) -> None:
+        self._channel.reconnect()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> AuthenticatedChannel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _signed(self, message: Message) -> Message:
+        if isinstance(message, SessionRequest):
+            if self._opening is None or self._opening.request != message.request:
+                self._opening = self._token.sign(message)
+            return self._opening  # a repeated request repeats its nonce
+        if isinstance(message, Question):
+            message = self._token.sign(message)
+            self._keep(name_of(message), self._token.question_key(message, robot=True))
+            return message
+        key = self._keys.get(name_of(message))
+        if key is None:
+            return message  # of a session that is gone: the verifier drops it
+        message = key.sign(message)
+        self._sent[number_of(message.tag) % REMEMBERED] = message.tag
+        return message
+
+    def _keep(self, name: Hashable, key: SessionKey) -> None:
+        """Add the key of a session or a question, and forget that of the one before it."""
+        kept = {other: known for other, known in self._keys.items() if type(other) is not type(name)}
+        self._keys = {**kept, name: key}
+
+    def _accepted(self, message: Message) -> Message | None:
+        """The message if it may count. What belongs to another robot of this namespace is left to that one."""
+        if isinstance(message, SessionReply):
+            return self._opened(message)
+        key = self._keys.get(name_of(message))
+        if key is None and name_of(message) != 0:
+            return None
+        fault = key.fault(message) if key is not None else "missing"
+        if fault and not self._denied(message):
+            self.dropped.add(message, fault)
+            self.doubt = UNPROVEN if isinstance(message, QuestionReply) else self.doubt
+            return None
+        self.doubt = ""
+        return message
+
+    def _denied(self, message: Message) -> bool:
+        """Whether the verifier does not know, or no longer, what a message of ours belongs to."""
+        if not isinstance(message, Refusal | QuestionEnd):
+            return False
+        if message.code not in (RefusalCode.UNKNOWN_SESSION, EndCode.UNKNOWN):
+            return False
+        sent = self._sent.get(number_of(message.tag) % REMEMBERED)
+        return sent is not None and self._token.denies(message, sent)
+
+    def _opened(self, reply: SessionReply) -> SessionReply | None:
+        opening = self._opening
+        if opening is None or reply.request != opening.request:
+            return None  # another robot's, or a copy
+        key = self._token.session_key(opening.nonce, reply, robot=True)
+        if len(reply.nonce) != NONCE_BYTES or key.fault(reply):
+            self.dropped.add(reply, "forged" if reply.tag else "missing")
+            self.doubt = UNPROVEN
+            return None
+        self._opening, self.doubt = None, ""
+        if not reply.session:
+            return reply
+        self._keep(reply.session, key)
+        return msgspec.structs.replace(reply, ticket=key.ticket)

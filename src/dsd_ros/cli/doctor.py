@@ -103,10 +103,10 @@ def _torch(_: Role) -> str:
 
 
 def _four_bit(_: Role) -> str:
-    present = [name for name in ("bitsandbytes", "torchao") if importlib.util.find_spec(name)]
-    if not present:
-        raise LookupError("neither bitsandbytes nor torchao")
-    return ", ".join(present)
+    missing = [name for name in ("accelerate", "bitsandbytes") if not importlib.util.find_spec(name)]
+    if missing:
+        raise LookupError(f"without {' and '.join(missing)}")
+    return "accelerate and bitsandbytes"
 
 
 def _rclpy(_: Role) -> str:
@@ -176,7 +176,9 @@ _EVERYWHERE = (
         "pip install dsd_ros[real-models] (its resizing rule is built in)",
     ),
     _optional(
-        "4-bit quantization", _four_bit, "pip install bitsandbytes (CUDA only; int8 works on every CPU without it)"
+        "4-bit quantization",
+        _four_bit,
+        "pip install accelerate bitsandbytes (CUDA only; int8 works on every CPU without them)",
     ),
 )
 _WITH_ROS = (

@@ -26,7 +26,6 @@ import torch
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, load_exits
-from dsd_ros.vlm.gguf import read_gguf
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
 from dsd_ros.vlm.settings import ModelSettings
@@ -69,16 +68,9 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers)
     hf = _load_weights(directory, kind, settings)
     backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
-    _check_fit(directory, backbone, tokenizer)
-    model = VisionLanguageModel(
-        _stored(backbone, settings),
-        tokenizer,
-        template,
-        name=directory.resolve().name if Path(settings.path).is_dir() else settings.path,
-        eos_token_ids=_eos_token_ids(directory, backbone, tokenizer),
-        fingerprint=model_fingerprint(directory),
-        tokenizer_fingerprint=tokenizer_hash,
-    )
+    name = directory.resolve().name if Path(settings.path).is_dir() else settings.path
+    fingerprints = model_fingerprint(directory), tokenizer_hash
+    model = _model(directory, name, backbone, tokenizer, template, fingerprints, settings)
     if exits:
         dtype = backbone.language.embed_tokens.weight.dtype
         model.exits = load_exits(directory, model.fingerprint, model.hidden_size, model.num_layers, dtype, model.device)
@@ -86,32 +78,66 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
 
 
 def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
-    from tokenizers import Tokenizer
-    from transformers import LlamaForCausalLM
-
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"{path} needs the package {package} to be read; pip install {package}")
     if settings.quantization == "4bit":
         raise ModelError(f"{path} is expanded when it is read; use quantization none or int8 with it")
-    found = read_gguf(path)
-    tokenizer = Tokenizer.from_str(found.tokenizer)
+    try:
+        hf, tokenizer = _read_gguf(path, settings)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read as a GGUF model: {_first_line(error)}") from error
+    if not isinstance(tokenizer.chat_template, str):
+        raise ModelError(f"{path} has no chat template; use a model that was made for instructions")
+    special = {"bos_token": str(tokenizer.bos_token or ""), "eos_token": str(tokenizer.eos_token or "")}
+    backbone, backend = TextBackbone(hf), tokenizer.backend_tokenizer
+    template = PromptTemplate(TEXT_PROMPT, tokenizer.chat_template, True, special, _markers(backend))
+    fingerprints = file_fingerprint(path), tokenizer_fingerprint(backend.to_str())
+    return _model(path, path.name, backbone, backend, template, fingerprints, settings)
+
+
+def _read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
+    """The transformers model and tokenizer in a Llama's GGUF file; its matrices are expanded."""
+    from gguf import GGUFReader
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    fields = GGUFReader(path).fields
+    kind = fields["general.architecture"].contents()
+    if kind != "llama":
+        raise ModelError(f"{path} holds a model of type {kind!r}; only llama can be read from GGUF")
+    if any(name.startswith("llama.rope.scaling") for name in fields):
+        raise ModelError(f"{path} scales its positions, which is not read from GGUF; use the safetensors model")
+    file: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with quiet_transformers():
-        loaded: Any = LlamaForCausalLM.from_pretrained(
-            None,
-            config=found.config,
-            state_dict=found.weights,
-            output_loading_info=True,
-            attn_implementation="sdpa",
-            dtype=getattr(torch, settings.dtype),
-        )
-    backbone = TextBackbone(_checked(path, *loaded))
+        loaded: Any = LlamaForCausalLM.from_pretrained(**file, **_load_options(settings))
+        return _checked(path, *loaded), AutoTokenizer.from_pretrained(**file)
+
+
+def _model(
+    path: Path,
+    name: str,
+    backbone: TextBackbone,
+    tokenizer: Any,
+    template: PromptTemplate,
+    fingerprints: tuple[str, str],
+    settings: ModelSettings,
+) -> VisionLanguageModel:
+    """The checked model, moved or quantized as the settings say; ``fingerprints`` of model and tokenizer."""
     _check_fit(path, backbone, tokenizer)
+    if settings.quantization == "int8":
+        _quantize_int8(backbone)
+    elif settings.quantization == "none":
+        backbone.hf.to(settings.device)
     return VisionLanguageModel(
-        _stored(backbone, settings),
+        backbone,
         tokenizer,
-        PromptTemplate(TEXT_PROMPT, found.chat_template, True, found.special_tokens, _markers(tokenizer)),
-        name=path.name,
+        template,
+        name=name,
         eos_token_ids=_eos_token_ids(path, backbone, tokenizer),
-        fingerprint=file_fingerprint(path),
-        tokenizer_fingerprint=tokenizer_fingerprint(found.tokenizer),
+        fingerprint=fingerprints[0],
+        tokenizer_fingerprint=fingerprints[1],
     )
 
 
@@ -160,11 +186,11 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
     from tokenizers import Tokenizer
 
     path = directory / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{path} is missing; copy it from the original model")
     try:
         serialized = path.read_text(encoding="utf-8")
         return Tokenizer.from_str(serialized), tokenizer_fingerprint(serialized)
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} is missing; copy it from the original model") from error
     except Exception as error:
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
 
@@ -177,23 +203,25 @@ def _markers(tokenizer: Any) -> tuple[str, ...]:
 def _load_weights(directory: Path, kind: str, settings: ModelSettings) -> Any:
     import transformers
 
-    options: dict[str, Any] = {"dtype": getattr(torch, settings.dtype)}
+    options = _load_options(settings)
     if settings.quantization == "4bit":
         options |= _four_bit_options(settings)
     try:
         with quiet_transformers():
             loaded: Any = getattr(transformers, _CLASSES[kind]).from_pretrained(
-                str(directory),
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                attn_implementation="sdpa",
-                **options,
+                str(directory), use_safetensors=True, local_files_only=True, **options
             )
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"the model in {directory} cannot be loaded: {reason}") from error
+        raise ModelError(f"the model in {directory} cannot be loaded: {_first_line(error)}") from error
     return _checked(directory, *loaded)
+
+
+def _load_options(settings: ModelSettings) -> dict[str, Any]:
+    return {"dtype": getattr(torch, settings.dtype), "attn_implementation": "sdpa", "output_loading_info": True}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
@@ -205,15 +233,6 @@ def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
             "the files are incomplete, fetch them again"
         )
     return hf.eval().requires_grad_(False)
-
-
-def _stored(backbone: TextBackbone, settings: ModelSettings) -> TextBackbone:
-    """Move or quantize the model as the settings say."""
-    if settings.quantization == "int8":
-        _quantize_int8(backbone)
-    elif settings.quantization == "none":
-        backbone.hf.to(settings.device)
-    return backbone
 
 
 def _quantize_int8(backbone: TextBackbone) -> None:
@@ -232,25 +251,17 @@ def _quantize_int8(backbone: TextBackbone) -> None:
 
 
 def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
-    if importlib.util.find_spec("accelerate") is None:
-        raise ModelError("4bit quantization needs the package accelerate; install it, or use none")
-    skip = ["lm_head", "model.visual", "visual"]
-    if importlib.util.find_spec("bitsandbytes") is not None:
-        from transformers import BitsAndBytesConfig
+    for package in ("accelerate", "bitsandbytes"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"4bit quantization needs the package {package}; install it, or use none")
+    from transformers import BitsAndBytesConfig
 
-        config: Any = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
-            llm_int8_skip_modules=skip,
-        )
-    elif importlib.util.find_spec("torchao") is not None:
-        from torchao.quantization import Int4WeightOnlyConfig
-        from transformers import TorchAoConfig
-
-        config = TorchAoConfig(Int4WeightOnlyConfig(), modules_to_not_convert=skip)
-    else:
-        raise ModelError("4bit quantization needs bitsandbytes or torchao; install one, or use none")
+    config: Any = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=getattr(torch, settings.dtype),
+        llm_int8_skip_modules=["lm_head", "model.visual", "visual"],
+    )
     return {"quantization_config": config, "device_map": {"": settings.device}}
 
 

@@ -18,7 +18,7 @@ from dsd_ros.vlm.backbones import ImageProcessor, TextBackbone
 from dsd_ros.vlm.cache import BatchCache, KeyValueCache
 from dsd_ros.vlm.errors import ContextError, ImageError
 from dsd_ros.vlm.prompts import PromptTemplate
-from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeFeed, TreeLayout
+from dsd_ros.vlm.sequence import Feed, LayerHook, Sequence, TreeLayout
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -153,12 +153,12 @@ class VisionLanguageModel:
         return self._forward_one(tokens, cache, rotations, mask, rows, on_layer)
 
     @torch.inference_mode()
-    def forward_tree(self, feed: TreeFeed, on_layer: LayerHook | None = None) -> torch.Tensor:
+    def forward_tree(self, feed: Feed, on_layer: LayerHook | None = None) -> torch.Tensor:
         """Feed pending text and new tree nodes in one pass; logits (feed.rows, vocabulary) float32.
 
         A node attends to the text, its ancestors and itself; its position follows from its depth.
         """
-        layout = self._tree_layout(feed)
+        layout = self._layout(feed)
         cos, sin = self._text_rotations(layout.end + feed.rope_delta)
         positions = torch.from_numpy(layout.positions + feed.rope_delta).to(self._device)
         rotations = cos[:, positions], sin[:, positions]
@@ -185,12 +185,13 @@ class VisionLanguageModel:
         return logits
 
     @torch.inference_mode()
-    def forward_trees(self, feeds: list[TreeFeed]) -> list[torch.Tensor]:
-        """The logits of ``forward_tree`` for each feed, in one pass; every feed has a cache of its own.
+    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
+        """Feed several caches, each its own, in one pass; logits (feed.rows, vocabulary) float32 of each feed.
 
-        ContextError, before any cache is touched, when one of them would grow too long.
+        ``on_layer`` gets all hidden states (batch, longest feed, hidden size). ContextError, before any cache is
+        touched, when one of them would grow too long; no cache grows when the hook raises.
         """
-        layouts = [self._tree_layout(feed) for feed in feeds]
+        layouts = [self._layout(feed) for feed in feeds]
         counts = [len(feed.tokens) for feed in feeds]
         most = max(counts)
         cache = BatchCache([feed.cache for feed in feeds], counts)
@@ -201,61 +202,17 @@ class VisionLanguageModel:
             mask[index, :count, columns] = layout.mask
             mask[index, count:, columns] = layout.mask[-1]
             positions[index, :count] = layout.positions + feed.rope_delta
-        allowed = torch.from_numpy(mask).to(self._device)[:, None]
-        places, end = torch.from_numpy(positions).to(self._device), int(positions.max()) + 1
-        hidden = self._run_batch([feed.tokens for feed in feeds], places, end, cache, allowed)
+        # A shorter feed repeats its last token; the hidden states of those columns are never read.
+        padded = [feed.tokens + feed.tokens[-1:] * (most - count) for feed, count in zip(feeds, counts, strict=True)]
+        hidden = self._language.embed_tokens(torch.tensor(padded, device=self._device))
+        cos, sin = self._text_rotations(int(positions.max()) + 1)
+        places = torch.from_numpy(positions).to(self._device)
+        allowed = None if mask.all() else torch.from_numpy(mask).to(self._device)[:, None]
+        hidden = self._run_layers(hidden, (cos[0][places], sin[0][places]), cache, allowed, on_layer)
         wanted = [hidden[i, n - f.rows : n] for i, (f, n) in enumerate(zip(feeds, counts, strict=True))]
         logits = self.head(torch.cat(wanted))
         cache.commit()
         return list(logits.split([feed.rows for feed in feeds]))
-
-    @torch.inference_mode()
-    def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> torch.Tensor:
-        """Feed each cache its tokens in one pass; logits (batch, vocabulary) float32 after each.
-
-        ``on_layer`` gets all hidden states (batch, longest feed, hidden size). ContextError, before any cache
-        is touched, when one of them would grow too long; no cache grows when the hook raises.
-        """
-        for feed in feeds:
-            self._check_room(feed.cache.length + len(feed.tokens))
-        device = self._device
-        counts = [len(feed.tokens) for feed in feeds]
-        most = max(counts)
-        lengths = [feed.cache.length for feed in feeds]
-        starts = [feed.cache.length + feed.rope_delta for feed in feeds]
-        steps = torch.arange(most, device=device)
-        positions = torch.tensor(starts, device=device)[:, None] + steps
-        cache = BatchCache([feed.cache for feed in feeds], counts)
-        mask = None
-        if most > 1 or min(lengths) < cache.past:
-            # (batch, 1, most, past + most): from the end of the padding to the row's own column.
-            columns = torch.arange(cache.past + most, device=device)
-            padding = cache.past - torch.tensor(lengths, device=device)
-            mask = (columns >= padding[:, None, None]) & (columns <= cache.past + steps[:, None])
-            mask = mask[:, None]
-        tokens = [feed.tokens for feed in feeds]
-        hidden = self._run_batch(tokens, positions, max(starts) + most, cache, mask, on_layer)
-        last = torch.tensor(counts, device=device) - 1
-        logits = self.head(hidden[torch.arange(len(feeds), device=device), last])
-        cache.commit()
-        return logits
-
-    def _run_batch(
-        self,
-        tokens: list[list[int]],
-        positions: torch.Tensor,
-        end: int,
-        cache: BatchCache,
-        mask: torch.Tensor | None,
-        on_layer: LayerHook | None = None,
-    ) -> torch.Tensor:
-        """Hidden states (batch, n, hidden size) of up to n tokens each, at ``positions`` (batch, n) below ``end``."""
-        most = positions.shape[1]
-        # A shorter list repeats its last token; the hidden states of those columns are never read.
-        padded = [row + row[-1:] * (most - len(row)) for row in tokens]
-        hidden = self._language.embed_tokens(torch.tensor(padded, device=self._device))
-        cos, sin = self._text_rotations(end)
-        return self._run_layers(hidden, (cos[0][positions], sin[0][positions]), cache, mask, on_layer)
 
     def _run_layers(
         self,
@@ -290,7 +247,7 @@ class VisionLanguageModel:
     def _new_cache(self) -> KeyValueCache:
         return KeyValueCache(self.num_layers, self._key_value_heads, self._head_size, self._dtype, self._device)
 
-    def _tree_layout(self, feed: TreeFeed) -> TreeLayout:
+    def _layout(self, feed: Feed) -> TreeLayout:
         layout = TreeLayout.of(feed.parents, feed.held, feed.past, feed.text)
         # A tree may have more nodes than the context holds tokens: only its depth counts.
         self._check_room(layout.end)

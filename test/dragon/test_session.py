@@ -130,7 +130,7 @@ def test_who_begins_is_what_the_answers_before_speak_for(cloud):
         for accepted in [(1.0, 0.0)] * 40:
             for side, share in zip(("device", "cloud"), accepted, strict=True):
                 asking.profile.acceptance[side].observe(share)
-        asking.profile.link.observe_round_trip(30.0)
+        asking.profile.link.observe(0, 30.0)
         assert asking.answer(QUESTION).statistics.aggregators[0] == "cloud"
         asking.settings = AggregationSettings(max_tokens=4)
         assert asking.answer(QUESTION).statistics.aggregators[0] == "device"

@@ -157,7 +157,7 @@ class _Simulation:
         self.sides[side].arrived.add((position, rejections))
         event = self._note(Event(now, "draft arrives", SIDES[side], position, cause, sent))
         # Both ways are alike here; a real side measures the round trip by echoed clocks.
-        self.learned.link.observe_round_trip(2.0 * (now - sent))
+        self.learned.link.observe(0, 2.0 * (now - sent))
         self._aggregate(side, now, event)
 
     def _aggregate(self, side: int, now: float, cause: int) -> None:

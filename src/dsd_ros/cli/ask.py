@@ -69,17 +69,14 @@ def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable
 
 
 def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
-    from dsd_ros.dragon.documents.store import measured_in, open_documents
-    from dsd_ros.dragon.profiler import kept_delay
+    from dsd_ros.dragon.documents.store import open_documents
     from dsd_ros.vlm.loading import ModelSettings, load_model
 
     model = load_model(ModelSettings(model_path(args.model, READER)))
     with ExitStack() as stack:
         channel = stack.enter_context(args.link.channel() if args.link.verifier else _cloud(args, model, service))
-        folder = documents_directory(args.robot_documents, "robot")
-        store = stack.enter_context(open_documents(folder))
-        delay = kept_delay(model, args.aggregation.documents, measured_in(folder))
-        asking = session(channel, model, store, args.aggregation, relevance=store.relevance, delay=delay)
+        store = stack.enter_context(open_documents(documents_directory(args.robot_documents, "robot")))
+        asking = session(channel, model, store, args.aggregation, relevance=store.relevance)
         stack.callback(asking.close)
         return asking.answer(args.question, on_token)
 

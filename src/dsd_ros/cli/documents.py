@@ -114,18 +114,18 @@ def search(args: SearchArguments) -> int:
         found = store.search(args.query, args.count)
     for each in found:
         places = ", ".join(
-            holder.source + (f" ({holder.heading})" if holder.heading else "") for holder in each.hit.holders
+            holder.source + (f" ({holder.heading})" if holder.heading else "") for holder in each.holders
         )
-        print(f"{each.hit.cosine:.3f}  {each.hit.text}\n       {places}")
+        print(f"{each.cosine:.3f}  {each.text}\n       {places}")
     if not found:
         print("there are no documents; add some with 'dsd documents add'")
     rows = [
         {
-            "key": each.hit.key,
-            "text": each.hit.text,
-            "cosine": each.hit.cosine,
+            "key": each.key,
+            "text": each.text,
+            "cosine": each.cosine,
             "relevance": each.relevance,
-            "documents": [holder._asdict() for holder in each.hit.holders],
+            "documents": [holder._asdict() for holder in each.holders],
         }
         for each in found
     ]

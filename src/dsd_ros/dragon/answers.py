@@ -1,4 +1,4 @@
-"""An answer, its statistics, and the error of a refused one."""
+"""An answer, its statistics, and the error for a refused question."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dsd_ros.wire.channel import LinkError
 
 
 class AnswerRefused(LinkError):
-    """The cloud, or this side, refuses a question; ``code`` is an EndCode or "question"."""
+    """The cloud or the device refuses a question; ``code`` is an EndCode or "question"."""
 
     def __init__(self, sentence: str, code: str) -> None:
         super().__init__(sentence)
@@ -18,10 +18,10 @@ class AnswerRefused(LinkError):
 
 @dataclass(frozen=True)
 class AnswerStatistics:
-    """What an answer cost. Times in seconds; bytes of encoded messages, those of lost attempts included.
+    """What an answer cost. Times in seconds; bytes of encoded messages, lost attempts included.
 
-    ``steps`` are of the tokens that both sides decided, in their order; those from ``alone_from`` on (-1: none)
-    are the device's own. ``rejections`` are drafts that were not the token, by side.
+    ``steps`` are those that both sides decided; tokens from ``alone_from`` on (-1: none) are the device's alone.
+    ``rejections`` are drafts that differed from the token, by side.
     """
 
     seconds: float
@@ -32,8 +32,8 @@ class AnswerStatistics:
     steps: tuple[Step, ...] = ()
     reveals: int = 0
     rejections: dict[str, int] = field(default_factory=dict)
-    preemptions: int = 0  # forward passes of the device that were given up
-    dropped: int = 0  # drafts of the device made too late to be used
+    preemptions: int = 0  # interrupted forward passes of the device
+    dropped: int = 0  # drafts of the device that came too late
     passes: int = 0  # of the device's model
     attempts: int = 1
     alone_from: int = -1
@@ -69,7 +69,7 @@ class AnswerStatistics:
 class Answer:
     """One answer: ``tokens`` with the one that ends it, and their text without special tokens.
 
-    ``finished``: it ended by itself, not at max_tokens. ``whole``: both sides took part in every token.
+    ``finished``: it ended by itself, not at max_tokens.
     """
 
     text: str
@@ -79,4 +79,5 @@ class Answer:
 
     @property
     def whole(self) -> bool:
+        """Whether both sides took part in every token."""
         return self.statistics.alone_from < 0

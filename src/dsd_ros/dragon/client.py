@@ -1,39 +1,54 @@
-"""The device's half of questions: answers them together with the cloud, over a link that may break and come back.
+"""The device's half of questions: answer them together with the cloud, over a link that may break and come back.
 
-Three threads: the caller's waits and passes on tokens, one drafts, one dials and receives. An answer can go on
-elsewhere from its tokens alone, so a lost link or a restarted cloud costs an attempt and changes no token.
+Three threads: the caller's waits and passes on tokens, one drafts, one dials and receives. An answer can go on from its
+tokens alone, so a lost link or a restarted cloud costs an attempt and changes no token.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
-from dsd_ros.dragon.attempt import Attempt
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
-from dsd_ros.dragon.peer import Profile, end_of
-from dsd_ros.dragon.profiler import DecodeDelay
+from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.scheduler import SIDES, Scheduler
 from dsd_ros.dragon.settings import AggregationSettings
-from dsd_ros.dragon.state import Step, own_choice
+from dsd_ros.dragon.state import Contradiction, Step, own_choice
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import BackgroundConnection, Limits
-from dsd_ros.wire.messages import PROTOCOL_VERSION, EndCode, Message, Question
+from dsd_ros.wire.messages import (
+    MAX_VOCABULARY,
+    PROTOCOL_VERSION,
+    EndCode,
+    Message,
+    Proposal,
+    Question,
+    QuestionEnd,
+    QuestionReply,
+    Refusal,
+    RefusalCode,
+    Reveal,
+    Verdict,
+)
 
 OnToken = Callable[[str, list[int]], object]  # the text so far, and its tokens
+_FATAL = (RefusalCode.MALFORMED, RefusalCode.UNSUPPORTED)
+_EARLY = 256  # messages that may overtake the reply
 _TRANSIENT = (EndCode.OVERLOADED, EndCode.UNKNOWN, EndCode.CLOSING)  # another attempt may succeed
 
 
 class Asker(ABC):
-    """What answers questions on the device, by whatever method: a model and its documents. A context that closes."""
+    """Answers questions on the device from a model and its documents, by whatever method."""
 
     def __init__(
         self,
@@ -62,11 +77,10 @@ class Asker(ABC):
 
 
 class DragonClient(Asker):
-    """Answers questions, one at a time, over a channel that stays the caller's.
+    """Answers questions together with the cloud, one at a time, over a channel that stays the caller's.
 
-    The n-th answer of a session uses n as the reply's number in the noise, so a repeated session gives the same
-    tokens. A session can be used again after any failure. ``close`` it, or use it as a context; closing also ends an
-    answer in progress.
+    The noise of the n-th answer is keyed by n, so a repeated session gives the same tokens. A client can be used again
+    after any failure.
     """
 
     def __init__(
@@ -79,12 +93,10 @@ class DragonClient(Asker):
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
-        delay: DecodeDelay | None = None,
     ) -> None:
-        """``model``: from ``vlm.loading.load_model``, with the cloud's tokenizer. ``asking``, ``relevance`` and
-        ``delay``: see ``server.DragonServer``."""
+        """``model`` has the cloud's tokenizer. ``asking``, ``relevance``: see ``server.DragonServer``."""
         super().__init__(model, retriever, settings, asking, kept)
-        self.profile = Profile.of("device", delay)
+        self.profile = Profile()
         self._relevance = relevance
         self._wake = threading.Condition()
         self._attempt: Attempt | None = None
@@ -105,9 +117,9 @@ class DragonClient(Asker):
         """Answer a question from the device's documents and the cloud's.
 
         on_token(text so far, tokens so far) is called in this thread as tokens are decided. ``deadline`` is a
-        time.monotonic() instant; ``cancelled`` is polled. Raises PromptError or ContextError (ValueErrors) for
-        a question that cannot be used, LinkError when link or cloud fail for good (with ``on_loss`` "alone":
-        only when the cloud refuses), AnswerRefused, DeadlineExceeded, DecodeCancelled.
+        time.monotonic() instant; ``cancelled`` is polled. Raises PromptError or ContextError for a question that
+        cannot be used, LinkError when link or cloud fail for good (with ``on_loss`` "alone": only AnswerRefused),
+        DeadlineExceeded, DecodeCancelled.
         """
         with self._answering:
             question = check_instruction(question)
@@ -191,7 +203,7 @@ class DragonClient(Asker):
             settings.reweight_every, settings.schedule, self._beginner(asked.mixture),
             sorted(model.eos_token_ids)[:16], list(asked.tokens), scale_of(self.retriever),
         )  # fmt: skip
-        attempt = Attempt(message, model, asked.mixture, self._link.post, self.profile, self._wake)
+        attempt = Attempt(message, asked.mixture, self._link.post, self.profile, self._wake)
         with self._wake:
             if self._closing:
                 raise LinkClosed("the session was closed")
@@ -229,9 +241,9 @@ class DragonClient(Asker):
                 raise LinkTimeout(self._link.doubt or f"the cloud said nothing for {patience:g} s")
 
     def _hand_on(self, asked: _Asked, attempt: Attempt) -> None:
-        tokens, times = attempt.progress()
-        for number in range(len(asked.tokens), len(tokens)):
-            self._take(asked, tokens[number], times[number])
+        known = len(asked.tokens)
+        for token, at in list(zip(*attempt.progress(), strict=True))[known:]:
+            self._take(asked, token, at)
 
     def _take(self, asked: _Asked, token: int, at: float) -> None:
         asked.tokens.append(token)
@@ -323,27 +335,167 @@ class DragonClient(Asker):
                     self._wake.notify_all()
 
 
-class _Asked:
-    """One question and its answer so far, through all attempts."""
+class Attempt:
+    """One attempt at a question, from its Question to the complete answer or a failure.
+
+    One thread calls ``receive``, another ``work``; ``wake`` is notified when either changes something.
+    """
 
     def __init__(
         self,
-        question: str,
+        question: Question,
         mixture: LocalMixture,
-        documents: int,
-        began: float,
-        on_token: OnToken | None,
-        limits: Limits,
+        send: Callable[[Message], object],
+        profile: Profile,
+        wake: threading.Condition,
     ) -> None:
-        self.question, self.mixture, self.documents = question, mixture, documents
-        self.began, self.on_token, self.limits = began, on_token, limits
-        self.tokens: list[int] = []
-        self.times: list[float] = []
-        self.steps: list[Step] = []
-        self.rejections = {"device": 0, "cloud": 0}
-        self.reveals = self.preemptions = self.dropped = self.cloud_documents = 0
-        self.alone_from = -1
+        self.question = question
+        self.half: AggregationPeer | None = None
+        self.failure: LinkError | Exception | None = None
         self.eos: frozenset[int] = frozenset()
+        self.documents = 0
+        self._mixture, self._send, self._profile, self._wake = mixture, send, profile, wake
+        self._early: list[Message] = []
+        self._read = False  # whether the documents were read while waiting for the reply
+        self._stopped = False
+        self._asked = self._heard = time.monotonic()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer is complete."""
+        return self.half is not None and self.half.ended
+
+    @property
+    def wants_work(self) -> bool:
+        if self._stopped or self.failure is not None:
+            return False
+        return not self._read if self.half is None else self.half.wants_work
+
+    def news(self, known: int) -> bool:
+        """Whether there are more than ``known`` tokens, or the answer or the attempt has ended."""
+        return self.failure is not None or self.ended or len(self.progress()[1]) > known
+
+    def progress(self) -> tuple[list[int], list[float]]:
+        """The tokens and when each was decided; NaN for those of earlier attempts."""
+        before = [math.nan] * len(self.question.answered)
+        if self.half is None:
+            return self.question.answered, before
+        tokens, times = self.half.progress()
+        return tokens, before + times
+
+    def silent_in(self, patience: float) -> float:
+        """Seconds until the cloud has been silent for ``patience``; all of it while the cloud owes nothing."""
+        if self.half is not None and not self.half.owed:
+            return patience
+        return max(0.0, self._heard + patience - time.monotonic())
+
+    def stop(self) -> None:
+        """Give up: a forward pass in progress ends before its next layer."""
+        self._stopped = True
+        if self.half is not None:
+            self.half.stop()
+
+    def work(self) -> None:
+        """Make a draft or, until the cloud has replied, read the documents."""
+        try:
+            if self.half is None:
+                self._mixture.follow(self.question.answered)
+                self._mixture.next(lambda: self._stopped)
+                self._read = True
+            else:
+                owed = self.half.owed
+                self.half.work()
+                if not owed:
+                    self._heard = time.monotonic()  # the cloud may have been waiting for this draft
+        except Preempted:
+            pass
+        except Exception as error:  # any failure is the caller's to see
+            self._fail(error, EndCode.MODEL_ERROR, "the device's model could not go on")
+
+    def receive(self, message: Message) -> None:
+        """Take a message from the cloud; those of other attempts are dropped."""
+        if isinstance(message, Refusal):
+            if message.code in _FATAL and not message.session:
+                self._fail(AnswerRefused(message.sentence, message.code))
+            return
+        if not isinstance(message, (QuestionReply, Proposal, Verdict, Reveal, QuestionEnd)):
+            return
+        if (message.ask, message.attempt) != (self.question.ask, self.question.attempt):
+            return
+        self._heard = time.monotonic()
+        if isinstance(message, QuestionEnd):
+            self._fail(AnswerRefused(message.sentence or "the cloud ended the answer", message.code))
+        elif isinstance(message, QuestionReply):
+            self._on_reply(message)
+        elif self.half is None:
+            if len(self._early) < _EARLY:
+                self._early.append(message)
+        else:
+            self._hand_over(message)
+
+    def _on_reply(self, reply: QuestionReply) -> None:
+        if self.half is not None:
+            return
+        if reply.error or not 2 <= reply.vocab_size <= MAX_VOCABULARY:
+            sentence = reply.error or f"the cloud's vocabulary has {reply.vocab_size} tokens"
+            self._fail(AnswerRefused(sentence, "question"))
+            return
+        trip = time.monotonic() - self._asked - reply.held / 1e6
+        if reply.held and 0.0 <= trip <= MAX_MEASURED_US / 1e6:  # 0: it was not measured
+            self._profile.link.observe(0, trip)
+        self.eos = frozenset(self.question.eos_token_ids) | frozenset(reply.eos_token_ids)
+        self.documents = reply.documents
+        half = AggregationPeer(
+            self.question, "device", reply.vocab_size, self.eos, self._mixture, self._send, self._profile, self._wake
+        )
+        if self._stopped:
+            half.stop()
+        early, self._early = self._early, []
+        with self._wake:
+            self.half = half
+            self._wake.notify_all()
+        for message in early:
+            self._hand_over(message)
+
+    def _hand_over(self, message: Message) -> None:
+        assert self.half is not None
+        try:
+            self.half.receive(message)
+        except Contradiction as error:
+            self._fail(AnswerRefused(str(error), error.code), error.code, str(error))
+        except Exception as error:  # any failure is the caller's to see
+            self._fail(error, EndCode.MODEL_ERROR, "the device could not go on")
+
+    def _fail(self, error: Exception, code: EndCode | None = None, sentence: str = "") -> None:
+        if code is not None:
+            self._send(end_of(self.question, code, sentence))
+        with self._wake:
+            self.failure = self.failure or error
+            if self.half is not None:
+                self.half.stop()
+            self._wake.notify_all()
+
+
+@dataclass
+class _Asked:
+    """One question and its answer so far, through all attempts."""
+
+    question: str
+    mixture: LocalMixture
+    documents: int
+    began: float
+    on_token: OnToken | None
+    limits: Limits
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
+    reveals: int = 0
+    preemptions: int = 0
+    dropped: int = 0
+    cloud_documents: int = 0
+    alone_from: int = -1
+    eos: frozenset[int] = frozenset()
 
     def ended(self, max_tokens: int, eos: frozenset[int]) -> bool:
         last = self.tokens[-1:] or [-1]
@@ -355,9 +507,9 @@ class _Asked:
             return
         self.eos = attempt.eos
         self.cloud_documents = attempt.documents
-        self.steps += half.steps
-        self.reveals += half.reveals
+        self.steps += half.state.steps
+        self.reveals += half.state.reveals
         self.preemptions += half.preemptions
         self.dropped += half.dropped
-        for side, count in half.rejections.items():
+        for side, count in half.state.rejections.items():
             self.rejections[side] += count

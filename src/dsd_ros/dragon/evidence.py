@@ -1,4 +1,4 @@
-"""The evidence of a draft: the part of a side's distribution that the aggregator decides by, or all of it."""
+"""The evidence of a draft: the part of a side's distribution that the aggregator needs, or all of it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dsd_ros.wire.messages import Proposal, Question
 
 
 def pack_evidence(question: Question, p: torch.Tensor, token: int, noise: np.ndarray | None) -> bytes:
-    """The evidence of a draft ``token`` from p (V,), encoded as the question asks; ``noise`` None: greedy."""
+    """The evidence of a draft ``token`` from p (V,), encoded as the question says; ``noise`` None: greedy."""
     if question.evidence == "full":
         return pack_probabilities(p.numpy())
     if question.evidence == "sparse":
         return pack_head(*head_of(p, noise, question.head, token), len(p))
     ids, weights = truncate(p, 0, NUCLEUS)
-    if token not in ids:  # a draft always has a probability in its own distribution
+    if token not in ids:  # the evidence must cover the draft itself
         at = int(np.searchsorted(ids, token))
         least = np.float16(max(float(p[token] / p.max()), 1e-7))
         ids, weights = np.insert(ids, at, token), np.insert(weights, at, least)
@@ -47,7 +47,7 @@ def most_bytes(question: Question, vocab_size: int) -> int:
 
 
 def unpack_evidence(question: Question, proposal: Proposal, vocab_size: int, noise: np.ndarray | None) -> Known:
-    """What a proposal tells of a distribution over ``vocab_size``; PackingError or SamplingError for what is none."""
+    """What a proposal says of a distribution over ``vocab_size`` tokens; PackingError or SamplingError if invalid."""
     data = proposal.evidence
     if question.evidence == "full":
         return Known.whole(unpack_probabilities(data, vocab_size))

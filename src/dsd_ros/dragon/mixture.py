@@ -1,4 +1,4 @@
-"""One side's own next-token distribution: the mean over its documents, weighted by their relevance.
+"""One side's own next-token distribution: the mean over its documents, weighted by relevance.
 
 p(x | prefix) = sum_d w(d) p(x | d, prefix), w = softmax of the relevances (DRAGON, equation 2). Each document is a
 sequence of its own, and all of them are advanced by one forward pass.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import torch
+from cachetools import LRUCache
 
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.prompts import Asking
@@ -20,8 +21,7 @@ from dsd_ros.vlm.errors import ContextError
 from dsd_ros.vlm.sequence import Sequence as TokenSequence
 from dsd_ros.vlm.sequence import next_logits_together
 
-# When nothing is found, the question is asked without a document, at a weight that any document of the other side
-# outweighs.
+# What is asked about when nothing is found: no document, with less weight than any document of the other side.
 NOTHING_FOUND = Retrieved("", "", -30.0)
 _KEPT_TOKENS = 65_536
 _COLDEST = 1e-12
@@ -30,11 +30,11 @@ Relevance = Callable[[str, list[Retrieved]], Sequence[float]]
 
 
 class Preempted(Exception):
-    """A forward pass was given up between two layers; no sequence has changed. Never leaves this package."""
+    """A forward pass was given up between two layers; no sequence has changed. Internal to this package."""
 
 
 class Local(NamedTuple):
-    """p (V,) float32, and the log-sum-exp of its documents' relevances."""
+    """p (V,) float32, and the log-sum-exp of the documents' relevances."""
 
     p: torch.Tensor
     log_weight: float
@@ -44,33 +44,27 @@ class KeptDocuments:
     """An LRU cache of documents' keys and values, ``limit`` tokens in all. Thread-safe."""
 
     def __init__(self, limit: int = _KEPT_TOKENS) -> None:
-        self.limit = limit
-        self.tokens = 0
-        self._kept: OrderedDict[tuple[object, ...], TokenSequence] = OrderedDict()
+        self._kept: LRUCache[tuple[object, ...], TokenSequence] = LRUCache(limit, lambda kept: len(kept.tokens))
         self._lock = threading.Lock()
 
     def find(self, model: Any, head: list[int]) -> TokenSequence | None:
         """A new sequence of exactly these tokens, if they are kept."""
         with self._lock:
             kept = self._kept.get((model.fingerprint, *head))
-            if kept is None:
-                return None
-            self._kept.move_to_end((model.fingerprint, *head))
-        return kept.fork()
+        return None if kept is None else kept.fork()
 
     def keep(self, model: Any, head: list[int], sequence: TokenSequence) -> None:
-        """Keep a copy of a sequence that was fed these tokens and no others."""
-        key = (model.fingerprint, *head)
-        if len(head) > self.limit:
+        """Keep a copy of a sequence that was fed these tokens and no others, unless it is too long."""
+        if len(head) > self._kept.maxsize:
             return
         twin = sequence.fork()
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = twin
-                self.tokens += len(head)
-            while self.tokens > self.limit:
-                _, dropped = self._kept.popitem(last=False)
-                self.tokens -= len(dropped.tokens)
+            self._kept.setdefault((model.fingerprint, *head), twin)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents kept."""
+        return int(self._kept.currsize)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -90,11 +84,10 @@ class LocalMixture:
         reweight_every: int = 0,
         relevance: Relevance | None = None,
     ) -> None:
-        """``temperature`` 0: that of 1, of which greedy decoding takes the argmax.
+        """No forward pass yet. PromptError for texts that cannot be used.
 
-        ``relevance(text, documents)`` is called after every ``reweight_every`` tokens (0: never) with the question
-        and the answer so far. No forward pass is made here. PromptError for texts that
-        cannot be used, ContextError where the question leaves no room.
+        ``temperature`` 0 gives the distribution at 1, whose argmax greedy decoding takes. After every
+        ``reweight_every`` tokens (0: never) ``relevance(text, documents)`` gets the question and the answer so far.
         """
         self.model = model
         self.documents = list(documents) or [NOTHING_FOUND]
@@ -132,12 +125,8 @@ class LocalMixture:
             self._pieces[index] = self._pieces[index]._replace(head=head[: room - len(tail)])
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Set the answer so far; the keys and values of a common prefix are kept. No forward pass."""
-        same = 0
-        for ours, theirs in zip(self._tokens, tokens, strict=False):
-            if ours != theirs:
-                break
-            same += 1
+        """Set the answer so far; a common prefix keeps its keys and values. No forward pass."""
+        same = len(commonprefix([self._tokens, list(tokens)]))
         for sequence in self._sequences:
             sequence.rollback(len(sequence.tokens) - len(self._tokens) + same)
             sequence.append(tokens[same:])
@@ -146,10 +135,9 @@ class LocalMixture:
         self._tokens = list(tokens)
 
     def next(self, preempted: Callable[[], bool] = lambda: False) -> Local:
-        """The distribution of the next token.
+        """The distribution of the next token; ContextError if a sequence has become too long.
 
-        ``preempted`` is polled between layers; when true, Preempted is raised and only this pass is lost.
-        ContextError if a sequence has become too long.
+        ``preempted`` is polled between layers; once it is true, Preempted is raised and only this pass is lost.
         """
 
         def on_layer(*_: object) -> None:
@@ -170,7 +158,7 @@ class LocalMixture:
         return Local(p.float(), highest + math.log(total))
 
     def _read(self, on_layer: Callable[..., None]) -> None:
-        """Read the documents that are not kept, and append question and answer to each."""
+        """Read the documents that are not in the cache, and append question and answer to each."""
         sequences: list[TokenSequence] = []
         unread: list[tuple[list[int], TokenSequence]] = []
         for head, _ in self._pieces:
@@ -189,7 +177,7 @@ class LocalMixture:
         self._sequences = sequences
 
     def _relevances(self) -> list[float]:
-        """Each document's relevance when last weighed; equal for equal answers."""
+        """Each document's relevance when it was last weighed; equal for equal answers."""
         if not self._every or self._relevance is None:
             return self._weighed[0]
         while len(self._weighed) <= len(self._tokens) // self._every:

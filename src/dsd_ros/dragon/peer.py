@@ -1,15 +1,15 @@
-"""One side of one attempt at a question: runs the state machine and the mixture, and measures both sides."""
+"""One side of one attempt at a question: run the state machine and the mixture, and measure both sides."""
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from cachetools import LRUCache
 from msgspec.structs import replace
 
 from dsd_ros.decoding.aggregation import Decision
@@ -17,7 +17,7 @@ from dsd_ros.dragon.mixture import LocalMixture, Preempted
 from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate
 from dsd_ros.dragon.scheduler import Estimates, Scheduler
 from dsd_ros.dragon.settings import SIDES
-from dsd_ros.dragon.state import AggregationState, Step
+from dsd_ros.dragon.state import AggregationState
 from dsd_ros.wire.messages import EndCode, Message, Proposal, Question, QuestionEnd, Verdict
 
 _WRAP = 1 << 32
@@ -37,25 +37,13 @@ class Profile:
     link: LinkEstimate = field(default_factory=LinkEstimate)
     proposal_bytes: float = 0.0  # a moving average
 
-    @classmethod
-    def of(cls, side: str, delay: DecodeDelay | None = None) -> Profile:
-        """A profile of ``side``, with its decoding delay if that was measured beforehand."""
-        profile = cls()
-        if delay is not None:
-            profile.delays[side] = copy.deepcopy(delay)
-        return profile
-
     def learn(self) -> None:
-        """Between answers: fit the delays of sides that were not measured beforehand to the steps observed."""
+        """Between answers: fit the delays to the steps observed."""
         for delay in self.delays.values():
             delay.learn()
 
-    def carried(self, size: int) -> None:
-        """Record the size of a proposal, bytes, of either side."""
-        self.proposal_bytes += _NEW_SIZE * (size - self.proposal_bytes) if self.proposal_bytes else size
-
     def estimates(self, context: int) -> Estimates:
-        """Estimates at ``context`` tokens; a round trip carries a proposal and a verdict."""
+        """Estimates at ``context`` tokens; the round trip is that of a proposal and a verdict."""
         return Estimates(
             self.delays["device"].at(context), self.delays["cloud"].at(context),
             self.link.round_trip(round(self.proposal_bytes) + _VERDICT_BYTES),
@@ -63,27 +51,19 @@ class Profile:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """What the two sides must know about each other: vocabulary sizes, and the tokens that end the answer."""
-
-    vocab_size: int
-    other_vocab_size: int
-    eos_token_ids: frozenset[int]
-
-
 class AggregationPeer:
-    """One side's half. One thread calls ``work``; any thread may call the rest.
+    """One side's half of an attempt. One thread calls ``work``; any thread may call the rest.
 
     ``send`` gets the messages in order, from either thread, and must not raise. ``changed`` is notified when there may
-    be new work or new tokens.
+    be new work or new tokens. ``eos_token_ids``: of both sides.
     """
 
     def __init__(
         self,
         question: Question,
         side: str,
-        agreed: Agreed,
+        other_vocab_size: int,
+        eos_token_ids: frozenset[int],
         mixture: LocalMixture,
         send: Callable[[Message], object],
         profile: Profile,
@@ -102,48 +82,32 @@ class AggregationPeer:
         self._lock = threading.RLock()  # guards the state and everything below
         self._sending = threading.Lock()
         self._out: deque[Message] = deque()
-        self._heard: tuple[int, float] | None = None  # the other side's clock, and when it arrived
-        self._sent: OrderedDict[int, int] = OrderedDict()  # this clock -> bytes of the message sent then
+        self._heard: tuple[int, float] | None = None  # the other side's newest clock, and when it arrived
+        self._sent: LRUCache[int, int] = LRUCache(_SENT_REMEMBERED)  # this clock -> bytes of the message sent then
         profile.learn()
-        self._state = AggregationState(
-            question, side, agreed.vocab_size, agreed.other_vocab_size, agreed.eos_token_ids,
-            self._switch,
-        )  # fmt: skip
+        self.state = AggregationState(
+            question, side, mixture.model.vocab_size, other_vocab_size, eos_token_ids, self._switch
+        )
 
     @property
     def ended(self) -> bool:
-        return self._state.ended
+        return self.state.ended
 
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens decided so far."""
+    def progress(self) -> tuple[list[int], list[float]]:
+        """The tokens decided so far, and when each step of this attempt was."""
         with self._lock:
-            return list(self._state.tokens)
-
-    @property
-    def steps(self) -> list[Step]:
-        """The steps that this attempt decided."""
-        with self._lock:
-            return list(self._state.steps)
-
-    @property
-    def rejections(self) -> dict[str, int]:
-        return dict(self._state.rejections)
-
-    @property
-    def reveals(self) -> int:
-        return self._state.reveals
+            return list(self.state.tokens), list(self.times)
 
     @property
     def owed(self) -> bool:
         """Whether the answer waits for the other side."""
         with self._lock:
-            return not self.ended and self._state.waiting[self._state.side] > 0
+            return not self.ended and self.state.waiting[self.state.side] > 0
 
     @property
     def wants_work(self) -> bool:
         """Whether ``work`` has something to do."""
-        return not self.stopped and self._state.drafts
+        return not self.stopped and self.state.drafts
 
     def stop(self) -> None:
         """Give up: a forward pass in progress ends before its next layer, and nothing more is sent."""
@@ -159,32 +123,32 @@ class AggregationPeer:
                 return
             if isinstance(message, (Proposal, Verdict)):
                 self._measure(message, now)
-            self._state.receive(message)
+            self.state.receive(message)
             self._note()
         self._flush()
 
     def work(self) -> bool:
-        """Make one draft; False when none is wanted. Raises what the model raises."""
+        """Make one draft; False if none is wanted. Raises what the model raises."""
         with self._lock:
             if not self.wants_work:
                 return False
-            epoch, prefix = self._state.epoch, self._state.prefix
+            epoch, prefix = self.state.epoch, self.state.prefix
         self.mixture.follow(prefix)
         began = time.monotonic()
         try:
-            local = self.mixture.next(lambda: self._state.epoch != epoch or self.ended or self.stopped)
+            local = self.mixture.next(lambda: self.state.epoch != epoch or self.ended or self.stopped)
         except Preempted:
             self.preemptions += 1
             return True
         seconds = time.monotonic() - began
         with self._lock:
-            if self._state.epoch != epoch or not self.wants_work:
+            if self.state.epoch != epoch or not self.wants_work:
                 self.dropped += 1
                 return True
-            side = self._state.side
-            if len(prefix) > len(self.question.answered):  # the first step reads the question as well
+            side = self.state.side
+            if len(prefix) > len(self.question.answered):  # the first step also reads the question
                 self.profile.delays[side].observe(self.mixture.context, seconds)
-            self._state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
+            self.state.drafted(local, min(round(1e6 * seconds), MAX_MEASURED_US))
             self._note()
         self._flush()
         return True
@@ -194,12 +158,12 @@ class AggregationPeer:
     def _switch(self, side: str, decision: Decision) -> bool:
         chosen = self._scheduler.side(
             self.profile.estimates(self.mixture.context), side, decision.device_accepted,
-            decision.cloud_accepted, *self._state.ahead,
+            decision.cloud_accepted, *self.state.ahead,
         )  # fmt: skip
         return chosen != side
 
     def _measure(self, message: Proposal | Verdict, now: float) -> None:
-        other = self._state.other
+        other = self.state.other
         if message.decode_us and message.position > len(self.question.answered):
             seconds = min(message.decode_us, MAX_MEASURED_US) / 1e6
             self.profile.delays[other].observe(self.mixture.context, seconds)
@@ -209,13 +173,18 @@ class AggregationPeer:
                 count = self._sent.get(message.echo, 0) + _size(message)
                 self.profile.link.observe(count, trip / 1e6)
         if isinstance(message, Proposal):
-            self.profile.carried(_size(message))
+            self._carried(_size(message))
         self._heard = message.sent, now
+
+    def _carried(self, size: int) -> None:
+        """Record the size of a proposal, bytes, of either side."""
+        before = self.profile.proposal_bytes or size
+        self.profile.proposal_bytes = before + _NEW_SIZE * (size - before)
 
     def _note(self) -> None:
         """Collect the messages and steps of the state machine."""
-        self._out.extend(self._state.take())
-        for step in self._state.steps[len(self.times) :]:
+        self._out.extend(self.state.take())
+        for step in self.state.steps[len(self.times) :]:
             self.times.append(time.monotonic())
             self.profile.acceptance["device"].observe(float(step.device_accepted))
             self.profile.acceptance["cloud"].observe(float(step.cloud_accepted))
@@ -241,10 +210,8 @@ class AggregationPeer:
             held = min(round(1e6 * (now - self._heard[1])), _WRAP - 1)
         stamp = _stamp(now)
         self._sent[stamp] = _size(message)
-        if len(self._sent) > _SENT_REMEMBERED:
-            self._sent.popitem(last=False)
         if isinstance(message, Proposal):
-            self.profile.carried(_size(message))
+            self._carried(_size(message))
         return replace(message, sent=stamp, echo=echo, held=held)
 
 

@@ -1,6 +1,6 @@
-"""How a question is asked about one document, as token ids that are cut where the document ends.
+"""The prompt of a question about one document, as token ids split where the document ends.
 
-What stands up to the document's end is the same for every question, and so are its keys and values.
+Everything up to the document's end is the same for every question, and so are its keys and values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
 
 MAX_DOCUMENT_CHARS = 20_000
-_DOCUMENT, _QUESTION = "\ue000", "\ue001"  # private use: no text of a prompt holds them
+_DOCUMENT, _QUESTION = "\ue000", "\ue001"  # private use, so in no text
 
 
 class Pieces(NamedTuple):
-    """Token ids of a prompt: up to the document's end (1 or more), and from there to where the answer begins."""
+    """Token ids of a prompt up to the document's end, at least one, and from there to the answer."""
 
     head: list[int]
     tail: list[int]
@@ -32,10 +32,7 @@ class Asking(Protocol):
 
 
 class DocumentPrompt:
-    """How a model is asked about documents: by the ``document_prompt`` of its template.
-
-    A format whose question stands in front of its document has one piece, which is never the same again.
-    """
+    """Prompts a model with the ``document_prompt`` of its template."""
 
     def __init__(self, model: VisionLanguageModel) -> None:
         self._encode = model.tokenizer.encode
@@ -43,22 +40,22 @@ class DocumentPrompt:
         self._rendered: dict[bool, str] = {}
 
     def pieces(self, document: str, question: str) -> Pieces:
-        """The prompt of a question (as of ``vlm.prompts.check_instruction``) and a document, which may be empty.
+        """The prompt of a question and a document, which may be empty.
 
-        PromptError for texts that cannot be put to a model, ModelError for its chat template.
+        PromptError for texts that cannot be used in a prompt, ModelError for the chat template.
         """
         document, question = check_document(document), check_instruction(question)
         self._template.check_markers("question", question)
         self._template.check_markers("document", document)
         text = self._prompt(bool(document)).replace(_QUESTION, question)
         head, found, tail = text.partition(_DOCUMENT)
-        if not found:  # without a document nothing but the first token is kept
+        if not found:  # without a document only the first token can be reused
             ids = self._ids(text)
             return Pieces(ids[:1], ids[1:])
         return Pieces(self._ids(head + document), self._ids(tail))
 
     def _prompt(self, with_document: bool) -> str:
-        """The rendered prompt with marks where texts go."""
+        """The rendered prompt with placeholders for the texts."""
         if with_document not in self._rendered:
             text = self._template.document_prompt.replace("{question}", _QUESTION)
             text = text.replace("{document}", _DOCUMENT if with_document else "").strip()
@@ -70,9 +67,9 @@ class DocumentPrompt:
 
 
 def check_document(document: str) -> str:
-    """A document as a model reads it: white space collapsed, Unicode composed (NFC); it may be empty.
+    """A document as a model reads it: white space collapsed, Unicode composed (NFC).
 
-    PromptError for one that is too long or holds control characters or a chat marker.
+    PromptError if it is too long or contains control characters or a chat marker.
     """
     if len(document) > MAX_DOCUMENT_CHARS:
         raise PromptError(

@@ -1,29 +1,27 @@
 """Which side aggregates the next token.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
-section 5.1. Its rule (policy "delta-z") compares what a token takes in the long run with either side aggregating:
-``delta_z``. It knows nothing of what a switch costs, and a switch may cost up to the way there, or gain as much: a
-verdict that rejects the other side's draft has to travel there anyway, and a side that aggregates from then on does
-not send its next draft back first. So "auto" weighs what the verdict and the drafts that wait make the next token
-cost with and without a switch, and how much better off either side is behind that, in the mean over all that may
-follow.
+section 5.1. Its rule (policy "delta-z") compares the long-run time of a token with either side aggregating. It ignores
+that a switch may cost, or save, up to half a round trip: a verdict that rejects the other side's draft has to travel
+there anyway, and a side that takes over does not have to send its next draft back. So "auto" compares the cost of the
+next token with and without a switch, given the verdict and the waiting drafts, plus the expected cost of what follows.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import product
 
 DEVICE, CLOUD = "device", "cloud"
 SIDES = (DEVICE, CLOUD)
 POLICIES = ("auto", "device", "cloud", "random", "delta-z")
-_ITERATIONS = 20  # damped by 1/2 each: to a millionth
+_ITERATIONS = 20  # each damped by 1/2: to a millionth
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What the profiler makes of both sides: seconds a decoding step, seconds a round trip, shares accepted."""
+    """The profiler's estimates: seconds per decoding step and round trip, acceptance rates."""
 
     device_delay: float
     cloud_delay: float
@@ -33,15 +31,15 @@ class Estimates:
 
 
 def latency(c_own: float, c_other: float, rtt: float, acceptance_other: float) -> float:
-    """Z, seconds a token in the long run where the own side aggregates (equation 7).
+    """Z, seconds per token in the long run if the own side aggregates (equation 7).
 
-    a max(c, c') + (1 - a) max(c, c' + rtt): the other's draft, of acceptance a, comes late only behind a rejection.
+    a max(c, c') + (1 - a) max(c, c' + rtt): the other side's draft, of acceptance a, is late only after a rejection.
     """
     return acceptance_other * max(c_own, c_other) + (1.0 - acceptance_other) * max(c_own, c_other + rtt)
 
 
 def delta_z(c_device: float, c_cloud: float, rtt: float, a_device: float, a_cloud: float) -> float:
-    """Z with the device aggregating less Z with the cloud, seconds a token: above 0 the cloud should (equation 8)."""
+    """Z if the device aggregates minus Z if the cloud does, seconds per token (equation 8)."""
     ahead = c_cloud - c_device
     if c_device <= c_cloud - rtt:
         return (1.0 - a_cloud) * rtt
@@ -52,10 +50,10 @@ def delta_z(c_device: float, c_cloud: float, rtt: float, a_device: float, a_clou
 
 
 def wait(own_made: float, other_made: float, way: float, switch: bool) -> float:
-    """Seconds from a verdict to the next one, here or after a ``switch`` there; ``way``: half a round trip.
+    """Seconds from a verdict to the next one, here or, after a ``switch``, there; ``way``: half a round trip.
 
-    ``own_made``, ``other_made``: in how many seconds the next drafts are made where they are made; below 0 where they
-    were. A wait below 0 is time that the tokens behind it win back.
+    ``own_made``, ``other_made``: seconds until each side has made its next draft; below 0 if it has. A wait below 0 is
+    time that later tokens win back.
     """
     if switch:
         return max(own_made + way, other_made)
@@ -63,11 +61,11 @@ def wait(own_made: float, other_made: float, way: float, switch: bool) -> float:
 
 
 def won_back(waited: float, delay: float, acceptance: float) -> float:
-    """Seconds of a wait that the tokens behind it win back: the slower side drafts on meanwhile.
+    """Seconds of a wait that later tokens win back, because the slower side goes on drafting.
 
-    The wait goes ``waited`` seconds beyond its next draft. Of the drafts it makes in them, ``delay`` seconds each,
-    the k-th is of use if it and those before it hold, of both sides: delay (a + ... + a^m), m = waited / delay, a the
-    product of both acceptances.
+    It has ``waited`` seconds after its next draft and ``delay`` seconds per draft. The k-th of these drafts is useful
+    if it and those before it are accepted on both sides: delay (a + ... + a^m), m = waited / delay, a the product of
+    both acceptances.
     """
     if waited <= 0.0 or delay <= 0.0:
         return 0.0
@@ -77,7 +75,7 @@ def won_back(waited: float, delay: float, acceptance: float) -> float:
 
 
 class Scheduler:
-    """Chooses the side that aggregates behind each verdict; one for a reply, on whichever side that is."""
+    """Chooses, on the side that aggregates, which side aggregates after each verdict of one answer."""
 
     def __init__(self, policy: str = "auto", hysteresis: float = 0.02, seed: int = 0) -> None:
         """``hysteresis``: a switch must gain more than this share of the slower side's decoding step."""
@@ -89,7 +87,7 @@ class Scheduler:
         self._random = random.Random(seed)
 
     def begins(self, estimates: Estimates) -> str:
-        """The side that should aggregate the first token: by what was learnt before; the device where nothing was."""
+        """The side that should aggregate the first token: the device unless earlier answers speak for the cloud."""
         if self.policy in SIDES:
             return self.policy
         if self.policy == "random":
@@ -106,10 +104,10 @@ class Scheduler:
         own_ahead: int = 0,
         other_ahead: int = 0,
     ) -> str:
-        """ "device" or "cloud", to aggregate behind a verdict of side ``current`` about both sides' drafts.
+        """The side to aggregate after a verdict of side ``current`` about both sides' drafts.
 
-        ``own_ahead``, ``other_ahead``: drafts that wait here behind it, its own and the other side's; of a side that
-        was rejected none do. Without the verdict "auto" is "delta-z".
+        ``own_ahead``, ``other_ahead``: this and the other side's later drafts that wait here; a rejected side has none.
+        Without a verdict "auto" is "delta-z".
         """
         if self.policy in SIDES:
             return self.policy
@@ -120,7 +118,7 @@ class Scheduler:
         else:
             held = (device_accepted, cloud_accepted)
             gain = _gain(estimates, SIDES.index(current), held, own_ahead, other_ahead)
-            # Estimates err: leave the side that is better in the long run only for more than it is better by.
+            # Estimates err: leave the side that is better in the long run only for more than that gain.
             gain += min(0.0, _long_run(estimates, current))
         slower = max(estimates.device_delay, estimates.cloud_delay)
         if gain > self.hysteresis * slower:
@@ -129,23 +127,17 @@ class Scheduler:
 
 
 def _long_run(estimates: Estimates, current: str) -> float:
-    found = delta_z(
-        estimates.device_delay,
-        estimates.cloud_delay,
-        estimates.round_trip,
-        estimates.device_acceptance,
-        estimates.cloud_acceptance,
-    )
+    found = delta_z(*astuple(estimates))
     return found if current == DEVICE else -found
 
 
 def _gain(estimates: Estimates, side: int, held: tuple[bool, bool], own_ahead: int, other_ahead: int) -> float:
-    """Seconds that a switch saves, now and in the mean over all that may follow."""
+    """Seconds that a switch is expected to save, now and later."""
     delays = (estimates.device_delay, estimates.cloud_delay)
     way, own, other = estimates.round_trip / 2.0, delays[side], delays[1 - side]
     own_made = own * (1 - own_ahead) if held[side] and own_ahead else own
     if not held[1 - side]:
-        other_made = other + way  # it hears of the rejection first
+        other_made = other + way  # it has to hear of the rejection first
     elif other_ahead:
         other_made = -way - other * (other_ahead - 1)
     else:
@@ -156,7 +148,7 @@ def _gain(estimates: Estimates, side: int, held: tuple[bool, bool], own_ahead: i
 
 
 def _cost(estimates: Estimates, side: int, made: tuple[float, float], switch: bool) -> float:
-    """A wait without what is won back of it; ``made``: in how many seconds the next drafts of both are."""
+    """A wait less what is won back of it; ``made``: seconds until each side has its next draft."""
     slower = int(estimates.cloud_delay > estimates.device_delay)
     delay = max(estimates.device_delay, estimates.cloud_delay)
     acceptance = estimates.device_acceptance * estimates.cloud_acceptance
@@ -167,10 +159,10 @@ def _cost(estimates: Estimates, side: int, made: tuple[float, float], switch: bo
 
 
 def _difference(estimates: Estimates) -> float:
-    """How many seconds more it costs from now on to have the device aggregate, each later switch taken as it pays.
+    """The extra cost, in seconds, of the device aggregating from now on, if every later switch is made when it pays.
 
-    A Markov decision process of two states, the sides, by relative value iteration of its mean cost. A side that is
-    no faster than the other is taken to have made no drafts ahead.
+    A Markov decision process with two states, the sides, solved by relative value iteration. A side that is no faster
+    than the other is assumed to have no drafts ahead.
     """
     delays = (estimates.device_delay, estimates.cloud_delay)
     shares = (estimates.device_acceptance, estimates.cloud_acceptance)

@@ -9,20 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachetools import LRUCache
+
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
-from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
+from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.evidence import most_bytes
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
-from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Agreed, Profile, end_of
-from dsd_ros.dragon.profiler import DecodeDelay, delay_of
+from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
-from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
+from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.wire.messages import (
@@ -53,7 +54,7 @@ _FAILED = "the cloud could not go on with this answer; its log says why"
 
 @dataclass(eq=False)
 class _Answer:
-    """One attempt at one question of one peer."""
+    """One attempt at one question of one peer. Its messages are held until there is a ``half``."""
 
     question: Question
     reply: Send
@@ -76,8 +77,7 @@ class _Answer:
 class DragonServer:
     """Answers the questions of any number of peers with one model and one store of documents.
 
-    ``submit`` and ``disconnect`` may be called from any thread. Input that cannot be used is answered by a
-    QuestionReply with an error, or a QuestionEnd.
+    Any thread may call it. Input that cannot be used is answered by a QuestionReply with an error, or a QuestionEnd.
     """
 
     def __init__(
@@ -89,25 +89,22 @@ class DragonServer:
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
-        delay: DecodeDelay | None = None,
     ) -> None:
         """Start both threads.
 
-        :param asking: how the model is prompted, if its own template does not say so.
-        :param relevance: scores documents against question and answer so far, for devices that re-weigh them.
-        :param delay: of the model's decoding steps, measured beforehand (``profiler.delay_of``).
+        ``asking``: how the model is prompted, if not as its own template says. ``relevance``: scores documents against
+        question and answer so far, for devices that weigh them again.
         """
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
         self._asking: Asking = asking or DocumentPrompt(model)
         self._relevance = relevance
-        self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
         self._lock = threading.RLock()  # guards the next three
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
-        self._profiles: OrderedDict[Hashable, Profile] = OrderedDict()
-        self._ended: OrderedDict[tuple[Hashable, int, int], None] = OrderedDict()
+        self._profiles: dict[Hashable, Profile] = {}
+        self._ended: LRUCache[tuple[Hashable, int, int], bool] = LRUCache(_ENDED_REMEMBERED)
         # Messages wait, in order, until their answer has its half. An answer that can draft waits for its turn.
         self._inbox: TurnQueue[tuple[_Answer, Message]] = TurnQueue(_WAITING_PER_ANSWER, _WAITING_BYTES)
         self._turns: TurnQueue[_Answer] = TurnQueue(per_owner=1)
@@ -138,7 +135,7 @@ class DragonServer:
         return True
 
     def disconnect(self, peer: Hashable) -> None:
-        """The peer's link is down: end its answers. It asks again, with the tokens it has, over its next link."""
+        """The peer's link is down: end its answers. Over its next link it asks again, with the tokens it has."""
         with self._lock:
             for answer in [a for a in self._answers.values() if a.peer == peer]:
                 self._drop(answer)
@@ -176,10 +173,8 @@ class DragonServer:
         if before is not None:
             self._drop(before)
         elif len(self._answers) >= self.settings.max_answers and not self._make_room():
-            sentence = (
-                f"the cloud already answers {self.settings.max_answers} questions at once; ask again later, "
-                "or raise its max_answers"
-            )
+            most = self.settings.max_answers
+            sentence = f"the cloud already answers {most} questions at once; ask again later, or raise its max_answers"
             return end_of(question, EndCode.OVERLOADED, sentence)
         error = refusal_of(self.model, question, scale_of(self._retriever))
         if error:
@@ -228,9 +223,7 @@ class DragonServer:
         self._remember(answer.peer, answer.question.ask, answer.question.attempt)
 
     def _remember(self, peer: Hashable, ask: int, attempt: int) -> None:
-        self._ended[peer, ask, attempt] = None
-        while len(self._ended) > _ENDED_REMEMBERED:
-            self._ended.popitem(last=False)
+        self._ended[peer, ask, attempt] = True
 
     def _go_on(self, answer: _Answer) -> None:
         """After a message or a draft: queue another turn, or end the answer."""
@@ -247,7 +240,7 @@ class DragonServer:
                 self._receive(answer, message)
 
     def _receive(self, answer: _Answer, message: Message) -> None:
-        assert answer.half is not None  # its messages are held until then
+        assert answer.half is not None
         try:
             answer.half.receive(message)
         except Contradiction as error:
@@ -301,14 +294,10 @@ class DragonServer:
         with self._lock:
             if answer.stopped:
                 return
-            profile = self._profiles.get(answer.peer) or Profile.of("cloud", self._delay)
-            self._profiles[answer.peer] = profile
+            profile = self._profiles.setdefault(answer.peer, Profile())
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
-        half = AggregationPeer(
-            question, "cloud", Agreed(model.vocab_size, question.vocab_size, ends), mixture,
-            answer.reply, profile,
-        )  # fmt: skip
+        half = AggregationPeer(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
         with self._lock:
             answer.half = half
             if answer.stopped:
@@ -317,21 +306,17 @@ class DragonServer:
 
 
 class WithDocuments:
-    """A verifier engine and a DRAGON server behind one link; to the websocket server, one engine."""
+    """A verifier engine and a DRAGON server behind one link; to the websocket server, one engine.
 
-    def __init__(self, engine: Any, service: DragonServer) -> None:
+    It owns both, and the ``store`` if one is given.
+    """
+
+    def __init__(self, engine: Any, service: DragonServer, store: Store | None = None) -> None:
         self.engine = engine
         self.service = service
-
-    @property
-    def model(self) -> Any:
-        """The engine's target model."""
-        return self.engine.model
-
-    @property
-    def metrics(self) -> Any:
-        """The engine's."""
-        return self.engine.metrics
+        self._store = store
+        self.model, self.metrics = engine.model, engine.metrics
+        self.held_sessions, self.queue = engine.held_sessions, engine.queue
 
     @property
     def sessions(self) -> int:
@@ -340,9 +325,8 @@ class WithDocuments:
 
     def submit(self, message: Message, reply: Send, peer: Hashable) -> bool:
         """Hand the message to whichever it is for; False when that one is closed."""
-        if isinstance(message, QUESTION_MESSAGES):
-            return self.service.submit(message, reply, peer)
-        return bool(self.engine.submit(message, reply, peer))
+        served = self.service if isinstance(message, QUESTION_MESSAGES) else self.engine
+        return bool(served.submit(message, reply, peer))
 
     def disconnect(self, peer: Hashable) -> None:
         self.service.disconnect(peer)
@@ -351,7 +335,10 @@ class WithDocuments:
     def close(self, timeout: float = 1.0) -> bool:
         """Close both; False if either is still running after ``timeout`` seconds."""
         done = self.service.close(timeout)
-        return bool(self.engine.close(timeout)) and done
+        done = bool(self.engine.close(timeout)) and done
+        if self._store is not None:
+            self._store.close()
+        return done
 
     def __enter__(self) -> WithDocuments:
         return self
@@ -360,58 +347,27 @@ class WithDocuments:
         self.close()
 
 
-class _WithStore(WithDocuments):
-    """Owns the store as well."""
-
-    def __init__(self, engine: Any, service: DragonServer, store: Store) -> None:
-        super().__init__(engine, service)
-        self._store = store
-
-    def held_sessions(self) -> tuple[int, int]:
-        """The engine's sessions: with their robot's link up, and with it down."""
-        held: tuple[int, int] = self.engine.held_sessions()
-        return held
-
-    def queue(self) -> tuple[int, int]:
-        """The engine's waiting turns, and the bytes they hold."""
-        waiting: tuple[int, int] = self.engine.queue()
-        return waiting
-
-    def close(self, timeout: float = 1.0) -> bool:
-        done = super().close(timeout)
-        self._store.close()
-        return done
-
-
 @dataclass
 class Documents:
-    """What a verifier needs to answer questions: a text model, its decoding delay and a folder of documents."""
+    """What a verifier needs to answer questions: a text model and a folder of documents."""
 
     model: Any
     folder: Path
-    delay: DecodeDelay | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: ModelSettings) -> Documents:
-        """Load and check all of it; ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
+        """Load and check both; ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
         open_documents(folder).close()  # report unusable documents now
-        model = load_model(settings)
-        return cls(model, folder, delay_of(model, AggregationSettings().documents, measured_in(folder)))
+        return cls(load_model(settings), folder)
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
         """One object that serves verification and questions, and owns the store and the engine."""
-        store = open_documents(self.folder)
-        try:
-            service = DragonServer(self.model, store, settings, relevance=store.relevance, delay=self.delay)
-        except BaseException:
-            store.close()
-            raise
-        try:
-            return _WithStore(make_engine(), service, store)
-        except BaseException:
-            service.close()
-            store.close()
-            raise
+        with ExitStack() as stack:
+            store = stack.enter_context(open_documents(self.folder))
+            service = stack.enter_context(DragonServer(self.model, store, settings, relevance=store.relevance))
+            served = WithDocuments(make_engine(), service, store)
+            stack.pop_all()
+        return served
 
 
 def refusal_of(model: Any, question: Question, scale: str = "") -> str:

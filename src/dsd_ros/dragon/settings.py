@@ -1,4 +1,4 @@
-"""The settings of questions that two sides answer: one schema for flags, ROS parameters and config files."""
+"""The settings of questions that both sides answer: one schema for flags, ROS parameters and config files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ SCHEDULES = ("auto", "delta-z", "device", "cloud", "random")
 SIDES = ("device", "cloud")
 BEGINNERS = ("auto", *SIDES)
 ON_LOSS = ("fail", "alone")
-NUCLEUS = 0.8  # mass of what evidence "lossy-nucleus" keeps, as the paper's code does
+NUCLEUS = 0.8  # probability mass that "lossy-nucleus" evidence keeps, as in the paper's code
 
 
 class AggregationSettingsError(ValueError):
-    """A setting out of its range; one sentence."""
+    """A setting is out of range: one sentence."""
 
 
 @dataclass(frozen=True)
 class AggregationSettings:
-    """How a question is answered with the cloud; AggregationSettingsError for a value out of range."""
+    """How a question is answered with the cloud. AggregationSettingsError for a value out of range."""
 
     documents: int = option(2, "most documents used per side", 0, 64)
     temperature: float = option(0.0, "sampling temperature; 0: greedy", 0.0, 100.0)
@@ -72,7 +72,7 @@ class AggregationSettings:
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Limits of the cloud's half; ValueError for a value out of range."""
+    """Limits of the cloud's half. ValueError for a value out of range."""
 
     max_answers: int = option(16, "questions being answered at once", 1, 10_000)
     max_documents: int = option(8, "most documents used for a question", 1, 64)

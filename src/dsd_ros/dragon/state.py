@@ -1,10 +1,10 @@
 """One side's half of one answer as a pure state machine: no thread, model, clock or socket.
 
-Both sides run it. Drafts and the other side's messages go in, messages for the other side come out, and both sides
+Both sides run it. Own drafts and the other side's messages go in, messages to the other side come out, and both sides
 decide the same tokens. Source: DRAGON, section 4.2 (draft queues, target queue, aggregator).
 
-A draft is identified by its position and by how many drafts of its side were rejected before it. So a stale draft is
-always recognised, in whatever order messages of different kinds arrive.
+A draft is identified by its position and the number of drafts of its side rejected before it. So a stale draft is
+recognised in whatever order messages arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STREAMS = {"device": 1, "cloud": 2}
 
 
 class Contradiction(Exception):
-    """The other side sent something impossible; ``code`` is an EndCode. Never leaves this package."""
+    """The other side sent something impossible; ``code`` is an EndCode. Internal to this package."""
 
     def __init__(self, sentence: str, code: EndCode = EndCode.OUT_OF_STEP) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One decided token: the side that decided it, whose drafts were accepted, and whether aggregation switches."""
+    """One decided token: which side decided it, whose drafts were accepted, and whether the other side takes over."""
 
     token: int
     aggregator: str
@@ -64,11 +64,10 @@ class _Theirs:
 
 
 class AggregationState:
-    """``side`` is "device" or "cloud". Not thread-safe.
+    """The answer and the drafts as seen by ``side``, "device" or "cloud". Not thread-safe.
 
-    While ``drafts``, make a draft after ``prefix`` and pass it to ``drafted``; pass what arrives to ``receive``; send
-    what ``take`` returns, in that order. ``epoch`` changes when a draft in progress has become useless. After
-    ``ended`` nothing more happens.
+    While ``drafts``, make a draft after ``prefix`` and pass it to ``drafted``. Pass what arrives to ``receive``, and
+    send what ``take`` returns, in that order. ``epoch`` changes when a draft in progress has become useless.
     """
 
     def __init__(
@@ -98,13 +97,13 @@ class AggregationState:
         self._out: list[Message] = []
         self._asked: Reveal | None = None
         self._known: Known | None = None  # this side's own distribution at the next position
-        # Algorithm 1's randomness. Each attempt has its own, so that no draw is repeated.
+        # Algorithm 1's randomness, different for each attempt, so that no draw is repeated.
         key = [question.seed, question.reply, question.attempt, _STREAMS[side]]
         self._drafting = np.random.default_rng([*key, 1])
         self._deciding = np.random.default_rng([*key, 2])
         self._draws: Draws | None = None
 
-    # ------------------------------------------------------------------ what the driver asks
+    # ------------------------------------------------------------------ questions
 
     @property
     def ended(self) -> bool:
@@ -124,7 +123,7 @@ class AggregationState:
 
     @property
     def prefix(self) -> list[int]:
-        """What the next draft follows: the decided tokens and this side's own drafts."""
+        """The decided tokens and this side's drafts, after which the next draft comes."""
         return self.tokens + [draft.token for draft in self._own]
 
     @property
@@ -138,12 +137,12 @@ class AggregationState:
 
     @property
     def waiting(self) -> dict[str, int]:
-        """How many drafts of each side are waiting."""
+        """The number of waiting drafts of each side."""
         return {self.side: len(self._own), self.other: len(self._theirs)}
 
     @property
     def ahead(self) -> tuple[int, int]:
-        """How many consecutive drafts wait after the next position: this side's, and the other's."""
+        """The numbers of consecutive drafts that wait after the next position: this side's and the other's."""
         theirs, first = 0, len(self.tokens) + 1
         while (held := self._theirs.get(first + theirs)) is not None:
             if held.proposal.rejections != self.rejections[self.other]:
@@ -156,10 +155,10 @@ class AggregationState:
         out, self._out = self._out, []
         return out
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def drafted(self, local: Local, decode_us: int = 0) -> None:
-        """Draft a token from the distribution after ``prefix``; SamplingError for an invalid one."""
+        """Draft a token from the distribution after ``prefix``; SamplingError if it is invalid."""
         position = len(self.tokens) + len(self._own)
         self._own.append(_Draft(self._choose(local.p, position), local, decode_us))
         if self.aggregates:
@@ -168,7 +167,7 @@ class AggregationState:
             self._propose(position)
 
     def receive(self, message: Message) -> None:
-        """Take a message of this ask and attempt. After Contradiction the state is unusable."""
+        """Take a message of this question and attempt. After Contradiction the state is unusable."""
         if isinstance(message, Proposal):
             self._on_proposal(message)
         elif isinstance(message, Verdict):
@@ -182,7 +181,7 @@ class AggregationState:
     def _on_proposal(self, proposal: Proposal) -> None:
         first, last = len(self.tokens), len(self.tokens) + 2 * self.question.window
         if proposal.rejections < self.rejections[self.other] or proposal.position < first:
-            return  # rejected or decided while it travelled
+            return  # rejected or decided while it was on its way
         if proposal.position > last or proposal.position >= self.question.max_tokens:
             raise Contradiction(f"a draft of position {proposal.position} is too far ahead of {first} decided tokens")
         if len(proposal.evidence) > self._most_bytes:
@@ -195,7 +194,7 @@ class AggregationState:
 
     def _on_verdict(self, verdict: Verdict) -> None:
         if verdict.position != len(self.tokens):
-            return  # a duplicate; or an earlier one was lost, and only another attempt helps
+            return  # a duplicate, or one after a lost verdict, which only another attempt repairs
         if self.aggregates or not self._own or verdict.token >= self._sizes[self.side]:
             raise Contradiction(f"a verdict on position {verdict.position} was not due")
         accepted = {"device": verdict.device_accepted, "cloud": verdict.cloud_accepted}
@@ -208,7 +207,7 @@ class AggregationState:
         self._aggregate()
 
     def _reveal(self, message: Reveal) -> None:
-        """Answer the aggregator, which needs exact probabilities to decide the next token."""
+        """Send the aggregator the exact probabilities it needs to decide the next token."""
         if message.position > len(self.tokens):
             self._asked = message  # it has overtaken a verdict
             return
@@ -220,23 +219,13 @@ class AggregationState:
             raise Contradiction("the other side asked for a token that this side does not have")
         values = p[torch.tensor(message.ids)].numpy()
         self.reveals += 1
-        self._out.append(
-            Reveal(
-                message.ask, message.attempt, message.position, message.rejections, message.ids,
-                pack_probabilities(values),
-            )
-        )  # fmt: skip
+        self._post(Reveal, message.position, message.rejections, message.ids, pack_probabilities(values))
 
     def _on_revealed(self, message: Reveal) -> None:
         theirs = self._theirs.get(message.position)
-        if (
-            not self.aggregates
-            or theirs is None
-            or theirs.known is None
-            or message.position != len(self.tokens)
-            or message.rejections != theirs.proposal.rejections
-            or message.ids != theirs.asked
-        ):
+        if not self.aggregates or theirs is None or theirs.known is None or message.position != len(self.tokens):
+            return
+        if message.rejections != theirs.proposal.rejections or message.ids != theirs.asked:
             return
         try:
             theirs.known.reveal(message.ids, unpack_probabilities(message.values, len(message.ids)))
@@ -261,15 +250,9 @@ class AggregationState:
             accepted = {"device": found.device_accepted, "cloud": found.cloud_accepted}
             ends = found.token in self._eos or position + 1 >= self.question.max_tokens
             switch = not ends and self._switch(self.side, found)
-            question = self.question
-            self._out.append(
-                Verdict(
-                    question.ask, question.attempt, position, found.token, found.device_accepted,
-                    found.cloud_accepted, switch, decode_us,
-                )
-            )  # fmt: skip
+            self._post(Verdict, position, found.token, *accepted.values(), switch, decode_us)
             self._decided(found.token, accepted, switch)
-            if switch:  # the other side has not seen this side's drafts yet
+            if switch:  # the other side has not seen this side's drafts
                 for number in range(len(self._own)):
                     self._propose(len(self.tokens) + number)
 
@@ -295,13 +278,7 @@ class AggregationState:
     def _ask(self, theirs: _Theirs, undecided: Undecided) -> None:
         theirs.asked = undecided.ids[:MAX_REVEALED]
         self.reveals += 1
-        question = self.question
-        self._out.append(
-            Reveal(
-                question.ask, question.attempt, len(self.tokens), theirs.proposal.rejections,
-                theirs.asked,
-            )
-        )  # fmt: skip
+        self._post(Reveal, len(self.tokens), theirs.proposal.rejections, theirs.asked)
 
     def _decided(self, token: int, accepted: dict[str, bool], switch: bool) -> None:
         """Apply a verdict; the same on both sides."""
@@ -326,34 +303,28 @@ class AggregationState:
             self.aggregator = self.other if self.aggregates else self.side
 
     def _propose(self, position: int) -> None:
-        draft, question = self._own[position - len(self.tokens)], self.question
-        noise = self._noise(position)
-        self._out.append(
-            Proposal(
-                question.ask, question.attempt, position, self.rejections[self.side], draft.token,
-                draft.local.log_weight, pack_evidence(question, draft.local.p, draft.token, noise),
-                draft.decode_us,
-            )
-        )  # fmt: skip
+        draft = self._own[position - len(self.tokens)]
+        evidence = pack_evidence(self.question, draft.local.p, draft.token, self._noise(position))
+        rejections, weight = self.rejections[self.side], draft.local.log_weight
+        self._post(Proposal, position, rejections, draft.token, weight, evidence, draft.decode_us)
+
+    def _post(self, kind: Callable[..., Message], *fields: object) -> None:
+        self._out.append(kind(self.question.ask, self.question.attempt, *fields))
 
     # ------------------------------------------------------------------ randomness
 
     @property
-    def _greedy(self) -> bool:
-        return self.question.temperature == 0.0
-
-    @property
     def _independent(self) -> bool:
-        return not self._greedy and self.question.randomness == "independent"
+        return self.question.temperature > 0.0 and self.question.randomness == "independent"
 
     def _noise(self, position: int) -> np.ndarray | None:
-        if self._greedy:
-            return None
         question = self.question
+        if question.temperature == 0.0:
+            return None
         return gumbel(question.seed, question.reply, position, max(self._sizes.values()))
 
     def _choose(self, p: torch.Tensor, position: int) -> int:
-        """This side's draft: a sample of its own, with the target's noise if randomness is shared."""
+        """This side's draft: a sample of p, with the target's noise if randomness is shared."""
         if self._independent:
             return sample(p, self._drafting)
         noise = self._noise(position)
@@ -361,7 +332,7 @@ class AggregationState:
 
 
 def own_choice(settings: AggregationSettings, reply: int, p: torch.Tensor, position: int) -> int:
-    """The token of a side that finishes alone, from p (V,); the same for the same position and seed."""
+    """The token that a side finishing alone draws from p (V,); the same for the same position and seed."""
     if settings.greedy:
         return int(p.argmax())
     return choose(p, gumbel(settings.seed, reply, position, len(p)))

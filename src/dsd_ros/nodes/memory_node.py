@@ -22,8 +22,7 @@ from dsd_msgs.srv import Ask
 from dsd_ros.dragon.answers import Answer, AnswerRefused
 from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
-from dsd_ros.dragon.documents.store import Store, measured_in, open_documents
-from dsd_ros.dragon.profiler import DecodeDelay, delay_of
+from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.paths import documents_directory
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
@@ -61,7 +60,6 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._channel = DdsChannel(self, topics=AGGREGATION)
         self._model: VisionLanguageModel | None = None
         self._store: Store | None = None
-        self._delay: DecodeDelay | None = None
         self._session: DragonClient | None = None
         self._pose: Pose | None = None  # the newest from odometry
         self._memory: SightingMemory | None = None
@@ -79,11 +77,9 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
 
     def load(self) -> None:
         self._settings.token()  # reports now that there is none
-        folder = documents_directory(self._settings.documents, "robot")
-        self._store = open_documents(folder)
+        self._store = open_documents(documents_directory(self._settings.documents, "robot"))
         self._memory = SightingMemory(self._store)
         self._model = load_model(self._settings.model)
-        self._delay = delay_of(self._model, self._settings.answer.documents, measured_in(folder))
 
     def begin(self) -> None:
         model, store = self._model, self._store
@@ -91,9 +87,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         token = self._settings.token()
         channel = AuthenticatedChannel(self._channel, token) if token else self._channel
         with self._turn:
-            self._session = DragonClient(
-                channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
-            )
+            self._session = DragonClient(channel, model, store, self._settings.answer, relevance=store.relevance)
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 

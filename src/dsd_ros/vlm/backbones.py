@@ -1,10 +1,8 @@
-"""How the supported models differ: their parts, how pictures are prepared, how a prompt becomes hidden states.
+"""What differs between the supported models: their parts, their pictures, and how a prompt becomes hidden states.
 
-Everything else (layers run one by one, caches, trees, batches) is the same for all of them: see ``model``.
-
-A picture is resized by qwen-vl-utils' rule (both sides a multiple of patch size x merge size, the number of
-pixels within the model's bounds, the aspect ratio kept as closely as possible), then normalized and cut into
-patches by transformers' own image processor.
+A picture is resized by qwen-vl-utils' rule (both sides a multiple of patch size x merge size, the number of pixels
+within the model's bounds, the aspect ratio kept as closely as possible), then normalized and cut into patches by
+transformers' image processor.
 """
 
 from __future__ import annotations
@@ -26,16 +24,13 @@ from dsd_ros.vlm.errors import ImageError, ModelError
 
 MAX_ASPECT_RATIO = 200
 _FEATURES_BYTES = 128 << 20  # of pictures that are shown again
-_FEATURES_PICTURES = 64  # of seven robots with a history of eight each
+_FEATURES_PICTURES = 64  # those of seven robots with a history of eight each
 
 
 def smart_resize(
     height: int, width: int, factor: int = 28, min_pixels: int = 3136, max_pixels: int = 12845056
 ) -> tuple[int, int]:
-    """The size (height, width) a picture is resized to, by qwen-vl-utils' rule of the same name.
-
-    ImageError when one side is more than 200 times the other.
-    """
+    """The size (height, width) a picture is resized to; ImageError if a side is over 200 times the other."""
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise ImageError(
             f"a picture of {width} x {height} pixels is too elongated for Qwen2-VL; "
@@ -66,7 +61,7 @@ def check_image(image: np.ndarray) -> None:
 
 
 def read_image(path: str | Path) -> np.ndarray:
-    """Read a picture file as RGB uint8 (height, width, 3), turned upright; ImageError if it is not a picture."""
+    """Read a picture file upright as RGB uint8 (height, width, 3); ImageError if it is not a picture."""
     try:
         with Image.open(path) as picture:
             return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
@@ -102,16 +97,14 @@ class ImageProcessor:
         return smart_resize(height, width, factor, self.min_pixels, self.max_pixels)
 
     def image_tokens(self, height: int, width: int) -> int:
-        """How many tokens of the prompt a picture of this size takes."""
-        factor = self.patch_size * self.merge_size
-        new_height, new_width = self.resized(height, width)
-        return (new_height // factor) * (new_width // factor)
+        """The number of prompt tokens that a picture of this size takes."""
+        return math.prod(self.resized(height, width)) // (self.patch_size * self.merge_size) ** 2
 
     def __call__(self, image: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn RGB uint8 (height, width, 3) into pixel values and their grid.
+        """Turn RGB uint8 (height, width, 3) into pixel values and their grid; ImageError for anything else.
 
-        Returns float32 (patches, channels x temporal patch x patch x patch) and int64 (1, 3): time,
-        height and width in patches. ImageError for anything that is not such a picture.
+        Returns float32 (patches, channels x temporal patch x patch x patch) and int64 (1, 3): time, height and width
+        in patches.
         """
         check_image(image)
         height, width = image.shape[:2]
@@ -126,8 +119,8 @@ class ImageProcessor:
 class Picture(NamedTuple):
     """A picture as the vision tower reads it, with the number of prompt tokens it takes.
 
-    name: a digest, if the tower's features are worth keeping. features: those, (tokens, hidden size), if they
-    are known; ``pixels`` is empty then.
+    name: a digest, if the tower's features are worth keeping. features: (tokens, hidden size), once they are known;
+    ``pixels`` is empty then.
     """
 
     pixels: torch.Tensor
@@ -138,7 +131,7 @@ class Picture(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What the decoder layers read of a prompt of n tokens.
+    """The input of the decoder layers for a prompt of n tokens.
 
     hidden: (1, n, hidden size). positions: as ``TextBackbone.rotations`` takes them. rope_delta: a following
     token's position minus its index.
@@ -157,10 +150,7 @@ class TextBackbone:
     def __init__(self, hf: Any) -> None:
         self.hf = hf
         self.config: Any = hf.config.get_text_config()
-        self.language: Any = self._language()
-
-    def _language(self) -> Any:
-        return self.hf.model
+        self.language: Any = hf.model
 
     @property
     def images(self) -> ImageProcessor:
@@ -170,13 +160,13 @@ class TextBackbone:
     def look(self, image: np.ndarray, reuse: bool = False) -> Picture:
         """Prepare a picture, RGB uint8 (height, width, 3); ImageError for one that cannot be shown.
 
-        reuse: it is shown more than once, so its features are worth keeping.
+        reuse: its features are kept, since it is shown again.
         """
         pixels, grid = self.images(image)
         return Picture(pixels, grid, int(grid.prod()) // self.images.merge_size**2)
 
     def read(self, tokens: torch.Tensor, pictures: Sequence[Picture]) -> Prompt:
-        """Embed token ids (1, n), which have a placeholder for each token of each picture in turn."""
+        """Embed token ids (1, n), with a placeholder for each token of each picture in turn."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
         return Prompt(self.language.embed_tokens(tokens), positions, 0)
 
@@ -193,14 +183,12 @@ class QwenVlBackbone(TextBackbone):
 
     def __init__(self, hf: Any, images: ImageProcessor) -> None:
         super().__init__(hf)
+        self.language = hf.model.language_model
         self._images = images
         self._image_token: int = hf.config.image_token_id
-        # Each picture counts as a 64th of the room at least, which bounds their number too.
+        # Each picture counts as at least a 64th of the room, which bounds their number too.
         self._known: LRUCache[bytes, Picture] = LRUCache(_FEATURES_BYTES, getsizeof=_kept_bytes)
         self._lock = threading.Lock()
-
-    def _language(self) -> Any:
-        return self.hf.model.language_model
 
     @property
     def images(self) -> ImageProcessor:
@@ -225,7 +213,7 @@ class QwenVlBackbone(TextBackbone):
             return super().read(tokens, ())
         hidden = self.language.embed_tokens(tokens)
         is_image = tokens == self._image_token
-        # One by one, so that a picture's features are the same to the bit whatever it is shown with.
+        # One by one, so that a picture's features are the same bits whatever it is shown with.
         features = torch.cat([self._features(picture) for picture in pictures])
         hidden[is_image] = features.to(hidden.dtype)
         grid = torch.cat([picture.grid for picture in pictures]).to(tokens.device)

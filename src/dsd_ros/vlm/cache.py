@@ -1,4 +1,4 @@
-"""KV caches: one per sequence, cropped by moving a length, and several side by side for a batched pass."""
+"""KV caches: one per sequence, cropped by moving a length, and a view of several for a batched pass."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ _FIRST_CAPACITY = 64
 
 
 class KeyValueCache:
-    """Keys and values of all layers, valid up to ``length``.
+    """Keys and values of all layers, valid up to ``length``, in one tensor (layers, 2, 1, heads, capacity, head size).
 
-    One tensor (layers, 2, 1, heads, capacity, head size). It replaces transformers' ``Cache`` where a decoder
-    layer calls ``update``. A forward pass writes its rows after ``length`` in every layer; the caller advances
-    ``length`` once, after the last layer. To crop, set ``length`` back: rows after it are overwritten later.
+    It takes the place of transformers' ``Cache``. A forward pass writes its rows after ``length`` in every layer; the
+    caller advances ``length`` once, after the last layer. To crop, set ``length`` back.
     """
 
     def __init__(self, layers: int, heads: int, head_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -41,10 +40,7 @@ class KeyValueCache:
 
     @torch.inference_mode()
     def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Of the rows after ``start`` keep start + row for each of ``rows``, moved together; the cache ends there.
-
-        ``rows`` ascend and lie within ``length``.
-        """
+        """Of the rows from ``start`` on keep only ``rows`` (ascending, from 0), moved together; end there."""
         end = start + len(rows)
         if list(rows) != list(range(len(rows))):
             chosen = torch.tensor(rows, device=self._data.device) + start
@@ -54,10 +50,7 @@ class KeyValueCache:
     def copy(self) -> KeyValueCache:
         """An independent cache with the same content."""
         twin = object.__new__(KeyValueCache)
-        twin.length = self.length
-        twin._capacity = 0
-        twin._data = self._data
-        twin._layers = []
+        twin.length, twin._data = self.length, self._data
         twin._allocate(max(self.length + _FIRST_CAPACITY // 2, _FIRST_CAPACITY))
         return twin
 
@@ -89,11 +82,10 @@ class KeyValueCache:
 
 
 class BatchCache:
-    """The caches of several sequences side by side, for one forward pass over all of them.
+    """Copies of several sequences' caches, side by side for one forward pass.
 
-    Contents are copied so that each ends at column ``past``; shorter ones are padded with zeros at the start. New
-    rows then have the same columns in all of them. ``commit`` appends the new rows to each sequence's own cache;
-    until then those are untouched.
+    Each ends at column ``past``; shorter ones are padded with zeros at the start. So new rows have the same columns in
+    all of them. ``commit`` appends the new rows to the sequences' own caches, which are untouched until then.
 
     caches: at least one, all of one model. counts: the number of tokens each is fed, at least 1.
     """

@@ -1,7 +1,7 @@
 """Prompts: one user turn of text, then the image, in the model's own chat template.
 
-The text comes first on purpose: under causal attention the image tokens can then attend to the instruction. Between
-text and image come the pictures of earlier steps, if any, each with the action taken at that step.
+The text comes first so that, under causal attention, the image tokens attend to the instruction. Between text and
+image come the pictures of earlier steps, if any, each with the action taken at that step.
 
 A model directory may contain ``dsd.json``: ``{"format": 1, "prompt": "...{instruction}...", "past":
 "...{image}...{action}...", "present": "...", "document_prompt": "...{document}...{question}..."}``; only format and
@@ -78,7 +78,7 @@ def check_instruction(instruction: str) -> str:
 
 
 def check_action(action: str) -> str:
-    """The action of an earlier step as the model reads it; PromptError as for ``check_instruction``."""
+    """The action of an earlier step as the model reads it. PromptError as for ``check_instruction``."""
     try:
         if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
             raise PromptError(f"it has {len(action)} characters; {MAX_ACTION_CHARS} are allowed")
@@ -108,14 +108,13 @@ class PromptTemplate:
     document_prompt: str = DOCUMENT_PROMPT
 
     def __post_init__(self) -> None:
-        if any(self.document_prompt.count(name) != 1 for name in ("{document}", "{question}")):
-            raise ModelError("a model's prompt for a document must contain {document} and {question} exactly once each")
-        if self.prompt.count("{instruction}") != 1:
-            raise ModelError("a model's prompt must contain {instruction} exactly once")
-        if self.past.count("{image}") != 1 or self.past.count("{action}") != 1:
-            raise ModelError(
-                "a model's prompt for an earlier step ('past') must contain {image} and {action} exactly once each"
-            )
+        for what, text, names in (
+            ("", self.prompt, ("{instruction}",)),
+            (" for a document", self.document_prompt, ("{document}", "{question}")),
+            (" for an earlier step ('past')", self.past, ("{image}", "{action}")),
+        ):
+            if any(text.count(name) != 1 for name in names):
+                raise ModelError(f"a model's prompt{what} must contain {' and '.join(names)} exactly once")
         if "<|" in self.prompt + self.past + self.present + self.document_prompt:
             raise ModelError("a model's prompt must not contain chat markers ('<|'); use the chat template")
 
@@ -160,10 +159,10 @@ class PromptTemplate:
             if image_tokens > 0:
                 content.append({"type": "image"})
                 counts.append(image_tokens)
-        text = self._rendered(content)
+        rendered = self._rendered(content)
         if self.text_only:
-            return text
-        first, *others = text.split(IMAGE_PLACEHOLDER)
+            return rendered
+        first, *others = rendered.split(IMAGE_PLACEHOLDER)
         if len(others) != len(counts):
             raise ModelError(
                 f"the model's chat template wrote {len(others)} image placeholders for "
@@ -219,24 +218,22 @@ def _read_texts(directory: Path, default: str) -> dict[str, str]:
         raise ModelError(
             f"{path} has format {settings.get('format')!r}; this version of dsd_ros reads format {DSD_FORMAT}"
         )
-    prompt = settings.get("prompt")
-    if not isinstance(prompt, str):
-        raise ModelError(f"{path} has no text under 'prompt'; write one with {{instruction}} in it")
-    for name in texts:
-        text = settings.get(name, texts[name])
+    found = {"prompt": None, **{name: settings[name] for name in texts if name in settings}}
+    for name, text in found.items():
         if not isinstance(text, str):
-            raise ModelError(f"{path} has no text under {name!r}; write one, or leave it out")
+            raise ModelError(f"{path} has no text under {name!r}; write one")
         texts[name] = text
     return texts
 
 
 def _read_chat_template(directory: Path) -> str:
     path = directory / "chat_template.jinja"
-    if path.exists():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
     for name in ("tokenizer_config.json", "chat_template.json"):
         if (directory / name).exists():
             template = _read_json(directory / name).get("chat_template")
@@ -249,13 +246,9 @@ def _read_variables(directory: Path) -> dict[str, str]:
     """The tokenizer's begin and end tokens, for the chat template."""
     path = directory / "tokenizer_config.json"
     settings = _read_json(path) if path.exists() else {}
-    found = {}
-    for name in ("bos_token", "eos_token"):
-        token = settings.get(name)
-        if isinstance(token, dict):
-            token = token.get("content")
-        found[name] = token if isinstance(token, str) else ""
-    return found
+    tokens = {name: settings.get(name) for name in ("bos_token", "eos_token")}
+    contents = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
+    return {name: token if isinstance(token, str) else "" for name, token in contents.items()}
 
 
 def _read_json(path: Path) -> dict[str, object]:

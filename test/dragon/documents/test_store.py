@@ -73,7 +73,7 @@ def test_the_same_text_is_one_chunk_in_any_document(folder):
         assert store.add(Document("copy", NOTES["owner"], place="hall"))
         assert len(store) == 3
         (found,) = store.search("owner likes", 1)
-        assert [(holder.source, holder.place) for holder in found.hit.holders] == [("copy", "hall"), ("owner", "")]
+        assert [(holder.source, holder.place) for holder in found.holders] == [("copy", "hall"), ("owner", "")]
         assert store.remove("owner") and not store.remove("owner")
         assert len(store) == 3  # the copy still says it
 

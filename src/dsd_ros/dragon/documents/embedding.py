@@ -64,7 +64,7 @@ class SentenceEncoder:
         directory = packaged_model() if directory is None else directory
         try:
             serialized = (directory / "tokenizer.json").read_text(encoding="utf-8")
-            self._tokenizer = Tokenizer.from_str(serialized)
+            self._tokenizer, self._counter = Tokenizer.from_str(serialized), Tokenizer.from_str(serialized)
             weights = model_fingerprint(directory)
             self._model = _bert(directory)
         except Exception as error:  # safetensors and tokenizers raise types of their own
@@ -72,10 +72,11 @@ class SentenceEncoder:
                 f"{directory} holds no embedding model that can be read ({error}); {INSTALL}"
             ) from error
         self._model.eval().to(device)
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer.enable_padding()
+        self._tokenizer.enable_truncation(MAX_TOKENS)
+        self._counter.no_padding()
+        self._counter.no_truncation()
         self._device = device
-        self._end = self._tokenizer.encode("").ids[-1]
         name = f"{weights} {tokenizer_fingerprint(serialized)} mean {MAX_TOKENS}"
         self._fingerprint = hashlib.sha256(name.encode()).hexdigest()[:32]
 
@@ -90,25 +91,19 @@ class SentenceEncoder:
 
     def count_tokens(self, text: str) -> int:
         """Word pieces of ``text``, without special tokens."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return len(self._counter.encode(text, add_special_tokens=False).ids)
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """(len(texts), dimension) float32, each row of length 1. Only the first 256 tokens count."""
         rows = np.empty((len(texts), self.dimension), np.float32)
-        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
-        encoded = [ids if len(ids) <= MAX_TOKENS else [*ids[: MAX_TOKENS - 1], self._end] for ids in encoded]
         # Batch texts of similar lengths, so that little is padding.
-        order = sorted(range(len(texts)), key=lambda index: len(encoded[index]))
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
-            width = len(encoded[places[-1]])
-            ids = torch.zeros(len(places), width, dtype=torch.int64)
-            mask = torch.zeros(len(places), width, dtype=torch.int64)
-            for row, place in enumerate(places):
-                ids[row, : len(encoded[place])] = torch.tensor(encoded[place])
-                mask[row, : len(encoded[place])] = 1
-            ids, mask = ids.to(self._device), mask.to(self._device)
+            batch = self._tokenizer.encode_batch([texts[place] for place in places])
+            ids = torch.tensor([encoding.ids for encoding in batch], device=self._device)
+            mask = torch.tensor([encoding.attention_mask for encoding in batch], device=self._device)
             hidden = self._model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
             kept = mask.unsqueeze(-1).float()
             mean = (hidden * kept).sum(1) / kept.sum(1)

@@ -24,6 +24,7 @@ import sqlite_vec
 from dsd_ros.dragon.documents.chunking import Chunk, Document, key_of
 
 FORMAT = 2
+TEMPERATURE = 0.05  # of relevances: the embedding model was trained with a softmax over 20 cos
 WAIT_MS = 10_000  # for another process's commit
 RANK = 60  # of reciprocal rank fusion: Cormack, Clarke and Buettcher 2009
 WORDS = 64  # words of a query that BM25 looks at
@@ -63,6 +64,11 @@ class Hit(NamedTuple):
     text: str
     cosine: float
     holders: list[Holder]
+
+    @property
+    def relevance(self) -> float:
+        """R(d, x), see ``store``."""
+        return self.cosine / TEMPERATURE
 
 
 class Listed(NamedTuple):

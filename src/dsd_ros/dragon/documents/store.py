@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import apsw
 import numpy as np
@@ -36,13 +36,12 @@ from dsd_ros.dragon.documents.chunking import (
     key_of,
     read_document,
 )
-from dsd_ros.dragon.documents.index import FORMAT, Hit, Index, IndexDamaged, Listed
+from dsd_ros.dragon.documents.index import FORMAT, TEMPERATURE, Hit, Index, IndexDamaged, Listed
 from dsd_ros.dragon.documents.retrieval import Retrieved
 
 if TYPE_CHECKING:
     from dsd_ros.dragon.documents.embedding import Encoder
 
-TEMPERATURE = 0.05  # the embedding model was trained with a softmax over 20 cos
 _TOGETHER = 128  # chunks embedded at a time
 _ASKED = 8192  # characters of a query
 
@@ -53,13 +52,6 @@ _log = logging.getLogger(__name__)
 
 class StoreError(ValueError):
     """A store cannot do what it is asked: one sentence, with the remedy."""
-
-
-class Found(NamedTuple):
-    """A chunk that was found, with the documents that hold it, and its relevance."""
-
-    hit: Hit
-    relevance: float
 
 
 class Store:
@@ -105,9 +97,9 @@ class Store:
 
     def retrieve(self, query: str, count: int) -> list[Retrieved]:
         """Up to ``count`` chunks for ``query``, best first."""
-        return [Retrieved(found.hit.key, found.hit.text, found.relevance) for found in self.search(query, count)]
+        return [Retrieved(hit.key, hit.text, hit.relevance) for hit in self.search(query, count)]
 
-    def search(self, query: str, count: int) -> list[Found]:
+    def search(self, query: str, count: int) -> list[Hit]:
         """``retrieve``, with the documents that hold each chunk."""
         if not query.strip():
             raise ValueError("the query is empty; say what to look for")
@@ -117,8 +109,7 @@ class Store:
         vector = self._encoder.encode([query])[0]
         with self._index() as index:
             hits = index.search(query, vector, count)
-        hits.sort(key=lambda hit: -hit.cosine)
-        return [Found(hit, hit.cosine / TEMPERATURE) for hit in hits]
+        return sorted(hits, key=lambda hit: -hit.cosine)
 
     def documents(self) -> list[Listed]:
         """Every document, by source."""
@@ -347,15 +338,10 @@ def open_documents(folder: Path | None, encoder: Encoder | None = None) -> Store
 
     if folder is not None and not folder.is_dir():
         raise DocumentError(f"there is no folder of documents {folder}; check its name")
-    kept = measured_in(folder)
-    files = files_in([folder]) if folder is not None and kept is None else []
-    encoder = encoder or SentenceEncoder()
-    return TemporaryStore(encoder, files) if kept is None else Store(kept, encoder)
-
-
-def measured_in(folder: Path | None) -> Path | None:
-    """The folder if `dsd documents` made it, which keeps a model's measurements too; else None."""
-    return folder if folder is not None and (folder / "texts").is_dir() else None
+    if folder is not None and (folder / "texts").is_dir():
+        return Store(folder, encoder or SentenceEncoder())
+    files = [] if folder is None else files_in([folder])
+    return TemporaryStore(encoder or SentenceEncoder(), files)
 
 
 def _write_text(path: Path, document: Document) -> None:

@@ -3,17 +3,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate, ProfilerError, fit_delay
+from dsd_ros.dragon.profiler import Acceptance, DecodeDelay, LinkEstimate, ProfilerError
 
 
-def test_the_offline_fit_is_that_of_least_squares():
+def test_the_line_is_that_of_least_squares():
     generator = np.random.default_rng(0)
-    lengths = list(range(64, 512))
+    lengths = list(range(64, 320))
     seconds = [0.03 + 4e-5 * t + generator.normal(0, 1e-3) for t in lengths]
-    k_a, k_b, k_c = fit_delay(lengths, seconds)
+    found = DecodeDelay()
+    for t, taken in zip(lengths, seconds, strict=True):
+        found.observe(t, taken)
+    found.learn()
     slope, intercept = np.polyfit(lengths, seconds, 1)
-    assert k_a / k_b == pytest.approx(slope, rel=1e-9)
-    assert k_c == pytest.approx(intercept, rel=1e-9)
+    assert found.k_a / found.k_b == pytest.approx(slope, rel=1e-9)
+    assert found.k_a == pytest.approx(np.mean((np.array(seconds) - intercept) * lengths), rel=1e-6)
+    assert found.k_c == pytest.approx(intercept, rel=1e-9)
+    assert found.at(100) == pytest.approx(intercept + 100 * slope)
 
 
 def test_the_slope_follows_what_is_observed_as_the_paper_says():
@@ -105,8 +110,6 @@ def test_acceptance_is_a_mean_at_first_and_then_moves():
 
 def test_measurements_that_are_none_are_refused():
     for wrong in (
-        lambda: fit_delay([5, 5], [1.0, 2.0]),
-        lambda: fit_delay([5, 6], [1.0]),
         lambda: DecodeDelay().observe(0, 1.0),
         lambda: DecodeDelay().observe(5, -1.0),
         lambda: LinkEstimate().observe(0, float("inf")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dsd_ros.dragon.settings import SIDES
 from dsd_ros.dragon.state import Step
 from dsd_ros.wire.channel import LinkError
 
@@ -16,7 +17,7 @@ class AnswerRefused(LinkError):
         self.code = code
 
 
-@dataclass(frozen=True)
+@dataclass
 class AnswerStatistics:
     """What an answer cost. Times in seconds; bytes of encoded messages, lost attempts included.
 
@@ -24,14 +25,14 @@ class AnswerStatistics:
     ``rejections`` are drafts that differed from the token, by side.
     """
 
-    seconds: float
-    first_token_seconds: float
-    token_seconds: tuple[float, ...]  # when each token came, from the beginning
-    bytes_up: int
-    bytes_down: int
+    seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    token_seconds: tuple[float, ...] = ()  # when each token came, from the beginning
+    bytes_up: int = 0
+    bytes_down: int = 0
     steps: tuple[Step, ...] = ()
     reveals: int = 0
-    rejections: dict[str, int] = field(default_factory=dict)
+    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
     preemptions: int = 0  # interrupted forward passes of the device
     dropped: int = 0  # drafts of the device that came too late
     passes: int = 0  # of the device's model

@@ -22,7 +22,7 @@ from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_o
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.scheduler import SIDES, Scheduler
 from dsd_ros.dragon.settings import AggregationSettings
-from dsd_ros.dragon.state import Contradiction, Step, own_choice
+from dsd_ros.dragon.state import Contradiction, own_choice
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import BackgroundConnection, Limits
@@ -133,7 +133,8 @@ class DragonClient(Asker):
             )  # fmt: skip
             mixture.reserve(self.settings.max_tokens)
             limits = Limits(deadline, cancelled, closed=lambda: self._closing, what="answer")
-            asked = _Asked(question, mixture, len(documents), began, on_token, limits)
+            statistics = AnswerStatistics(device_documents=len(documents))
+            asked = _Asked(question, mixture, statistics, began, on_token, limits)
             try:
                 return self._answer(asked)
             finally:
@@ -276,7 +277,7 @@ class DragonClient(Asker):
     def _go_on_alone(self, asked: _Asked) -> None:
         """Finish the answer from the device's documents alone."""
         settings = self.settings
-        asked.alone_from = len(asked.tokens)
+        asked.statistics.alone_from = len(asked.tokens)
         while not asked.ended(settings.max_tokens, self.model.eos_token_ids):
             asked.mixture.follow(asked.tokens)
             try:
@@ -288,28 +289,15 @@ class DragonClient(Asker):
             self._take(asked, token, time.monotonic())
 
     def _result(self, asked: _Asked, bytes_before: tuple[int, int], attempts: int) -> Answer:
-        up, down = self._bytes
-        times = tuple(at - asked.began for at in asked.times)
-        statistics = AnswerStatistics(
-            seconds=time.monotonic() - asked.began,
-            first_token_seconds=times[0] if times else 0.0,
-            token_seconds=times,
-            bytes_up=up - bytes_before[0],
-            bytes_down=down - bytes_before[1],
-            steps=tuple(asked.steps),
-            reveals=asked.reveals,
-            rejections=asked.rejections,
-            preemptions=asked.preemptions,
-            dropped=asked.dropped,
-            passes=asked.mixture.passes,
-            attempts=attempts,
-            alone_from=asked.alone_from,
-            device_documents=asked.documents,
-            cloud_documents=asked.cloud_documents,
-        )
+        figures, (up, down) = asked.statistics, self._bytes
+        figures.seconds = time.monotonic() - asked.began
+        figures.token_seconds = tuple(at - asked.began for at in asked.times)
+        figures.first_token_seconds = figures.token_seconds[0] if asked.times else 0.0
+        figures.bytes_up, figures.bytes_down = up - bytes_before[0], down - bytes_before[1]
+        figures.passes, figures.attempts = asked.mixture.passes, attempts
         finished = bool(asked.tokens) and asked.tokens[-1] in asked.eos | self.model.eos_token_ids
         text = self.model.decode_text(asked.tokens)
-        return Answer(text, asked.tokens, finished, statistics)
+        return Answer(text, asked.tokens, finished, figures)
 
     # ------------------------------------------------------------------ the other threads
 
@@ -482,19 +470,12 @@ class _Asked:
 
     question: str
     mixture: LocalMixture
-    documents: int
+    statistics: AnswerStatistics
     began: float
     on_token: OnToken | None
     limits: Limits
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    rejections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
-    reveals: int = 0
-    preemptions: int = 0
-    dropped: int = 0
-    cloud_documents: int = 0
-    alone_from: int = -1
     eos: frozenset[int] = frozenset()
 
     def ended(self, max_tokens: int, eos: frozenset[int]) -> bool:
@@ -505,11 +486,12 @@ class _Asked:
         half = attempt.half
         if half is None:
             return
+        figures, state = self.statistics, half.state
         self.eos = attempt.eos
-        self.cloud_documents = attempt.documents
-        self.steps += half.state.steps
-        self.reveals += half.state.reveals
-        self.preemptions += half.preemptions
-        self.dropped += half.dropped
-        for side, count in half.state.rejections.items():
-            self.rejections[side] += count
+        figures.cloud_documents = attempt.documents
+        figures.steps += tuple(state.steps)
+        figures.reveals += state.reveals
+        figures.preemptions += half.preemptions
+        figures.dropped += half.dropped
+        for side, count in state.rejections.items():
+            figures.rejections[side] += count

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+
+import numpy as np
 
 _WEIGHT = 0.2  # zeta, of a new decoding step
 _STEPS = 256  # newest steps that a line is fitted to
@@ -27,19 +28,6 @@ class ProfilerError(ValueError):
 def _check(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0.0):
         raise ProfilerError(f"{name} is {value}; give a number of 0 or more")
-
-
-def fit_delay(lengths: Sequence[int], seconds: Sequence[float]) -> tuple[float, float, float]:
-    """The least-squares line k_a t / k_b + k_c through steps at two lengths or more: (k_a, k_b, k_c)."""
-    if len(lengths) != len(seconds) or len(set(lengths)) < 2:
-        raise ProfilerError("a line takes the seconds of steps at two lengths or more")
-    count = len(lengths)
-    mean_t, mean_c = sum(lengths) / count, sum(seconds) / count
-    above = sum((t - mean_t) * c for t, c in zip(lengths, seconds, strict=True))
-    k_c = mean_c - above / sum((t - mean_t) ** 2 for t in lengths) * mean_t
-    # With this intercept the line's slope is that of least squares through it: k_a / k_b.
-    k_a = sum((c - k_c) * t for t, c in zip(lengths, seconds, strict=True)) / count
-    return k_a, sum(t * t for t in lengths) / count, k_c
 
 
 class DecodeDelay:
@@ -66,12 +54,13 @@ class DecodeDelay:
         """Fit the line to the newest steps, if their lengths differ enough and it rises from 0 or more."""
         if len(self._observed) < _LEAST_STEPS:
             return
-        lengths, seconds = zip(*self._observed, strict=True)
-        if max(lengths) < _LEAST_SPREAD * min(lengths):
+        t, seconds = np.array(self._observed).T
+        if t.max() < _LEAST_SPREAD * t.min():
             return
-        k_a, k_b, k_c = fit_delay(lengths, seconds)
-        if k_a >= 0.0 and k_c >= 0.0:
-            self.k_a, self.k_b, self.k_c = k_a, k_b, k_c
+        slope, k_c = np.polyfit(t, seconds, 1)
+        if slope >= 0.0 and k_c >= 0.0:
+            self.k_b, self.k_c = float(np.mean(t * t)), float(k_c)
+            self.k_a = float(slope) * self.k_b
 
     def at(self, t: int) -> float:
         """Seconds of a step at length ``t``, 0 or more; 0 while nothing is known."""

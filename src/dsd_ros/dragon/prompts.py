@@ -5,17 +5,15 @@ Everything up to the document's end is the same for every question, and so are i
 
 from __future__ import annotations
 
-import unicodedata
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dsd_ros.vlm.errors import PromptError
-from dsd_ros.vlm.prompts import check_instruction
+from dsd_ros.vlm.prompts import check_instruction, check_text
 
 if TYPE_CHECKING:
     from dsd_ros.vlm.model import VisionLanguageModel
 
 MAX_DOCUMENT_CHARS = 20_000
-_DOCUMENT, _QUESTION = "\ue000", "\ue001"  # private use, so in no text
+_DOCUMENT, _QUESTION = "<|document|>", "<|question|>"  # chat markers, which check_text refuses in texts
 
 
 class Pieces(NamedTuple):
@@ -44,7 +42,8 @@ class DocumentPrompt:
 
         PromptError for texts that cannot be used in a prompt, ModelError for the chat template.
         """
-        document, question = check_document(document), check_instruction(question)
+        document = check_text(document, "a document", MAX_DOCUMENT_CHARS)
+        question = check_instruction(question)
         self._template.check_markers("question", question)
         self._template.check_markers("document", document)
         text = self._prompt(bool(document)).replace(_QUESTION, question)
@@ -64,20 +63,3 @@ class DocumentPrompt:
 
     def _ids(self, text: str) -> list[int]:
         return list(self._encode(text, add_special_tokens=False).ids)
-
-
-def check_document(document: str) -> str:
-    """A document as a model reads it: white space collapsed, Unicode composed (NFC).
-
-    PromptError if it is too long or contains control characters or a chat marker.
-    """
-    if len(document) > MAX_DOCUMENT_CHARS:
-        raise PromptError(
-            f"a document has {len(document)} characters; cut it into parts of {MAX_DOCUMENT_CHARS} or fewer"
-        )
-    text = " ".join(unicodedata.normalize("NFC", document).split())
-    if "<|" in text or "|>" in text:
-        raise PromptError("a document contains a chat marker ('<|' or '|>'); remove it")
-    if any(unicodedata.category(c) in ("Cc", "Cs") or c in (_DOCUMENT, _QUESTION) for c in text):
-        raise PromptError("a document contains control characters; remove them")
-    return text

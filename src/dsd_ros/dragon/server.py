@@ -375,34 +375,35 @@ def refusal_of(model: Any, question: Question, scale: str = "") -> str:
 
     ``scale``: of this side's relevances (``retrieval.scale_of``).
     """
-    if question.protocol_version != PROTOCOL_VERSION:
+    version, tokenizer, theirs = (
+        question.protocol_version,
+        question.tokenizer_fingerprint,
+        question.relevance_fingerprint,
+    )
+    if version != PROTOCOL_VERSION:
         return (
-            f"the robot speaks protocol version {question.protocol_version} and the cloud {PROTOCOL_VERSION}; "
-            "install the same release of dsd_ros on both sides"
+            f"the robot speaks protocol version {version} and the cloud {PROTOCOL_VERSION}; install the same release "
+            "of dsd_ros on both sides"
         )
-    if question.tokenizer_fingerprint != model.tokenizer_fingerprint:
+    if tokenizer != model.tokenizer_fingerprint:
         return (
-            f"the robot's tokenizer ({question.tokenizer_fingerprint or 'none'}) is not that of the cloud's "
-            f"{model.name} ({model.tokenizer_fingerprint}); use models that share one"
+            f"the robot's tokenizer ({tokenizer or 'none'}) is not that of the cloud's {model.name} "
+            f"({model.tokenizer_fingerprint}); use models that share one"
         )
-    if question.documents and question.relevance_fingerprint != scale:
+    if question.documents and theirs != scale:
         return (
-            f"the robot's relevances are of another scale ({question.relevance_fingerprint or 'unnamed'}) than the "
-            f"cloud's ({scale or 'unnamed'}), so that documents cannot be weighed against each other; use the same "
-            "embedding model and release on both sides"
+            f"the robot's relevances are of another scale ({theirs or 'unnamed'}) than the cloud's "
+            f"({scale or 'unnamed'}); use the same embedding model and release on both sides"
         )
-    for name, choices in (
-        ("randomness", RANDOMNESS), ("evidence", EVIDENCE), ("schedule", SCHEDULES), ("aggregator", SIDES),
-    ):  # fmt: skip
+    known = {"randomness": RANDOMNESS, "evidence": EVIDENCE, "schedule": SCHEDULES, "aggregator": SIDES}
+    for name, choices in known.items():
         if getattr(question, name) not in choices:
             return f"the cloud knows no {name} {getattr(question, name)!r}; use one of {', '.join(choices)}"
     if not 1 <= question.max_tokens <= _MAX_TOKENS:
         return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
-    if abs(question.vocab_size - model.vocab_size) > _PADDING + model.vocab_size // 8:
-        return (
-            f"the robot's vocabulary has {question.vocab_size} tokens and the cloud's {model.vocab_size}; they may "
-            "differ by padding alone"
-        )
+    sizes = question.vocab_size, model.vocab_size
+    if abs(sizes[0] - sizes[1]) > _PADDING + sizes[1] // 8:
+        return f"the robot has a vocabulary of {sizes[0]} tokens and the cloud {sizes[1]}; only padding may differ"
     if any(token >= model.vocab_size for token in question.answered):
         return "the answer so far holds a token that the cloud's model does not have"
     if len(question.answered) >= question.max_tokens:

@@ -1,8 +1,8 @@
 """Early exits: an adapter after a decoder layer that feeds the model's own frozen LM head.
 
-Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), figure 3. Layers are
-counted from 1: exit i reads the hidden states after i decoder layers. Adapters are stored in
-``exits.safetensors`` beside the model, with the fingerprint of the model they were trained for.
+Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), figure 3. Exit i, from 1,
+reads the hidden states after i decoder layers. Adapters are stored in ``exits.safetensors`` beside the model, with the
+fingerprint of the model they were trained for.
 """
 
 from __future__ import annotations
@@ -62,10 +62,7 @@ class ExitAdapter(nn.Module):
 
 
 class ExitAdapters(nn.Module):
-    """The exits of one model, after ``layers``: 1-based, ascending, all below the final layer.
-
-    ModelError for layers or a rank that do not fit the model.
-    """
+    """The exits of one model, after ``layers`` (1-based, below the last); ModelError if they do not fit the model."""
 
     def __init__(self, layers: Iterable[int], hidden_size: int, num_layers: int, rank: int | None = None) -> None:
         super().__init__()
@@ -84,7 +81,7 @@ class ExitAdapters(nn.Module):
     def untrained(
         cls, model: ExitBackbone, layers: Iterable[int] | None = None, rank: int | None = None, seed: int = 0
     ) -> ExitAdapters:
-        """New float32 adapters on the CPU, after ``layers``; by default after every layer but the last."""
+        """New float32 adapters on the CPU after ``layers``, by default after every layer but the last."""
         chosen = range(1, model.num_layers) if layers is None else layers
         exits = cls(chosen, model.hidden_size, model.num_layers, rank)
         generator = torch.Generator().manual_seed(seed)
@@ -135,7 +132,7 @@ class ExitAdapters(nn.Module):
 def load_exits(
     directory: Path, model_fingerprint: str, hidden_size: int, num_layers: int, dtype: torch.dtype, device: torch.device
 ) -> ExitAdapters | None:
-    """The exits stored beside a model, frozen; None if there are none, ModelError if they do not fit."""
+    """The frozen exits stored beside a model; None if there are none, ModelError if they do not fit."""
     path = directory / EXITS_FILE
     if not path.exists():
         return None

@@ -1,11 +1,10 @@
-"""Loads any Qwen2-VL (the shipped pair, a stock 2B, 7B or 72B), or a text-only Llama or Qwen2, and fingerprints it.
+"""Load and fingerprint any Qwen2-VL (the shipped pair, a stock 2B, 7B or 72B), or a text-only Llama or Qwen2.
 
-A model is a directory or a hub id; a Llama may also be a GGUF file. Weights are otherwise read from safetensors
-only. A path that does not exist is refused at once; a hub id is looked up in the local cache and, unless
-``HF_HUB_OFFLINE`` is set, downloaded.
+A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file. A hub id is looked up in
+the local cache and, unless ``HF_HUB_OFFLINE`` is set, downloaded.
 
-Fingerprints are compared when robot and verifier connect. Two sides may pad their vocabularies differently but must
-tokenize alike, so a tokenizer's fingerprint covers, in a canonical form, what decides that.
+Fingerprints are compared when robot and verifier connect. The two sides may pad their vocabularies differently but
+must tokenize alike, so a tokenizer's fingerprint covers everything that decides that, in a canonical form.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ _SAMPLES = 64
 
 
 def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguageModel:
-    """Load a model, with the early exits stored beside it unless ``exits`` is false.
-
-    ModelError, one sentence, for anything wrong with it.
-    """
+    """Load a model and, unless ``exits`` is false, its early exits; ModelError, one sentence, if anything is wrong."""
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
     path = Path(settings.path).expanduser()
@@ -99,7 +95,7 @@ def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
 
 
 def _read_gguf(path: Path, settings: ModelSettings) -> tuple[Any, Any]:
-    """The transformers model and tokenizer in a Llama's GGUF file; its matrices are expanded."""
+    """The transformers model and tokenizer in a Llama's GGUF file, with its matrices expanded."""
     from gguf import GGUFReader
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -196,7 +192,7 @@ def _load_tokenizer(directory: Path) -> tuple[Any, str]:
 
 
 def _markers(tokenizer: Any) -> tuple[str, ...]:
-    """The texts that the tokenizer reads as special tokens anywhere."""
+    """The texts that the tokenizer always reads as special tokens."""
     return tuple(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special)
 
 
@@ -238,8 +234,8 @@ def _checked(path: Path, hf: Any, info: dict[str, Any]) -> Any:
 def _quantize_int8(backbone: TextBackbone) -> None:
     """Store the matrices of the language layers and the LM head as int8; activations stay float.
 
-    The vision tower keeps its precision: it runs once per image, and vision is the weak point of small models.
-    For drafts only: activations share one scale per pass, so logits depend on how tokens are split into passes.
+    The vision tower keeps its precision: it runs once per image, and vision is the weak point of small models. For
+    drafts only: activations share a scale per pass, so logits depend on how tokens are split into passes.
     """
     from torch.ao.quantization import per_channel_dynamic_qconfig, quantize_dynamic
 
@@ -266,7 +262,7 @@ def _four_bit_options(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
-    """Refuse files that do not belong together, which would run and answer nonsense."""
+    """Refuse files that do not belong together; they would run and answer nonsense."""
     text, tokens = backbone.config, tokenizer.get_vocab_size(with_added_tokens=True)
     if tokens > text.vocab_size:
         raise ModelError(
@@ -288,7 +284,7 @@ def _check_fit(directory: Path, backbone: TextBackbone, tokenizer: Any) -> None:
 
 
 def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a reply: those of generation_config.json, and always ``<|im_end|>``."""
+    """The tokens that end a reply: those of generation_config.json and ``<|im_end|>``."""
     generation = backbone.hf.generation_config
     configured = None if generation is None else generation.eos_token_id
     if configured is None:
@@ -304,7 +300,7 @@ def _eos_token_ids(directory: Path, backbone: TextBackbone, tokenizer: Any) -> f
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep progress bars and load reports off a robot's console; anything that matters is raised."""
+    """Keep progress bars and load reports off the console; errors are raised anyway."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
@@ -320,13 +316,13 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def tokenizer_fingerprint(serialized: str) -> str:
-    """32 hex digits for a tokenizer's JSON: vocabulary, merges, added tokens, how text is split."""
+    """32 hex digits for a tokenizer's JSON: vocabulary, merges, added tokens, and how text is split."""
     value = json.loads(serialized)
     model = value["model"]
     canonical = {
         "type": model.get("type"),
         "vocab": model.get("vocab"),
-        # Written as "a b" by older versions and as ["a", "b"] by newer ones.
+        # Older versions write "a b", newer ones ["a", "b"].
         "merges": [m.split(" ") if isinstance(m, str) else m for m in model.get("merges", [])],
         "added": sorted(
             [token["id"], token["content"], bool(token.get("special"))] for token in value.get("added_tokens", [])
@@ -340,8 +336,8 @@ def tokenizer_fingerprint(serialized: str) -> str:
 def model_fingerprint(directory: Path) -> str:
     """32 hex digits for a model directory: its configuration and its weights, not its early exits.
 
-    Files of up to 256 MiB are read whole. Of larger ones, which take longer to read than to load, only the size, the
-    safetensors header and 64 evenly spaced chunks of 1 MiB count: a retrained model differs, a flipped bit may not.
+    Files up to 256 MiB are read whole. Of larger ones only the size, the safetensors header and 64 evenly spaced chunks
+    of 1 MiB count: a retrained model differs, a flipped bit may not.
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):

@@ -1,8 +1,8 @@
 """A model, draft or target, behind one small interface.
 
-Decoder layers are run one by one. So every sequence has explicit M-RoPE positions (the transformers model
-remembers only the last request's offset, and would mix interleaved sequences silently), and a caller can
-read a layer's hidden states before deeper layers have run.
+Decoder layers run one by one. So every sequence has explicit M-RoPE positions (the transformers model remembers only
+the last request's offset and would silently mix interleaved sequences), and a caller can read a layer's hidden states
+before deeper layers have run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ Rotations = tuple[torch.Tensor, torch.Tensor]
 class VisionLanguageModel:
     """A loaded model with its tokenizer and prompts; made by ``loading.load_model``.
 
-    ``hf`` is the transformers model, in evaluation mode. A text-only model has no ``images`` and refuses
-    pictures. The object holds no state of any sequence, so sequences may be interleaved freely, each used
-    by one thread at a time.
+    ``hf`` is the transformers model, in evaluation mode. A text-only model has no ``images``. The object holds no state
+    of any sequence, so sequences may be interleaved freely, each used by one thread at a time.
     """
 
     def __init__(
@@ -102,8 +101,8 @@ class VisionLanguageModel:
     ) -> Sequence:
         """Read a picture (RGB uint8, (height, width, 3), or None) and an instruction; start a reply.
 
-        history: pictures of earlier steps, of any size, with the action taken at each, oldest first.
-        Raises ImageError, PromptError, or ContextError when the prompt leaves no room for a reply.
+        history: pictures of earlier steps with the action taken at each, oldest first. Raises ImageError, PromptError,
+        or ContextError when the prompt leaves no room for a reply.
         """
         if history and not self.reads_pictures:
             raise ImageError(f"{self.name} reads text alone; ask it without earlier pictures")
@@ -130,7 +129,7 @@ class VisionLanguageModel:
         return Sequence(self, cache, ids[-1], prompt.rope_delta, self.head(hidden[0, -1:])[0])
 
     def begin(self) -> Sequence:
-        """An empty sequence, for text given as token ids; append some before asking for logits."""
+        """An empty sequence for text given as token ids; append some before asking for logits."""
         return Sequence(self, self._new_cache(), 0, 0, torch.empty(0, device=self._device))
 
     @torch.inference_mode()
@@ -261,10 +260,7 @@ class VisionLanguageModel:
             )
 
     def _text_rotations(self, length: int) -> Rotations:
-        """Cosines and sines (1, length or more, head size) of text positions, from a table.
-
-        A text token has the same position in every axis.
-        """
+        """Cosines and sines (1, length or more, head size) of text positions, the same in every axis, from a table."""
         table = self._table
         if length > table[0].shape[1]:
             table = self._table = self._rotations(max(length, 2 * table[0].shape[1]))

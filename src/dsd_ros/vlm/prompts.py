@@ -55,38 +55,34 @@ CHAT_TEMPLATE = (
 )
 
 
-def check_instruction(instruction: str) -> str:
-    """The instruction as the model reads it: white space collapsed, Unicode composed (NFC).
+def check_text(text: str, what: str, limit: int) -> str:
+    """A text as the model reads it: white space collapsed, Unicode composed (NFC).
 
-    PromptError when it is not text, is empty or longer than ``MAX_INSTRUCTION_CHARS``, or contains control
-    characters or a chat marker such as ``<|im_end|>``, with which text could pose as another turn or an image.
+    PromptError when it is longer than ``limit`` characters, or contains control characters or a chat marker such as
+    ``<|im_end|>``, with which it could pose as another turn or an image.
     """
-    if not isinstance(instruction, str):
-        raise PromptError(f"the instruction must be text, not {type(instruction).__name__}")
-    if len(instruction) > MAX_INSTRUCTION_CHARS:
-        raise PromptError(
-            f"the instruction has {len(instruction)} characters; shorten it to {MAX_INSTRUCTION_CHARS} or fewer"
-        )
-    text = " ".join(unicodedata.normalize("NFC", instruction).split())
-    if not text:
-        raise PromptError("the instruction is empty; say what to do: 'find the silver bottle'")
+    if len(text) > limit:
+        raise PromptError(f"{what} has {len(text)} characters; shorten it to {limit} or fewer")
+    text = " ".join(unicodedata.normalize("NFC", text).split())
     if "<|" in text or "|>" in text:
-        raise PromptError("the instruction contains a chat marker ('<|' or '|>'); remove it")
+        raise PromptError(f"{what} contains a chat marker ('<|' or '|>'); remove it")
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
-        raise PromptError("the instruction contains control characters; remove them")
+        raise PromptError(f"{what} contains control characters; remove them")
+    return text
+
+
+def check_instruction(instruction: str, what: str = "the instruction", limit: int = MAX_INSTRUCTION_CHARS) -> str:
+    """``check_text`` of an instruction, which must not be empty."""
+    if not isinstance(instruction, str):
+        raise PromptError(f"{what} must be text, not {type(instruction).__name__}")
+    if not (text := check_text(instruction, what, limit)):
+        raise PromptError(f"{what} is empty; say what to do: 'find the silver bottle'")
     return text
 
 
 def check_action(action: str) -> str:
     """The action of an earlier step as the model reads it. PromptError as for ``check_instruction``."""
-    try:
-        if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
-            raise PromptError(f"it has {len(action)} characters; {MAX_ACTION_CHARS} are allowed")
-        return check_instruction(action)
-    except PromptError as error:
-        raise PromptError(
-            f"the action of an earlier step cannot be put into a prompt ({error}); name one such as 'forward 25 cm'"
-        ) from error
+    return check_instruction(action, "the action of an earlier step", MAX_ACTION_CHARS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One reply in progress: its tokens, its KV cache and its token tree; and passes over several replies at once."""
+"""One reply in progress: its tokens, KV cache and token tree; and passes over several replies at once."""
 
 from __future__ import annotations
 
@@ -95,13 +95,11 @@ class TreeLayout:
 class Sequence:
     """A prompt and its reply so far, made by ``VisionLanguageModel.prefill`` or ``begin``. For one thread.
 
-    Tokens are fed lazily: ``append`` only records them, and the next ``next_logits`` or ``verify`` feeds
-    them. Positions are explicit, so the sequences of one model may be advanced in any order. Returned
-    logits belong to the sequence: do not modify them.
+    ``append`` only records tokens; the next ``next_logits`` or ``verify`` feeds them. The sequences of one model may be
+    advanced in any order. Returned logits belong to the sequence: do not modify them.
 
-    A token tree may be attached after the last token (``verify_tree``, ``grow_tree``). It is not part of
-    the reply: ``keep_path`` adds one of its paths to the reply, and any other change of the reply, or a
-    pass over it, drops the tree.
+    A token tree may be attached after the last token (``verify_tree``, ``grow_tree``). ``keep_path`` moves one of its
+    paths into the reply; any other change of the reply, or a pass over it, drops the tree.
     """
 
     def __init__(
@@ -141,10 +139,9 @@ class Sequence:
     def verify(self, draft: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Append ``draft`` and return the logits before it and after each of its tokens, in one pass.
 
-        Returns (len(draft) + 1, vocabulary) float32. Pending tokens are fed in the same pass.
-        ``on_layer(index, hidden)`` is called after each decoder layer, before deeper layers run, with the
-        hidden states (len(draft) + 1, hidden size) of the same rows, before the final norm. If the pass
-        fails (ContextError, or an error in the hook), the draft is removed again.
+        Returns (len(draft) + 1, vocabulary) float32. Pending tokens are fed in the same pass. After each decoder layer,
+        before deeper ones run, ``on_layer(index, hidden)`` gets the hidden states (len(draft) + 1, hidden size) of the
+        same rows. If the pass fails (ContextError, or an error in the hook), the draft is removed again.
         """
         draft = self._checked(draft)
         self._drop_tree()
@@ -170,10 +167,10 @@ class Sequence:
     def verify_tree(self, tokens: Tokens[int], parents: Tokens[int], on_layer: LayerHook | None = None) -> torch.Tensor:
         """Attach a token tree to the reply and return the logits before it and after each node, in one pass.
 
-        parents: each node's parent by index, -1 for the children of the last token; parents come first.
-        Returns (nodes + 1, vocabulary) float32. Pending tokens are fed in the same pass, and ``on_layer`` is
-        called as by ``verify``. After a pass that fails there is no tree and the reply is unchanged.
-        ContextError when tokens and tree depth exceed the context, whatever the number of nodes.
+        parents: each node's parent by index, -1 for the children of the last token; parents come first. Returns
+        (nodes + 1, vocabulary) float32. Pending tokens are fed in the same pass, and ``on_layer`` is called as by
+        ``verify``. After a failed pass there is no tree and the reply is unchanged. ContextError when tokens and tree
+        depth exceed the context.
         """
         tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
         self._drop_tree()
@@ -189,8 +186,8 @@ class Sequence:
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
         """Add nodes to the attached tree and return the logits (new nodes, vocabulary) float32 after each.
 
-        parents: as for ``verify_tree``; nodes are numbered across all calls. A tree of depth L costs L
-        passes, with ``next_logits`` for the first level. A pass that fails leaves the tree unchanged.
+        parents: as for ``verify_tree``; nodes are numbered across all calls. A tree of depth L costs L passes, with
+        ``next_logits`` for the first level. A failed pass leaves the tree unchanged.
         """
         feed = self.tree_feed(tokens, parents)
         if feed is None:
@@ -200,8 +197,8 @@ class Sequence:
     def keep_path(self, path: Tokens[int]) -> None:
         """Move the nodes of a path, from a child of the last token down, into the reply; no forward pass.
 
-        The rest of the tree is dropped with its keys and values; an empty path drops all of it.
-        SequenceError for anything that is not a path of the attached tree.
+        The rest of the tree is dropped; an empty path drops all of it. SequenceError for anything that is not a path of
+        the attached tree.
         """
         tree, before = self._tree, len(self.tokens)
         above = -1

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 import numpy as np
@@ -213,7 +213,7 @@ class Index:
         scores: dict[int, float] = {}
         with self._db:  # one state of the file for all reads
             near = "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?), id LIMIT ?"
-            ranked = [self._db.execute(near, (blob, pool)).fetchall()]
+            ranked: list[Any] = [self._db.execute(near, (blob, pool)).fetchall()]
             asked = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:WORDS]
             if asked:
                 match = " OR ".join(f'"{word}"' for word in asked)
@@ -223,7 +223,8 @@ class Index:
                 for rank, (number,) in enumerate(found, 1):
                     scores[number] = scores.get(number, 0.0) + 1.0 / (RANK + rank)
             best = sorted(scores, key=lambda number: (-scores[number], number))[:count]
-            return [self._hit(number, blob) for number in best]
+            hits = [self._hit(number, blob) for number in best]
+        return hits
 
     def _hit(self, number: int, blob: bytes) -> Hit:
         key, text, distance = self._db.execute(

@@ -218,14 +218,11 @@ class Store:
         new = self._directory / "making.db"
         _delete(new)
         with closing(Index(new, make=self._facts)) as index:
-            for done, path in enumerate(paths):
-
-                def report(share: float, line: str, done: int = done) -> None:
-                    if progress is not None:
-                        progress((done + share) / len(paths), line)
-
+            for done, path in enumerate(paths, 1):
                 document = _read_text(path)
-                index.replace(document, self._embedded(index, document, report))
+                index.replace(document, self._embedded(index, document, None))
+                if progress is not None:
+                    progress(done / len(paths), document.source)
         # A new name: SQLite's files beside an index must never meet another one.
         number = self._newest() + 1
         new.rename(self._path(number))

@@ -41,7 +41,7 @@ def requirements(name: str) -> list[str]:
 def shared(folder: str, pattern: str) -> list[tuple[str, list[str]]]:
     """Files of ``folder`` matching ``pattern``, as data files at the same place below share/dsd_ros."""
     places: dict[str, list[str]] = {}
-    for path in sorted(glob(f"{folder}/{pattern}", root_dir=HERE, recursive=True)):
+    for path in sorted(glob(f"{folder}/{pattern}", root_dir=HERE, recursive=True)):  # noqa: PTH207  # relative to HERE
         if (HERE / path).is_file():
             places.setdefault(str(Path("share") / NAME / Path(path).parent), []).append(path)
     return list(places.items())

@@ -33,7 +33,7 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     folder = Path(tempfile.gettempdir()) / f"dsd_ros_test_domains_{os.getuid()}"
     folder.mkdir(exist_ok=True)
     for domain in random.sample(DOMAINS, len(DOMAINS)):
-        with open(folder / str(domain), "w") as lock:
+        with (folder / str(domain)).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

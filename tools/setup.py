@@ -63,6 +63,7 @@ def run(command, what, env=None, quiet=False):
         stdout=subprocess.PIPE if quiet else None,
         stderr=subprocess.STDOUT if quiet else None,
         text=True,
+        check=False,
     )
     if result.returncode:
         if result.stdout:
@@ -120,6 +121,7 @@ def output_of(python, code):
             stderr=subprocess.DEVNULL,
             text=True,
             timeout=60,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -409,7 +411,7 @@ def can_render():
 
 def main():
     CACHE.mkdir(exist_ok=True)
-    with open(CACHE / "setup.lock", "w") as lock:
+    with (CACHE / "setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second setup of the same checkout waits
         try:
             set_up()

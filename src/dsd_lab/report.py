@@ -71,7 +71,7 @@ def render_template(name: str, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader
 
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), **options)  # noqa: S701  # Markdown
     return environment.get_template(name).render(values)
 
 

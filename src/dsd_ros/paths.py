@@ -42,7 +42,7 @@ def config_directory() -> Path:
 def data_directory() -> Path:
     """Where a person's own files are kept, by the XDG base directory specification; need not exist yet."""
     given = os.environ.get("XDG_DATA_HOME", "")  # the specification has relative paths ignored
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share"
+    base = Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "share"
     return base / PACKAGE
 
 

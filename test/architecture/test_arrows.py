@@ -45,7 +45,7 @@ ROS = {"rclpy", "dsd_msgs", "std_msgs", "std_srvs", "sensor_msgs", "geometry_msg
 }
 # Package -> the only rooms that may import it.
 ONLY_IN = {
-    **dict.fromkeys(ROS, {"nodes", "ros", "observe/ros"}),
+    **{name: {"nodes", "ros", "observe/ros"} for name in ROS},
     "mujoco": {"robot"},
     "rerun": {"observe"},
     "websockets": {"wire", "cloud"},
@@ -61,7 +61,7 @@ UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("yaml",
 
 def room_of(module: str) -> str:
     """The room of a dotted name such as ``dsd_ros.edge.session``; "" for the package's own modules."""
-    room = (module.split(".") + [""])[1]
+    room = ([*module.split("."), ""])[1]
     return "" if room in TOP or room.startswith("__") else room
 
 

@@ -72,8 +72,7 @@ def start(**settings) -> subprocess.Popen:
 
 
 def children_of(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
@@ -138,7 +137,7 @@ def test_on_a_terminal_the_web_view_outlives_the_run(ros_domain, tiny_pair):
         env={key: value for key, value in os.environ.items() if "DISPLAY" not in key},
     )
     os.close(theirs)
-    with open(ours, errors="replace") as terminal:
+    with open(ours, errors="replace") as terminal:  # noqa: PTH123  # a descriptor
         said = []
         for line in terminal:
             said.append(line)

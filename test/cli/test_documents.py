@@ -48,13 +48,13 @@ def test_documents_are_added_found_and_removed(capsys, notes):
 
 def test_the_answers_as_json(capsys, notes, tmp_path):
     store = ("--store", str(tmp_path / "store"))
-    code, out, _ = dsd(capsys, "documents", "add", str(notes), *store, "--json", "-")
+    _, out, _ = dsd(capsys, "documents", "add", str(notes), *store, "--json", "-")
     assert json.loads(out)["chunks"] == 2
-    code, out, _ = dsd(capsys, "documents", "search", "chair", *store, "--json", "-")
+    _, out, _ = dsd(capsys, "documents", "search", "chair", *store, "--json", "-")
     best = json.loads(out)["found"][0]
     assert best["text"] == "The Viola chair is red." and best["documents"][0]["heading"] == "Chairs"
     assert best["relevance"] == pytest.approx(best["cosine"] / 0.05)
-    code, out, _ = dsd(capsys, "documents", "list", *store, "--json")
+    _code, out, _ = dsd(capsys, "documents", "list", *store, "--json")
     assert [row["chunks"] for row in json.loads(out)["documents"]] == [1, 1]
 
 

@@ -253,7 +253,7 @@ def test_tab_completes_in_bash(shell, line, wanted):
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_code(capsys, name):
     code, out, _ = dsd(capsys, "completion", name)
-    assert code == 0 and "dsd" in out and "--instruction" in out or name == "fish" and "-l instruction" in out
+    assert (code == 0 and "dsd" in out and "--instruction" in out) or (name == "fish" and "-l instruction" in out)
 
 
 def test_the_installed_command_prints_code_that_bash_reads(shell):

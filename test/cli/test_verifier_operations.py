@@ -105,7 +105,7 @@ def test_a_peers_text_cannot_make_a_line():
 
 
 def test_a_flood_is_cut_and_counted(monkeypatch):
-    import dsd_ros.logs as logs
+    from dsd_ros import logs
 
     now = [10.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])

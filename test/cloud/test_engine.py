@@ -82,7 +82,7 @@ def test_what_belongs_to_an_older_reply_is_ignored(robot):
     assert robot.get().reply == 2
 
 
-@pytest.mark.parametrize("number, confirmed", [(2, 0), (3, 1), (1, 1), (0, 1)])
+@pytest.mark.parametrize(("number", "confirmed"), [(2, 0), (3, 1), (1, 1), (0, 1)])
 def test_a_round_out_of_step_is_refused_and_changes_nothing(robot, number, confirmed):
     robot.draft(number, confirmed)
     assert robot.get().code == RefusalCode.OUT_OF_STEP
@@ -188,7 +188,7 @@ def test_interleaved_sessions_do_not_mix(model, engine):
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    ("changes", "words"),
     [
         ({"protocol_version": 99}, ["99", str(PROTOCOL_VERSION), "same release"]),
         ({"tokenizer_fingerprint": "digits"}, ["digits", "letters-8", "table-1"]),

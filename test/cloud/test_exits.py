@@ -115,7 +115,7 @@ def test_the_exits_that_speak_are_those_asked_for(model, asked, settings, speak)
         assert robot.open(**asked).exit_layers == speak
         robot.observe(**PICTURE)
         robot.draft(1, 0, [1, 2])
-        final, early = robot.final(1)
+        _final, early = robot.final(1)
         assert {outcome.layer for outcome in early} <= set(speak)
         assert bool(early) == bool(speak)
         said = [(outcome.accepted, outcome.next_token) for outcome in early]
@@ -147,7 +147,7 @@ def test_an_empty_draft_is_forecast_unless_its_answer_is_known(model):
         robot.draft(1, 0)
         assert robot.final(1)[1] == []
         robot.draft(2, 1)
-        final, early = robot.final(2)
+        _final, early = robot.final(2)
         assert early and all(outcome.accepted == 0 for outcome in early)
         robot.draft(3, 2, autonomous_rounds=1)
         assert robot.final(3)[0].is_final

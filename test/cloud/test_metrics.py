@@ -139,7 +139,7 @@ def request(number: int = 1, mode: str = "dsd", resume: bytes = b"", **changes) 
 
 
 def test_resent_resumed_and_refused_are_counted(served):
-    engine, robots, operators = served
+    _engine, robots, operators = served
     with connect(robots, proxy=None) as robot:
         robot.send(encode(request()))
         opened = decode(robot.recv())
@@ -163,7 +163,7 @@ def test_resent_resumed_and_refused_are_counted(served):
 
 
 def test_an_outcome_that_got_lost_is_sent_again_and_counted(served):
-    engine, robots, operators = served
+    _engine, robots, operators = served
     with WebsocketChannel(robots) as channel:
         channel.reconnect()
         channel.send(request())
@@ -217,7 +217,7 @@ def test_early_outcomes_are_counted_by_layer(tmp_path):
 
 
 def test_no_peer_makes_a_series(served):
-    engine, robots, operators = served
+    _engine, robots, operators = served
     before = scrape(operators)
     with connect(robots, proxy=None) as robot:
         for number in range(30):

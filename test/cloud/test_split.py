@@ -65,7 +65,7 @@ def test_rounds_continue_after_the_token_the_robot_drew(engine):
 
 
 @pytest.mark.parametrize(
-    "confirmed, resampled, code",
+    ("confirmed", "resampled", "code"),
     [
         (0, [], "out-of-step"),  # the token is missing
         (1, [], "out-of-step"),

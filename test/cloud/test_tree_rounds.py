@@ -9,7 +9,7 @@ from by_hand import IMAGE, Robot
 from table_model import TableModel
 from tiny_models import make_tiny_model
 
-import dsd_ros.cloud.verification as verification
+from dsd_ros.cloud import verification
 from dsd_ros.cloud.engine import VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.coupling import choose, gumbel
@@ -260,7 +260,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(
-    "ends, confirmed, resampled, code",
+    ("ends", "confirmed", "resampled", "code"),
     [
         (False, 0, [], "out-of-step"),  # the tokens are missing
         *((ends, *odd) for ends in (False, True) for odd in ODD),
@@ -436,7 +436,7 @@ def test_ids_the_target_does_not_have_are_rejected(engine):
 
 
 @pytest.mark.parametrize(
-    "parents, sentence",
+    ("parents", "sentence"),
     [
         ([0], "as many parents"),
         ([0] * 10, "as many parents"),
@@ -457,7 +457,7 @@ def test_what_is_no_tree_is_refused(engine, parents, sentence, temperature):
 
 
 @pytest.mark.parametrize(
-    "proof, spoil",
+    ("proof", "spoil"),
     [
         ("full", lambda tree, q: b""),
         ("full", lambda tree, q: pack_distributions(q[:-1])),

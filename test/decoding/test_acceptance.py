@@ -5,9 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from sequence_rules import verify_draft, verify_greedy
 
 from dsd_ros.decoding.methods import DraftVerdict
@@ -42,7 +40,7 @@ def brute_force(q: torch.Tensor, p: torch.Tensor) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("q_size, p_size", [(6, 6), (8, 6), (6, 8)])
+@pytest.mark.parametrize(("q_size", "p_size"), [(6, 6), (8, 6), (6, 8)])
 def test_rule_by_hand_gives_the_target(q_size, p_size):
     q, p = rows(1, 1, q_size), rows(2, 2, p_size)
     assert np.allclose(brute_force(q, p), p[0], atol=1e-6)
@@ -67,7 +65,7 @@ def test_acceptance_threshold_is_target_over_draft():
     assert verify_draft([1], q, p, Scripted(1 - 2**-53, 0.5)) == DraftVerdict(1, 0)
 
 
-@pytest.mark.parametrize("q_size, p_size", [(5, 5), (7, 5), (5, 7)])
+@pytest.mark.parametrize(("q_size", "p_size"), [(5, 5), (7, 5), (5, 7)])
 def test_two_tokens_jointly_by_integrating_the_draws(q_size, p_size):
     """The exact law of the rule's output, by a fine grid over its uniform draws, against p x p."""
     q, p = rows(3, 1, q_size), rows(4, 2, p_size)

@@ -3,9 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 
 from dsd_ros.decoding.sampling import SamplingError, SamplingSettings, generator_for, sample, transform
 

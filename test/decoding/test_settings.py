@@ -33,7 +33,7 @@ def test_every_setting_is_described_and_bounded():
 
 
 @pytest.mark.parametrize(
-    "name, value",
+    ("name", "value"),
     [
         ("draft_length", -2), ("draft_length", 65), ("temperature", -0.5), ("temperature", float("nan")),
         ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("seed", -1), ("max_tokens", 0), ("max_tokens", 5000),

@@ -7,9 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from scipy import stats
 from sequence_rules import verify_coupled, verify_draft, verify_greedy
 
@@ -94,7 +92,7 @@ def test_masks_of_more_nodes_than_a_tree_may_have():
 
 
 @pytest.mark.parametrize(
-    "tokens, parents, sentence",
+    ("tokens", "parents", "sentence"),
     [
         ((1,), (), "as many parents"),
         ((1,), (0,), "names parent 0"),
@@ -213,7 +211,7 @@ def best_by_brute_force(rows, budget: int, depth: int) -> float:
     return sum(sorted(chances, reverse=True)[:budget])
 
 
-@pytest.mark.parametrize("budget, depth", [(1, 3), (6, 1), (7, 4), (16, 4), (40, 3)])
+@pytest.mark.parametrize(("budget", "depth"), [(1, 3), (6, 1), (7, 4), (16, 4), (40, 3)])
 def test_a_budget_goes_to_the_best_nodes(budget, depth):
     rows = distributions(budget, 4, 4)
     grower = BudgetTree(budget, depth)

@@ -112,7 +112,7 @@ def make_all(notes: Notes) -> None:
                 DraftNode, MemoryNode, VerifierNode, BridgeNode, NavigationNode, SupervisorNode, Go2Node, SimulatorNode,
                 Go2StandinNode, VisualNode,
             ):  # fmt: skip
-                made.append(node())
+                made.append(node())  # noqa: PERF401  # what was made is closed
             nodes = {node.get_name(): node for node in made}
             nodes["go2_node"].load()
             for name in ("verifier_node", "bridge_node"):

@@ -152,7 +152,7 @@ def test_without_documents_the_question_alone_is_asked(model):
     mixture = LocalMixture(model, DocumentPrompt(model), QUESTION, [], 0.0)
     found = mixture.next()
     sequence = model.begin()
-    sequence.append(sum(DocumentPrompt(model).pieces("", QUESTION), []))
+    sequence.append([token for piece in DocumentPrompt(model).pieces("", QUESTION) for token in piece])
     assert close(found.p, torch.softmax(sequence.next_logits().double(), 0))
     assert found.log_weight == NOTHING_FOUND.relevance
 

@@ -16,7 +16,7 @@ def brute_force(c_device, c_cloud, rtt, a_device, a_cloud) -> float:
 
 def test_delta_z_is_the_difference_of_both_latencies():
     generator = np.random.default_rng(0)
-    cases = {number: 0 for number in range(4)}
+    cases = dict.fromkeys(range(4), 0)
     for _ in range(5000):
         cloud, rtt = generator.exponential(1.0, 2)
         device = generator.choice([cloud, cloud + rtt, max(0.0, cloud - rtt), generator.exponential(1.5)])

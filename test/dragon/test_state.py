@@ -7,9 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from msgspec.structs import replace
 from scipy import stats
 from two_sides import Sides, Tables, question, synchronous

@@ -121,16 +121,12 @@ def test_reconnecting_finds_out_whether_the_link_works(channel):
                 raise LinkClosed("there is no network")
             super().reconnect()
 
-    with (
-        VerifierEngine(TARGET) as engine,
-        Down(engine) as channel,
-        EdgeSession(channel, DRAFT, DecodeSettings()) as session,
-    ):
+    with VerifierEngine(TARGET) as engine, Down(engine) as down, EdgeSession(down, DRAFT, DecodeSettings()) as session:
         before = session.decode(IMAGE, "go").tokens
-        channel.down = True
+        down.down = True
         with pytest.raises(LinkClosed, match="no network"):
             session.reconnect()
-        channel.down = False
+        down.down = False
         session.reconnect()
         assert engine.sessions == 1  # it was resumed
         engine._sessions.clear()

@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from table_model import TableModel
 
 from dsd_ros.decoding.methods import truncated
@@ -34,7 +32,7 @@ CASES = [
     )
     if not (shape == "budget" and temperature and proof is not Proof.COUPLED)
 ]  # fmt: skip
-every_case = pytest.mark.parametrize("shape, proof, temperature", CASES)
+every_case = pytest.mark.parametrize(("shape", "proof", "temperature"), CASES)
 
 
 def drafting(shape, proof=Proof.FULL, temperature=0.0, ends=(11,), **values) -> Drafting:

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from sequence_rules import verify_draft
 
 from dsd_ros.decoding.coupling import choose, gumbel

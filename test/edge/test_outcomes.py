@@ -4,9 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from table_model import TableModel
 
 from dsd_ros.decoding.settings import DecodeSettings
@@ -105,7 +103,8 @@ def test_exits_rerank_guesses_and_nothing_begun_is_dropped(news):
 def test_places_are_kept_for_what_is_still_to_be_named():
     queue = outcomes(budget=3)
     queue.guess([Guess(0, token, 0.1) for token in range(4)])
-    assert queue.pop(1) is not None and (second := queue.pop(1)) is not None
+    first, second = queue.pop(1), queue.pop(1)
+    assert first is not None and second is not None
     assert queue.pop(1) is None and queue.begun == 2
     queue.put_back(second)
     assert queue.pop(1) is second  # what was begun goes on

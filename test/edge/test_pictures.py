@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import example, given, settings as profile, strategies as st
 
 from dsd_ros.edge.observation import SessionPictures
 from dsd_ros.vlm.errors import ImageError, PromptError

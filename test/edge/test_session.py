@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -79,7 +80,7 @@ def test_progress_grows_to_the_reply(channel, draft, mode):
         reply = session.decode(IMAGE, "go", on_progress=lambda *news: seen.append(news))
     assert seen[-1][:2] == (reply.text, len(reply.tokens))
     assert [record for _, _, record in seen] == reply.records
-    for (text, count, _), (more, larger, _) in zip(seen, seen[1:], strict=False):
+    for (text, count, _), (more, larger, _) in itertools.pairwise(seen):
         assert more.startswith(text) and larger > count
 
 
@@ -183,7 +184,7 @@ def test_a_full_verifier_says_so(target, draft):
 
 
 @pytest.mark.parametrize(
-    "image, instruction, words",
+    ("image", "instruction", "words"),
     [
         (IMAGE, "", "empty"),
         (IMAGE, "word " * 10_000, "2000"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reciting_model import ENGLISH, GERMAN, RecitingModel, byte_level, metaspace
 
 from dsd_ros.edge.translation import Translation
@@ -110,7 +109,7 @@ def test_it_learns_whether_the_draft_says_parts_of_the_targets_words():
 
 
 def test_a_wrong_draft_goes_back_to_what_the_target_said():
-    model, reply = reply_of("english", "german", "The red chair is behind the table.")
+    _model, reply = reply_of("english", "german", "The red chair is behind the table.")
     said = VOCABULARIES["german"].encode("The red chair")
     assert reply.draft(12)[0][: len(said)] == said
     reply.verified(VOCABULARIES["german"].encode("The red box"))

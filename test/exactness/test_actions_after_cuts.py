@@ -10,9 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings as profile, strategies as st
 from reciting_model import RecitingModel, byte_level
 from restarting_channel import RestartingChannel
 from run_bench import SETTINGS, Bench, say

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from joint import ALPHA, INSTRUCTION, LENGTH, PER_REPLY, count, p_value
-from joint import IMAGE as PIXEL
+from joint import ALPHA, IMAGE as PIXEL, INSTRUCTION, LENGTH, PER_REPLY, count, p_value
 from table_model import TableModel, joint_distribution
 
 from dsd_ros.cloud.engine import VerifierEngine

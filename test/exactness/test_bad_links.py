@@ -7,9 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from lossy_channel import LossyChannel
 from table_model import TableModel
 

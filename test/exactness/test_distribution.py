@@ -7,10 +7,9 @@ import pytest
 from joint import ALPHA, FEW, IMAGE, INSTRUCTION, LENGTH, MANY, PER_REPLY, SAMPLES, chi_squared, count, p_value
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.decoding.methods.full as full
-import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.decoding.methods import DraftVerdict
+from dsd_ros.decoding import tree_growth
+from dsd_ros.decoding.methods import DraftVerdict, full
 from dsd_ros.decoding.rejection import TreeVerdict, residual
 from dsd_ros.decoding.sampling import SamplingSettings, sample
 from dsd_ros.decoding.settings import DecodeSettings
@@ -97,7 +96,7 @@ def test_drafting_with_top_k_against_the_whole_softmax_is_noticed(monkeypatch):
     assert p_value(*in_process(settings(gamma=2), 4_000)) < ALPHA
 
 
-@pytest.mark.parametrize("samples, error", [(FEW, 0.05), (SAMPLES, 0.03), (MANY, 0.02)])
+@pytest.mark.parametrize(("samples", "error"), [(FEW, 0.05), (SAMPLES, 0.03), (MANY, 0.02)])
 def test_a_small_error_is_noticed(samples, error):
     """The power of the tests: one token in a single position more likely by so much than it should be."""
     target, _ = models()

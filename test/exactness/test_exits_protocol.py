@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 from by_hand import Robot
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine

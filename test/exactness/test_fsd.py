@@ -9,9 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from lossy_channel import LossyChannel
 from table_model import TableModel
 from tiny_models import make_tiny_model
@@ -133,7 +131,7 @@ BUDGET = {"shape": "budget", "tree_budget": 10}
 EXPANSION = {"shape": "expansion", "tree_expansion": "2,2,1"}
 
 
-@pytest.mark.parametrize("depth, batch", [(1, 1), (3, 4)])
+@pytest.mark.parametrize(("depth", "batch"), [(1, 1), (3, 4)])
 @pytest.mark.parametrize(
     "values",
     [
@@ -287,7 +285,7 @@ class Meddling(LocalChannel):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("source, depth", [("exits", 1), ("both", 1), ("both", 3)])
+@pytest.mark.parametrize(("source", "depth"), [("exits", 1), ("both", 1), ("both", 3)])
 def test_whatever_early_exits_say_the_reply_stays(speaking, draft, picture, plain, source, depth, temperature):
     with VerifierEngine(speaking, EVERY_EXIT) as engine:
         for seed in range(5):

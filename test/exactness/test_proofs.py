@@ -6,19 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
-from joint import ALPHA, FEW, INSTRUCTION, LENGTH, MANY, PER_REPLY, count, p_value
-from joint import IMAGE as PIXEL
+from hypothesis import HealthCheck, given, settings as profile, strategies as st
+from joint import ALPHA, FEW, IMAGE as PIXEL, INSTRUCTION, LENGTH, MANY, PER_REPLY, count, p_value
 from lossy_channel import LossyChannel
 from table_model import TableModel, joint_distribution
 
-import dsd_ros.decoding.methods.base as base
-import dsd_ros.decoding.methods.split as split
-import dsd_ros.decoding.methods.truncated as truncated
-import dsd_ros.decoding.tree_growth as tree_growth
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.decoding import tree_growth
+from dsd_ros.decoding.methods import base, split, truncated
 from dsd_ros.decoding.rejection import TreeVerdict
 from dsd_ros.decoding.sampling import sample, transform
 from dsd_ros.decoding.settings import DecodeSettings
@@ -131,13 +126,13 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("proof, values", EVERY[:3], ids=str)  # trees: test_reference.py
+@pytest.mark.parametrize(("proof", "values"), EVERY[:3], ids=str)  # trees: test_reference.py
 def test_sampled_tokens_are_the_targets(proof, values):
     assert sampled(proof, FEW, **values) > ALPHA
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proof, values", EVERY, ids=str)
+@pytest.mark.parametrize(("proof", "values"), EVERY, ids=str)
 def test_many_sampled_tokens_are_the_targets(proof, values):
     assert sampled(proof, MANY, **values) > ALPHA
 

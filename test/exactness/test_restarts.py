@@ -6,9 +6,7 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings as profile, strategies as st
 from restarting_channel import EVENTS, RestartingChannel
 from table_model import TableModel
 

@@ -111,7 +111,7 @@ def test_replies_of_shared_randomness_are_the_targets(target, draft, picture):
 
 
 @pytest.mark.parametrize(
-    "expansion, sampling", [((2, 2), SamplingSettings(1.0)), ((3,), SamplingSettings(0.8, top_p=0.8))]
+    ("expansion", "sampling"), [((2, 2), SamplingSettings(1.0)), ((3,), SamplingSettings(0.8, top_p=0.8))]
 )
 def test_three_tokens_are_distributed_as_the_target_says(expansion, sampling):
     size = 5

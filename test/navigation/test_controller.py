@@ -6,8 +6,7 @@ import math
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dsd_ros.navigation.actions import Action, ActionKind, all_actions, format_action
 from dsd_ros.navigation.controller import (

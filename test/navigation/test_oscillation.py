@@ -6,8 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from run_bench import GO, SETTINGS, Bench, say
 
 from dsd_ros.navigation.actions import ActionKind, all_actions, parse_action

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import settings as hypothesis_settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dsd_ros.navigation.actions import ActionKind
@@ -377,9 +376,9 @@ def test_range_readings():
 
 def test_the_page_explains_every_cause_and_time_out():
     page = (share_directory() / "docs" / "safety.md").read_text()
-    rows = re.findall(r"^\| \**`([A-Z_]+)`", page, re.M)
+    rows = re.findall(r"^\| \**`([A-Z_]+)`", page, re.MULTILINE)
     assert rows == [cause.name for cause in Cause]
-    bold = re.findall(r"^\| \*\*`([A-Z_]+)`", page, re.M)
+    bold = re.findall(r"^\| \*\*`([A-Z_]+)`", page, re.MULTILINE)
     assert {Cause[name] for name in bold} == BINDS_OPERATOR
     for field in fields(Timeouts):
         assert f"`{field.name}`" in page, field.name

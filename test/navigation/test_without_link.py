@@ -6,9 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 from run_bench import GO, SETTINGS, STOP, Bench, report, say
 
 from dsd_ros.navigation.controller import AT_REST

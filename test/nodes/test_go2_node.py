@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 
@@ -116,7 +117,7 @@ def test_it_publishes_what_the_simulated_robot_does(rig):
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81, abs=0.1)
     assert heard["battery_state"][-1].percentage == pytest.approx(0.8)
     stamps = [sample[0] for sample in robot.odometry.samples]
-    assert all(b > a for a, b in zip(stamps, stamps[1:], strict=False))
+    assert all(b > a for a, b in itertools.pairwise(stamps))
 
 
 def test_loss_of_cmd_vel_zero_and_ctrl_c_each_end_in_an_acknowledged_stop(rig):
@@ -126,7 +127,7 @@ def test_loss_of_cmd_vel_zero_and_ctrl_c_each_end_in_an_acknowledged_stop(rig):
     last = robot.drive(0.8)
     assert robot.odometry.velocity.wz == pytest.approx(0.6, abs=0.05)
     moves = robot.asked(SportApi.MOVE)
-    assert max(b - a for a, b in zip(moves, moves[1:], strict=False)) < 0.9  # the hold is 1 s
+    assert max(b - a for a, b in itertools.pairwise(moves)) < 0.9  # the hold is 1 s
     rig.until(robot.stop_acknowledged, 20.0, "an acknowledged stop")
     assert 0.3 < robot.asked(SportApi.STOP_MOVE)[0] - last < 0.5 + 0.3
     rig.until(robot.still, 2.0)

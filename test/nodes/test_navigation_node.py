@@ -5,6 +5,7 @@ Every run must end in a named outcome with the robot at rest, and the next one m
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
@@ -125,7 +126,7 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     moving = [c for _, c in nav.commands if c.linear.x or c.angular.z]
     assert max(c.linear.x for c in moving) <= 0.5 and max(abs(c.angular.z) for c in moving) < 0.6
     times = [at for at, _ in nav.commands]
-    gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+    gaps = sorted(b - a for a, b in itertools.pairwise(times))
     assert gaps[len(gaps) // 2] < 0.1  # asked for 20 Hz and more, on a machine that may be busy
     count = len(nav.commands)
     time.sleep(2.7)  # a second of zeros from navigation, one more from the supervisor

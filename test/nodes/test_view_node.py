@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,8 +44,7 @@ def test_both_views_in_one_process(rig):
     assert node.count_subscribers("/reply_progress") == 1
     rig.until(lambda: {"view_node", "visual_node"} <= levels.keys(), what="both nodes' health")
     assert "web view at" in levels["view_node"][1]
-    with open(f"/proc/{view.pid}/task/{view.pid}/children") as children:
-        (server,) = map(int, children.read().split())
+    (server,) = map(int, Path(f"/proc/{view.pid}/task/{view.pid}/children").read_text().split())
     os.kill(server, signal.SIGKILL)
     rig.until(lambda: levels["view_node"][0] == DiagnosticStatus.ERROR, what="word of the end")
     pictures.clear()

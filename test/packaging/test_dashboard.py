@@ -45,7 +45,7 @@ def test_every_query_names_metrics_and_labels_that_exist(name, series):
     selectors = re.findall(r"([a-z_]+)(?:\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', query))
     asked = {metric: body for metric, body in selectors if metric in series}
     assert asked, query
-    assert {m for m in re.findall(r"(?:dsd|process)_\w+|\bup\b", query)} == asked.keys()
+    assert set(re.findall(r"(?:dsd|process)_\w+|\bup\b", query)) == asked.keys()
     labels = set().union(*(series[metric] for metric in asked)) | FROM_PROMETHEUS
     for _, body in selectors:
         assert set(re.findall(r"(\w+)\s*[=!]", body)) <= labels

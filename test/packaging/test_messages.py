@@ -148,7 +148,7 @@ def test_navigate_outcomes_are_the_runs() -> None:
     constants = {name: getattr(action.Navigate.Result, name) for name in RunOutcome.__members__}
     assert constants == {name: int(value) for name, value in RunOutcome.__members__.items()}
     text = (DSD_MSGS / "action" / "Navigate.action").read_text()
-    assert set(re.findall(r"^uint8 ([A-Z_]+)=", text, re.M)) == RunOutcome.__members__.keys()
+    assert set(re.findall(r"^uint8 ([A-Z_]+)=", text, re.MULTILINE)) == RunOutcome.__members__.keys()
 
 
 def test_an_untouched_action_message_means_stop_and_unverified() -> None:

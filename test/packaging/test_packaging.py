@@ -6,8 +6,8 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from packaging.requirements import Requirement
@@ -127,7 +127,7 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
-    assert path.stem == "lock" or first and first[0] in ("-c", "-r")
+    assert path.stem == "lock" or (first and first[0] in ("-c", "-r"))
 
 
 def test_each_half_is_free_of_the_others_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 import time
@@ -103,7 +104,7 @@ def keep_moving(driver, seconds, *velocity):
 
 
 def test_postures_are_confirmed_by_the_state(make):
-    robot, driver = make(lying=True)
+    _robot, driver = make(lying=True)
     assert driver.state().posture is Posture.LYING
     began = time.monotonic()
     driver.stand_up()
@@ -124,7 +125,7 @@ def test_a_move_is_sent_again_within_the_hold_and_ends_in_an_acknowledged_stop(m
     last = keep_moving(driver, 0.4, 0.0, 0.0, 0.5)
     assert wait_until(lambda: not driver.moving, 2.0)
     moves = [at for at, _ in robot.asked(SportApi.MOVE)]
-    assert len(moves) >= 4 and max(b - a for a, b in zip(moves, moves[1:], strict=False)) < 0.9
+    assert len(moves) >= 4 and max(b - a for a, b in itertools.pairwise(moves)) < 0.9
     stopped = robot.asked(SportApi.STOP_MOVE)
     assert stopped and stopped[0][0] - last < QUICK.command_timeout_s + 0.3
     assert wait_until(robot.still, 1.0)
@@ -150,7 +151,7 @@ def test_velocities_are_limited_and_gained_slowly(make):
     values = [read_parameter(r.parameter) for _, r in robot.asked(SportApi.MOVE)]
     limits = driver.limits
     assert min(v["x"] for v in values) == limits.vx_min and max(v["z"] for v in values) <= 1.5
-    steps = [b["z"] - a["z"] for a, b in zip(values, values[1:], strict=False)]
+    steps = [b["z"] - a["z"] for a, b in itertools.pairwise(values)]
     assert values[0]["z"] <= limits.awz * 0.1 + 1e-9 and max(steps) <= limits.awz * 0.1 + 1e-9
 
 
@@ -276,7 +277,7 @@ def test_a_robot_without_avoidance_is_driven_without_unless_it_is_required(make,
 
 
 def test_a_velocity_that_is_no_number_and_a_closed_driver_are_refused(make):
-    robot, driver = make()
+    _robot, driver = make()
     with pytest.raises(DriverError) as refused:
         driver.move(float("nan"), 0.0, 0.0)
     assert refused.value.fault.cause is FaultCause.BAD_COMMAND

@@ -12,9 +12,9 @@ import pytest
 from dsd_ros.navigation.depth import DepthCorridor, DepthView, Intrinsics
 from dsd_ros.robot.sim.faults import FaultBoard
 from dsd_ros.robot.sim.offscreen import Offscreen, import_mujoco
-from dsd_ros.robot.sim.scene import CAMERA_AHEAD, CAMERA_HEIGHT, CAMERA_PITCH, build_mjcf
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD, build_mjcf
 from dsd_ros.robot.sim.simulator import MAX_RANGE, RANGE_FIELD_OF_VIEW, Simulator
-from dsd_ros.robot.sim.world import Furniture, Thing, World
+from dsd_ros.robot.sim.world import CAMERA_HEIGHT, CAMERA_PITCH, Furniture, Thing, World
 
 
 def range_ahead(world: World, pose: tuple[float, float, float]) -> float:

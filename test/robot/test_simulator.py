@@ -33,7 +33,7 @@ def test_the_base_follows_commands_within_its_limits(simulator: Simulator) -> No
     simulator.step(0.1, 0.5, 0.0, 0.0)
     assert 0.0 < simulator.velocity[0] <= 0.5
     run(simulator, 1.0, 0.0, 0.0, math.radians(90))
-    x, y, yaw = simulator.pose
+    _x, y, yaw = simulator.pose
     assert yaw == pytest.approx(math.radians(90), abs=0.2) and abs(y) < 0.1
     simulator.step(2.0, 0.0, 0.0, 100.0)
     assert simulator.velocity[2] == pytest.approx(WZ_MAX)

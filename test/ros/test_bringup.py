@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from dsd_ros.paths import share_directory
-from dsd_ros.ros import bringup, launch_standin
-from dsd_ros.ros import entry as entries
+from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
 from dsd_ros.ros.settings import NODES, parameter
 

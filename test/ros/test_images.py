@@ -6,8 +6,7 @@ import array
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from sensor_msgs.msg import Image
 
 from dsd_ros.ros.images import ENCODINGS, ImageMessageError, from_rgb, to_rgb

@@ -10,16 +10,13 @@ import pytest
 
 NODE = """
 import ctypes, threading, time
-from rclpy.node import Node
 from dsd_ros.ros import running
-from dsd_ros.ros.running import run_main, run_node
+from dsd_ros.ros.running import RunnableNode, run_main, run_node
 
 def hold():
     ctypes.PyDLL(None).sleep(600)  # which keeps the interpreter to itself
 
-class Hanging(Node):
-    failure = None
-
+class Hanging(RunnableNode):
     def __init__(self):
         super().__init__("hanging")
         self.create_timer(0.01, self.tell)
@@ -49,7 +46,7 @@ def run(folder, end, then="run_main(Hanging)"):
 
 
 @pytest.mark.parametrize(
-    "end, code, said",
+    ("end", "code", "said"),
     [("pass", 0, ""), ("time.sleep(600)", 0, ""), ("hold()", 1, "in hold")],
     ids=["at once", "never", "never, and nothing else runs"],
 )

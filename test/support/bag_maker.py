@@ -53,7 +53,7 @@ class Maker:
             return self.make(about)
         inner, length = about
         length = length if form == 3 else 0  # of a sequence it is the most there may be
-        if inner[0] == 1 and inner[1][0] not in ("string",):
+        if inner[0] == 1 and inner[1][0] != "string":
             kind = {"float32": "f4", "float64": "f8", "bool": "?"}.get(inner[1][0])
             return np.zeros(length, dtype=kind or np.dtype(inner[1][0].replace("byte", "uint8")))
         return []
@@ -109,8 +109,7 @@ def killed_bag(folder: Path, storage: str) -> int:
                 break
         process.send_signal(signal.SIGKILL)
         process.wait()
-        saved = max([saved, *(int(line) for line in process.stdout if line.endswith("\n"))])
-    return saved
+        return max([saved, *(int(line) for line in process.stdout if line.endswith("\n"))])
 
 
 def png(seed: int, height: int = 28, width: int = 42) -> tuple[np.ndarray, bytes]:

@@ -44,7 +44,7 @@ def main(root, moment, log, overrides):
         if here and when == "before":
             die()
         replace(source, target)
-        with open(log, "a") as file:
+        with Path(log).open("a") as file:
             file.write(f"{target}\n")
         if here and when == "after":
             die()

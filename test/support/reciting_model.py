@@ -104,7 +104,7 @@ class RecitingModel:
 
     def _behind(self, said: list[int]) -> torch.Tensor:
         heard = self._heard
-        same = len(commonprefix([heard.tokens, said]))
+        same = len(commonprefix([heard.tokens, said]))  # noqa: RUF071  # of lists
         heard.truncate(same)
         heard.append(said[same:])
         place = len(heard.text)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import rclpy
@@ -47,7 +47,7 @@ class Rig:
         self._faults: Any = None  # the publisher, once needed
         self.group = ProcessGroup(lambda name, line: self.lines.append(f"[{name}] {line}"))
 
-    def __enter__(self) -> Rig:
+    def __enter__(self) -> Self:
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         self.node = rclpy.create_node("test_rig")
         self._calls = ReentrantCallbackGroup()  # a test's service that takes long holds up no call

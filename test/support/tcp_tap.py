@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from typing import Self
 from urllib.parse import urlsplit
 
 
@@ -28,7 +29,7 @@ class TcpTap:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def __enter__(self) -> TcpTap:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

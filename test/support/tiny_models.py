@@ -140,7 +140,7 @@ def make_tokenizer(other: bool = False) -> Tokenizer:
 
 
 def _weights(name: str, shape: torch.Size, seed: int, noise: float, noise_seed: int) -> torch.Tensor:
-    if "norm" in name or name.endswith("ln_q.weight") or name.endswith("ln_q.bias"):
+    if "norm" in name or name.endswith(("ln_q.weight", "ln_q.bias")):
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     if len(shape) == 1:
         scale = 0.1

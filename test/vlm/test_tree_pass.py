@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tiny_models import TOKENS, make_tiny_model
 
 from dsd_ros.decoding.tree import TokenTree
@@ -155,8 +154,8 @@ def test_growing_level_by_level_is_one_pass_a_level(model, picture, forwards):
     sequence.append(REPLY)
     forwards.clear()
     rows = [sequence.next_logits()[None]]
-    for level in (slice(0, 3), slice(3, 6), slice(6, 7)):
-        rows.append(sequence.grow_tree(TREE.tokens[level], TREE.parents[level]))
+    levels = (slice(0, 3), slice(3, 6), slice(6, 7))
+    rows += [sequence.grow_tree(TREE.tokens[level], TREE.parents[level]) for level in levels]
     assert forwards == [5, 3, 3, 1]
     same(torch.cat(rows), expected)
     sequence.keep_path((0, 4, 6))

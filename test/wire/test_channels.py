@@ -96,7 +96,7 @@ def _serving_once(answer: bytes):
 
 
 @pytest.mark.parametrize(
-    "answer, error, words",
+    ("answer", "error", "words"),
     [
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "not a verifier: it answered HTTP 404"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", LinkRefused, "refused the token"),

@@ -5,9 +5,7 @@ import sys
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from msgspec.structs import replace
 
 from dsd_ros.wire import messages as m

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 
 from dsd_ros.wire.messages import Outcome, Refusal, SessionRequest
 from dsd_ros.wire.outbox import Outbox

@@ -7,9 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as profile
-from hypothesis import strategies as st
+from hypothesis import given, settings as profile, strategies as st
 from PIL import Image
 
 from dsd_ros.wire.codec import WireError
@@ -69,7 +67,7 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "height, width, encoding, data",
+    ("height", "width", "encoding", "data"),
     [
         (4, 4, "rgb8", bytes(47)),
         (4, 4, "jpeg", bytes(48)),

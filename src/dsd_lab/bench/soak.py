@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import resource
 import statistics
 import threading
@@ -127,5 +126,5 @@ def _holds(engine: VerifierEngine) -> Sample:
         "threads": threading.active_count(),
         "sessions": engine.sessions,
         "caches": sum(type(thing) is KeyValueCache for thing in gc.get_objects()),
-        "open_files": len(os.listdir("/proc/self/fd")),
+        "open_files": len(list(Path("/proc/self/fd").iterdir())),
     }

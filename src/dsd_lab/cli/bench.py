@@ -262,8 +262,7 @@ def soak(args: BenchSoakArguments = BenchSoakArguments()) -> int:
     Decodes many replies to small noise pictures over an emulated link, with short pauses and a new session now and
     then, and watches what the process holds. Exits with 1 if it grows beyond the bounds.
     """
-    from dsd_lab.bench.soak import render
-    from dsd_lab.bench.soak import soak as measure
+    from dsd_lab.bench.soak import render, soak as measure
     from dsd_lab.bench.sweeps import parse_modes
 
     variants = parse_modes(args.mode, _given(args.decoding))
@@ -353,7 +352,7 @@ def faults(args: BenchFaultsArguments = BenchFaultsArguments()) -> int:
     try:
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Progress())
-            log = stack.enter_context(open(args.log, "w", buffering=1)) if args.log else None
+            log = stack.enter_context(args.log.open("w", buffering=1)) if args.log else None
             report = measure_faults(settings, functools.partial(_trial, bar), log)
     except FaultBenchError as error:
         raise CommandError(error, EXIT_LINK) from error

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from msgspec.structs import replace
@@ -164,7 +164,7 @@ class BaselineService:
         self._stop(lambda asked: True)
         self._worker.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> BaselineService:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

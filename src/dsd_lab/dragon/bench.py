@@ -374,9 +374,8 @@ def make_report(
     bench: dict[str, Any], model: Any, passages: int, late: float, runs: list[Row], agreed: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One row for each variant and round trip, and what the bars say; JSON. ``late``: the share of late passes."""
-    rows = []
-    for key in dict.fromkeys((run["variant"], run["trip_ms"]) for run in runs):
-        rows.append(_row([run for run in runs if (run["variant"], run["trip_ms"]) == key]))
+    keys = dict.fromkeys((run["variant"], run["trip_ms"]) for run in runs)
+    rows = [_row([run for run in runs if (run["variant"], run["trip_ms"]) == key]) for key in keys]
     for row in rows:
         base = _find(rows, "device", row["trip_ms"])
         if base is not None:

@@ -201,8 +201,7 @@ def render(report: dict[str, Any]) -> str:
     """The report as text."""
     counts = sorted({row["documents"] for row in report["rows"]})
     rows = [["documents a side", *map(str, counts)]]
-    for method in METHODS:
-        rows.append([method, *(f"{row['perplexity']:.2f}" for row in report["rows"] if row["method"] == method)])
+    rows += [[m, *(f"{row['perplexity']:.2f}" for row in report["rows"] if row["method"] == m)] for m in METHODS]
     last = next(row for row in report["rows"] if row["method"] == DRAGON and row["documents"] == counts[-1])
     return render_template("dragon/lm.txt", r=report, table="\n".join(table(rows)), last=last).rstrip("\n")
 

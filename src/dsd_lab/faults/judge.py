@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -260,7 +260,7 @@ class Target:
         """The target's greedy reply to a picture (RGB uint8, (H, W, 3)) and an instruction."""
         return self._pool.submit(_answer, picture, instruction)
 
-    def __enter__(self) -> Target:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,7 +271,7 @@ _model: Any = None
 
 
 def _load(path: str) -> None:
-    global _model
+    global _model  # noqa: PLW0603  # a worker process has one model
     os.nice(10)  # it must not slow down what it judges
     begin_worker(heed_signals=False)  # questions asked before an interruption are still answered
     from dsd_ros.vlm.loading import ModelSettings, load_model

@@ -200,7 +200,7 @@ def rows_of(trials: Sequence[Trial]) -> list[Row]:
 def render(report: dict[str, Any]) -> str:
     """The report as text."""
     head = ["transport", "fault", "n", "moving", "noticed, s", "zero, s", "worst", "rest, worst"]
-    rows = [head + ["recovered", "s", "worst", "runs"]]
+    rows = [[*head, "recovered", "s", "worst", "runs"]]
     for row in report["rows"]:
         figures = [cell(row[f"{name}_s"], ".3f") for name in ("noticed_median", "zero_median", "zero_worst")]
         figures += [cell(row["rest_worst_s"], ".3f"), f"{row['recovered']}/{row['n']}"]

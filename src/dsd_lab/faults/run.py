@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TextIO
 
 from dsd_lab.faults.judge import (
@@ -161,15 +162,13 @@ def nonsense(way: Way, source: random.Random) -> bytes:
 
 def _left_over(mark: str) -> list[str]:
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                ours = f"{_MARK}={mark}".encode() in file.read()
-            if ours:
-                with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    found.append(file.read().replace(b"\0", b" ").decode(errors="replace").strip())
+            if f"{_MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                line = (entry / "cmdline").read_bytes()
+                found.append(line.replace(b"\0", b" ").decode(errors="replace").strip())
         except OSError:
             continue  # it ended meanwhile, or belongs to another user
     return [line for line in found if line]  # a zombie has none

@@ -374,8 +374,7 @@ def measure_safety(
 def render(report: dict[str, Any]) -> str:
     """The report as a table."""
     rows = [["provocation", "cause", "median s", "worst s"]]
-    for row in report["rows"]:
-        rows.append([row["provocation"], row["cause"], f"{row['median_s']:.3f}", f"{row['worst_s']:.3f}"])
+    rows += [[r["provocation"], r["cause"], f"{r['median_s']:.3f}", f"{r['worst_s']:.3f}"] for r in report["rows"]]
     verdict = f"worst of all: {report['worst_s']:.3f} s; at most {LIMIT_S} s is wanted"
     return "\n".join([*table(rows, left=2), verdict, report["machine"]])
 
@@ -401,7 +400,7 @@ def _busy(count: int) -> Iterator[None]:
     loops: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
-            loops.append(subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True))
+            loops.append(subprocess.Popen([sys.executable, "-c", _BUSY], start_new_session=True))  # noqa: PERF401  # all are killed
         yield
     finally:
         for loop in loops:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 from sensor_msgs.msg import Image
@@ -208,7 +208,7 @@ def median_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, fl
 class _Client:
     """Receives what the visualization node publishes, and asks for replies."""
 
-    def __enter__(self) -> _Client:
+    def __enter__(self) -> Self:
         self._ros = SpinningNode("view_bench")
         node = self._ros.node
         self.frames = 0

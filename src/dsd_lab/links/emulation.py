@@ -6,13 +6,14 @@ one-way delay and some jitter; on request it is carried as by TCP, which begins 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import encode
@@ -189,17 +190,15 @@ class EmulatedChannel:
                 return
             self._closed = True
         self._end()
-        try:
+        with contextlib.suppress(Exception):  # the link is going down anyway
             for _, message in self._under_way_up:
                 self._inner.send(message)
-        except Exception:  # the link is going down anyway
-            pass
         self._inner.close()
 
-    def __enter__(self) -> EmulatedChannel:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _begin(self) -> None:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from websockets.frames import Frame, Opcode
 
@@ -70,7 +70,7 @@ class LinkProxy:
         self.conditions = Conditions()
         self.state = State.UP
         self.accepted = self.lost_segments = self.injected = 0
-        self.carried = {way: 0 for way in Way}  # bytes
+        self.carried = dict.fromkeys(Way, 0)  # bytes
         self._seed = seed
         self._relays: set[_Relay] = set()
         self._loop = asyncio.new_event_loop()
@@ -125,10 +125,10 @@ class LinkProxy:
                 self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join(_CALL_LIMIT_S)
 
-    def __enter__(self) -> LinkProxy:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the loop's thread ---------------------------------------------------------------------

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dsd_lab.report import render_template
-from dsd_lab.train.reader.corpus import FACT as SURE
 from dsd_lab.train.reader.corpus import (
+    FACT as SURE,
     QUESTION_KINDS,
     UNKNOWN,
     Fact,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsd_lab.pair.figures import LEAST, VIEWS, Figures, stages_of
-from dsd_lab.report import render_template
-from dsd_lab.report import table as aligned
+from dsd_lab.report import render_template, table as aligned
 from dsd_lab.train.frames import MODEL_HEIGHT, MODEL_WIDTH
 from dsd_lab.train.tokenizer import IMAGE_TOKENS
 from dsd_lab.worlds.expert import ASIDE, FAR, SIZE

@@ -75,7 +75,7 @@ def save_shard(path: Path, images: Sequence[np.ndarray], labels: Sequence[Frame]
     # A name of its own: a worker that outlived a killed run may be writing the same shard.
     part = path.with_suffix(f".{os.getpid()}.part.npy")
     np.save(part, np.stack(images))
-    os.replace(part, path.with_suffix(".npy"))
+    part.replace(path.with_suffix(".npy"))
     write_json(path.with_suffix(".json"), {"version": SHARD_VERSION, "frames": [asdict(f) for f in labels]})
 
 
@@ -83,7 +83,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a kill leaves the old file or the new one."""
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(value) + "\n")
-    os.replace(part, path)
+    part.replace(path)
 
 
 def load_frames(*folders: Path) -> Frames:

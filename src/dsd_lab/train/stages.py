@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,7 +161,7 @@ def save_state(path: Path, modules: dict[str, Any], optimizer: torch.optim.Optim
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     save_file(tensors, part, metadata={"progress": json.dumps(progress)})
-    os.replace(part, path)
+    part.replace(path)
 
 
 def read_progress(path: Path) -> dict[str, Any]:

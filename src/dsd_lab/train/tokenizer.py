@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def kept_tokenizer(path: Path, texts: Iterable[str], **options: Any) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         train_tokenizer(texts, **options).save(str(part))
-        os.replace(part, path)
+        part.replace(path)
     return Tokenizer.from_file(str(path))
 
 

@@ -155,7 +155,7 @@ class Eye:
 
 
 def _pixel(slope: float, size: int) -> int:
-    return min(max(int(math.floor(slope * _FOCAL + size / 2)), 0), size)
+    return min(max(math.floor(slope * _FOCAL + size / 2), 0), size)
 
 
 @lru_cache(maxsize=64)

@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsd_ros.cli.arguments import arguments, flag, json_option, model_option, model_path, part, word
-from dsd_ros.cli.shared import EXIT_DONE, STDOUT, VerifierFlags, write_json
+from dsd_ros.cli.arguments import STDOUT, arguments, flag, json_option, model_option, model_path, part, word
+from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.cli.terminal import is_terminal
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
+from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dsd_ros.dragon.answers import Answer
@@ -70,7 +71,7 @@ def answer_by(args: AskArguments, session: Callable[..., Any], service: Callable
 
 def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[str, list[int]], object]) -> Answer:
     from dsd_ros.dragon.documents.store import open_documents
-    from dsd_ros.vlm.loading import ModelSettings, load_model
+    from dsd_ros.vlm.loading import load_model
 
     model = load_model(ModelSettings(model_path(args.model, READER)))
     with ExitStack() as stack:
@@ -78,14 +79,15 @@ def _answer(args: AskArguments, session: Any, service: Any, on_token: Callable[[
         store = stack.enter_context(open_documents(documents_directory(args.robot_documents, "robot")))
         asking = session(channel, model, store, args.aggregation, relevance=store.relevance)
         stack.callback(asking.close)
-        return asking.answer(args.question, on_token)
+        answer: Answer = asking.answer(args.question, on_token)
+        return answer
 
 
 @contextmanager
 def _cloud(args: AskArguments, model: Any, service: Any) -> Iterator[Any]:
     """A channel to a cloud in this process."""
     from dsd_ros.dragon.documents.store import open_documents
-    from dsd_ros.vlm.loading import ModelSettings, load_model
+    from dsd_ros.vlm.loading import load_model
     from dsd_ros.wire.channel import LocalChannel
 
     if model_path(args.cloud_model, READER) != model_path(args.model, READER):

@@ -19,6 +19,7 @@ from dsd_ros.cli.arguments import (
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
+from dsd_ros.vlm.settings import ModelSettings
 
 
 @arguments
@@ -48,7 +49,7 @@ def command(args: DecodeArguments) -> int:
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.vlm.backbones import read_image
-    from dsd_ros.vlm.loading import ModelSettings, load_model
+    from dsd_ros.vlm.loading import load_model
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction = check_instruction(args.instruction)
@@ -84,4 +85,5 @@ def _as_json(reply: Any) -> dict[str, Any]:
         action = format_action(parse_reply(reply.text).action)
     except UnparsableReply:
         action = None
-    return {"action": action} | reply.as_json()
+    figures: dict[str, Any] = {"action": action} | reply.as_json()
+    return figures

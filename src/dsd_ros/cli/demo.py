@@ -80,7 +80,7 @@ class DemoSettings:
 @arguments
 class DemoArguments:
     arguments: list[str] = word(
-        [], "more arguments of demo.launch.py, e.g. fallback:=return history:=2", metavar="ARGUMENT:=VALUE"
+        default=[], text="more arguments of demo.launch.py, e.g. fallback:=return history:=2", metavar="ARGUMENT:=VALUE"
     )
     settings: DemoSettings = part(DemoSettings)
     json: Path | None = json_option("the run")

@@ -27,8 +27,7 @@ from dsd_ros.cli.shared import (
 )
 from dsd_ros.decoding.modes import mode as decoding_mode
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
-from dsd_ros.observe.view.web import MISSING as VIEW_MISSING
-from dsd_ros.observe.view.web import available as view_available
+from dsd_ros.observe.view.web import MISSING as VIEW_MISSING, available as view_available
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros.bringup import plan, values_of
 from dsd_ros.ros.processes import Child, ProcessGroup

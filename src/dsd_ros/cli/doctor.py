@@ -30,7 +30,7 @@ class Role(StrEnum):
 
 @arguments
 class DoctorArguments:
-    role: Role = flag(Role.LAPTOP, "laptop: the whole demo; robot: draft and nodes; cloud: the verifier")
+    role: Role = flag(default=Role.LAPTOP, text="laptop: the whole demo; robot: draft and nodes; cloud: the verifier")
     json: Path | None = json_option("the findings")
 
 
@@ -94,7 +94,7 @@ def _package(module: str, distribution: str, missing: str = "not installed") -> 
 
 def _modules(*names: str) -> Callable[[Role], str]:
     """A check for modules that must import; finds their folders."""
-    return lambda _: ", ".join(os.path.dirname(str(importlib.import_module(name).__file__)) for name in names)
+    return lambda _: ", ".join(str(Path(str(importlib.import_module(name).__file__)).parent) for name in names)
 
 
 def _torch(_: Role) -> str:
@@ -141,7 +141,7 @@ def _rendering(_: Role) -> str:
         "print(os.environ.get('MUJOCO_GL', 'default'), image.shape)\n"
     )
     try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
         raise LookupError("no image within 60 s") from None
     if done.returncode != 0:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
@@ -36,7 +36,7 @@ _BEFORE = ("--debug", "--online")  # flags of every command that may also come b
 
 @arguments
 class CompletionArguments:
-    shell: str = word(text="the shell to print it for", choices=("bash", "zsh", "fish"))
+    shell: Literal["bash", "zsh", "fish"] = word(text="the shell to print it for", choices=("bash", "zsh", "fish"))
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _commit(root: Path) -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dsd_ros.cli.arguments import STDOUT, flag
 
 if TYPE_CHECKING:
-    from dsd_ros.wire.channel import Channel
+    from dsd_ros.wire.authentication import AuthenticatedChannel
+    from dsd_ros.wire.websocket import WebsocketChannel
 
 EXIT_DONE = 0
 EXIT_GOAL_MISSED = 1
@@ -43,7 +44,7 @@ class VerifierFlags:
     token_file: str = flag("", "file with the bearer token for the verifier", metavar="FILE")
     ca_file: str = flag("", "certificate to trust for wss://", metavar="FILE")
 
-    def channel(self) -> Channel:
+    def channel(self) -> AuthenticatedChannel | WebsocketChannel:
         """A link that has not dialled yet; with a token, what does not prove it counts for nothing."""
         from dsd_ros.wire.authentication import AuthenticatedChannel
         from dsd_ros.wire.channel import read_token
@@ -83,7 +84,7 @@ def text_or_json(args: object) -> Iterator[None]:
     if getattr(args, "json", None) != STDOUT:
         yield
         return
-    with contextlib.redirect_stdout(_LeftOut(sys.stdout)):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(_LeftOut(sys.stdout)):
         yield
 
 

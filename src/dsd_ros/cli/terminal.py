@@ -7,7 +7,7 @@ import sys
 import time
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 _REDRAW_S = 0.1
@@ -34,7 +34,7 @@ class Progress:
         self._began = self._logged = time.monotonic()
         self._steps = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -20,8 +20,8 @@ class VerifierArguments:
     answers: ServiceSettings = part(ServiceSettings)
     log: LogSettings = part(LogSettings)
     model: str = model_option("target")
-    device: str = flag(ModelSettings.device, "cpu, cuda or cuda:N")
-    dtype: str = flag(ModelSettings.dtype, "float32, bfloat16 or float16")
+    device: str = flag(default=ModelSettings.device, text="cpu, cuda or cuda:N")
+    dtype: str = flag(default=ModelSettings.dtype, text="float32, bfloat16 or float16")
 
 
 def command(args: VerifierArguments = VerifierArguments()) -> int:

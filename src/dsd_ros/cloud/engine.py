@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -21,8 +21,9 @@ from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, ch
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, check_in_step, end_reply, open_reply
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.model import VisionLanguageModel
+from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.channel import LocalChannel
 from dsd_ros.wire.messages import (
     Draft,
@@ -146,7 +147,7 @@ class VerifierEngine:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def __enter__(self) -> VerifierEngine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.modes import ModeError, Proof, mode
-from dsd_ros.decoding.sampling import SamplingError, SamplingSettings
+from dsd_ros.decoding.settings import SamplingError, SamplingSettings
 from dsd_ros.wire.messages import (
     EXIT_POLICIES,
     PROTOCOL_VERSION,

@@ -18,8 +18,7 @@ from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import LayerHook
-from dsd_ros.vlm.sequence import Sequence as TokenSequence
+from dsd_ros.vlm.sequence import LayerHook, Sequence as TokenSequence
 from dsd_ros.wire.messages import Outcome
 
 OnEarly = Callable[[PendingRound, Outcome], object]

@@ -13,8 +13,7 @@ from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.sessions import ReplyState, Session
 from dsd_ros.decoding.methods import DraftVerdict, split
 from dsd_ros.decoding.packing import PackingError
-from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.settings import TreeError
+from dsd_ros.decoding.settings import SamplingError, TreeError
 from dsd_ros.vlm.errors import VlmError
 from dsd_ros.wire.codec import WireError
 from dsd_ros.wire.messages import MAX_EVIDENCE_BYTES, Draft, Observation, Outcome, Refusal, RefusalCode, prefix_digest

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dsd_ros.decoding.coupling import _log
-from dsd_ros.decoding.sampling import SamplingError
+from dsd_ros.decoding.coupling import Floats, _log
+from dsd_ros.decoding.settings import SamplingError
 
 DEVICE, CLOUD = "device", "cloud"
 MAX_ASKED = 1024  # entries in one question, the most promising ones first
@@ -33,8 +34,8 @@ _SLACK = 1e-9  # of a score; far more than the error of np.log
 class Head(NamedTuple):
     """The part of a distribution p that usually decides: its likeliest tokens, and a bound on all others."""
 
-    ids: np.ndarray  # (k,) int64 ascending
-    values: np.ndarray  # (k,) float32, their p
+    ids: NDArray[np.int64]  # (k,) int64 ascending
+    values: NDArray[np.float32]  # (k,) float32, their p
     bound: float  # p(x) e^G(x) <= bound for every other token; without noise p(x) <= bound
 
 
@@ -63,11 +64,11 @@ class Draws(NamedTuple):
 class Known:
     """What is known of a distribution p (V,): ``lo`` <= p <= ``hi``, both (V,) float64, equal where p is exact."""
 
-    def __init__(self, lo: np.ndarray, hi: np.ndarray) -> None:
+    def __init__(self, lo: Floats, hi: Floats) -> None:
         self.lo, self.hi = lo, hi
 
     @classmethod
-    def whole(cls, p: torch.Tensor | np.ndarray) -> Known:
+    def whole(cls, p: torch.Tensor | NDArray[np.floating]) -> Known:
         """All of p (V,); SamplingError if it is not a distribution."""
         row = _row(p)
         # NaN fails every comparison.
@@ -76,7 +77,7 @@ class Known:
         return cls(row, row)
 
     @classmethod
-    def of_head(cls, head: Head, vocab_size: int, noise: np.ndarray | None) -> Known:
+    def of_head(cls, head: Head, vocab_size: int, noise: Floats | None) -> Known:
         """What follows from a head; ``noise`` (V or more,) as in ``head_of``.
 
         SamplingError for a head that no distribution over ``vocab_size`` tokens can have.
@@ -105,7 +106,7 @@ class Known:
             )
         return cls(lo, hi)
 
-    def reveal(self, ids: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray) -> None:
+    def reveal(self, ids: Sequence[int] | NDArray[np.int64], values: Sequence[float] | NDArray[np.float32]) -> None:
         """Add the exact entries of ``ids``; SamplingError, and no change, if they contradict what is known."""
         where, exact = np.asarray(ids, np.int64), np.asarray(values, np.float64)
         if where.ndim != 1 or where.shape != exact.shape:
@@ -134,7 +135,7 @@ class Offer:
     known: Known
 
 
-def head_of(p: torch.Tensor, noise: np.ndarray | None, size: int, token: int) -> Head:
+def head_of(p: torch.Tensor, noise: Floats | None, size: int, token: int) -> Head:
     """The head of p (V,): the ``size`` tokens (0: all) with the largest log p + G (without noise: p), and ``token``.
 
     noise: G (V or more,). Tokens of probability 0 are left out. The bound is rounded up to single precision.
@@ -175,7 +176,7 @@ def mixture(
     return torch.from_numpy(_mixed(_row(p_device), _row(p_cloud), shares))
 
 
-def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws | None = None) -> Decision | Undecided:
+def decide(device: Offer, cloud: Offer, noise: Floats | None, draws: Draws | None = None) -> Decision | Undecided:
     """The token of one position, or what must be known first; either vocabulary may be the larger.
 
     Without ``draws``: argmax(log p + G) with noise G (V or more,), or argmax p if ``noise`` is None; the lowest id if
@@ -205,7 +206,7 @@ def decide(device: Offer, cloud: Offer, noise: np.ndarray | None, draws: Draws |
 
 
 def _algorithm_1(
-    device: Offer, cloud: Offer, shares: tuple[float, float], noise: np.ndarray, draws: Draws
+    device: Offer, cloud: Offer, shares: tuple[float, float], noise: Floats, draws: Draws
 ) -> int | Undecided:
     """Lines 6 to 15, only for the side that the first draw chooses: the other side's x~ is not needed."""
     by_device = draws.side < 0.5
@@ -234,7 +235,7 @@ def _algorithm_1(
 
 
 def _settled(
-    lowest: np.ndarray, highest: np.ndarray, noise: np.ndarray | None, device: Known, cloud: Known
+    lowest: Floats, highest: Floats, noise: Floats | None, device: Known, cloud: Known
 ) -> int | Undecided | None:
     """The argmax of weights between ``lowest`` and ``highest`` (V,), of log weight + G if there is noise.
 
@@ -265,23 +266,23 @@ def _settled(
     return int(candidates[exact.argmax()])
 
 
-def _mixed(device: np.ndarray, cloud: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
+def _mixed(device: Floats, cloud: Floats, shares: tuple[float, float]) -> Floats:
     size = max(len(device), len(cloud))
     return _padded(shares[0] * device, size) + _padded(shares[1] * cloud, size)
 
 
-def _row(p: torch.Tensor | np.ndarray) -> np.ndarray:
+def _row(p: torch.Tensor | NDArray[np.floating]) -> Floats:
     if isinstance(p, torch.Tensor):
         p = p.detach().cpu().numpy()
     return np.asarray(p).astype(np.float64)
 
 
-def _padded(row: np.ndarray, size: int) -> np.ndarray:
+def _padded(row: Floats, size: int) -> Floats:
     """Pad a smaller vocabulary's row with zeros."""
     return row if len(row) == size else np.concatenate([row, np.zeros(size - len(row))])
 
 
-def _of_size(noise: np.ndarray, size: int) -> np.ndarray:
+def _of_size(noise: Floats, size: int) -> Floats:
     if len(noise) < size:
         raise SamplingError(f"the noise is for {len(noise)} tokens, the distribution of {size}")
     return noise[:size]

@@ -11,8 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from dsd_ros.decoding.sampling import SamplingError
+from dsd_ros.decoding.settings import SamplingError
+
+Floats = NDArray[np.float64]
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the counter's stride in SplitMix64
@@ -23,7 +26,7 @@ _TERMS = 12  # of the logarithm's series; further ones are below one part in 2^5
 
 
 @lru_cache(maxsize=32)  # a pass' exits and the pre-drafting workers ask for the same rows
-def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
+def gumbel(seed: int, reply: int, position: int, size: int) -> Floats:
     """Standard Gumbel noise (size,) float64 for the token at ``position`` (from 0) of a reply; read-only.
 
     The bits are the same on every machine: an integer counter hash gives a 53-bit uniform, and its logarithms use
@@ -41,17 +44,17 @@ def gumbel(seed: int, reply: int, position: int, size: int) -> np.ndarray:
     return noise
 
 
-def scores(probabilities: torch.Tensor, noise: np.ndarray) -> np.ndarray:
+def scores(probabilities: torch.Tensor, noise: Floats) -> Floats:
     """log p + G, (..., V) float64, of probabilities (..., V) after the sampling transform; -inf where p is 0.
 
     The highest score is a sample of p, and the k highest are k samples without replacement.
     """
-    weights = probabilities.detach().cpu().double().numpy()
+    weights: Floats = probabilities.detach().cpu().double().numpy()
     with np.errstate(divide="ignore"):
         return np.log(weights) + noise
 
 
-def choose(probabilities: torch.Tensor, noise: np.ndarray) -> int:
+def choose(probabilities: torch.Tensor, noise: Floats) -> int:
     """argmax(log p + G), the sample of p (V,) that the noise selects; the lowest id if several are equal.
 
     SamplingError for weights that are not probabilities.
@@ -71,14 +74,14 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _scrambled(values: np.ndarray) -> np.ndarray:
+def _scrambled(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """``_mixed`` of uint64 numbers, which overflow as it requires."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-def _log(values: np.ndarray) -> np.ndarray:
+def _log(values: Floats) -> Floats:
     """Natural logarithm of positive float64, the same bits on every machine (libraries differ in the last one).
 
     log(m 2^e) = e log 2 + 2 artanh((m - 1) / (m + 1)) with m between sqrt(1/2) and sqrt(2).

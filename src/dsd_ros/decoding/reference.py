@@ -12,15 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 Tokens = list[int]
-Distribution = np.ndarray  # (V,) float64, sums to 1
+Distribution = NDArray[np.float64]  # (V,) float64, sums to 1
 Model = Callable[[Tokens], Distribution]
-Noise = Callable[[int], np.ndarray]  # position -> standard Gumbel noise (V,), the same on both sides
+Noise = Callable[[int], NDArray[np.float64]]  # position -> standard Gumbel noise (V,), the same on both sides
 Tree = list[tuple[int, "Tree"]]  # children in the order they were drawn, each with its own children
 
 
-def draw(weights: np.ndarray, rng: np.random.Generator) -> int:
+def draw(weights: NDArray[np.float64], rng: np.random.Generator) -> int:
     """A sample of norm(weights)."""
     return int(rng.choice(len(weights), p=weights / weights.sum()))
 
@@ -103,7 +104,7 @@ def truncate(q: Distribution, top_k: int) -> Distribution:
     kept = np.argsort(-q, kind="stable")[:top_k]
     q_hat = np.zeros_like(q)
     q_hat[kept] = q[kept]
-    return q_hat / q_hat.sum()
+    return q_hat / float(q_hat.sum())
 
 
 def truncated(p: Model, q: Model, prefix: Tokens, gamma: int, top_k: int, rng: np.random.Generator) -> Tokens:

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.sampling import sample
+from dsd_ros.decoding.settings import SamplingError
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 

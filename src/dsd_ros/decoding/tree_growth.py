@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.settings import MAX_NODES, TreeError, expansion_nodes
+from dsd_ros.decoding.settings import MAX_NODES, SamplingError, TreeError, expansion_nodes
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 

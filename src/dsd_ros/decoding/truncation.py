@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dsd_ros.decoding.sampling import SamplingError
-from dsd_ros.decoding.settings import FLOATS, MAX_KEPT
+from dsd_ros.decoding.settings import FLOATS, MAX_KEPT, SamplingError
 
 
 def truncate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +18,7 @@ from cachetools import LRUCache
 from dsd_ros.dragon.documents.retrieval import Retrieved
 from dsd_ros.dragon.prompts import Asking
 from dsd_ros.vlm.errors import ContextError
-from dsd_ros.vlm.sequence import Sequence as TokenSequence
-from dsd_ros.vlm.sequence import next_logits_together
+from dsd_ros.vlm.sequence import Sequence as TokenSequence, next_logits_together
 
 # What is asked about when nothing is found: no document, with less weight than any document of the other side.
 NOTHING_FOUND = Retrieved("", "", -30.0)
@@ -126,7 +125,7 @@ class LocalMixture:
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Set the answer so far; a common prefix keeps its keys and values. No forward pass."""
-        same = len(commonprefix([self._tokens, list(tokens)]))
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._tokens, tokens, strict=False)))
         for sequence in self._sequences:
             sequence.rollback(len(sequence.tokens) - len(self._tokens) + same)
             sequence.append(tokens[same:])

@@ -71,7 +71,8 @@ def won_back(waited: float, delay: float, acceptance: float) -> float:
         return 0.0
     if acceptance >= 1.0:
         return waited
-    return delay * acceptance * (1.0 - acceptance ** (waited / delay)) / (1.0 - acceptance)
+    missed: float = acceptance ** (waited / delay)
+    return delay * acceptance * (1.0 - missed) / (1.0 - acceptance)
 
 
 class Scheduler:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cachetools import LRUCache
 
@@ -25,7 +25,8 @@ from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_o
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
-from dsd_ros.vlm.loading import ModelSettings, load_model
+from dsd_ros.vlm.loading import load_model
+from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
     EndCode,
@@ -156,7 +157,7 @@ class DragonServer:
                 thread.join(timeout)
         return not any(thread.is_alive() for thread in self._threads)
 
-    def __enter__(self) -> DragonServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -340,7 +341,7 @@ class WithDocuments:
             self._store.close()
         return done
 
-    def __enter__(self) -> WithDocuments:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

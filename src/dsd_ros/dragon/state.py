@@ -20,7 +20,8 @@ import torch
 from dsd_ros.decoding.aggregation import Decision, Draws, Known, Offer, Undecided, decide
 from dsd_ros.decoding.coupling import choose, gumbel
 from dsd_ros.decoding.packing import PackingError, pack_probabilities, unpack_probabilities
-from dsd_ros.decoding.sampling import SamplingError, sample
+from dsd_ros.decoding.sampling import sample
+from dsd_ros.decoding.settings import SamplingError
 from dsd_ros.dragon.evidence import most_bytes, pack_evidence, unpack_evidence
 from dsd_ros.dragon.mixture import Local
 from dsd_ros.dragon.settings import SIDES, AggregationSettings
@@ -324,7 +325,7 @@ class AggregationState:
         return gumbel(question.seed, question.reply, position, max(self._sizes.values()))
 
     def _choose(self, p: torch.Tensor, position: int) -> int:
-        """This side's draft: a sample of p, with the target's noise if randomness is shared."""
+        """A draft of this side: a sample of p, with the target's noise if randomness is shared."""
         if self._independent:
             return sample(p, self._drafting)
         noise = self._noise(position)

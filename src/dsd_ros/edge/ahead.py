@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import torch
 
 from dsd_ros.decoding.methods import Result
-from dsd_ros.decoding.modes import Proof
-from dsd_ros.decoding.settings import MAX_EXITS, DecodeSettings
+from dsd_ros.decoding.modes import MAX_EXITS, Proof
+from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import DraftModel, DraftStep, ModelDraft, advance
 from dsd_ros.edge.outcome_predictor import Guess, Guesser, Trust

@@ -14,10 +14,11 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsd_ros.decoding.methods import Result
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
-from dsd_ros.edge.estimates import LineFit, Mean, Numbers, Share
+from dsd_ros.edge.estimates import Floats, LineFit, Mean, Numbers, Share
 from dsd_ros.edge.proposer import Plan, RoundDraft
 from dsd_ros.edge.results import RoundRecord
 
@@ -63,7 +64,7 @@ class AcceptanceEstimate:
         self._ended += drafted < plan.length  # the draft reached the reply's end
 
     @property
-    def rates(self) -> np.ndarray:
+    def rates(self) -> Floats:
         """Each position's acceptance rate if those before it are accepted, (MAX_DRAFT_LENGTH,)."""
         rate = float((self._held.sum() + _FIRST_RATE * _DOUBT) / (self._tried.sum() + _DOUBT))
         rates = np.empty(len(self._tried))
@@ -80,13 +81,13 @@ class AcceptanceEstimate:
         return (self._went_on + 16.0) / (self._went_on + 16.0 + self._ended)
 
     @property
-    def ranks(self) -> np.ndarray:
+    def ranks(self) -> Floats:
         """The probability of each rank of the target's token in the draft's row, (ranks,)."""
         first = np.append(_FIRST_RATE * (1 - _FIRST_RATE) ** np.arange(_RANKS), (1 - _FIRST_RATE) ** _RANKS)
         counts = self._ranks + _DOUBT * first
-        return (counts / counts.sum())[:_RANKS]
+        return counts[:_RANKS] / float(counts.sum())
 
-    def trees(self) -> tuple[np.ndarray, np.ndarray]:
+    def trees(self) -> tuple[Floats, NDArray[np.int64]]:
         """Expected accepted tokens of trees, and their levels, as in ``accepted_by_tree``.
 
         A draft grows its tree by its own probabilities, which say more than ranks; how much more is measured.
@@ -155,13 +156,13 @@ class Times:
         """One level of ``breadth`` nodes in the draft model."""
         return (self.draft if len(self.draft) else self._ahead).at(breadth)
 
-    def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: np.ndarray, overlap: bool) -> np.ndarray:
+    def round_seconds(self, levels: np.ndarray, size: np.ndarray, whole: Floats, overlap: bool) -> Floats:
         """Expected seconds from one outcome to the next, for drafts accepted as a whole with probability ``whole``.
 
         L T_p + T_q + 2 T_c + bytes / rate; with pre-drafting, L T_p counts only as far as the wait does not hide it.
         All (n,), for n shapes of so many levels and tokens.
         """
-        draft = levels * self.level_seconds(size / levels)
+        draft: Floats = levels * self.level_seconds(size / levels)
         rejected = self.down_rejected.value_or(self.down_held.value_or(0.0))
         down = rejected + whole * (self.down_held.value_or(rejected) - rejected)
         verify, link = self.verify.at(size), self.link.at(self.bytes_up.at(size), down)
@@ -170,10 +171,11 @@ class Times:
             return draft + wait
         hit = self.fitted.value
         hidden = min(1.0, self._speed.value_or(1.0)) * wait
-        seconds = wait + (1 - hit) * draft + hit * np.maximum(0.0, draft - hidden)
+        seconds: Floats = wait + (1 - hit) * draft + hit * np.maximum(0.0, draft - hidden)
         ahead = self.in_flight.value_or(0.0) * whole
         crossing = link - self.link.at(0.0, 0.0)
-        return (1 - ahead) * seconds + ahead * np.maximum(np.maximum(verify, draft), crossing)
+        seconds = (1 - ahead) * seconds + ahead * np.maximum(np.maximum(verify, draft), crossing)
+        return seconds
 
 
 class Tuner:
@@ -192,8 +194,8 @@ class Tuner:
         first = min(_FIRST_LENGTH, self._longest)
         self._choice = Plan(first, min(_FIRST_NODES, self._longest) if tree else 0)
         self._candidates = self._possible()
-        self._lengths = np.array([plan.length for plan in self._candidates])
-        self._nodes = np.array([plan.nodes for plan in self._candidates])
+        self._lengths: NDArray[np.int64] = np.array([plan.length for plan in self._candidates])
+        self._nodes: NDArray[np.int64] = np.array([plan.nodes for plan in self._candidates])
         self._planned = 0
         self._lock = threading.Lock()
         self._plans: dict[tuple[int, int], Plan] = {}
@@ -267,14 +269,15 @@ class Tuner:
             return self._candidates[best]
         return self._choice
 
-    def _rates(self) -> np.ndarray:
+    def _rates(self) -> Floats:
         """Expected tokens a second, (candidates,)."""
         known, overlap = self.acceptance, self._overlap
         lengths, nodes = self._lengths, self._nodes
         if self._tree:
             gains, levels = (table[lengths - 1, nodes - 1] for table in known.trees())
             seconds = self.times.round_seconds(levels, nodes, gains / levels, overlap)
-            return (1 + gains) / seconds / (1 + _NODE_COST * nodes)
+            rates: Floats = (1 + gains) / seconds / (1 + _NODE_COST * nodes)
+            return rates
         # A draft that ends early costs less and gains less.
         reached = known.going_on ** np.arange(MAX_DRAFT_LENGTH)
         chances = np.cumprod(known.rates)
@@ -297,7 +300,7 @@ class Tuner:
         return Plan(max(1, min(levels, nodes, _MAX_LEVELS)), nodes)
 
 
-def accepted_by_tree(ranks: Sequence[float] | np.ndarray, nodes: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
+def accepted_by_tree(ranks: Sequence[float] | Floats, nodes: int, levels: int) -> tuple[Floats, NDArray[np.int64]]:
     """Expected accepted tokens of the best tree of n nodes and at most l levels, and how many levels it has.
 
     Both (levels, nodes), at [l - 1, n - 1].

@@ -19,8 +19,7 @@ import torch
 from dsd_ros.decoding.methods import Method, Result, RoundContext, method_of
 from dsd_ros.decoding.methods.base import Kept
 from dsd_ros.decoding.modes import Proof, Shape
-from dsd_ros.decoding.sampling import SamplingSettings
-from dsd_ros.decoding.settings import DecodeSettings
+from dsd_ros.decoding.settings import DecodeSettings, SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 from dsd_ros.decoding.tree_growth import BudgetTree, ExpansionTree, Grower, GrownTree
 from dsd_ros.edge.draft_length import Tuner

@@ -6,6 +6,7 @@ from collections import deque
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 _WINDOW = 64  # observations kept
 # An observation's weight relative to the next newer one's.
@@ -13,7 +14,8 @@ _SLOPE_WEIGHTS = 0.97 ** np.arange(_WINDOW)[::-1]
 _LEVEL_WEIGHTS = 0.85 ** np.arange(_WINDOW)[::-1]
 _SIGNIFICANT = 2.0  # standard errors; smaller slopes count as 0
 
-Numbers = TypeVar("Numbers", float, np.ndarray)
+Floats = NDArray[np.floating]
+Numbers = TypeVar("Numbers", float, Floats)
 
 
 class Mean:
@@ -88,7 +90,7 @@ class LineFit:
         return self._found
 
 
-def _slopes(dy: np.ndarray, dx: np.ndarray, weights: np.ndarray) -> list[float]:
+def _slopes(dy: Floats, dx: Floats, weights: Floats) -> list[float]:
     """Slopes of dy (n,) by dx (x, n): each in turn with the others fixed, a few times over."""
     slopes = [0.0] * len(dx)
     moving = [(j, steps, np.flatnonzero(steps)) for j, steps in enumerate(dx) if steps.any()]
@@ -104,7 +106,7 @@ def _slopes(dy: np.ndarray, dx: np.ndarray, weights: np.ndarray) -> list[float]:
     return slopes
 
 
-def _median(values: np.ndarray, weights: np.ndarray) -> float:
+def _median(values: Floats, weights: Floats) -> float:
     order = np.argsort(values, kind="stable")
     summed = np.cumsum(weights[order])
     return float(values[order[np.searchsorted(summed, 0.5 * summed[-1])]])

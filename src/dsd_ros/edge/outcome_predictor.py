@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from dsd_ros.decoding.sampling import SamplingSettings, generator_for, sample
+from dsd_ros.decoding.sampling import generator_for, sample
+from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 _FIRST_RATE = 0.7  # acceptance rate before any token was verified

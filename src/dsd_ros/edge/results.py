@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,7 +186,7 @@ def resources(device: torch.device | None) -> tuple[int, int]:
 
 def _peak_of_process() -> int:
     try:
-        with open("/proc/self/status", encoding="ascii") as lines:
+        with Path("/proc/self/status").open(encoding="ascii") as lines:
             for line in lines:
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class EdgeSession:
         if settings.needs_draft:
             if draft_model is None or not hasattr(draft_model, "prefill"):
                 raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
-            self._draft_model = cast(VisionLanguageModel, draft_model)
+            self._draft_model = cast("VisionLanguageModel", draft_model)
             _check_room(settings, draft_model.vocab_size)
             self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
             if self._tuner is not None:
@@ -177,7 +177,7 @@ class EdgeSession:
         self._proposer.close()
         self._link.close()
 
-    def __enter__(self) -> EdgeSession:
+    def __enter__(self) -> Self:
         self.open()
         return self
 

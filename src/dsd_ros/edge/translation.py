@@ -174,7 +174,7 @@ class TranslatedReply:
         keep = own.whole_up_to(common)
         for _ in range(_MAX_STEP_BACK):
             here = own.end(keep) + ahead
-            if keep == 0 or here >= 0 and text[here : here + 1].isspace():
+            if keep == 0 or (here >= 0 and text[here : here + 1].isspace()):
                 break
             before = own.whole_before(keep)
             word = own.text[own.end(before) : own.end(keep)]

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsd_ros.options import option
 
@@ -98,13 +99,14 @@ class DepthCorridor:
         """Whether no pixel sees the corridor, because the camera is mounted or described wrongly."""
         return not self._watched.any()
 
-    def _looks_at(self, ahead: float) -> np.ndarray:
+    def _looks_at(self, ahead: float) -> NDArray[np.bool_]:
         """Mask of the pixels whose rays pass through the corridor at distance ``ahead`` (m)."""
         with np.errstate(divide="ignore"):
             depth = np.where(self._ahead > 1e-3, ahead / self._ahead, np.inf)
             height = self._view.camera_height + depth * self._up
-            inside = (height > 0.0) & (height < self._view.corridor_height)
-            return inside & (depth * self._aside < self._view.corridor_width / 2)
+            inside: NDArray[np.bool_] = (height > 0.0) & (height < self._view.corridor_height)
+            inside = inside & (depth * self._aside < self._view.corridor_width / 2)
+        return inside
 
     def nearest(self, depths: np.ndarray) -> float | None:
         """Distance from the camera to the nearest obstacle in the corridor, m; infinite when there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
@@ -101,7 +102,7 @@ class OscillationDetector:
         if same + 1 >= self._repeats:
             return f"'{format_action(action)}' was decided {same + 1} times at the same place"
         turns = [*self._turns, action.radians] if action.radians else []
-        changes = sum(1 for a, b in zip(turns, turns[1:], strict=False) if a * b < 0.0)
+        changes = sum(1 for a, b in itertools.pairwise(turns) if a * b < 0.0)
         if changes >= self._reversals:
             return f"it turned to and fro {len(turns)} times without driving"
         if abs(sum(turns)) > _MOST_TURNED_ON_SPOT:

@@ -56,7 +56,9 @@ class BridgeNode(ManagedNode[BridgeNodeSettings]):
 class Relay:
     """One activation of the bridge: one thread connects and receives, another sends."""
 
-    def __init__(self, node: ManagedNode, settings: BridgeNodeSettings, report: Callable[..., None]) -> None:
+    def __init__(
+        self, node: ManagedNode[BridgeNodeSettings], settings: BridgeNodeSettings, report: Callable[..., None]
+    ) -> None:
         self._node, self._settings, self._report_health = node, settings, report
         self._channel = _channel(settings)
         self._stop = threading.Event()

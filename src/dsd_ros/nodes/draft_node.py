@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -41,7 +41,7 @@ from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
-Answer = Decode.Response
+Answer: TypeAlias = Decode.Response
 _OPEN_LIMIT_S = 10.0  # for one attempt to open the session
 _MAX_TEXT = 8192  # as in ReplyProgress.msg
 _MAX_PIECE, _MAX_GAINED, _MAX_REJECTED, _MAX_EXITS = 64, 128, 64, 256  # as in RoundStats.msg

@@ -30,10 +30,11 @@ from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
-from dsd_ros.ros.images import MAX_SIDE, ImageMessageError, from_rgb
+from dsd_ros.ros.images import ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import Go2NodeSettings
+from dsd_ros.wire.messages import MAX_SIDE
 
 _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 from PIL import Image as Pictures
-from rclpy.node import Node
 from std_msgs.msg import String
 
 from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
@@ -24,29 +23,21 @@ from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import GroundTruthPublisher
-from dsd_ros.ros.go2_messages import (
-    SERVICES,
-    LowState,
-    RequestMessage,
-    ResponseMessage,
-    SportModeState,
-    answer_message,
-    from_message,
-    topic,
-)
+from dsd_ros.ros.go2_messages import SERVICES, answer_message, from_message, topic
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import run_main, steady_timer
+from dsd_ros.ros.running import RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import StandinNodeSettings
+from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
+from unitree_go.msg import LowState, SportModeState
 
 _JPEG_QUALITY = 95
 
 
-class Go2StandinNode(Node):
+class Go2StandinNode(RunnableNode):
     """See the module. The base moves in the executor's thread, pictures are rendered in a thread of their own."""
 
     def __init__(self) -> None:
         super().__init__("go2_standin_node")
-        self.failure: str | None = None
         settings = declare(self, StandinNodeSettings)
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 from nav_msgs.msg import Odometry
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -40,7 +41,7 @@ from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkError, LinkRefused
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
 
-Response = Ask.Response
+Response: TypeAlias = Ask.Response
 SOURCE = "what the robot has seen"  # name of the document that memory keeps
 _REPLACED = "A newer question took this one's place."
 # How the shipped target says where a thing is; other wordings are not remembered.

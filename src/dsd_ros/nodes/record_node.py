@@ -34,7 +34,7 @@ from dsd_ros.ros import health
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
-from dsd_ros.ros.running import StartError, run_main, steady_timer
+from dsd_ros.ros.running import RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 
 _SAVE_S = 0.5
@@ -45,14 +45,13 @@ _ASK_AGAIN = 5  # checks between two questions to a node that did not answer
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-python-headless", "rosbags")
 
 
-class RecordNode(Node):
+class RecordNode(RunnableNode):
     """See the module. Only the writer's thread uses the bag."""
 
     def __init__(self, given: dict[str, Any] | None = None) -> None:
         """:param given: parameters in addition to those of the command line."""
         overrides = [Parameter(name, value=value) for name, value in (given or {}).items()]
         super().__init__("record_node", parameter_overrides=overrides)
-        self.failure: str | None = None
         self._settings = declare(self, RecordNodeSettings)
         if not self._settings.directory:
             raise StartError("The parameter 'directory' is empty: name a folder for the bag.")

@@ -39,7 +39,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import run_main, steady_timer
+from dsd_ros.ros.running import RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
@@ -52,12 +52,11 @@ _FAULTS = {  # see the module
 }
 
 
-class SimulatorNode(Node):
+class SimulatorNode(RunnableNode):
     """See the module. The base moves in the executor's thread, the camera renders in a thread of its own."""
 
     def __init__(self) -> None:
         super().__init__("simulator_node")
-        self.failure: str | None = None
         settings = declare(self, SimulatorNodeSettings)
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)

@@ -15,7 +15,6 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
-from rclpy.node import Node
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
@@ -25,7 +24,7 @@ from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import ask_for_realtime, run_main, steady_timer
+from dsd_ros.ros.running import RunnableNode, ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
@@ -35,12 +34,11 @@ _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
 
-class SupervisorNode(Node):
+class SupervisorNode(RunnableNode):
     """See the module. Callbacks run one after the other: the executor has one thread."""
 
     def __init__(self) -> None:
         super().__init__("supervisor_node")
-        self.failure: str | None = None
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)

@@ -8,7 +8,7 @@ With documents it also answers questions, with a text model of its own (``dragon
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.engine import VerifierEngine
@@ -24,7 +24,7 @@ from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.messages import Message
 
 if TYPE_CHECKING:
-    from dsd_ros.dragon.server import Documents
+    from dsd_ros.dragon.server import Documents, WithDocuments
 
 _PEER = "dds"  # topics do not name the sender; sessions do
 _LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
@@ -33,8 +33,13 @@ _LAST_ROUND_S = 5.0  # for the round in progress, when answering ends
 class _Service:
     """One activation: topics and engine. The model runs on the engine's thread, not on the executor's."""
 
-    def __init__(self, node: VerifierNode, engine: Any, settings: VerifierNodeSettings, token: str | None) -> None:
-        """:param engine: a VerifierEngine, or one WithDocuments."""
+    def __init__(
+        self,
+        node: VerifierNode,
+        engine: VerifierEngine | WithDocuments,
+        settings: VerifierNodeSettings,
+        token: str | None,
+    ) -> None:
         self.engine = engine
         self.guard = Authenticator(engine, token, settings.engine.max_sessions) if token else None
         self._counted = 0, 0
@@ -97,7 +102,7 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
         answers = "; answering questions" if self._documents is not None else ""
         self._health.report(health.OK, f"target model {self._model.name} loaded, verifying on DDS topics{answers}")
 
-    def _engine(self) -> Any:
+    def _engine(self) -> VerifierEngine | WithDocuments:
         model = self._model
         assert model is not None, "load comes first"
         if self._documents is None:
@@ -121,7 +126,7 @@ class VerifierNode(ManagedNode[VerifierNodeSettings]):
             return
         service.count()
         sessions, lost = service.engine.held_sessions()
-        figures = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}
+        figures: dict[str, object] = {"bytes received": service.topics.bytes_in, "bytes sent": service.topics.bytes_out}
         figures |= {"sessions": sessions + lost, "turns waiting": service.engine.queue()[0]}
         dropped = service.guard.dropped.count if service.guard is not None else 0
         figures |= {"authenticated": "yes" if service.guard is not None else "no", "dropped messages": dropped}

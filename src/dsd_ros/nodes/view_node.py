@@ -14,7 +14,6 @@ import sys
 import time
 import webbrowser
 
-from rclpy.node import Node
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_ros.nodes.visual_node import VisualNode
@@ -25,7 +24,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, Polled, RateTimer, lower_priority, take
-from dsd_ros.ros.running import run_main
+from dsd_ros.ros.running import RunnableNode, run_main
 from dsd_ros.ros.settings import ViewNodeSettings
 
 _BOARD_S, _MAP_S, _PATH_S, _FIGURES_S = 0.5, 0.2, 1.0, 0.5  # least time between two updates of each
@@ -36,15 +35,14 @@ _WIDTH = 336  # of the robot's view, pixels: fits a phone, and is the simulated 
 _MOVED_M, _TURNED_RAD = 0.005, 0.01
 
 
-class ViewNode(Node):
+class ViewNode(RunnableNode):
     """See the module."""
 
     def __init__(self) -> None:
         super().__init__("view_node")
-        self.failure: str | None = None
         settings = declare(self, ViewNodeSettings)
         self.visual = VisualNode(self) if settings.visual else None
-        self.guests = [] if self.visual is None else [self.visual]  # other nodes of this process
+        self.guests = [] if self.visual is None else [self.visual]
         self._health = health.Health(self)
         self._web: _Web | None = None
         try:

@@ -24,7 +24,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, RateTimer, lower_priority
-from dsd_ros.ros.running import named, run_main
+from dsd_ros.ros.running import RunnableNode, named, run_main
 from dsd_ros.ros.settings import VisualNodeSettings
 from tf2_msgs.msg import TFMessage
 
@@ -34,7 +34,7 @@ _STEPS_EVERY = 8  # publications between repetitions of the steps, for late subs
 _IDLE_S = 3.0  # after this long without subscribers the node unsubscribes
 
 
-class VisualNode(Node):
+class VisualNode(RunnableNode):
     """See the module.
 
     :param host: the node whose process hosts this one; it calls :meth:`look_around` and :meth:`show`.
@@ -42,7 +42,6 @@ class VisualNode(Node):
 
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
-        self.failure: str | None = None
         self._settings = settings = declare(self, VisualNodeSettings, host)
         self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)

@@ -30,7 +30,7 @@ from dsd_ros.wire.channel import LinkClosed, LinkTimeout
 from dsd_ros.wire.codec import WireError, check_finite
 
 # A protocol message travels as the ROS message of the same name, with fields of the same names.
-ROS_TYPES: dict[type, type] = {struct: getattr(ros, struct.__name__) for struct in get_args(wire.Message)}
+ROS_TYPES: dict[type[wire.Message], type] = {struct: getattr(ros, struct.__name__) for struct in get_args(wire.Message)}
 _STRUCTS = {ros_type: struct for struct, ros_type in ROS_TYPES.items()}
 
 
@@ -40,7 +40,8 @@ def to_ros(message: wire.Message) -> Any:
 
 
 def _fill(ros_type: type, message: msgspec.Struct) -> Any:
-    result, typecodes = ros_type(), _typecodes(ros_type)
+    result: Any = ros_type()
+    typecodes = _typecodes(ros_type)
     for name in message.__struct_fields__:
         value = getattr(message, name)
         if name in typecodes:
@@ -96,8 +97,8 @@ class TopicSet:
     down: Mapping[type, str]
 
 
-_UP = {wire.SessionRequest: "session_request", wire.Observation: "observation", wire.Draft: "draft"}
-_DOWN = {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"}
+_UP: dict[type, str] = {wire.SessionRequest: "session_request", wire.Observation: "observation", wire.Draft: "draft"}
+_DOWN: dict[type, str] = {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"}
 DECODING = TopicSet(_UP | {wire.SessionClose: "session_close"}, _DOWN)
 # Messages that go both ways have a topic for each, so that no side hears its own.
 _BOTH = {wire.Proposal: "proposal", wire.Verdict: "verdict", wire.Reveal: "reveal", wire.QuestionEnd: "question_end"}

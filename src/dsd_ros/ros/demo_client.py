@@ -17,7 +17,7 @@ from std_msgs.msg import Bool, Float64, UInt32
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import Action, format_action
-from dsd_ros.navigation.run import RunOutcome
+from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
 from dsd_ros.ros.managed import LifecycleWatch

@@ -17,8 +17,7 @@ from dsd_ros.ros.running import StartError
 SERVICES = (SPORT, OBSTACLES_AVOID, VIDEO)
 
 try:
-    from unitree_api.msg import Request as RequestMessage
-    from unitree_api.msg import Response as ResponseMessage
+    from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
     from unitree_go.msg import LowState, SportModeState
 except ImportError as error:
     raise StartError(

@@ -49,7 +49,7 @@ class Health:
     @property
     def level(self) -> bytes:
         with self._lock:
-            return self._status.level
+            return bytes(self._status.level)
 
     def report(self, level: bytes, message: str, values: Mapping[str, object] | None = None) -> None:
         """Set the status. A change of level is published and logged immediately."""

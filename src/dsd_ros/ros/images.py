@@ -75,7 +75,7 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
     pixels = image if encoding == "rgb8" else image[..., ::-1]
     height, width = image.shape[:2]
     data = array.array("B")
-    data.frombytes(memoryview(np.ascontiguousarray(pixels)).cast("B"))
+    data.frombytes(np.ascontiguousarray(pixels).data.cast("B"))
     # An array is used as it is; bytes or lists would be checked value by value.
     return Image(height=height, width=width, encoding=encoding, is_bigendian=0, step=3 * width, data=data)
 
@@ -178,5 +178,5 @@ def _aligned(at: int, size: int) -> int:
 
 
 def _header_out(header: Header) -> bytes:
-    frame = header.frame_id.encode() + b"\x00"
+    frame: bytes = header.frame_id.encode() + b"\x00"
     return struct.pack("<iII", header.stamp.sec, header.stamp.nanosec, len(frame)) + frame

@@ -25,7 +25,7 @@ from rclpy.node import Node
 
 from dsd_ros.ros import health
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError
+from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError, RunnableNode
 from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.wire.channel import Backoff, LinkError
 
@@ -42,7 +42,7 @@ _GONE = SimpleNamespace(current_state=(State.PRIMARY_STATE_FINALIZED, "finalized
 NodeSettings = TypeVar("NodeSettings", bound=ManagedSettings)
 
 
-class ManagedNode(LifecycleNode, Generic[NodeSettings]):
+class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     """A subclass calls :meth:`autostart` last in its constructor.
 
     Spin it with two threads or more: a transition occupies one.
@@ -59,8 +59,6 @@ class ManagedNode(LifecycleNode, Generic[NodeSettings]):
         # rclpy's constructor takes no group for these services; in the default one a long transition would block
         # even get_state.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
-        self.failure: str | None = None  # a sentence once the node has given up; ends the process
-        self.exit_code = EXIT_GAVE_UP
         self.reason = f"The {name} is not configured."  # why it is not active
         self._settings = declare(self, schema)
         self._transition = threading.RLock()

@@ -41,7 +41,7 @@ def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Set
     :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when a
         parameter was given that neither node has, e.g. a misspelt one, which rclpy would silently drop.
     """
-    settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
+    settings: Settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
     own = [each for each in (node, host) if each is not None]
     given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
     unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
@@ -53,12 +53,14 @@ def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Set
     return settings
 
 
-def _made(schema: type[Settings], values: dict[str, Any], prefix: str = "") -> Settings:
+def _made(schema: type, values: dict[str, Any], prefix: str = "") -> Any:
     hints = typing.get_type_hints(schema)
     given: dict[str, Any] = {}
-    for item in fields(schema):  # type: ignore[arg-type]
+    for item in fields(schema):
         kind, name = hints[item.name], prefix + item.name
-        given[item.name] = _made(kind, values, f"{name}.") if is_dataclass(kind) else values[name]
+        given[item.name] = (
+            _made(kind, values, f"{name}.") if isinstance(kind, type) and is_dataclass(kind) else values[name]
+        )
     try:
         return schema(**given)
     except ValueError as error:

@@ -15,7 +15,7 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from rclpy.serialization import deserialize_message
 
-from dsd_ros.ros.running import companion
+from dsd_ros.ros.running import RunnableNode, companion
 
 _NICENESS = 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -96,7 +96,7 @@ class PacedThread:
     ``node.failure``.
     """
 
-    def __init__(self, node: Any, work: Callable[[], float]) -> None:
+    def __init__(self, node: RunnableNode, work: Callable[[], float]) -> None:
         self._node, self._work = node, work
         # A plain lock wakes faster than an Event, which runs a hundred lines of Python.
         self._open = threading.Lock()

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import yaml
 
@@ -223,7 +224,7 @@ class ProcessGroup:
             errors="replace",
             bufsize=1,
             start_new_session=True,
-            preexec_fn=_prepare_child,
+            preexec_fn=_prepare_child,  # noqa: PLW1509  # it makes two system calls
             env={**os.environ, "PYTHONUNBUFFERED": "1", **child.environment},
         )
         child.reader = threading.Thread(target=self._read, args=(child, child.process), daemon=True)
@@ -268,7 +269,7 @@ class ProcessGroup:
             path.unlink(missing_ok=True)
         self._files.clear()
 
-    def __enter__(self) -> ProcessGroup:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

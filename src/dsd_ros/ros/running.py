@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import rclpy
@@ -77,12 +78,23 @@ class StartError(RuntimeError):
     """The node cannot start; one sentence with the remedy."""
 
 
+class RunnableNode(Node):
+    """A node that :func:`run_node` runs."""
+
+    failure: str | None = None  # set to a sentence to end the process
+    exit_code = EXIT_GAVE_UP  # after a failure
+    guests: Sequence[Node] = ()  # other nodes of this process
+
+    def close(self) -> None:
+        """Stop threads, bring the robot to rest, release devices and sockets."""
+
+
 class _Interrupted(BaseException):
     """SIGINT or SIGTERM while the node was being constructed."""
 
 
 def run_node(
-    make: Callable[[], Node],
+    make: Callable[[], RunnableNode],
     args: Sequence[str] | None = None,
     threads: int = 1,
     events: bool = False,
@@ -108,7 +120,7 @@ def run_node(
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)
-    node: Any = None
+    node: RunnableNode | None = None
     try:
         # rclpy's own handlers would invalidate the context before a last command can be published.
         rclpy.init(args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO)
@@ -120,7 +132,7 @@ def run_node(
         print(f"{_program()}: {error}", file=sys.stderr, flush=True)
         return _leave(None, EXIT_BAD_START)
     executor = _executor(threads, events)
-    for each in (node, *getattr(node, "guests", ())):
+    for each in (node, *node.guests):
         executor.add_node(each)
     while not stop.is_set() and node.failure is None:
         try:
@@ -130,7 +142,7 @@ def run_node(
     code = EXIT_OK
     if node.failure is not None:
         node.get_logger().error(node.failure)
-        code = getattr(node, "exit_code", EXIT_GAVE_UP)
+        code = node.exit_code
     cancel = _force_end_later(code)
     _close(node, executor)
     executor.shutdown(timeout_sec=0.1)
@@ -149,7 +161,7 @@ def _executor(threads: int, events: bool) -> Executor:
     return SingleThreadedExecutor() if threads == 1 else ThreadedExecutor(threads)
 
 
-def run_main(make: Callable[[], Node], threads: int = 1, events: bool = False, wake_s: float = 0.1) -> None:
+def run_main(make: Callable[[], RunnableNode], threads: int = 1, events: bool = False, wake_s: float = 0.1) -> None:
     """Entry point of a node's executable; never returns."""
     code = run_node(make, threads=threads, events=events, wake_s=wake_s)
     sys.stdout.flush()
@@ -158,7 +170,7 @@ def run_main(make: Callable[[], Node], threads: int = 1, events: bool = False, w
     os._exit(code)
 
 
-def _close(node: Any, executor: Executor) -> None:
+def _close(node: RunnableNode, executor: Executor) -> None:
     """Close the node while it still spins, so that its last result and command are sent."""
     closer = threading.Thread(target=node.close, name="closer", daemon=True)
     closer.start()
@@ -168,9 +180,9 @@ def _close(node: Any, executor: Executor) -> None:
         executor.spin_once(timeout_sec=0.01)
 
 
-def _leave(node: Node | None, code: int) -> int:
+def _leave(node: RunnableNode | None, code: int) -> int:
     if node is not None:
-        for each in (*getattr(node, "guests", ()), node):
+        for each in (*node.guests, node):
             each.destroy_node()
     if rclpy.ok():
         rclpy.shutdown()
@@ -182,7 +194,7 @@ def _force_end_later(code: int) -> Callable[[], None]:
 
     Returns a function that cancels this.
     """
-    faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(_END_LIMIT_S + _HELD_S, exit=True, file=sys.__stderr__ or 2)
     timer = threading.Timer(_END_LIMIT_S, lambda: os._exit(code))
     timer.daemon = True
     timer.start()
@@ -195,7 +207,7 @@ def _force_end_later(code: int) -> Callable[[], None]:
 
 
 def _program() -> str:
-    return os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    return Path(sys.argv[0]).stem
 
 
 class ThreadedExecutor(Executor):
@@ -300,8 +312,8 @@ def end_realtime() -> None:
 
 def _schedule(policy: int, priority: int) -> bool:
     try:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
     except OSError:
         return False
     return True

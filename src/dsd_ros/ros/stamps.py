@@ -22,7 +22,7 @@ ACTION_KINDS = {
 
 def seconds(stamp: Time) -> float:
     """A stamp in seconds (float64 resolves 0.3 microseconds)."""
-    return stamp.sec + stamp.nanosec * 1e-9
+    return float(stamp.sec + stamp.nanosec * 1e-9)
 
 
 def to_stamp(value: float) -> Time:

@@ -8,7 +8,6 @@ fingerprint of the model they were trained for.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -125,7 +124,7 @@ class ExitAdapters(nn.Module):
         directory.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata=metadata)
         part.chmod(0o644)
-        os.replace(part, path)
+        part.replace(path)
         return path
 
 

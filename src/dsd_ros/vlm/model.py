@@ -66,7 +66,7 @@ class VisionLanguageModel:
         self._tokens = tokenizer.get_vocab_size(with_added_tokens=True)
         self._backbone = backbone
         self._language = backbone.language
-        self._device = self._language.embed_tokens.weight.device
+        self._device: torch.device = self._language.embed_tokens.weight.device
         self._dtype = self._language.embed_tokens.weight.dtype
         self._table = self._rotations(min(self.max_length, 1024))
 
@@ -238,7 +238,7 @@ class VisionLanguageModel:
 
         Padding rows of the vocabulary, which stand for no token, get minus infinity.
         """
-        logits = self.hf.lm_head(self._language.norm(hidden)).float()
+        logits: torch.Tensor = self.hf.lm_head(self._language.norm(hidden)).float()
         if self._tokens < self.vocab_size:
             logits[:, self._tokens :] = -torch.inf
         return logits

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Tokens
+from collections.abc import Callable, Iterable, Sequence as Tokens
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 

@@ -15,7 +15,7 @@ import secrets
 import threading
 import time
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 
+Opening = TypeVar("Opening", SessionRequest, Question)
 _log = logging.getLogger(__name__)
 
 REMEMBERED = 1024  # a message that comes after this many later ones counts as replayed
@@ -70,7 +71,7 @@ class Token:
     def __init__(self, token: str) -> None:
         self._key = token.encode()
 
-    def sign(self, message: SessionRequest | Question) -> SessionRequest | Question:
+    def sign(self, message: Opening) -> Opening:
         """An opening message with a fresh nonce and its tag."""
         message = msgspec.structs.replace(message, nonce=secrets.token_bytes(NONCE_BYTES))
         return msgspec.structs.replace(message, tag=_tag(self._key, b"open", 0, message))
@@ -205,7 +206,7 @@ class AuthenticatedChannel:
     def close(self) -> None:
         self._channel.close()
 
-    def __enter__(self) -> AuthenticatedChannel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

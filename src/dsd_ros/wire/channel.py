@@ -6,7 +6,7 @@ import hmac
 import random
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
@@ -39,8 +39,11 @@ class Channel(Protocol):
     Messages may be lost, duplicated or reordered where the transport does so; the protocol copes.
     """
 
-    bytes_up: int
-    bytes_down: int
+    @property
+    def bytes_up(self) -> int: ...
+
+    @property
+    def bytes_down(self) -> int: ...
 
     def send(self, message: Message) -> None:
         """Hand a message to the link; does not wait for the other side. Raises LinkClosed."""
@@ -114,10 +117,10 @@ class LocalChannel:
         if on_close is not None:
             on_close()
 
-    def __enter__(self) -> LocalChannel:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -113,7 +113,7 @@ class Connection:
         self.channel.reconnect()
         self.up = True
 
-    def lost(self, error: LinkError) -> None:  # noqa: ARG002  # a subclass reports it
+    def lost(self, error: LinkError) -> None:  # a subclass reports it
         """The link is down."""
         self.up = False
 

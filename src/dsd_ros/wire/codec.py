@@ -181,8 +181,9 @@ def decode(data: bytes) -> Message:
             return compact.unpack(frame)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WireError(f"a frame is not a message of this protocol: {error}") from error
-    check_finite(frame)
-    return frame
+    message: Message = frame
+    check_finite(message)
+    return message
 
 
 def check_finite(message: Message) -> None:

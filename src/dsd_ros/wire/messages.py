@@ -16,9 +16,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta, Struct
 
-from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES
-from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH as MAX_DRAFT
-from dsd_ros.decoding.modes import MAX_EXITS
+from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 
 PROTOCOL_VERSION = 7

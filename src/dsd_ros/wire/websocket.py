@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
@@ -122,10 +122,10 @@ class WebsocketChannel:
             self._closed = True
         self._drop()
 
-    def __enter__(self) -> WebsocketChannel:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _up(self) -> ClientConnection:

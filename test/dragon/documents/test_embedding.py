@@ -35,7 +35,7 @@ def test_paraphrases_are_nearer_than_other_sentences(encoder):
     cosines = rows @ rows.T
     for row in range(len(rows)):
         others = [cosines[row, column] for column in range(len(rows)) if column // 2 != row // 2]
-        assert cosines[row, row ^ 1] > 0.45 > 0.3 > max(others)
+        assert cosines[row, row ^ 1] > 0.45 and max(others) < 0.3
 
 
 def test_rows_are_of_length_one_and_do_not_depend_on_their_company(encoder):

@@ -190,7 +190,7 @@ def test_sweeps_are_crossed_where_they_matter():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    ("options", "said"),
     [
         (["--modes", "quickly"], "unknown mode 'quickly'"),
         (["--modes", "ar,ar"], "there twice"),
@@ -263,7 +263,7 @@ def test_a_growing_process_is_reported():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    ("options", "said"),
     [
         (["--replies", "3"], "replies is 3"),
         (["--max-growth-mb", "0"], "max-growth-mb is 0"),
@@ -271,7 +271,7 @@ def test_a_growing_process_is_reported():
     ],
 )
 def test_a_soak_that_cannot_be_run_gives_one_sentence(pair, capsys, options, said):
-    code, out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
+    code, _out, err = dsd_lab(capsys, "bench", "soak", *pair, *options)
     assert code == 2 and said in err and err.count("\n") == 1
 
 

@@ -15,7 +15,7 @@ def test_every_named_profile_is_there_and_has_a_summary():
 
 
 @pytest.mark.parametrize(
-    "name, gamma_t_p, t_q, t_c",
+    ("name", "gamma_t_p", "t_q", "t_c"),
     [
         ("go2-a100", 0.288, 0.620, 0.120),  # FSD Table 8
         ("jetson-nano-a100", 0.334, 0.497, 0.095),  # FSD Table 5, Vicuna-68m/7B
@@ -46,7 +46,7 @@ def test_an_unknown_profile_error_lists_the_profiles():
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    ("text", "said"),
     [
         ("", "no profiles"),
         ("- a", "no profiles"),

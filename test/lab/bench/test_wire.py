@@ -164,7 +164,7 @@ def test_what_is_kept_is_a_number_or_a_share():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    ("options", "said"),
     [
         (["--proofs", "full,tree"], "unknown proof 'tree'"),
         (["--proofs", ","], "no proof is named"),
@@ -245,7 +245,7 @@ def test_text_models_answer_instructions(text_pair, capsys, tmp_path):
 
 def test_shapes_contend_in_every_proof_they_are_for(text_pair, capsys, tmp_path):
     file, plot = tmp_path / "wire.json", tmp_path / "wire.png"
-    code, out, err = dsd_lab(
+    code, _out, err = dsd_lab(
         capsys, "bench", "wire", "--model", "text", *text_pair, "--images", "2", "--draws", "1", "--max-tokens", "16",
         "--proofs", "full,split,truncated,coupled", "--kept", "9", "--shapes", "sequence:3,2x2x2,budget8:5",
         "--timed", "0", "--uplinks", "1", "--json", file, "--plot", plot,

@@ -213,7 +213,7 @@ def test_figures_are_those_of_any_answer():
     for method in METHODS:
         if method == "drcg-kv":  # a table has no keys
             continue
-        answer, channel = ask(method, GREEDY)
+        answer, _channel = ask(method, GREEDY)
         figures = answer.statistics
         assert len(figures.token_seconds) == len(answer.tokens) == 12
         assert list(figures.token_seconds) == sorted(figures.token_seconds)

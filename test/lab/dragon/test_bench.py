@@ -25,8 +25,7 @@ from dsd_lab.dragon.bench import (
     render_bytes,
 )
 from dsd_lab.dragon.corpus import Passages, read_corpus
-from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, score_window
-from dsd_lab.dragon.lm import render as render_lm
+from dsd_lab.dragon.lm import LmSetting, Scorer, draw_lm, measure_lm, mixture_of, render as render_lm, score_window
 from dsd_lab.dragon.recorded import RecordedModel, Rows
 from dsd_lab.report import BenchError
 from dsd_ros.dragon.documents.retrieval import Retrieved

@@ -12,6 +12,7 @@ from dsd_lab.faults.judge import (
     Command,
     Record,
     SeenPose,
+    SupervisorVerdict as Verdict,
     difference,
     first_cause,
     judge,
@@ -19,7 +20,6 @@ from dsd_lab.faults.judge import (
     moving_at,
     stop_after,
 )
-from dsd_lab.faults.judge import SupervisorVerdict as Verdict
 from dsd_ros.navigation.actions import Action, ActionKind
 
 FORWARD, LEFT, STOP = (Action(ActionKind.FORWARD, 50), Action(ActionKind.TURN_LEFT, 30), Action(ActionKind.STOP))

@@ -185,7 +185,7 @@ def test_a_final_outcome_passes_early_ones_that_wait_for_a_slow_link():
         assert channel.bytes_down == len(encode(outcome(1, 0.5))) + len(encode(final))
 
 
-@pytest.mark.parametrize("policy, order", [("priority", [1, 3, 2, 4]), ("fifo", [1, 2, 3, 4])])
+@pytest.mark.parametrize(("policy", "order"), [("priority", [1, 3, 2, 4]), ("fifo", [1, 2, 3, 4])])
 def test_early_outcomes_wait_in_the_order_that_the_session_asked_for(policy, order):
     pipe = Pipe()
     request = SessionRequest(
@@ -287,7 +287,7 @@ def test_closing_gives_back_threads_hands_on_what_was_sent_and_wakes_a_receiver(
 
 
 @pytest.mark.parametrize(
-    "values, named",
+    ("values", "named"),
     [
         ({"delay_up_s": -1}, "delay_up_s"),
         ({"delay_down_s": float("nan")}, "delay_down_s"),

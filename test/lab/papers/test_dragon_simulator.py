@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -76,7 +78,7 @@ def test_every_event_follows_from_one_before(strategy):
     assert [event.position for event in found] == list(range(60))
     assert [event.accepted for event in found] == [tuple(row) for row in accepted.tolist()]
     # Whoever aggregates is who did before, unless that one's verdict handed it over and has arrived.
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         assert (after.side != before.side) == before.switch
 
 

@@ -152,7 +152,7 @@ def test_hidden_states_are_those_of_the_models_own_passes(
         torch.testing.assert_close(part, alone, atol=1e-4, rtol=1e-4)
         start += len(example.reply)
         text = vlm.model.tokenizer.decode([example.ids[i] for i in example.reply], skip_special_tokens=False)
-        assert text == "<|im_end|>".join([conversation.turns[1].text, "Yes.", ""])
+        assert text == f"{conversation.turns[1].text}<|im_end|>Yes.<|im_end|>"
 
 
 def test_hidden_states_in_front_of_a_reply_equal_those_of_verify(vlm: Backbone) -> None:

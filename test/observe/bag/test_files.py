@@ -10,8 +10,7 @@ import signal
 import pytest
 import yaml
 from bag_maker import SECOND, killed_bag, text_bag
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mcap.reader import make_reader
 from mcap_ros2.decoder import DecoderFactory
 from rosbags.rosbag2 import Reader
@@ -52,7 +51,7 @@ def test_rosbags_opens_what_was_written(tmp_path, storage):
 
 def test_the_mcap_library_opens_what_was_written(tmp_path):
     sent = text_bag(tmp_path / "bag", 500)
-    with open(tmp_path / "bag" / "bag_0.mcap", "rb") as file:
+    with (tmp_path / "bag" / "bag_0.mcap").open("rb") as file:
         reader = make_reader(file, decoder_factories=[DecoderFactory()], validate_crcs=True)
         found = list(reader.iter_decoded_messages())
         assert [message.data for _, _, message, _ in found] == sent
@@ -121,7 +120,7 @@ def test_a_cut_file_is_read_up_to_the_cut_or_refused(whole, tmp_path_factory, sh
 @settings(max_examples=60)
 @given(at=st.integers(0, 10_000), junk=st.binary(min_size=1, max_size=40))
 def test_damage_is_never_more_than_an_error(whole, tmp_path_factory, at, junk):
-    content, sent = whole
+    content, _sent = whole
     at %= len(content)
     path = tmp_path_factory.mktemp("damage") / "damaged.mcap"
     path.write_bytes(content[:at] + junk + content[at + len(junk) :])

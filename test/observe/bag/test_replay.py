@@ -139,7 +139,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
     put("safety_state", "dsd_msgs/msg/SafetyState", stopped=True, causes=maker.make("dsd_msgs/msg/SafetyState").causes)
     for number, reply in enumerate(replies, 1):
         stamp = (50 + number) * SECOND + 7
-        pixels, data = png(number)
+        _pixels, data = png(number)
         if number != 2:
             put(
                 "camera/image_raw/compressed",

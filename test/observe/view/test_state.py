@@ -37,7 +37,7 @@ def test_a_walk_keeps_poses_some_centimetres_apart_and_stays_bounded(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "ahead, turn, end",
+    ("ahead", "turn", "end"),
     [
         (0.5, 0.0, (1.0, 2.5, math.pi / 2)),
         (0.0, math.radians(30), (1.0, 2.0, math.radians(120))),

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,8 +112,7 @@ def test_the_server_ends_with_its_killed_owner():
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
@@ -168,7 +168,7 @@ def test_a_browser_shows_all_four_views(served, name, width, height):
             if all(found.values()):
                 break
             if os.environ.get("DSD_SCREENSHOTS"):
-                Image.fromarray(shot).save(os.path.join(os.environ["DSD_SCREENSHOTS"], f"{name}-early.png"))
+                Image.fromarray(shot).save(Path(os.environ["DSD_SCREENSHOTS"]) / f"{name}-early.png")
             assert time.monotonic() < deadline, f"not to be seen: {[k for k, v in found.items() if not v]}"
         assert server.watched()
     assert shot.shape[:2] == ((844 * 2, 390 * 2) if name == "phone" else (800, 1280))
@@ -177,4 +177,4 @@ def test_a_browser_shows_all_four_views(served, name, width, height):
     assert np.ptp(rows) < 0.6 * shot.shape[0]
     assert np.ptp(columns) > 0.3 * shot.shape[1]
     if os.environ.get("DSD_SCREENSHOTS"):
-        Image.fromarray(shot).save(os.path.join(os.environ["DSD_SCREENSHOTS"], f"{name}.png"))
+        Image.fromarray(shot).save(Path(os.environ["DSD_SCREENSHOTS"]) / f"{name}.png")

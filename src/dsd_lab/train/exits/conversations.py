@@ -6,6 +6,7 @@ or a list of parts. Images are named under "image" or "images"; <image> marks th
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -119,8 +120,8 @@ def _conversation(where: str, record: Any, folder: Path, images: bool) -> Conver
     roles = [turn.role for turn in read]
     if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
         raise ConversationError("no reply follows a user's turn")
-    for before, after in zip(roles, roles[1:], strict=False):
-        if before == after or after == "system":
+    for before, after in itertools.pairwise(roles):
+        if after in (before, "system"):
             raise ConversationError(f"a turn of {after} follows one of {before}")
     named = record.get("images", record.get("image")) or []
     paths = tuple(_image_path(name, folder) for name in (named if isinstance(named, list) else [named]))

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dsd_ros.decoding.coupling import gumbel
-from dsd_ros.decoding.sampling import SamplingSettings, generator_for, transform
+from dsd_ros.decoding.sampling import generator_for, transform
+from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 
 

@@ -12,7 +12,8 @@ import torch
 from dsd_ros.decoding.methods.base import Drafted, DraftVerdict, Drawn, RoundContext, as_it_is
 from dsd_ros.decoding.packing import pack_distributions, unpack_distributions
 from dsd_ros.decoding.rejection import check_tree, verify_tree
-from dsd_ros.decoding.sampling import SamplingError, transform
+from dsd_ros.decoding.sampling import transform
+from dsd_ros.decoding.settings import SamplingError
 from dsd_ros.decoding.tree import TokenTree
 
 finish = as_it_is

@@ -25,8 +25,8 @@ from dsd_ros.decoding.packing import (
     unpack_rows,
 )
 from dsd_ros.decoding.rejection import TreeVerdict, WalkState, probability_of, walk
-from dsd_ros.decoding.sampling import SamplingError, sample, transform
-from dsd_ros.decoding.settings import TreeError
+from dsd_ros.decoding.sampling import sample, transform
+from dsd_ros.decoding.settings import SamplingError, TreeError
 from dsd_ros.decoding.tree import ROOT, TokenTree
 
 LEAST_CHANCE = 2.0**-31  # the smallest probability that travels

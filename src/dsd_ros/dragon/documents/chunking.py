@@ -53,7 +53,7 @@ class Document:
     @property
     def digest(self) -> str:
         """32 hex digits over text, place and time."""
-        return key_of("\0".join((self.text, self.place, self.time)))
+        return key_of(f"{self.text}\x00{self.place}\x00{self.time}")
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _of_mcap(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Rec
     schemas: dict[int, Schema] = {}
     channels: dict[int, Channel] = {}
     count = 0
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         records = StreamReader(file, record_size_limit=_RECORD_LIMIT).records
         while True:
             try:

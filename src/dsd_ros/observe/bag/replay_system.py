@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup
@@ -84,7 +84,7 @@ class ReplaySystem:
         self._group = ProcessGroup(keep)
         self.client: Any = None  # the ReplayClient, after ``__enter__``
 
-    def __enter__(self) -> ReplaySystem:
+    def __enter__(self) -> Self:
         os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
         namespace = f"replay_{os.getpid()}"

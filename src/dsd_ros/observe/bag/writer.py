@@ -44,7 +44,7 @@ class BagWriter:
         """
         if storage not in STORAGES:
             raise RecordError(f"There is no storage {storage!r}; use {' or '.join(STORAGES)}.")
-        self.folder = Path(os.path.abspath(folder))
+        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100  # links stay
         self.messages = 0
         self._define, self._storage, self._file_bytes = define, storage, file_bytes
         self._custom: dict[str, str] = {}
@@ -60,7 +60,7 @@ class BagWriter:
             raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
         self._reserve = self.folder / ".reserve"
         with self._ends_on_error():
-            with open(self._reserve, "wb") as file:
+            with self._reserve.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
             self._next_file()
             self.write_metadata()
@@ -152,7 +152,7 @@ class BagWriter:
         if connection.msgtype not in self._announced:
             self._announced.add(connection.msgtype)
             self._file.add_msgtype(connection)
-        profiles = yaml.safe_dump(dump_qos_v9(list(connection.ext.offered_qos_profiles)))
+        profiles = yaml.safe_dump(dump_qos_v9(list(connection.ext.offered_qos_profiles)))  # type: ignore[union-attr]  # rosbag2's
         self._file.add_connection(connection, profiles)
 
     def _information(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class BagWriter:
                         "name": c.topic,
                         "type": c.msgtype,
                         "serialization_format": "cdr",
-                        "offered_qos_profiles": dump_qos_v9(list(c.ext.offered_qos_profiles)),
+                        "offered_qos_profiles": dump_qos_v9(list(c.ext.offered_qos_profiles)),  # type: ignore[union-attr]  # rosbag2's
                         "type_description_hash": c.digest,
                     },
                     "message_count": counts[c.id],
@@ -221,7 +221,7 @@ class BagWriter:
         return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. It can be read up to here.")
 
 
-class McapFile(McapWriter):  # type: ignore[misc]
+class McapFile(McapWriter):
     """An .mcap file of zstd-compressed chunks."""
 
     def __init__(self, path: Path) -> None:
@@ -275,7 +275,7 @@ class McapFile(McapWriter):  # type: ignore[misc]
         return int(self.bio.tell()) + int(self.chunk.bio.tell())
 
 
-class SqliteFile(Sqlite3Writer):  # type: ignore[misc]
+class SqliteFile(Sqlite3Writer):
     """A .db3 (SQLite) file."""
 
     def __init__(self, path: Path) -> None:

@@ -33,7 +33,7 @@ def from_png(data: bytes, form: str) -> Image:
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if pixels is None or pixels.dtype != np.uint8:
         raise ImageMessageError(f"A picture of the bag cannot be read; its format is {form!r}.")
-    encoding = form.split(";")[0].strip()
+    encoding = form.split(";", maxsplit=1)[0].strip()
     return from_rgb(pixels[..., ::-1], encoding if encoding == "rgb8" else "bgr8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import fields, replace
+from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
@@ -145,9 +146,10 @@ def round_from(message: RoundStats) -> Round:
     """A Round from its message."""
     same = ("drafted", "source", "ready", "first_exit", "predrafts", "bytes_up", "bytes_down")
     measured = ("began", "draft", "wait", "verify", "model")
+    figures: dict[str, Any] = {name: getattr(message, name) for name in same}
+    figures |= {name: _finite(getattr(message, f"{name}_seconds")) for name in measured}
     return Round(
-        **{name: getattr(message, name) for name in same},
-        **{name: _finite(getattr(message, f"{name}_seconds")) for name in measured},
+        **figures,
         accepted=min(message.accepted, len(message.gained)),
         gained=tuple(message.gained),
         rejected=tuple(message.rejected),
@@ -158,7 +160,8 @@ def round_from(message: RoundStats) -> Round:
 def reply_figures(message: DecodeStats) -> ReplyFigures:
     """The figures of a reply from its message, whose fields have the same names."""
     values = {field.name: getattr(message, field.name) for field in fields(ReplyFigures)}
-    return ReplyFigures(**{name: _finite(v) if isinstance(v, float) else v for name, v in values.items()})
+    finite: dict[str, Any] = {name: _finite(v) if isinstance(v, float) else v for name, v in values.items()}
+    return ReplyFigures(**finite)
 
 
 def step_from(message: NavAction, pose: Pose) -> ShownStep:

@@ -32,11 +32,12 @@ def message_class(name: str) -> type:
     """
     package, short = _parts(name)
     try:
-        return getattr(importlib.import_module(f"{package}.msg"), short)  # type: ignore[no-any-return]
+        found: type = getattr(importlib.import_module(f"{package}.msg"), short)
     except (ImportError, AttributeError):
         raise TypeUnknown(
             f"The message type {name} is not installed here; install its package, or leave the topic out."
         ) from None
+    return found
 
 
 @cache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 from pathlib import Path as FilePath
+from xml.etree import ElementTree
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Point, PoseStamped, Quaternion, TransformStamped

@@ -190,12 +190,10 @@ def _bottom_bar(overlay: Overlay, width: int) -> Image.Image:
     rows: list[tuple[str, Colour, Colour]] = []
     if overlay.causes:
         paper = ALARM if overlay.stopped else BAR
-        for text in wrapped("; ".join(overlay.causes[:3]), _SMALL, inside, 2):
-            rows.append((text, INK, paper))
+        rows += [(text, INK, paper) for text in wrapped("; ".join(overlay.causes[:3]), _SMALL, inside, 2)]
     reasoning, _, action = overlay.reply.text.partition("Action:")
     if reasoning.strip():
-        for text in wrapped(reasoning, _SMALL, inside, 2):
-            rows.append((text, INK, BAR))
+        rows += [(text, INK, BAR) for text in wrapped(reasoning, _SMALL, inside, 2)]
     doing = overlay.action or action.strip()
     if doing:
         note = "" if overlay.verified else "  (not verified)"

@@ -59,7 +59,8 @@ def write(canvas: Image.Image, x: int, y: int, text: str, size: int, ink: Colour
 
 def wrapped(text: str, size: int, width: int, lines: int) -> list[str]:
     """Wrap a text to at most ``lines`` lines of ``width`` pixels; what does not fit becomes "..."."""
-    found, line = [], ""
+    found: list[str] = []
+    line = ""
     for word in text[: _LONGEST * lines].split():
         if len(found) > lines:
             break

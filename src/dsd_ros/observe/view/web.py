@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import cv2
@@ -67,7 +67,7 @@ class WebServer:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "RERUN_ANALYTICS": "0"},
             start_new_session=True,  # Ctrl-C must not reach it before us
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  # it makes one system call
         )
         try:
             self._await_ports()
@@ -111,7 +111,7 @@ class WebServer:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> WebServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

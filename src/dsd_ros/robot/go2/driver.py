@@ -215,8 +215,7 @@ class Go2Driver:
 
         def seen() -> bool:
             state = self.state()
-            fresh = state is not None and state.age() <= self.settings.state_timeout_s
-            return fresh and state.posture in shown  # type: ignore[union-attr]
+            return state is not None and state.age() <= self.settings.state_timeout_s and state.posture in shown
 
         if not wait_until(seen, self.settings.posture_timeout_s):
             heartbeat = self._heartbeat_fault(time.monotonic())

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class SimulatorError(RuntimeError):
@@ -68,7 +69,7 @@ class Offscreen:
         self._context.mat_texrepeat[: 2 * model.nmat] = model.mat_texrepeat.ravel()
         self._model = model
 
-    def draw(self, scene: Any, width: int, height: int, depth: np.ndarray | None = None) -> np.ndarray:
+    def draw(self, scene: Any, width: int, height: int, depth: np.ndarray | None = None) -> NDArray[np.uint8]:
         """The scene as uint8 (height, width, 3), RGB; ``depth`` receives the depth buffer, bottom row first."""
         viewport = self._mujoco.MjrRect(0, 0, width, height)
         self._mujoco.mjr_render(viewport, scene, self._context)
@@ -91,7 +92,7 @@ class Offscreen:
         depths = near * far / (near + values * (far - near))
         return picture, np.where(values > 0.0, depths, np.nan).astype(np.float32)
 
-    def draw_geoms(self, scene: Any, width: int, height: int) -> np.ndarray:
+    def draw_geoms(self, scene: Any, width: int, height: int) -> NDArray[np.int64]:
         """The index of the geom in each pixel, -1 for none: int64 (height, width)."""
         flags = self._mujoco.mjtRndFlag
         scene.flags[flags.mjRND_SEGMENT] = 1
@@ -106,7 +107,8 @@ class Offscreen:
         for geom in scene.geoms[: scene.ngeom]:
             if geom.segid >= 0 and geom.objtype == self._mujoco.mjtObj.mjOBJ_GEOM:
                 owners[geom.segid + 1] = geom.objid
-        return owners[codes]
+        found: NDArray[np.int64] = owners[codes]
+        return found
 
     def close(self) -> None:
         """Free the context. May be called twice."""

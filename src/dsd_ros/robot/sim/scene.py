@@ -8,8 +8,6 @@ from functools import cache
 
 import numpy as np
 
-from dsd_ros.robot.sim.world import CAMERA_HEIGHT as CAMERA_HEIGHT
-from dsd_ros.robot.sim.world import CAMERA_PITCH as CAMERA_PITCH
 from dsd_ros.robot.sim.world import HEIGHT, RADIUS, Look, Surface, Thing, World
 
 CAMERA_AHEAD = 0.28  # m from the base's centre to the front camera

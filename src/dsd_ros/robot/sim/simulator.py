@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -126,19 +127,19 @@ class Simulator:
 
     def render(self) -> np.ndarray:
         """The front camera's picture: uint8 (height, width, 3), RGB."""
-        scene = self._front()
-        return self._offscreen.draw(scene, self.width, self.height)
+        scene, renderer = self._front()
+        return renderer.draw(scene, self.width, self.height)
 
     def render_with_depth(self) -> tuple[np.ndarray, np.ndarray]:
         """The picture, and each pixel's depth along the optical axis: float32 (height, width), m, NaN: unknown."""
-        scene = self._front()
-        return self._offscreen.draw_with_depth(scene, self.width, self.height)
+        scene, renderer = self._front()
+        return renderer.draw_with_depth(scene, self.width, self.height)
 
-    def _front(self) -> Any:
-        scene = self._update("front")
+    def _front(self) -> tuple[Any, Offscreen]:
+        scene, renderer = self._update("front")
         # Shadows would cost three times the frame rate on a CPU.
         scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-        return scene
+        return scene, renderer
 
     def range_ahead(self) -> float:
         """Distance from the robot's front to the nearest obstacle in the field of view, m; infinite beyond MAX_RANGE.
@@ -153,8 +154,8 @@ class Simulator:
 
     def visible_pixels(self) -> dict[int, int]:
         """How many pixels of the front camera's picture show each visible thing: {index in world.things: count}."""
-        scene = self._front()
-        geoms = self._offscreen.draw_geoms(scene, self.width // 2, self.height // 2)
+        scene, renderer = self._front()
+        geoms = renderer.draw_geoms(scene, self.width // 2, self.height // 2)
         owners = self._owner[geoms[geoms >= 0]]
         counts = np.bincount(owners[owners >= 0], minlength=len(self.world.things)) * 4
         return {int(i): int(n) for i, n in enumerate(counts) if n > 0}
@@ -163,11 +164,11 @@ class Simulator:
         self, path: list[tuple[float, float]] | None = None, width: int = 768, height: int = 640
     ) -> np.ndarray:
         """The room from above, uint8 (height, width, 3), with a path (points in m) drawn in red."""
-        scene = self._update("overview")
+        scene, renderer = self._update("overview")
         scene.flags[self._mujoco.mjtRndFlag.mjRND_SHADOW] = 1
         mujoco = self._mujoco
         points = path or []
-        for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
+        for (x0, y0), (x1, y1) in itertools.pairwise(points):
             if scene.ngeom >= scene.maxgeom:
                 break
             geom = scene.geoms[scene.ngeom]
@@ -180,10 +181,10 @@ class Simulator:
                 np.array([x0, y0, 0.5]), np.array([x1, y1, 0.5]),
             )  # fmt: skip
             scene.ngeom += 1
-        return self._offscreen.draw(scene, width, height)
+        return renderer.draw(scene, width, height)
 
-    def _update(self, camera: str) -> Any:
-        """The scene for a camera at the present pose, ready to draw."""
+    def _update(self, camera: str) -> tuple[Any, Offscreen]:
+        """The scene for a camera at the present pose, ready to draw, and what draws it."""
         if self._model is None:
             self._mujoco = import_mujoco()
             self._model = self._mujoco.MjModel.from_xml_string(build_mjcf(self.world))
@@ -207,7 +208,7 @@ class Simulator:
         self._mujoco.mjv_updateScene(
             self._model, self._data, self._mujoco.MjvOption(), None, view, self._mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
-        return self._scene
+        return self._scene, self._offscreen
 
     def close(self) -> None:
         """Free the renderer; call it in the thread that rendered. May be called twice."""
@@ -215,7 +216,7 @@ class Simulator:
             self._offscreen.close()
             self._offscreen = None
 
-    def __enter__(self) -> Simulator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

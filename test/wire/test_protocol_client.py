@@ -18,16 +18,41 @@ from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.modes import PRESETS
 
 TOKEN = b"correct-horse"
-TAG_AT = {3: 11, 4: 11, 7: 2}  # where the tag stands in an Observation, a Draft and a SessionClose
+TAG_AT = {3: 11, 4: 11, 5: 10, 7: 2}  # where the tag stands in an Observation, a Draft, an Outcome and a SessionClose
 
 
 def mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, b"dsd_ros " + label + b"\0" + b"".join(parts), "sha256")
 
 
-def tag_of(key: bytes, label: bytes, number: int, bare: list[Any]) -> bytes:
+def tag_of(key: bytes, label: bytes, number: int, fields: list[Any]) -> bytes:
     head = number.to_bytes(4, "little")
-    return head + mac(key, label, head, msgspec.msgpack.encode(bare))[:16]
+    return head + mac(key, label, head, msgspec.msgpack.encode([*fields, b""]))[:16]
+
+
+def content(message: list[Any]) -> list[Any]:
+    """All fields of a message without its tag, in the order of the ROS message."""
+    kind, *fields = message
+    fields += [None] * (TAG_AT[kind] - 1 - len(fields))
+    if kind == 3:
+        fields[7:] = [], 0, []
+    elif kind == 4:
+        *name, tokens, evidence, parents, resampled, assumed, rounds = fields
+        fields = [
+            *name,
+            list(tokens),
+            evidence or b"",
+            parents or b"",
+            assumed or b"",
+            list(resampled or b""),
+            rounds or 0,
+        ]
+    elif kind == 5:
+        *name, following, compute_us, confidence, is_final = fields
+        row = isinstance(following, bytes)
+        fields = [*name, 0 if row else following, (confidence or 0) / 65535, is_final is not False, compute_us or 0]
+        fields.append(following if row else b"")
+    return [kind, *fields]
 
 
 class Client:
@@ -46,8 +71,8 @@ class Client:
 
     def open(self) -> None:
         ours = secrets.token_bytes(16)
-        bare = [*self.request, self.ticket, *self.rest, ours]
-        self.link.send(msgspec.msgpack.encode([*bare, tag_of(TOKEN, b"open", 0, bare)]))
+        fields = [*self.request, self.ticket, *self.rest, ours]
+        self.link.send(msgspec.msgpack.encode([*fields, tag_of(TOKEN, b"open", 0, fields)]))
         answer = msgspec.msgpack.decode(self.link.recv(timeout=20))
         tag, request, session, error, *_, ticket, theirs, _ = answer
         assert (tag, request, error, ticket) == (2, 77, "", b"") and self.session in (0, session)
@@ -63,7 +88,7 @@ class Client:
 
     def send(self, message: list[Any]) -> None:
         self.sent += 1
-        tag = tag_of(self.key, b"up", self.sent, message)
+        tag = tag_of(self.key, b"up", self.sent, content(message))
         padding = [None] * (TAG_AT[message[0]] - len(message))
         self.link.send(msgspec.msgpack.encode([*message, *padding, tag]))
 
@@ -74,11 +99,10 @@ class Client:
 
     def check(self, message: list[Any]) -> None:
         """The tag holds, and its number has not come before."""
-        *bare, tag = message
-        while bare[-1] is None:
-            bare.pop()
+        *fields, tag = message
         number = int.from_bytes(tag[:4], "little")
-        assert tag == tag_of(self.key, b"down", number, bare) and number not in self.received
+        fields = fields if fields[0] == 2 else content(fields)
+        assert tag == tag_of(self.key, b"down", number, fields) and number not in self.received
         self.received.add(number)
 
     def observe(self) -> None:

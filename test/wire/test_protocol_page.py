@@ -248,8 +248,9 @@ def test_the_proof_of_the_token_is_that_of_the_examples():
 
     def holds(name: str, key: bytes, label: bytes, *before: bytes) -> bool:
         message = EXAMPLES[name].message
-        head, packed = message.tag[:4], encode(msgspec.structs.replace(message, tag=b""))
-        return message.tag == head + mac(key, label, *before, head, packed)[:16]
+        values = [getattr(message, name) for name in message.__struct_fields__[:-1]]
+        content = msgspec.msgpack.encode([message.__struct_config__.tag, *values, b""])
+        return message.tag == message.tag[:4] + mac(key, label, *before, message.tag[:4], content)[:16]
 
     request, reply, draft = (
         EXAMPLES[name].message
@@ -267,6 +268,12 @@ def test_the_proof_of_the_token_is_that_of_the_examples():
     assert ours.ticket.hex() == figures["ticket"]
     assert not ours.fault(reply) and not theirs.fault(draft)
     assert "1024 or more below" in PAGE and REMEMBERED == 1024
+    orders = {
+        name: [field.strip("`") for field in order.split(", ")] for name, order in table("#### Order of the content")
+    }
+    for struct in get_args(m.Message):
+        frame = list(FRAMES.get(struct, struct).__struct_fields__)
+        assert orders.get(struct.__name__, frame) == list(struct.__struct_fields__)
 
 
 def test_other_encodings_of_the_same_values_are_read_alike():

@@ -160,10 +160,10 @@ class Authenticator:
             code = RefusalCode.UNKNOWN_SESSION
             refusal = Refusal(message.session, message.reply, number, code, _UNKNOWN)
             self._engine.metrics.sending(refusal)
-            reply(self._token.deny(refusal, message))
+            reply(self._token.deny(refusal, message.tag))
         elif isinstance(message, Proposal | Verdict | Reveal):
             end = QuestionEnd(message.ask, message.attempt, EndCode.UNKNOWN, _UNKNOWN_QUESTION)
-            reply(self._token.deny(end, message))
+            reply(self._token.deny(end, message.tag))
 
     def _drop(self, message: Message, fault: str) -> None:
         self._engine.metrics.dropped[fault].inc()

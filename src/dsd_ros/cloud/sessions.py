@@ -14,6 +14,7 @@ from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.modes import ModeError, Proof, mode
 from dsd_ros.decoding.settings import SamplingError, SamplingSettings
+from dsd_ros.limits import largest_vocabulary
 from dsd_ros.wire.messages import (
     EXIT_POLICIES,
     PROTOCOL_VERSION,
@@ -228,5 +229,11 @@ def check_request(model: TargetModel, request: SessionRequest) -> SamplingSettin
             f"the robot's tokenizer ({theirs or 'none'}) is not that of the target "
             f"{model.name} ({ours}); use a draft that shares it, or give the robot the target's "
             "own (target_tokenizer) in mode dsd, temperature 0 and shape sequence"
+        )
+    most = largest_vocabulary(model.vocab_size)
+    if request.vocab_size > most:
+        raise ValueError(
+            f"the robot's model has a vocabulary of {request.vocab_size} and the target {model.name} one of "
+            f"{model.vocab_size}; use a draft with at most {most}, padding included"
         )
     return sampling

@@ -19,6 +19,7 @@ class PackingError(ValueError):
 
 _DENSE, _SPARSE = 0, 1
 _COUNT_BYTES = 4
+_MAX_ENTRIES = 1 << 25  # of all rows that are unpacked together: 64 rows over a vocabulary of 524 288
 _BOUND_BYTES = 8
 _CHANCE_BITS = 12
 _LEAST_UPPER = 0x3000  # upper half of 2^-31, the least probability that travels, as float32
@@ -92,6 +93,7 @@ def unpack_rows(data: bytes, rows: int, vocab_size: int) -> list[np.ndarray]:
     """``rows`` arrays (vocab_size,) from ``pack_rows``; PackingError for bytes that hold something else."""
     found = []
     at = 0
+    _check_entries(rows, vocab_size)
     for _ in range(rows):
         begin = at + _COUNT_BYTES
         at = begin + int.from_bytes(data[at:begin], "little")
@@ -152,6 +154,7 @@ def unpack_kept(data: bytes, rows: int, vocab_size: int) -> list[tuple[np.ndarra
         raise PackingError("truncated distributions must begin with the bytes of a weight, 2 or 4")
     kept = []
     at = 1
+    _check_entries(rows, vocab_size)
     for _ in range(rows):
         count = int.from_bytes(data[at : at + 2], "little") + 1
         end = at + kept_bytes(count, vocab_size, width)
@@ -208,6 +211,15 @@ def unpack_distributions(data: bytes, rows: int, vocab_size: int) -> torch.Tenso
     """(rows, vocab_size) float32 from ``pack_distributions``; PackingError for another size."""
     _check_size(data, 4 * rows * vocab_size, f"distributions of {rows} tokens over a vocabulary of {vocab_size}")
     return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32)).reshape(rows, vocab_size)
+
+
+def _check_entries(rows: int, vocab_size: int) -> None:
+    """Before a few bytes become rows of a vocabulary whose size a peer named."""
+    if rows * vocab_size > _MAX_ENTRIES:
+        raise PackingError(
+            f"{rows} distributions over a vocabulary of {vocab_size} take {4 * rows * vocab_size} bytes when unpacked, "
+            f"and at most {4 * _MAX_ENTRIES} are; draft fewer tokens"
+        )
 
 
 def _check_size(data: bytes, size: int, what: str) -> None:

@@ -23,11 +23,11 @@ from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.scheduler import SIDES, Scheduler
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import Contradiction, own_choice
+from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.prompts import check_instruction
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import BackgroundConnection, Limits
 from dsd_ros.wire.messages import (
-    MAX_VOCABULARY,
     PROTOCOL_VERSION,
     EndCode,
     Message,
@@ -424,8 +424,9 @@ class Attempt:
     def _on_reply(self, reply: QuestionReply) -> None:
         if self.half is not None:
             return
-        if reply.error or not 2 <= reply.vocab_size <= MAX_VOCABULARY:
-            sentence = reply.error or f"the cloud's vocabulary has {reply.vocab_size} tokens"
+        most = largest_vocabulary(self.question.vocab_size)
+        if reply.error or not 2 <= reply.vocab_size <= most:
+            sentence = reply.error or f"the cloud has a vocabulary of {reply.vocab_size} tokens, not of 2 to {most}"
             self._fail(AnswerRefused(sentence, "question"))
             return
         trip = time.monotonic() - self._asked - reply.held / 1e6

@@ -25,6 +25,7 @@ from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_o
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
+from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.loading import load_model
 from dsd_ros.vlm.settings import ModelSettings
 from dsd_ros.wire.messages import (
@@ -49,7 +50,6 @@ _SILENT_S = 60.0
 _WAITING_PER_ANSWER = 512  # messages; a window of 64 sends no more than that
 _WAITING_BYTES = 256 << 20  # of evidence, in all
 _MAX_TOKENS = 4096
-_PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 _FAILED = "the cloud could not go on with this answer; its log says why"
 
 
@@ -403,7 +403,7 @@ def refusal_of(model: Any, question: Question, scale: str = "") -> str:
     if not 1 <= question.max_tokens <= _MAX_TOKENS:
         return f"an answer of {question.max_tokens} tokens was asked for; use 1 to {_MAX_TOKENS}"
     sizes = question.vocab_size, model.vocab_size
-    if abs(sizes[0] - sizes[1]) > _PADDING + sizes[1] // 8:
+    if max(sizes) > largest_vocabulary(min(sizes)):
         return f"the robot has a vocabulary of {sizes[0]} tokens and the cloud {sizes[1]}; only padding may differ"
     if any(token >= model.vocab_size for token in question.answered):
         return "the answer so far holds a token that the cloud's model does not have"

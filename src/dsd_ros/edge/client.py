@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dsd_ros.limits import largest_vocabulary
 from dsd_ros.options import check_options, option
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import Connection, Limits
 from dsd_ros.wire.messages import (
+    MAX_VOCABULARY,
     Draft,
     Message,
     Outcome,
@@ -232,6 +234,13 @@ class VerifierClient(Connection):
             if isinstance(message, SessionReply) and message.request == number:
                 if message.error:
                     raise VerifierRefused(message.error, "session")
+                most = largest_vocabulary(request.vocab_size) if request.vocab_size else MAX_VOCABULARY
+                if not 1 <= message.vocab_size <= most:
+                    raise VerifierRefused(
+                        f"the verifier's target has a vocabulary of {message.vocab_size}, and this robot's model "
+                        f"allows 1 to {most}; use a target and a draft that share a tokenizer",
+                        "session",
+                    )
                 how = "resumed" if message.session == self.session else "opened"
                 _log.info("session %s", how, extra={"session": message.session})
                 self.session, self._ticket = message.session, message.ticket

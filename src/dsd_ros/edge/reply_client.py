@@ -111,6 +111,13 @@ class ReplyClient:
             )
         assert self._link.verifier is not None
         size = self._link.verifier.vocab_size
+        tokens = [*draft.tree.tokens_of(draft.tree.path_to(outcome.accepted - 1)), outcome.next_token]
+        if max(tokens) >= size:
+            raise ResultError(
+                f"the verifier gave token {max(tokens)} and its target has {size} tokens; "
+                "it does not follow the protocol",
+                "out-of-step",
+            )
         return Result(outcome.accepted, outcome.next_token, outcome.distribution, size)
 
     def end(self, tokens: list[int], recovered: Sequence[int]) -> None:

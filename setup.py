@@ -23,7 +23,7 @@ NODES = (
     "visual",
     "view",
 )
-EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "text-model", "rag", "view")
+EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag", "view")
 
 
 def requirements(name: str) -> list[str]:

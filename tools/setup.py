@@ -27,7 +27,7 @@ ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
 # Messages of others, built only where the system has none.
 OF_OTHERS = ("tf2_msgs", "unitree_api", "unitree_go")
 WHEEL_PYTHONS = ((3, 11), (3, 12))
-# These two come from the system where it has them: its message packages are compiled against them.
+# These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
 ALONE = ("rag-model",)  # installed without what they ask for: only their files are used
 LAB = "src/dsd_lab"

@@ -38,6 +38,7 @@ ROS = {"rclpy", "dsd_msgs", "std_msgs", "std_srvs", "sensor_msgs", "geometry_msg
     "action_msgs",
     "tf2_msgs",
     "visualization_msgs",
+    "cv_bridge",
     "lifecycle_msgs",
     "std_srvs",
     "unitree_api",

@@ -215,6 +215,18 @@ def test_doctor_finds_this_machine_fit_for_the_demo(capsys):
     assert "MISSING" not in out
 
 
+def test_doctor_warns_a_robot_of_cyclone_11(capsys, monkeypatch, tmp_path):
+    for name in ("unitree_sdk2py", "cyclonedds", "cyclonedds-11.0.1.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / name / "METADATA").write_text("Metadata-Version: 2.1\nName: cyclonedds\nVersion: 11.0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, out, _ = dsd(capsys, "doctor", "--role", "robot", "--json")
+    (finding,) = [finding for finding in json.loads(out) if finding["name"] == "unitree_sdk2py"]
+    assert not finding["ok"] and not finding["required"]
+    assert finding["detail"] == "cyclonedds 11.0.1: crashes the 0.10 peers that a Go2 runs"
+    assert "0.10.2" in finding["remedy"]
+
+
 def test_every_command_explains_itself(capsys):
     for command in ("demo", "decode", "verifier", "doctor"):
         code, out, _ = dsd(capsys, *command.split(), "--help")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,6 +212,33 @@ def test_the_driver_over_dds_confirms_what_it_asks_for_and_names_what_it_cannot(
     robot.standin.process.send_signal(signal.SIGKILL)
     robot.standin.process.wait()
     rig.until(lambda: driver.fault() and driver.fault().cause is FaultCause.NO_STATE, 20.0)
+
+
+def test_through_the_sdk_process_it_drives_and_ends_with_that_process(rig, tmp_path):
+    """In place of the SDK's process, one with the stand-in robot in it (``sdk_standin.py``)."""
+    python, pid = tmp_path / "python", tmp_path / "pid"
+    program = Path(__file__).parents[1] / "robot" / "sdk_standin.py"
+    python.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec {sys.executable} {program}\n")
+    python.chmod(0o755)
+    command, odometry = rig.node.create_publisher(Twist, "cmd_vel", qos.COMMAND), OdometryRig(rig)
+    node = rig.start("go2_node", link="sdk", sdk_python=python, **PLAIN)
+    twist = Twist()
+    twist.angular.z = 0.6
+
+    def turns() -> bool:
+        command.publish(twist)
+        return bool(odometry.samples) and odometry.velocity.wz > 0.5
+
+    rig.until(turns, 60.0, "motion")
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert node.process.wait(timeout=20) != 0
+    rig.until(lambda: any("The SDK's process ended with exit code -9." in line for line in rig.lines), 5.0)
+
+
+def test_without_the_sdk_its_link_is_refused_in_a_sentence(rig):
+    node = rig.start("go2_node", link="sdk", sdk_python="/no/such/python")
+    assert node.process.wait(timeout=60) == 2
+    rig.until(lambda: any("cannot be started with /no/such/python" in line for line in rig.lines), 5.0)
 
 
 def test_a_fault_that_does_not_exist_is_refused(rig):

@@ -22,7 +22,7 @@ MANIFESTS = [
     *(ROOT / "src" / name / "package.xml" for name in ("dsd_msgs", "unitree_api", "unitree_go")),
 ]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
-EXACT = {"mujoco"}  # its releases differ in frames
+EXACT = {"mujoco", "unitree-sdk2py-dimos"}  # their releases differ in frames, and in what the robot survives
 ROBOT_ONLY = ("cv2", "mujoco", "rclpy", "dsd_msgs", "sensor_msgs", "tqdm", "matplotlib", "unitree_sdk2py")
 
 
@@ -127,7 +127,7 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
-    assert path.stem == "lock" or (first and first[0] in ("-c", "-r"))
+    assert path.stem in ("lock", "go2") or (first and first[0] in ("-c", "-r"))
 
 
 def test_each_half_is_free_of_the_others_parts() -> None:
@@ -146,7 +146,7 @@ def test_extras_are_the_requirements_files() -> None:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
         if extra:
             declared.setdefault(extra[1], set()).add(Requirement(requirement.strip().lower()))
-    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "text-model", "rag"):
+    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag"):
         assert declared[name] == {Requirement(str(line).lower()) for line in requirements(name).values()}, name
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import array
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from sensor_msgs.msg import Image
 
-from dsd_ros.ros.images import ENCODINGS, ImageMessageError, from_rgb, to_rgb
+from dsd_ros.ros.images import ENCODINGS, ImageMessageError, by_numpy, from_rgb, has_cv_bridge, to_rgb
 
 CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}
 
@@ -49,9 +51,10 @@ def test_every_encoding_with_padded_rows(encoding, height, width, padding, bigen
     rgb = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     expected = np.repeat(rgb[..., :1], 3, axis=2) if encoding == "mono8" else rgb
     message = encode(rgb, encoding, padding, bigendian)
-    found = to_rgb(message)
-    assert found.dtype == np.uint8 and found.flags.c_contiguous
-    assert np.array_equal(found, expected)
+    for convert in (to_rgb, by_numpy):
+        found = convert(message)
+        assert found.dtype == np.uint8 and found.flags.c_contiguous
+        assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("encoding", ["rgb8", "bgr8"])
@@ -97,3 +100,32 @@ def test_only_rgb_bytes_are_published(picture):
         from_rgb(picture)
     with pytest.raises(ImageMessageError, match="not as 'mono8'"):
         from_rgb(np.zeros((3, 4, 3), np.uint8), "mono8")
+
+
+@pytest.mark.skipif(not has_cv_bridge(), reason="cv_bridge is not installed here")
+@pytest.mark.parametrize("padding", [0, 2, 3])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_like_cv_bridge(encoding, padding):
+    rgb = np.random.default_rng(2).integers(0, 256, (6, 5, 3), dtype=np.uint8)
+    message = encode(rgb, encoding, padding, bigendian=1)
+    assert np.array_equal(to_rgb(message), by_numpy(message))
+
+
+class NumpyError:
+    """A cv_bridge whose compiled part was built for another numpy."""
+
+    def imgmsg_to_cv2(self, message, desired_encoding):
+        raise ImportError("numpy.core.multiarray failed to import")
+
+
+@pytest.mark.parametrize("names", [{}, {"CvBridge": NumpyError, "CvBridgeError": TypeError}])
+def test_a_cv_bridge_that_does_not_work_is_not_used(monkeypatch, names):
+    broken = ModuleType("cv_bridge")
+    vars(broken).update(names)
+    monkeypatch.setitem(sys.modules, "cv_bridge", broken)
+    has_cv_bridge.cache_clear()
+    try:
+        rgb = np.random.default_rng(3).integers(0, 256, (4, 3, 3), dtype=np.uint8)
+        assert np.array_equal(to_rgb(encode(rgb, "rgb8", 1)), rgb)
+    finally:
+        has_cv_bridge.cache_clear()

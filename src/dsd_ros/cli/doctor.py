@@ -164,6 +164,14 @@ def _optional(name: str, find: Callable[[Role], str], remedy: str) -> Check:
     return Check(name, find, remedy, required=False)
 
 
+def _unitree_sdk(role: Role) -> str:
+    _package("unitree_sdk2py", "unitree-sdk2py-dimos")(role)
+    cyclone = _package("cyclonedds", "cyclonedds")(role)
+    if not cyclone.startswith("0.10"):
+        raise LookupError(f"cyclonedds {cyclone}: crashes the 0.10 peers that a Go2 runs")
+    return f"cyclonedds {cyclone}"
+
+
 _CLOUD = "pip install -r requirements/cloud.txt"
 _EVERYWHERE = (
     Check("python", lambda _: platform.python_version(), ""),
@@ -198,8 +206,8 @@ _WITH_ROS = (
     Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt"),
     _optional(
         "cv_bridge",
-        _package("cv_bridge", "cv-bridge", "not installed: the built-in equivalent conversion is used"),
-        "apt install ros-$ROS_DISTRO-cv-bridge",
+        _modules("cv_bridge.boost.cv_bridge_boost"),
+        "apt install ros-$ROS_DISTRO-cv-bridge (without it, the built-in equivalent conversion is used)",
     ),
     _optional("ros2 launch", _ros2_launch, "apt install ros-$ROS_DISTRO-ros-base, then source it"),
 )
@@ -207,4 +215,17 @@ _LAPTOP = (
     Check("mujoco", _package("mujoco", "mujoco"), "pip install -r requirements/sim.txt"),
     Check("offscreen rendering", _rendering, "install Mesa's software renderer: apt install libosmesa6 (or libegl1)"),
 )
-_CHECKS = ((tuple(Role), _EVERYWHERE), ((Role.LAPTOP, Role.ROBOT), _WITH_ROS), ((Role.LAPTOP,), _LAPTOP))
+_ROBOT = (
+    _optional(
+        "unitree_sdk2py",
+        _unitree_sdk,
+        "only for link: sdk: pip install dsd_ros[go2], then replace its cyclonedds by 0.10.2 before this machine joins "
+        "the robot's network",
+    ),
+)
+_CHECKS = (
+    (tuple(Role), _EVERYWHERE),
+    ((Role.LAPTOP, Role.ROBOT), _WITH_ROS),
+    ((Role.LAPTOP,), _LAPTOP),
+    ((Role.ROBOT,), _ROBOT),
+)

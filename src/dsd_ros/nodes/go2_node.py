@@ -2,8 +2,8 @@
 
 A thin shell around :class:`dsd_ros.robot.go2.driver.Go2Driver`. configure connects to the robot, activate makes it
 stand up and obeys commands, deactivate ends in an acknowledged stop (the robot stays standing), cleanup disconnects.
-The node sends plain ROS 2 messages to the robot's own services, so it needs no vendor library. The robot's clock is
-not trusted: stamps are this machine's, taken when a state arrives and when a picture is requested.
+By default the node sends plain ROS 2 messages to the robot's own services, so it needs no vendor library. The robot's
+clock is not trusted: stamps are this machine's, taken when a state arrives and when a picture is requested.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.robot.driver import DriverError, until_connected
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
+from dsd_ros.robot.go2.sdk_link import SdkLink
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.ros.images import ImageMessageError, from_rgb
@@ -79,12 +80,22 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
-        from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
-
-        self._link = link = RosLink(self, self._settings.robot_prefix, self._robot)
+        self._link = link = self._make_link()
         self._driver = driver = Go2Driver(link, self._settings.drive, self._settings.limits)
         link.on_arrival = self._on_state
         link.attach(driver)
+
+    def _make_link(self) -> Any:
+        settings = self._settings
+        if settings.link == "sdk":
+            link = SdkLink(settings.sdk_python, settings.sdk_interface, settings.sdk_domain)
+            link.on_end = self.give_up
+            versions = ", ".join(f"{name} {version}" for name, version in link.versions.items())
+            self.get_logger().info(f"connected through the vendor's SDK: {versions}")
+            return link
+        from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
+
+        return RosLink(self, settings.robot_prefix, self._robot)
 
     def begin(self) -> None:
         driver = self._driver

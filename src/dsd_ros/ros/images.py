@@ -1,6 +1,7 @@
 """Convert ROS Image messages to arrays and back, and read images and poses straight from CDR.
 
-Conversions honour ``step`` (padded rows) and check sizes, so a damaged message is refused.
+Conversions use cv_bridge where it works, else numpy. They honour ``step`` (padded rows) and check sizes, so a damaged
+message is refused.
 
 CDR (OMG DDSI-RTPS 2.3, 10; DDS-XTypes 1.3, 7.4.3) is four bytes that name the byte order, then the fields, each
 aligned to its size from there. Reading it directly saves copies of a picture and the 17 objects of an Odometry, many
@@ -10,6 +11,7 @@ times a second. Big-endian data is deserialized normally.
 from __future__ import annotations
 
 import array
+import functools
 import math
 import struct
 from dataclasses import dataclass
@@ -45,8 +47,34 @@ def to_rgb(message: Image | RawImage) -> np.ndarray:
 
     :raises ImageMessageError: for an unknown encoding, or sizes that do not fit the data.
     """
+    return _by_cv_bridge(message) if has_cv_bridge() else by_numpy(message)
+
+
+def by_numpy(message: Image | RawImage) -> np.ndarray:
+    """:func:`to_rgb` without cv_bridge."""
     channels, order = _LAYOUT[_check(message).encoding]
     return np.ascontiguousarray(_pixels(message, channels)[..., order])
+
+
+@functools.cache
+def has_cv_bridge() -> bool:
+    """Whether cv_bridge is installed and converts a picture; one built for ROS 1 or for another numpy does not."""
+    probe = from_rgb(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+    try:
+        return np.array_equal(_by_cv_bridge(probe), by_numpy(probe))
+    except Exception:  # a broken installation raises anything
+        return False
+
+
+def _by_cv_bridge(message: Image | RawImage) -> np.ndarray:
+    from cv_bridge import CvBridge, CvBridgeError
+
+    # Without the padding, because cv_bridge misreads rows that are padded by part of a pixel.
+    pixels = _pixels(message, _LAYOUT[_check(message).encoding][0])
+    try:
+        return np.ascontiguousarray(CvBridge().imgmsg_to_cv2(_message(pixels, message.encoding), "rgb8"))
+    except CvBridgeError as error:
+        raise ImageMessageError(f"cv_bridge cannot convert the camera's picture: {error}") from error
 
 
 def to_bgr(message: Image | RawImage) -> np.ndarray:
@@ -72,12 +100,15 @@ def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
         raise ImageMessageError(f"Pictures are published as rgb8 or bgr8, not as {encoding!r}.")
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise ImageMessageError(f"A picture is uint8 (height, width, 3), not {image.dtype} {image.shape}.")
-    pixels = image if encoding == "rgb8" else image[..., ::-1]
-    height, width = image.shape[:2]
+    return _message(image if encoding == "rgb8" else image[..., ::-1], encoding)
+
+
+def _message(pixels: np.ndarray, encoding: str) -> Image:
+    height, width, channels = pixels.shape
     data = array.array("B")
     data.frombytes(np.ascontiguousarray(pixels).data.cast("B"))
     # An array is used as it is; bytes or lists would be checked value by value.
-    return Image(height=height, width=width, encoding=encoding, is_bigendian=0, step=3 * width, data=data)
+    return Image(height=height, width=width, encoding=encoding, is_bigendian=0, step=channels * width, data=data)
 
 
 def _check(message: Image | RawImage) -> Image | RawImage:

@@ -192,12 +192,18 @@ class SupervisorNodeSettings(Fallback):
 class Go2NodeSettings(ManagedSettings):
     """The driver of a Unitree Go2."""
 
+    link: str = option(
+        "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
+    )
     robot_prefix: str = option("", "prefix of the robot's own topics; empty: a real robot's")
     stand_up: bool = option(True, "have the robot stand up when the node starts")
     command_timeout_s: float = option(0.5, "the robot is stopped when cmd_vel or its state is older, s", 0.05, 0.5)
     odometry_rate: float = option(50.0, "highest rate of odometry, Hz", 5.0, 500.0)
     camera_rate: float = option(10.0, "rate at which pictures are requested from the robot, Hz", 0.5, 30.0)
     camera_delay_s: float = option(0.1, "age of a picture when it is requested, s; subtracted from its stamp", 0.0, 2.0)
+    sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
+    sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
+    sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
     drive: Go2Settings = field(default_factory=Go2Settings)
     limits: MotionLimits = field(default_factory=MotionLimits)

@@ -19,6 +19,7 @@ from dsd_ros.dragon.answers import Answer, AnswerRefused, AnswerStatistics
 from dsd_ros.dragon.documents.retrieval import Retriever, scale_of
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Preempted, Relevance
 from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
+from dsd_ros.dragon.profiler import DecodeDelay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
 from dsd_ros.dragon.scheduler import SIDES, Scheduler
 from dsd_ros.dragon.settings import AggregationSettings
@@ -93,10 +94,11 @@ class DragonClient(Asker):
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
+        delay: DecodeDelay | None = None,
     ) -> None:
-        """``model`` has the cloud's tokenizer. ``asking``, ``relevance``: see ``server.DragonServer``."""
+        """``model`` has the cloud's tokenizer. ``asking``, ``relevance``, ``delay``: see ``server.DragonServer``."""
         super().__init__(model, retriever, settings, asking, kept)
-        self.profile = Profile()
+        self.profile = Profile.of("device", delay)
         self._relevance = relevance
         self._wake = threading.Condition()
         self._attempt: Attempt | None = None

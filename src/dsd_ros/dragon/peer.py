@@ -37,8 +37,16 @@ class Profile:
     link: LinkEstimate = field(default_factory=LinkEstimate)
     proposal_bytes: float = 0.0  # a moving average
 
+    @classmethod
+    def of(cls, side: str, delay: DecodeDelay | None) -> Profile:
+        """A profile whose ``side`` has been measured offline, if ``delay`` is given."""
+        profile = cls()
+        if delay is not None:
+            profile.delays[side] = delay.copy()
+        return profile
+
     def learn(self) -> None:
-        """Between answers: fit the delays to the steps observed."""
+        """Between answers: fit the delays that were not measured offline to the steps observed."""
         for delay in self.delays.values():
             delay.learn()
 

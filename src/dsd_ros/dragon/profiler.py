@@ -1,17 +1,26 @@
 """What the scheduler decides by: each side's decoding delay, the link's round trip, and acceptance rates.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),
-section 5.2. The paper measures the link with ping, sockperf and iperf3, and the delays offline; here the answers' own
-messages and decoding steps are timed.
+section 5.2. The paper measures the link with ping, sockperf and iperf3; here the answers' own messages are timed.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import statistics
+import time
 from collections import deque
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
+from dsd_ros.vlm.sequence import next_logits_together
+
+LENGTHS = (32, 128, 320)  # tokens of context at which the offline stage times a model
+_STEPS_EACH = 4  # their median counts
+_TOKEN = 1  # any token: a step takes equally long
 _WEIGHT = 0.2  # zeta, of a new decoding step
 _STEPS = 256  # newest steps that a line is fitted to
 _LEAST_STEPS = 16
@@ -33,12 +42,27 @@ def _check(name: str, value: float) -> None:
 class DecodeDelay:
     """Seconds of one decoding step at context length t: k_a t / k_b + k_c.
 
-    The slope follows each observation. ``learn`` fits slope and intercept k_c to the newest of them (0 until then).
+    The slope follows each observation. ``fit`` makes the line offline; without that stage, ``learn`` fits slope and
+    intercept k_c to the newest observations (0 until then).
     """
 
     def __init__(self) -> None:
         self.k_a = self.k_b = self.k_c = 0.0
+        self._measured = False
         self._observed: deque[tuple[int, float]] = deque(maxlen=_STEPS)
+
+    @classmethod
+    def fit(cls, lengths: Sequence[int], seconds: Sequence[float]) -> Self:
+        """Least squares over measured steps; a level line through their median if it does not rise from 0 or more."""
+        delay = cls()
+        delay._measured = True
+        if not delay._fit(np.array(lengths, float), np.array(seconds)):
+            delay.k_c = statistics.median(seconds)
+        return delay
+
+    def copy(self) -> Self:
+        """A line of its own that starts as this one."""
+        return copy.deepcopy(self)
 
     def observe(self, t: int, seconds: float) -> None:
         """Record that a step at length ``t``, 1 or more, took ``seconds``."""
@@ -51,16 +75,21 @@ class DecodeDelay:
         self._observed.append((t, seconds))
 
     def learn(self) -> None:
-        """Fit the line to the newest steps, if their lengths differ enough and it rises from 0 or more."""
-        if len(self._observed) < _LEAST_STEPS:
+        """Fit a line that was not measured offline to the newest steps, if their lengths differ enough."""
+        if self._measured or len(self._observed) < _LEAST_STEPS:
             return
         t, seconds = np.array(self._observed).T
-        if t.max() < _LEAST_SPREAD * t.min():
-            return
-        slope, k_c = np.polyfit(t, seconds, 1)
-        if slope >= 0.0 and k_c >= 0.0:
-            self.k_b, self.k_c = float(np.mean(t * t)), float(k_c)
-            self.k_a = float(slope) * self.k_b
+        if t.max() >= _LEAST_SPREAD * t.min():
+            self._fit(t, seconds)
+
+    def _fit(self, t: np.ndarray[Any, Any], seconds: np.ndarray[Any, Any]) -> bool:
+        """Fit the line; False, and no change, if it does not rise from 0 or more."""
+        slope, k_c = map(float, np.polyfit(t, seconds, 1))
+        if slope < 0.0 or k_c < 0.0:
+            return False
+        self.k_b, self.k_c = float(np.mean(t * t)), k_c
+        self.k_a = slope * self.k_b
+        return True
 
     def at(self, t: int) -> float:
         """Seconds of a step at length ``t``, 0 or more; 0 while nothing is known."""
@@ -120,3 +149,24 @@ class Acceptance:
             raise ProfilerError(f"an acceptance is {accepted}; give a share from 0 to 1")
         self._seen += 1
         self.value += max(_ACCEPTANCE_WEIGHT, 1.0 / self._seen) * (accepted - self.value)
+
+
+def measure_delay(model: Any, documents: int, lengths: Sequence[int] = LENGTHS) -> DecodeDelay:
+    """The offline stage: time ``model`` on this machine with ``documents`` sequences in a pass, and fit the line."""
+    fitting = [length for length in lengths if length + _STEPS_EACH <= model.max_length]
+    if len(fitting) < 2:  # a model of few positions
+        fitting = [model.max_length // 4, model.max_length - _STEPS_EACH]
+    first, medians = model.begin(), []
+    for length in fitting:
+        first.append([_TOKEN] * (length - len(first.tokens)))
+        next_logits_together([first])
+        together = [first.fork() for _ in range(max(1, documents))]
+        taken = []
+        for _ in range(_STEPS_EACH):
+            for sequence in together:
+                sequence.append([_TOKEN])
+            began = time.monotonic()
+            next_logits_together(together)
+            taken.append(time.monotonic() - began)
+        medians.append(statistics.median(taken))
+    return DecodeDelay.fit(fitting, medians)

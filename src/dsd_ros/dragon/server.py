@@ -22,8 +22,9 @@ from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.evidence import most_bytes
 from dsd_ros.dragon.mixture import KeptDocuments, LocalMixture, Relevance
 from dsd_ros.dragon.peer import MAX_MEASURED_US, AggregationPeer, Profile, end_of
+from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.dragon.prompts import Asking, DocumentPrompt
-from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, ServiceSettings
+from dsd_ros.dragon.settings import EVIDENCE, RANDOMNESS, SCHEDULES, SIDES, AggregationSettings, ServiceSettings
 from dsd_ros.dragon.state import Contradiction
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.loading import load_model
@@ -90,17 +91,20 @@ class DragonServer:
         asking: Asking | None = None,
         relevance: Relevance | None = None,
         kept: KeptDocuments | None = None,
+        delay: DecodeDelay | None = None,
     ) -> None:
         """Start both threads.
 
         ``asking``: how the model is prompted, if not as its own template says. ``relevance``: scores documents against
-        question and answer so far, for devices that weigh them again.
+        question and answer so far, for devices that weigh them again. ``delay``: the model's decoding delay, from
+        ``profiler.measure_delay``; without it, it is learnt from the answers.
         """
         self.model = model
         self.settings = settings or ServiceSettings()
         self._retriever = retriever
         self._asking: Asking = asking or DocumentPrompt(model)
         self._relevance = relevance
+        self._delay = delay
         self._kept = kept if kept is not None else KeptDocuments()
         self._lock = threading.RLock()  # guards the next three
         self._answers: dict[tuple[Hashable, int], _Answer] = {}
@@ -295,7 +299,7 @@ class DragonServer:
         with self._lock:
             if answer.stopped:
                 return
-            profile = self._profiles.setdefault(answer.peer, Profile())
+            profile = self._profiles.setdefault(answer.peer, Profile.of("cloud", self._delay))
         held = min(round(1e6 * (time.monotonic() - answer.came)), MAX_MEASURED_US)
         answer.reply(QuestionReply(question.ask, question.attempt, "", *name_of(model), len(documents), held))
         half = AggregationPeer(question, "cloud", question.vocab_size, ends, mixture, answer.reply, profile)
@@ -350,22 +354,26 @@ class WithDocuments:
 
 @dataclass
 class Documents:
-    """What a verifier needs to answer questions: a text model and a folder of documents."""
+    """What a verifier needs to answer questions: a text model, its decoding delay and a folder of documents."""
 
     model: Any
     folder: Path
+    delay: DecodeDelay | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: ModelSettings) -> Documents:
-        """Load and check both; ModelError, DocumentError, StoreError or EmbeddingError for what cannot be used."""
+        """Load, check and time them; ModelError, DocumentError, StoreError or EmbeddingError for unusable ones."""
         open_documents(folder).close()  # report unusable documents now
-        return cls(load_model(settings), folder)
+        model = load_model(settings)
+        return cls(model, folder, measure_delay(model, AggregationSettings().documents))
 
     def serve(self, make_engine: Callable[[], Any], settings: ServiceSettings) -> WithDocuments:
         """One object that serves verification and questions, and owns the store and the engine."""
         with ExitStack() as stack:
             store = stack.enter_context(open_documents(self.folder))
-            service = stack.enter_context(DragonServer(self.model, store, settings, relevance=store.relevance))
+            service = stack.enter_context(
+                DragonServer(self.model, store, settings, relevance=store.relevance, delay=self.delay)
+            )
             served = WithDocuments(make_engine(), service, store)
             stack.pop_all()
         return served

@@ -24,6 +24,7 @@ from dsd_ros.dragon.answers import Answer, AnswerRefused
 from dsd_ros.dragon.client import DragonClient
 from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.store import Store, open_documents
+from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.paths import documents_directory
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
@@ -61,6 +62,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._channel = DdsChannel(self, topics=AGGREGATION)
         self._model: VisionLanguageModel | None = None
         self._store: Store | None = None
+        self._delay: DecodeDelay | None = None
         self._session: DragonClient | None = None
         self._pose: Pose | None = None  # the newest from odometry
         self._memory: SightingMemory | None = None
@@ -81,6 +83,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._store = open_documents(documents_directory(self._settings.documents, "robot"))
         self._memory = SightingMemory(self._store)
         self._model = load_model(self._settings.model)
+        self._delay = measure_delay(self._model, self._settings.answer.documents)
 
     def begin(self) -> None:
         model, store = self._model, self._store
@@ -88,7 +91,9 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         token = self._settings.token()
         channel = AuthenticatedChannel(self._channel, token) if token else self._channel
         with self._turn:
-            self._session = DragonClient(channel, model, store, self._settings.answer, relevance=store.relevance)
+            self._session = DragonClient(
+                channel, model, store, self._settings.answer, relevance=store.relevance, delay=self._delay
+            )
         documents = len(store.documents())
         self._health.report(health.OK, f"text model {model.name} loaded, {documents} documents, answering")
 

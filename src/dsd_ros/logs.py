@@ -1,13 +1,14 @@
 """Structured log lines on stderr, as text or JSON, with fields such as session, reply and round.
 
 Code logs as usual and passes fields in ``extra``; only FIELDS are written. Control characters are escaped, so that
-text from a peer cannot forge a line.
+text from a peer cannot forge a line, and passwords in URLs are left out.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from dsd_ros.options import check_options, option
+from dsd_ros.shown import LINES, masked, shown
 
 ROOT = "dsd_ros"
 FORMATS = ("text", "json")
@@ -43,14 +45,28 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: vars(record)[name] for name in FIELDS if name in vars(record)}
 
 
+class OnceAMinute:
+    """Limits how often something that stays wrong is logged."""
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def due(self, now: bool = False) -> bool:
+        """Whether to log it: a minute after the last time, or ``now``."""
+        time_s = time.monotonic()
+        if not now and time_s < self._next:
+            return False
+        self._next = time_s + 60.0
+        return True
+
+
 class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.123Z INFO dsd_ros.cloud: session opened session=7 mode=fsd``."""
 
     def format(self, record: logging.LogRecord) -> str:
         about = "".join(f" {name}={_short(value)}" for name, value in fields_of(record).items())
-        line = f"{_instant(record)} {record.levelname} {record.name}: {record.getMessage()}{about}"
-        line = _printable(line)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = shown(f"{_instant(record)} {record.levelname} {record.name}: {record.getMessage()}{about}")
+        return f"{line}\n{shown(self.formatException(record.exc_info), keep=LINES)}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -61,11 +77,11 @@ class JsonFormatter(logging.Formatter):
             "time": _instant(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": masked(record.getMessage()),
             **fields_of(record),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = masked(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
 
 
@@ -130,7 +146,3 @@ def _instant(record: logging.LogRecord) -> str:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _printable(line: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -6,7 +6,7 @@ fields, so a default stands in one place. This module imports nothing of the pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Any
 
@@ -20,6 +20,7 @@ def option(
     choices: tuple[str, ...] = (),
     words: Mapping[str, Any] | None = None,
     allowed: str = "",
+    check: Callable[[Any], object] | None = None,
 ) -> Any:
     """A dataclass field with what users must know of it.
 
@@ -27,6 +28,7 @@ def option(
     :param low: smallest allowed value, ``high`` the largest.
     :param words: texts that stand for certain values on the command line, e.g. {"auto": 0}.
     :param allowed: the range in words, where "LOW to HIGH" does not say enough.
+    :param check: raises ValueError, one sentence, for a value that cannot be used.
     """
     metadata: dict[str, Any] = {"help": text}
     if low is not None:
@@ -39,11 +41,13 @@ def option(
         metadata["words"] = words
     if allowed:
         metadata["range"] = allowed
+    if check:
+        metadata["check"] = check
     return field(default=default, metadata=metadata)
 
 
 def check_options(settings: Any, error: type[ValueError] = ValueError) -> None:
-    """Raise ``error`` for the first field outside its range or choices; the sentence says what may be used instead."""
+    """Raise ``error`` for the first field whose value may not be used; the sentence says what may be used instead."""
     for item in fields(settings):
         value, low, high = getattr(settings, item.name), item.metadata.get("min"), item.metadata.get("max")
         # NaN fails every comparison.
@@ -53,3 +57,9 @@ def check_options(settings: Any, error: type[ValueError] = ValueError) -> None:
         choices = item.metadata.get("choices", (value,))
         if value not in choices:
             raise error(f"{item.name} is {value!r}; use {', '.join(choices[:-1])} or {choices[-1]}")
+        check = item.metadata.get("check")
+        if check and value != item.default:
+            try:
+                check(value)
+            except ValueError as wrong:
+                raise error(f"{item.name}: {wrong}") from wrong

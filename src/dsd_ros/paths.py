@@ -42,11 +42,21 @@ def config_directory() -> Path:
 def data_directory() -> Path:
     """Where a person's own files are kept, by the XDG base directory specification; need not exist yet."""
     given = os.environ.get("XDG_DATA_HOME", "")  # the specification has relative paths ignored
-    base = Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "share"
+    base = Path(given) if Path(given).is_absolute() else user_path("~/.local/share")
     return base / PACKAGE
 
 
 OWN, SHIPPED, MY_CHAIR = "own", "shipped", "my-chair"
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as a person writes it, a leading ``~`` or ``~user`` expanded; ValueError, one sentence, for no path."""
+    if "\0" in str(text):
+        raise ValueError(f"the path {str(text)!r} holds a NUL character; leave it out")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"the home directory in {text} is not known here; write the path in full") from error
 
 
 def documents_directory(named: str, side: str) -> Path | None:
@@ -59,13 +69,19 @@ def documents_directory(named: str, side: str) -> Path | None:
         return None
     if named == OWN:
         folder = data_directory() / "documents"
-        folder.joinpath("texts").mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder.joinpath("texts").mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ValueError(
+                f"this user's documents cannot be kept in {folder} ({error.strerror}); set XDG_DATA_HOME or HOME to a "
+                "folder that can be written, or name other documents"
+            ) from error
         return folder
     if named == SHIPPED:
         return config_directory() / "documents" / side
     if named == MY_CHAIR:
         return config_directory() / "documents" / MY_CHAIR / side
-    return Path(named).expanduser()
+    return user_path(named)
 
 
 def _indexed() -> list[Path]:

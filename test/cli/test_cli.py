@@ -181,6 +181,8 @@ def test_a_port_in_use_is_named(models):
         (["--top-p", "0"], "top_p"),
         (["--draft-length", "65"], "draft_length"),
         (["--verifier", "http://127.0.0.1:1"], "ws://"),
+        (["--verifier", "ws://127.0.0.1:87x65"], "verifier: 'ws://127.0.0.1:87x65' is not a verifier address"),
+        (["--verifier", "ws://robot:hunter2@127.0.0.1:1"], "'ws://***@127.0.0.1:1' is not a verifier address"),
         (["--token-file", "no/such/token", "--verifier", "ws://127.0.0.1:1"], "no/such/token"),
     ],
 )

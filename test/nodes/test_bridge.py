@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gateway import Gateway, response
 from ros_rig import picture
 
 from dsd_ros.decoding.settings import DecodeSettings
@@ -87,10 +88,46 @@ def test_the_bridge_redials_a_verifier_that_was_away(rig, channel, tiny_pair):
     assert bridge.process.poll() is None
 
 
+def test_a_bridge_waits_for_a_gateway_that_sends_it_away(rig, channel, tiny_pair):
+    """It dials as often as the gateway allows, says why once, and is linked when the verifier is there."""
+    draft = load_model(ModelSettings(str(tiny_pair[1])))
+    with Gateway(response("429 Too Many Requests", "Retry-After: 1")) as gateway:
+        bridge = rig.start("bridge_node", url=f"ws://127.0.0.1:{gateway.port}", longest_wait_s=0.1)
+        rig.until(lambda: gateway.dialled >= 3)
+    serve(rig, tiny_pair[0], port=gateway.port)
+    session = EdgeSession(channel, draft, DecodeSettings(max_tokens=20), PATIENT)
+    session.decode(picture(1), INSTRUCTION, deadline=time.monotonic() + 60.0)
+    assert bridge.process.poll() is None
+    assert sum("HTTP 429" in line for line in rig.lines) == 1, rig.lines
+
+
+def test_a_link_that_is_taken_and_ended_at_once_is_no_link(rig):
+    """A gateway without a verifier behind it: one sentence, not one for each attempt."""
+    from websockets.sync.server import serve as accept
+
+    taken = []
+    with accept(taken.append, "127.0.0.1", 0) as gateway:
+        thread = threading.Thread(target=gateway.serve_forever)
+        thread.start()
+        port = gateway.socket.getsockname()[1]
+        bridge = rig.start("bridge_node", url=f"ws://127.0.0.1:{port}", longest_wait_s=0.1)
+        rig.until(lambda: len(taken) >= 8)
+        gateway.shutdown()
+        thread.join(10)
+    assert bridge.process.poll() is None
+    assert not any("linked to" in line for line in rig.lines), rig.lines
+    assert sum("WARN" in line for line in rig.lines) <= 3, rig.lines
+
+
 @pytest.mark.parametrize(
     ("parameters", "code", "sentence"),
     [
         ({"url": "http://example.org"}, 2, "is not a verifier address"),
+        ({"url": "ws://127.0.0.1:87x65"}, 2, "the port is 87x65"),
+        ({"url": "ws://127.0.0.1:99999"}, 2, "the port is 99999"),
+        ({"url": "ws://a..b:8765"}, 2, "a..b cannot be a host name"),
+        ({"url": "ws://127.0.0.1: 8765"}, 2, "it holds a blank"),
+        ({"url": "ws://robot:***@127.0.0.1:8765"}, 2, "belongs in the token file"),
         ({"token_file": "/does/not/exist"}, 2, "token file /does/not/exist cannot be read"),
     ],
 )

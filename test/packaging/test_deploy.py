@@ -47,6 +47,8 @@ def test_units_are_hardened_and_bounded(name):
     service = unit["Service"]
     assert {key: service[key][-1] for key in HARDENED} == HARDENED
     assert {"MemoryMax", "TasksMax", "LimitNOFILE", "TimeoutStopSec", "RestartSec"} <= set(service)
+    for order in ("Wants", "After"):  # certificates need a clock that is set
+        assert "time-sync.target" in unit["Unit"][order][-1].split()
     assert "StartLimitBurst" in unit["Unit"] and unit["Install"]["WantedBy"]
     assert not any("token" in line.lower() for line in service["Environment"])  # no secrets there
     for page in unit["Unit"]["Documentation"]:

@@ -13,7 +13,7 @@ import pytest
 
 from dsd_ros.ros import processes
 from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.processes import ProcessGroup, main
 
 CHILD = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -37,6 +37,23 @@ def until(done, timeout: float = 60.0) -> None:
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("verifier:=ws://127.0.0.1:87x65", "the port is 87x65"),
+        ("verifier:=ws://a..b:8765", "a..b cannot be a host name"),
+        ("verifier:=ws://robot:hunter2@h:1", "'ws://***@h:1' is not a verifier address"),
+        ("verifier:=", "is empty"),
+        ("view_bind:=0.0.0.0:80", "is not an address to listen on"),
+    ],
+)
+def test_a_mistyped_address_starts_nothing(argument, sentence, capfd):
+    assert main(["robot", argument]) == 2
+    out, err = capfd.readouterr()
+    assert sentence in err and err.count("\n") == 1 and "hunter2" not in err
+    assert not out
 
 
 def test_lines_carry_names_and_children_end():

@@ -98,7 +98,7 @@ def _serving_once(answer: bytes):
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkRefused, "not a verifier: it answered HTTP 404"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", LinkClosed, "not a verifier now.* HTTP 404"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", LinkRefused, "refused the token"),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy", LinkClosed, "not ready .HTTP 503.: busy"),
         (b"SSH-2.0-something\r\n", LinkClosed, "cannot be reached"),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from dsd_ros.addresses import check_verifier_address
 from dsd_ros.cli.arguments import STDOUT, flag
+from dsd_ros.options import check_options
 
 if TYPE_CHECKING:
     from dsd_ros.wire.authentication import AuthenticatedChannel
@@ -40,9 +42,16 @@ class CommandError(Exception):
 class VerifierFlags:
     """The address of a verifier, and the credentials for it."""
 
-    verifier: str = flag("", "ws://host:port or wss://host:port of a verifier (default: one in this process)")
+    verifier: str = flag(
+        "",
+        "ws://host:port or wss://host:port of a verifier (default: one in this process)",
+        check=check_verifier_address,
+    )
     token_file: str = flag("", "file with the bearer token for the verifier", metavar="FILE")
     ca_file: str = flag("", "certificate to trust for wss://", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def channel(self) -> AuthenticatedChannel | WebsocketChannel:
         """A link that has not dialled yet; with a token, what does not prove it counts for nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsd_ros.addresses import check_host
 from dsd_ros.options import check_options, option
 
 
@@ -37,7 +38,7 @@ class MetricsSettings:
     metrics_port: int = option(
         0, "port of the Prometheus metrics; 0: none", 0, 65535, allowed="0 (no metrics) to 65535"
     )
-    metrics_host: str = option("127.0.0.1", "address of the Prometheus metrics")
+    metrics_host: str = option("127.0.0.1", "address of the Prometheus metrics", check=check_host)
 
     def __post_init__(self) -> None:
         if not self.metrics_host:
@@ -63,7 +64,7 @@ class DocumentSettings:
 class VerifierSettings(MetricsSettings, EngineSettings):
     """An engine served over a websocket."""
 
-    host: str = option("127.0.0.1", "address to listen on")
+    host: str = option("127.0.0.1", "address to listen on", check=check_host)
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
     token_file: str = option("", "file with the token that robots must present and prove; empty: none")
     allow_unauthenticated: bool = option(False, "do without token_file where other machines reach this")

@@ -26,7 +26,7 @@ from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.dragon.state import Contradiction, own_choice
 from dsd_ros.limits import largest_vocabulary
 from dsd_ros.vlm.prompts import check_instruction
-from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
+from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import BackgroundConnection, Limits
 from dsd_ros.wire.messages import (
     PROTOCOL_VERSION,
@@ -156,8 +156,8 @@ class DragonClient(Asker):
     # ------------------------------------------------------------------ the caller's thread
 
     def _answer(self, asked: _Asked) -> Answer:
+        self._link.backoff.reset()
         ask = secrets.randbelow((1 << 32) - 1) + 1
-        backoff = Backoff()
         failures = number = 0
         failure: LinkError = LinkClosed("the cloud was not asked")
         bytes_before = self._bytes
@@ -182,10 +182,12 @@ class DragonClient(Asker):
                 return self._result(asked, bytes_before, number)
             if len(asked.tokens) > tokens_before:
                 failures = 0
-                backoff.reset()
+                self._link.backoff.reset()
             failures += 1
             if failures < self.settings.attempts:
-                asked.limits.sleep(backoff.next_delay())
+                if self.settings.on_loss == "alone" and getattr(failure, "retry_after", 0.0) > self.settings.patience_s:
+                    break
+                self._link.pause(failure, asked.limits)
         if self.settings.on_loss == "fail":
             raise failure
         self._go_on_alone(asked)

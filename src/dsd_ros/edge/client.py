@@ -107,7 +107,7 @@ class VerifierClient(Connection):
         failure: LinkError | None = None
         for attempt in range(attempts):
             if attempt:
-                limits.sleep(self.backoff.next_delay())
+                self.pause(failure, limits)
             try:
                 if not self.up:
                     self.dial()
@@ -185,7 +185,7 @@ class VerifierClient(Connection):
                 failure = error
             except _SendAgain as error:
                 if not error.at_once:
-                    limits.sleep(self.backoff.next_delay())
+                    self.pause(error, limits)
                 whole = whole or error.whole
                 failure = error
             failures, resend = failures + 1, True

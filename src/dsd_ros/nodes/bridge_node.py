@@ -83,16 +83,16 @@ class Relay:
         for thread in self._threads:
             thread.join(timeout=0.3)
 
-    def _report(self, *what: object) -> None:
+    def _report(self, *what: object, news: bool = False) -> None:
         if not self._stop.is_set():
-            self._report_health(*what)
+            self._report_health(*what, news=news)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run a thread; if it fails, end the process so that it is started again."""
         try:
             work()
         except LinkRefused as error:
-            # A wrong token, certificate or release, which a restart would not fix.
+            # A wrong token or certificate, which a restart would not fix.
             self._node.give_up(str(error), EXIT_BAD_START)
         except Exception as error:
             if not self._stop.is_set():
@@ -125,15 +125,17 @@ class Relay:
 
     def _read(self) -> None:
         backoff = Backoff(0.1, self._settings.longest_wait_s)
+        failures = 0  # to dial, in a row
         while not self._stop.is_set():
             try:
                 self._channel.reconnect()
             except LinkClosed as error:
-                self._report(health.WARN, f"no link: {error}")
-                self._stop.wait(backoff.next_delay())
+                self._report(health.WARN, f"no link: {error}", news=not failures)
+                failures += 1
+                self._stop.wait(backoff.next_delay(error))
                 continue
+            failures = 0
             self._up.set()
-            self._report(health.OK, f"linked to {self._settings.url}")
             began = time.monotonic()
             received = False
             try:
@@ -158,6 +160,8 @@ class Relay:
             except (LinkClosed, LinkRefused) as error:
                 self._report(health.WARN, f"the link broke: {error}")
                 return received
+            if not received:  # not when connected: a gateway without a verifier accepts a link and ends it
+                self._report(health.OK, f"linked to {self._settings.url}")
             received = True
             self._topics.publish(message)
         return received

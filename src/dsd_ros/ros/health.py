@@ -10,8 +10,10 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
 from std_msgs.msg import String
 
+from dsd_ros.logs import OnceAMinute
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import steady_timer
+from dsd_ros.shown import shown
 
 HEARD = "heard"  # record_node's value: topics whose publishers are all matched, separated by ", "
 HEARTBEAT_S = 0.1  # between two heartbeats; /diagnostics is too slow to stop a robot by
@@ -31,6 +33,7 @@ class Health:
     def __init__(self, node: Node, hardware: str = "", heartbeat: bool = False) -> None:
         self._node = node
         self._lock = threading.Lock()
+        self._lasting = OnceAMinute()
         self._status = DiagnosticStatus(
             level=DiagnosticStatus.STALE, name=node.get_fully_qualified_name().lstrip("/"), message="starting",
             hardware_id=hardware,
@@ -51,14 +54,22 @@ class Health:
         with self._lock:
             return bytes(self._status.level)
 
-    def report(self, level: bytes, message: str, values: Mapping[str, object] | None = None) -> None:
-        """Set the status. A change of level is published and logged immediately."""
+    def report(
+        self, level: bytes, message: str, values: Mapping[str, object] | None = None, news: bool = False
+    ) -> None:
+        """Set the status. A change of level is published and logged immediately.
+
+        A status other than OK that lasts, or that ``news`` says is new, is logged again, at most once a minute
+        unless it is new.
+        """
+        message = shown(message)
         with self._lock:
             changed = level != self._status.level
             self._status.level = level
             self._status.message = message
-            self._status.values = [KeyValue(key=key, value=str(value)) for key, value in (values or {}).items()]
-        if not changed:
+            self._status.values = [KeyValue(key=key, value=shown(value)) for key, value in (values or {}).items()]
+            log = self._lasting.due(now=changed or news) and (changed or level != OK)
+        if not log:
             return
         logger = self._node.get_logger()  # rclpy requires a separate call site per severity
         if level == OK:
@@ -67,7 +78,8 @@ class Health:
             logger.warning(message)
         else:
             logger.error(message)
-        self.publish()
+        if changed:
+            self.publish()
 
     def publish(self) -> None:
         with self._lock:

@@ -58,31 +58,34 @@ class LinkKeeper:
             with self._wake:
                 self._wake.wait_for(lambda: self._closed or self._losses)
             backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
-            while self._still_down(backoff.next_delay()):
-                self._attempt()
+            failure: LinkError | None = None
+            while self._still_down(backoff.next_delay(failure)):
+                failure = self._attempt()
             if self._closed:
                 return
 
-    def _attempt(self) -> None:
+    def _attempt(self) -> LinkError | None:
+        """Reconnect once; returns why that failed, if it did."""
         with self._wake:
             losses = self._losses
         failure: LinkError | None = None
         try:
             self._reconnect()
         except DecodeCancelled:
-            return
+            return None
         except LinkError as error:
             failure = error
         except Exception as error:  # a bug, or the node is shutting down; keep trying
             failure = LinkError(f"the session cannot be restored: {error!r}")
         with self._wake:
             if self._losses != losses:
-                return  # lost again, found, or no longer wanted in the meantime
+                return failure  # lost again, found, or no longer wanted in the meantime
             self._losses = losses if failure is not None else 0
         if failure is not None:
             self._on_failed(failure)
         else:
             self._on_found()
+        return failure
 
     def _still_down(self, seconds: float) -> bool:
         """Wait; returns whether the link is still down."""

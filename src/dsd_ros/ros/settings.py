@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
+from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings, VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
@@ -20,7 +21,7 @@ from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.goals import WHEN
 from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
-from dsd_ros.options import option
+from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, models_directory
 from dsd_ros.robot.driver import MotionLimits
 from dsd_ros.robot.go2.driver import Go2Settings
@@ -151,10 +152,17 @@ class VerifierNodeSettings(DocumentSettings, MetricsSettings, SharedToken, Manag
 class BridgeNodeSettings(ManagedSettings):
     """The websocket to a remote verifier."""
 
-    url: str = option(f"ws://127.0.0.1:{VerifierSettings.port}", "address of the verifier, ws:// or wss://host:port")
+    url: str = option(
+        f"ws://127.0.0.1:{VerifierSettings.port}",
+        "address of the verifier, ws:// or wss://host:port",
+        check=check_verifier_address,
+    )
     token_file: str = option("", "file with the bearer token of the remote verifier; empty: none is sent")
     ca_file: str = option("", "certificate authority (PEM) of the remote verifier; empty: the system's")
     longest_wait_s: float = option(5.0, "longest pause between two attempts to dial, s", 0.1, 60.0)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -265,13 +273,16 @@ class VisualNodeSettings:
 class ViewNodeSettings:
     """The web view: read-only, and for this machine alone unless bind says otherwise."""
 
-    bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network")
+    bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network", check=check_host)
     web_port: int = option(9090, "port of the page; a free one if it is taken", 0, 65535)
     data_port: int = option(9876, "port of the data; a free one if it is taken", 0, 65535)
     rate: float = option(10.0, "highest rate of pictures, Hz", 0.5, 30.0)
     memory_mb: int = option(128, "memory that the server keeps for later browsers, MiB", 16, 4096)
     open_browser: bool = option(False, "open the web view in this machine's browser")
     visual: bool = option(False, "also run visual_node in this process, which costs less than a process of its own")
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 NODES: dict[str, type] = {

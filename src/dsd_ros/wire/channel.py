@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Protocol, Self
 
+from dsd_ros.paths import user_path
+from dsd_ros.shown import shown
 from dsd_ros.wire.codec import decode, encode
 from dsd_ros.wire.messages import Message
 from dsd_ros.wire.outbox import Outbox
@@ -16,11 +18,18 @@ MAX_TOKEN_CHARS = 4096
 
 
 class LinkError(Exception):
-    """The link or the verifier failed; one sentence for people."""
+    """The link or the verifier failed; one sentence for people, without control characters or passwords."""
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(shown(sentence))
 
 
 class LinkClosed(LinkError):
-    """The link is down. ``reconnect`` may bring it back."""
+    """The link is down. ``reconnect`` may bring it back, but not before ``retry_after`` seconds."""
+
+    def __init__(self, sentence: object = "", retry_after: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.retry_after = retry_after
 
 
 class LinkTimeout(LinkError):
@@ -28,7 +37,7 @@ class LinkTimeout(LinkError):
 
 
 class LinkRefused(LinkError):
-    """The other side refuses us for good (token, certificate, no verifier): reconnecting does not help."""
+    """The other side refuses us for good (token, certificate, release): reconnecting does not help."""
 
 
 class Channel(Protocol):
@@ -139,17 +148,21 @@ class Backoff:
         """The link is up: the next wait is short again."""
         self._failures = 0
 
-    def next_delay(self) -> float:
-        """Seconds to wait before the next attempt."""
+    def next_delay(self, failure: Exception | None = None) -> float:
+        """Seconds to wait before the next attempt, after ``failure`` if that asks for a pause.
+
+        Robots that were sent away together come back within a quarter of that pause.
+        """
         nominal = min(self.longest, self.first * 2.0**self._failures)
         self._failures = min(self._failures + 1, 32)
-        return nominal * random.uniform(0.5, 1.0)
+        asked = getattr(failure, "retry_after", 0.0)
+        return max(nominal * random.uniform(0.5, 1.0), asked * random.uniform(1.0, 1.25))
 
 
 def read_token(path: str | Path) -> str:
     """The bearer token in a file, without surrounding white space; ValueError, one sentence, when there is none."""
     try:
-        token = Path(path).expanduser().read_text(encoding="ascii").strip()
+        token = user_path(path).read_text(encoding="ascii").strip()
     except OSError as error:
         raise ValueError(f"the token file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+from dsd_ros.logs import OnceAMinute
 from dsd_ros.wire.channel import Backoff, Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.messages import Message
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.05  # how soon a cancellation is noticed
 _RECEIVE_S = 0.1  # how soon a receiving thread notices that it should end
+_LONG_WAIT_S = 1.0  # a longer pause is logged
 
 
 class LinkSilent(LinkError):
@@ -100,6 +104,7 @@ class Connection:
         self.channel = channel  # the caller's to close
         self.up = False
         self.backoff = Backoff()
+        self._waits = OnceAMinute()
         self._sending = threading.Lock()
 
     @property
@@ -112,6 +117,13 @@ class Connection:
         self.up = False
         self.channel.reconnect()
         self.up = True
+
+    def pause(self, failure: Exception | None, limits: Limits) -> None:
+        """Wait before the next attempt, as long as the backoff and ``failure`` say; raises limits."""
+        seconds = self.backoff.next_delay(failure)
+        if seconds >= _LONG_WAIT_S and self._waits.due():
+            _log.warning("%s; the next attempt is in %.0f s", failure, seconds)
+        limits.sleep(seconds)
 
     def lost(self, error: LinkError) -> None:  # a subclass reports it
         """The link is down."""

@@ -6,13 +6,18 @@ import logging
 import socket
 import ssl
 import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 
+from dsd_ros.addresses import check_verifier_address
+from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
@@ -20,6 +25,11 @@ from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
 # A peer that answers no ping raises LinkClosed here; the library would print a traceback as well.
 _quiet = logging.getLogger(f"{__name__}.connection")
 _quiet.setLevel(logging.CRITICAL)
+
+MAX_RETRY_AFTER_S = 60.0  # a gateway that asks for a longer pause is asked again after this
+# OpenSSL's codes X509_V_ERR_...
+_OUT_OF_TIME = (9, 10)  # not yet valid, expired
+_WRONG_HOST = (62, 64)  # another host name, another IP address
 
 
 class WebsocketChannel:
@@ -41,16 +51,13 @@ class WebsocketChannel:
         A link whose other end answers no ping for ``keepalive_s`` is taken down within twice that time.
         ValueError for anything but a ws:// or wss:// address, or for an unusable certificate file.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ValueError(f"{url!r} is not a verifier address; use ws://host:port or wss://host:port")
-        self.url = url
+        self.url = check_verifier_address(url)
         self.bytes_up = 0
         self.bytes_down = 0
         self._connect_timeout = connect_timeout
         self._keepalive = keepalive_s
         self._headers = {"Authorization": bearer(token)} if token else {}
-        self._tls = _client_tls(ca_file) if parts.scheme == "wss" else None
+        self._tls = _client_tls(ca_file) if url.lower().startswith("wss:") else None
         self._connection: ClientConnection | None = None
         self._closed = False
         self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
@@ -99,17 +106,17 @@ class WebsocketChannel:
         except InvalidStatus as error:
             raise self._rejected(error) from error
         except ssl.SSLCertVerificationError as error:
-            raise LinkRefused(
-                f"the certificate of {self.url} is not trusted ({error.verify_message}); "
-                "name the authority that signed it as CA file"
-            ) from error
-        except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError) as error:
+            raise self._untrusted(error) from error
+        except (OSError, ConnectionClosed, InvalidHandshake, InvalidURI, EOFError, ValueError) as error:
             # TimeoutError and most TLS errors are OSErrors. ConnectionClosed: a verifier that goes away during the
-            # handshake.
+            # handshake. ValueError: a resolver or a redirect that Python cannot read.
             reason = str(error) or type(error).__name__
             raise LinkClosed(f"the verifier at {self.url} cannot be reached: {reason}") from error
-        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _bound_sends(connection.socket, 2 * self._keepalive)
+        try:
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _bound_sends(connection.socket, 2 * self._keepalive)
+        except OSError as error:  # it has been closed already, by a gateway without a verifier
+            raise LinkClosed(f"the link to {self.url} was closed as soon as it was open") from error
         with self._lock:
             if not self._closed:
                 self._connection = connection
@@ -145,13 +152,28 @@ class WebsocketChannel:
         return LinkClosed(f"the link to the verifier at {self.url} closed: {reason}")
 
     def _rejected(self, error: InvalidStatus) -> LinkClosed | LinkRefused:
-        status = error.response.status_code
-        said = (error.response.body or b"")[:300].decode("utf-8", "replace").strip()
-        if status == 401:
+        """Only a refused token is final: a gateway gives any other answer while it or the verifier is deployed."""
+        status, headers = error.response.status_code, error.response.headers
+        said = " ".join((error.response.body or b"")[:300].decode("utf-8", "replace").split())
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return LinkRefused(f"the verifier at {self.url} refused the token; give the one in its token file")
         if status >= 500:
-            return LinkClosed(f"the verifier at {self.url} is not ready (HTTP {status}): {said}")
-        return LinkRefused(f"{self.url} is not a verifier: it answered HTTP {status}")
+            sentence = f"the verifier at {self.url} is not ready (HTTP {status}): {said}"
+        elif status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY):
+            sentence = f"{self.url} asks to be dialled later (HTTP {status}): {said}"
+        else:
+            sentence = f"{self.url} is not a verifier now: it answered HTTP {status}; check the address if that stays"
+        return LinkClosed(sentence, _retry_after(headers))
+
+    def _untrusted(self, error: ssl.SSLCertVerificationError) -> LinkClosed | LinkRefused:
+        """A certificate out of its time is not final: this machine's clock or the certificate may be put right."""
+        why = f"the certificate of {self.url} is not trusted ({error.verify_message})"
+        if error.verify_code in _OUT_OF_TIME:
+            now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+            return LinkClosed(f"{why}; set this machine's clock, which says {now}, or renew the certificate")
+        if error.verify_code in _WRONG_HOST:
+            return LinkRefused(f"{why}; dial the host that the certificate names")
+        return LinkRefused(f"{why}; name the authority that signed it as CA file")
 
 
 def _bound_sends(link: socket.socket, seconds: float) -> None:
@@ -164,8 +186,34 @@ def _bound_sends(link: socket.socket, seconds: float) -> None:
         link.setsockopt(socket.IPPROTO_TCP, option, max(1, round(1000 * seconds)))
 
 
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """The pause that a response asks for, s; 0.0 if none.
+
+    A date is compared with the response's own: this machine's clock may not be set yet.
+    """
+    text = _header(headers, "Retry-After")
+    try:
+        if text.isdecimal():
+            seconds = float(text)
+        else:
+            sent = _header(headers, "Date")
+            now = parsedate_to_datetime(sent) if sent else datetime.now(UTC)
+            seconds = (parsedate_to_datetime(text) - now).total_seconds()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
+
+
+def _header(headers: Mapping[str, str], name: str) -> str:
+    """A header's value, "" if it is missing or repeated."""
+    try:
+        return headers.get(name, "").strip()
+    except LookupError:  # websockets refuses to choose between several
+        return ""
+
+
 def _client_tls(ca_file: str | Path | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        return ssl.create_default_context(cafile=str(user_path(ca_file)) if ca_file else None)
     except (OSError, ssl.SSLError) as error:
         raise ValueError(f"the CA file {ca_file} cannot be used: {error}") from error

@@ -1,0 +1,34 @@
+"""Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+LINES = "\n\t"  # what text of several lines keeps
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s@]*(?:[^/?#\s]*)@")
+_SECRETS = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:token|passw|passphrase|secret|credential|signature|api.?key)[\w.-]*|pwd|auth|key|sig)=)[^&;#\s'\"]+"
+)
+
+
+def shown(text: object, keep: str = "") -> str:
+    """``text`` for people: control characters as escapes, passwords in URLs as ``***``.
+
+    Escapes also what changes the direction of a line, and surrogates, which cannot be printed.
+
+    :param keep: control characters that stay, such as line ends.
+    """
+    return "".join(c if c in keep or _harmless(c) else c.encode("unicode_escape").decode() for c in masked(str(text)))
+
+
+def masked(text: str) -> str:
+    """``text`` without the passwords and tokens of the URLs in it."""
+    if "://" not in text:
+        return text
+    return _SECRETS.sub(r"\1***", _CREDENTIALS.sub("***@", text))
+
+
+def _harmless(char: str) -> bool:
+    return char.isprintable() or unicodedata.category(char) == "Zs"

@@ -17,13 +17,16 @@ from wire_samples import SAMPLES
 
 from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.engine import VerifierEngine
+from dsd_ros.cloud.server import VerifierServer
+from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.edge.client import LinkSettings, VerifierRefused
 from dsd_ros.edge.session import EdgeSession
 from dsd_ros.wire import messages as m
 from dsd_ros.wire.authentication import REMEMBERED, AuthenticatedChannel, SessionKey, Token
-from dsd_ros.wire.channel import LinkTimeout, LocalChannel
+from dsd_ros.wire.channel import LinkRefused, LinkTimeout, LocalChannel
 from dsd_ros.wire.codec import decode, encode
+from dsd_ros.wire.websocket import WebsocketChannel
 
 TOKEN = "a-token-that-nobody-else-has"
 TARGET, DRAFT = TableModel(1, ends=False), TableModel(1, ends=False, noise=0.5)
@@ -318,3 +321,30 @@ def test_a_verifier_that_was_restarted_says_so_with_proof(rig, settings):
     denial = next(one for one in rig.stranger.down if isinstance(one, m.Refusal) and one.code == "unknown-session")
     assert Token(TOKEN).denies(denial, next(one.tag for one in rig.stranger.up if one.tag[:4] == denial.tag[:4]))
     assert not any(Token(TOKEN).denies(msgspec.structs.replace(denial, session=8), one.tag) for one in rig.stranger.up)
+
+
+@pytest.mark.parametrize("settings", EVERYTHING, ids=lambda settings: settings["mode"])
+def test_replies_over_a_websocket_are_those_without_a_token(tmp_path, settings):
+    (tmp_path / "token").write_text(TOKEN)
+    serving = VerifierSettings(port=0, token_file=str(tmp_path / "token"))
+    with (
+        VerifierEngine(TARGET) as engine,
+        VerifierServer(engine, serving) as server,
+        AuthenticatedChannel(WebsocketChannel(server.url, TOKEN), TOKEN, others=False) as channel,
+        EdgeSession(channel, DRAFT, DecodeSettings(max_tokens=24, **settings)) as session,
+    ):
+        replies = [session.decode(IMAGE, "go").tokens]
+        session.reconnect()
+        replies.append(session.decode(IMAGE, "go").tokens)
+        assert engine.sessions == 1 and channel.dropped.count == 0
+    assert replies == undisturbed(settings)
+
+
+def test_the_only_other_end_of_a_link_is_refused_at_once():
+    with (
+        VerifierEngine(TARGET) as engine,
+        VerifierServer(engine, VerifierSettings(port=0)) as server,
+        AuthenticatedChannel(WebsocketChannel(server.url, TOKEN), TOKEN, others=False) as channel,
+        pytest.raises(LinkRefused, match="does not prove.*token_file"),
+    ):
+        EdgeSession(channel, DRAFT, DecodeSettings(), LinkSettings(response_timeout_s=600.0)).open()

@@ -61,7 +61,7 @@ class VerifierFlags:
 
         token = read_token(self.token_file) if self.token_file else None
         channel = WebsocketChannel(self.verifier, token=token, ca_file=self.ca_file or None)
-        return AuthenticatedChannel(channel, token) if token else channel
+        return AuthenticatedChannel(channel, token, others=False) if token else channel
 
 
 @contextlib.contextmanager

@@ -121,7 +121,8 @@ class Authenticator:
         """An answer to the session that ``request`` opened or resumed, tagged."""
         if not isinstance(answer, SessionReply):
             if isinstance(answer, Refusal) and not answer.session:
-                self._nonces.pop(request.nonce, None)  # too many requests wait: it may be sent again
+                with self._lock:
+                    self._nonces.pop(request.nonce, None)  # too many requests wait: it may be sent again
             return self._signed(answer)
         fresh = msgspec.structs.replace(answer, nonce=secrets.token_bytes(NONCE_BYTES), ticket=b"")
         key = self._token.session_key(request.nonce, fresh, robot=False)
@@ -129,7 +130,10 @@ class Authenticator:
             before = self._served.get(answer.session)
             shown = [k for k in before.keys if k.ticket == request.resume] if before is not None else []
             self._keep(answer.session, _Served([key, *shown], answer.ticket))
-        signed = self._nonces[request.nonce] = key.sign(fresh)
+        signed = key.sign(fresh)
+        with self._lock:
+            if request.nonce in self._nonces:
+                self._nonces[request.nonce] = signed
         return signed
 
     def _signed(self, answer: Message) -> Message:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from dsd_ros.wire.channel import Channel, LinkTimeout
+from dsd_ros.wire.channel import Channel, LinkRefused, LinkTimeout
 from dsd_ros.wire.messages import (
     NONCE_BYTES,
     TAG_BYTES,
@@ -188,9 +188,12 @@ def _slot(tag: bytes) -> int:
 class AuthenticatedChannel:
     """A ``Channel`` at the robot's end on which nothing counts that a holder of the token did not send."""
 
-    def __init__(self, channel: Channel, token: str) -> None:
-        """``channel`` stays in the caller's view, but is closed with this one."""
+    def __init__(self, channel: Channel, token: str, others: bool = True) -> None:
+        """``channel`` is closed with this one. ``others``: any process can send on it, as on DDS, so that the honest
+        answer may follow; otherwise LinkRefused when the other end does not prove the token.
+        """
         self._channel = channel
+        self._others = others
         self._token = Token(token)
         self._opening: SessionRequest | None = None  # as sent; until its answer has come
         self._keys: dict[Hashable, SessionKey] = {}  # of the present session and the present question
@@ -263,7 +266,8 @@ class AuthenticatedChannel:
         fault = key.fault(message) if key is not None else "missing"
         if fault and not self._denied(message):
             self.dropped.add(message, fault)
-            self.doubt = UNPROVEN if isinstance(message, QuestionReply) else self.doubt
+            if isinstance(message, QuestionReply):
+                self._unproven()
             return None
         self.doubt = ""
         return message
@@ -284,10 +288,15 @@ class AuthenticatedChannel:
         key = self._token.session_key(opening.nonce, reply, robot=True)
         if len(reply.nonce) != NONCE_BYTES or key.fault(reply):
             self.dropped.add(reply, "forged" if reply.tag else "missing")
-            self.doubt = UNPROVEN
+            self._unproven()
             return None
         self._opening, self.doubt = None, ""
         if not reply.session:
             return reply
         self._keep(reply.session, key)
         return msgspec.structs.replace(reply, ticket=key.ticket)
+
+    def _unproven(self) -> None:
+        self.doubt = UNPROVEN
+        if not self._others:
+            raise LinkRefused(UNPROVEN)

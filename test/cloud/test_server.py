@@ -126,6 +126,7 @@ def test_a_verifier_that_others_reach_needs_a_token(host, token_file):
         VerifierSettings(host=host)
     assert VerifierSettings(host=host, token_file=str(token_file)).host == host
     assert VerifierSettings(host=host, allow_unauthenticated=True).host == host
+    assert all(VerifierSettings(host=near).host == near for near in ("127.0.0.1", "127.0.1.1", "::1", "localhost"))
 
 
 @pytest.mark.parametrize("content", ["", "   \n", "two words", "umlaut-ä", "a\x07b"])

@@ -348,3 +348,23 @@ def test_the_only_other_end_of_a_link_is_refused_at_once():
         pytest.raises(LinkRefused, match="does not prove.*token_file"),
     ):
         EdgeSession(channel, DRAFT, DecodeSettings(), LinkSettings(response_timeout_s=600.0)).open()
+
+
+def test_another_verifier_that_does_not_know_the_session_ends_nothing(rig):
+    """Strangers may ask it, and hand on its proof; the verifier that knows the session has answered meanwhile."""
+    rig, other = rig(), rig()
+    asked: list[m.Message] = []
+
+    def ask(message: m.Message) -> None:
+        if isinstance(message, m.Draft):
+            asked.append(message)
+            denials = other.ask_as_stranger(message)
+            assert [denial.code for denial in denials] == ["unknown-session"]
+            rig.stranger.waiting += denials
+
+    with rig.session({"mode": "dsd"}) as session:
+        session.decode(IMAGE, "go")
+        number = session.verifier.session
+        rig.stranger.on_up = ask
+        assert session.decode(IMAGE, "go").tokens == undisturbed({"mode": "dsd"})[1]
+        assert len(asked) > 3 and session.verifier.session == number and rig.engine.sessions == 1

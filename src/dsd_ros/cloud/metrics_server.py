@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from dsd_ros.cloud.settings import LOOPBACK, MetricsSettings
+from dsd_ros.cloud.settings import MetricsSettings, is_loopback
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class MetricsServer(ServerThread):
 
     def start(self) -> str:
         url = super().start()
-        if self.host not in LOOPBACK:
+        if not is_loopback(self.host):
             _log.warning("whoever reaches %s can read this verifier's metrics", url)
         return url
 

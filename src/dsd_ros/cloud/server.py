@@ -26,7 +26,7 @@ from dsd_ros.cloud.authentication import Authenticator
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.metrics_server import CLOSE_TIMEOUT_S, MetricsServer, ServerError, ServerThread, respond
 from dsd_ros.cloud.sessions import Answer
-from dsd_ros.cloud.settings import LOOPBACK, VerifierSettings
+from dsd_ros.cloud.settings import VerifierSettings, is_loopback
 from dsd_ros.wire.channel import read_token, shows_token
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message, Refusal, RefusalCode
@@ -79,7 +79,7 @@ class VerifierServer(ServerThread):
 
     def start(self) -> str:
         url = super().start()
-        if self._token is None and self.host not in LOOPBACK:
+        if self._token is None and not is_loopback(self.host):
             _log.warning("no token file is set: whoever reaches %s can use this verifier", url)
         return url
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 
 from dsd_ros.addresses import check_host
@@ -12,7 +13,12 @@ class VerifierSettingsError(ValueError):
     """A verifier setting out of range; one sentence."""
 
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class VerifierSettings(MetricsSettings, EngineSettings):
         MetricsSettings.__post_init__(self)  # and with it every bound
         if not self.host:
             raise VerifierSettingsError("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface")
-        if self.host not in LOOPBACK and not (self.token_file or self.allow_unauthenticated):
+        if not is_loopback(self.host) and not (self.token_file or self.allow_unauthenticated):
             raise VerifierSettingsError(
                 f"host {self.host} lets other machines reach this verifier, and token_file is not set: give robots and "
                 "verifier a file with the same token (openssl rand -hex 32 > FILE), or allow_unauthenticated"

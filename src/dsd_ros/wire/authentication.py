@@ -46,6 +46,7 @@ NUMBER_BYTES = 4
 _FIRST = bytes(NUMBER_BYTES)
 _WINDOW = (1 << REMEMBERED) - 1
 _LOG_EVERY_S = 60.0
+_DENIED_S = 0.3  # a verifier that does know the session answers meanwhile
 UNPROVEN = (
     "what answers as the verifier does not prove that it holds this robot's token; give both sides the same token file "
     "(token_file), and the same release"
@@ -198,6 +199,7 @@ class AuthenticatedChannel:
         self._opening: SessionRequest | None = None  # as sent; until its answer has come
         self._keys: dict[Hashable, SessionKey] = {}  # of the present session and the present question
         self._sent: dict[int, bytes] = {}  # sequence number modulo REMEMBERED -> the newest tag sent
+        self._denial: tuple[float, Message] | None = None  # when it is due
         self.dropped = Dropped()
         self.doubt = ""  # a sentence when something answers that does not hold the token
 
@@ -214,16 +216,25 @@ class AuthenticatedChannel:
 
     def receive(self, timeout: float) -> Message:
         until = time.monotonic() + timeout
-        left = timeout
         while True:
-            message = self._accepted(self._channel.receive(max(0.0, left)))
+            due = min(until, self._denial[0]) if self._denial is not None else until
+            try:
+                message = self._accepted(self._channel.receive(max(0.0, due - time.monotonic())))
+            except LinkTimeout:
+                if self._denial is None:
+                    raise
+                message = None
             if message is not None:
                 return message
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if self._denial is not None and now >= self._denial[0]:
+                (_, message), self._denial = self._denial, None
+                return message
+            if now >= until:
                 raise LinkTimeout(f"the verifier sent nothing for {timeout:.1f} s")
 
     def reconnect(self) -> None:
+        self._denial = None
         self._channel.reconnect()
 
     def close(self) -> None:
@@ -264,12 +275,16 @@ class AuthenticatedChannel:
         if key is None and name_of(message) != 0:
             return None
         fault = key.fault(message) if key is not None else "missing"
-        if fault and not self._denied(message):
+        if fault and self._denied(message):
+            # Another verifier with this token says so too, if a stranger asks it.
+            self._denial = self._denial or (time.monotonic() + _DENIED_S, message)
+            return None
+        if fault:
             self.dropped.add(message, fault)
             if isinstance(message, QuestionReply):
                 self._unproven()
             return None
-        self.doubt = ""
+        self.doubt, self._denial = "", None
         return message
 
     def _denied(self, message: Message) -> bool:
@@ -290,7 +305,7 @@ class AuthenticatedChannel:
             self.dropped.add(reply, "forged" if reply.tag else "missing")
             self._unproven()
             return None
-        self._opening, self.doubt = None, ""
+        self._opening, self._denial, self.doubt = None, None, ""
         if not reply.session:
             return reply
         self._keep(reply.session, key)

@@ -110,3 +110,129 @@ def test_a_closed_queue_takes_and_gives_nothing():
     queue.close()
     queue.close()
     assert queue.closed and queue.put("a", "a2") and queue.ready() == []
+
+
+class Worker:
+    """Works on a queue by a clock of its own: each turn takes what its text says, in ms."""
+
+    def __init__(self, max_bytes: int = 1 << 40) -> None:
+        self.now = 0.0
+        self.queue: TurnQueue[str] = TurnQueue(10_000, max_bytes, clock=lambda: self.now)
+        self.used: dict[str, float] = {}
+        self.order: list[str] = []
+
+    def put(self, path: str, *milliseconds: int, kind: str = "", urgent: bool = False) -> None:
+        *of, owner = path.split("/")
+        for ms in milliseconds:
+            assert self.queue.put(owner, f"{path} {ms}", of=tuple(of), kind=kind, urgent=urgent)
+
+    def work(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            turns = self.queue.ready(1, 0.0)
+            if not turns:
+                self.now += 0.001
+                continue
+            path, ms = turns[0].split()
+            self.now += int(ms) / 1000
+            self.used[path] = self.used.get(path, 0.0) + int(ms) / 1000
+            self.order.append(path)
+
+
+def test_long_turns_give_no_larger_share():
+    worker = Worker()
+    worker.put("greedy", *[500] * 100)
+    worker.put("honest", *[10] * 2000)
+    worker.work(10)
+    assert worker.used["honest"] > 4.0
+
+
+def test_many_sessions_and_many_links_give_no_larger_share():
+    worker = Worker()
+    for link in range(8):
+        for session in range(8):
+            worker.put(f"1.1.1.1/l{link}/s{link}.{session}", *[10] * 500)
+    worker.put("2.2.2.2/l/s", *[10] * 2000)
+    worker.put("3.3.3.3/l/s1", *[10] * 2000)
+    worker.put("3.3.3.3/l/s2", *[10] * 2000)
+    worker.work(9)
+    assert worker.used["2.2.2.2/l/s"] == pytest.approx(3, abs=0.1)
+    assert worker.used["3.3.3.3/l/s1"] == pytest.approx(1.5, abs=0.1)
+    greedy = [used for path, used in worker.used.items() if path.startswith("1.1.1.1")]
+    assert sum(greedy) == pytest.approx(3, abs=0.1) and max(greedy) - min(greedy) < 0.02
+
+
+def test_time_without_turns_gives_no_credit():
+    worker = Worker()
+    worker.put("a", *[10] * 2000)
+    worker.work(10)
+    worker.put("b", *[10] * 2000)
+    before = worker.used["a"]
+    worker.work(4)
+    assert worker.used["a"] - before == pytest.approx(2, abs=0.1)
+
+
+def test_a_long_turn_lets_a_robot_in_mid_reply_go_first():
+    """A robot that sends its next round a moment after each outcome finds the worker busy with a long turn rarely."""
+    worker = Worker()
+    worker.put("greedy", *[500] * 1000, kind="observation")
+    rounds, waited = 0, 0.0
+    while worker.now < 15:
+        came = worker.now
+        worker.put("honest", 10, kind="draft")
+        while worker.order.count("honest") == rounds:
+            worker.work(0.001)
+        rounds += 1
+        waited += worker.now - came
+        worker.work(0.02)  # it drafts
+    assert rounds > 150 and worker.used["greedy"] > 4
+
+
+def test_a_robot_alone_never_waits_and_equals_do_not_wait_for_each_other():
+    worker = Worker()
+    worker.put("a", *[500] * 4, kind="observation")
+    worker.work(2)
+    assert worker.order == ["a"] * 4
+    for _ in range(20):
+        worker.put("a", 50, kind="draft")
+        worker.put("b", 50, kind="draft")
+        began = worker.now
+        worker.work(0.1)
+        assert worker.now - began == pytest.approx(0.1, abs=0.005)
+    assert worker.order.count("b") == 20
+
+
+def test_urgent_turns_do_not_starve_the_others():
+    worker = Worker()
+    worker.put("flood", *[1] * 5000, urgent=True)
+    worker.put("honest", *[1] * 100)
+    worker.work(1.5)
+    assert worker.order.count("honest") == 100
+
+
+def test_one_link_does_not_take_all_bytes():
+    queue: TurnQueue[str] = TurnQueue(100, max_bytes=100)
+    assert queue.put("s1", "1", of=("x", "l"), size=20)
+    assert not queue.put("s2", "2", of=("x", "l"), size=6) and queue.put("s2", "2", of=("x", "l"))
+    assert queue.put("s3", "3", of=("x", "m"), size=25)
+    assert queue.bytes == 45 and taken(queue) and queue.bytes == 0
+
+
+def test_a_batch_is_charged_to_its_owners_alike():
+    now = [0.0]
+    queue: TurnQueue[str] = TurnQueue(10, clock=lambda: now[0])
+    put(queue, "a1", "b1", "b2", "c1")
+    assert queue.ready(2, 0.0) == ["a1", "b1"]
+    now[0] = 1.0
+    assert queue.ready(1, 0.0) == ["c1"]
+    now[0] = 1.2
+    put(queue, "a2")
+    assert taken(queue) == ["b2", "a2"]
+
+
+def test_accounts_of_robots_that_left_are_forgotten():
+    queue: TurnQueue[str] = TurnQueue(10)
+    for number in range(10_000):
+        queue.put(number, "turn", of=("address", f"link {number}"))
+        assert queue.ready(1, 0.0) == ["turn"]
+    assert len(queue._accounts) < 5000

@@ -18,7 +18,7 @@ import msgspec
 from dsd_ros.cloud.exits import ExitRules
 from dsd_ros.cloud.metrics import Metrics
 from dsd_ros.cloud.sessions import Answer, ReplyState, Session, SessionTable, check_request
-from dsd_ros.cloud.settings import EngineSettings
+from dsd_ros.cloud.settings import PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, EngineSettings
 from dsd_ros.cloud.target import LocalTarget, Target, TargetModel
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, check_in_step, end_reply, open_reply
 from dsd_ros.vlm.loading import load_model
@@ -39,13 +39,12 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 from dsd_ros.wire.pictures import UnknownPicture
-from dsd_ros.wire.turns import TurnQueue
+from dsd_ros.wire.turns import TurnQueue, accounts_of
 
 _log = logging.getLogger(__name__)
 
 # An observation and a draft wait at most, or the few drafts that a robot sends ahead; duplicates are dropped.
 MAX_WAITING_PER_SESSION = 20
-MAX_WAITING_BYTES = 512 << 20
 TURNS_A_STEP = 1  # the local target runs its rounds one after another
 
 NO_DOCUMENTS = (
@@ -81,8 +80,10 @@ class VerifierEngine:
         self.settings = settings or EngineSettings()
         self._clock = clock
         self.metrics = Metrics(self)
-        self._sessions = SessionTable(self.settings, self.metrics.ended)
-        self._queue: TurnQueue[_Turn] = TurnQueue(MAX_WAITING_PER_SESSION, MAX_WAITING_BYTES)
+        self._sessions = SessionTable(self.settings, self.metrics.ended, self.metrics.over_limit)
+        self._queue: TurnQueue[_Turn] = TurnQueue(
+            MAX_WAITING_PER_SESSION, self.settings.memory_mb * WAITING_BYTES_OF_A_MB
+        )
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
         self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
@@ -157,7 +158,9 @@ class VerifierEngine:
 
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
         turn = _Turn(partial(self._open, request, self.metrics.counting(reply), peer))
-        return None if self._queue.put(peer, turn, urgent=True) else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
+        of = accounts_of(peer)
+        queued = self._queue.put(peer, turn, of=of[:-1], kind="open", urgent=True)
+        return None if queued else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
 
     def _queue_message(self, message: Observation | Draft, peer: Hashable) -> Message | None:
         number = message.round if isinstance(message, Draft) else 0
@@ -165,7 +168,8 @@ class VerifierEngine:
             sentence = "the verifier does not know this session (any more); open a new one"
             return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
         turn = _Turn(partial(self._receive, message, peer), time.perf_counter())
-        if self._queue.put(message.session, turn, key=_key(message), size=_size(message)):
+        of, kind = accounts_of(peer), type(message).__name__
+        if self._queue.put(message.session, turn, of=of, kind=kind, key=_key(message), size=_size(message)):
             return None
         return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
 
@@ -268,6 +272,7 @@ class VerifierEngine:
             code, session.lacks = RefusalCode.UNKNOWN_PICTURE, message.reply
             session.send(Refusal(session.id, message.reply, 0, code, str(error)))
             return
+        self._sessions.release_pictures(self.settings.memory_mb * PICTURE_BYTES_OF_A_MB)
         if session.reply.refusal is not None:
             session.send(session.reply.refusal)
         else:
@@ -320,7 +325,8 @@ class VerifierEngine:
             return
         reply.turn_queued = True
         turn = _Turn(partial(self._go_on_alone, session, reply), time.perf_counter())
-        self._queue.put(session.id, turn, bounded=False)  # there is one at most
+        # There is one at most.
+        self._queue.put(session.id, turn, of=accounts_of(session.peer), kind="alone", bounded=False)
 
     def _go_on_alone(self, session: Session, reply: ReplyState) -> PendingRound | None:
         """One more round without a draft, unless the robot has gone on to something else."""

@@ -31,7 +31,8 @@ OTHER = "other"  # the label's value for what should not occur
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
-REFUSED_CONNECTIONS = ("token", "full")
+REFUSED_CONNECTIONS = ("token", "full", "address", "files", "memory", "flood")
+SESSION_LIMITS = ("total", "address", "connection")
 DROPPED = ("missing", "forged", "replayed")  # a message's tag
 
 
@@ -76,9 +77,11 @@ class Metrics:
         self._opened = self._counters("sessions_opened_total", "Sessions opened.", "mode", PRESETS)
         self._resumed = self._counter("sessions_resumed_total", "Sessions resumed over a new link.")
         self._not_opened = self._counter("sessions_refused_total", "Requests for a session refused.")
+        over = "Sessions refused because a limit is reached."
+        self._over = self._counters("sessions_over_limit_total", over, "reason", SESSION_LIMITS)
         self._ended = self._counters("sessions_ended_total", "Sessions ended.", "reason", ENDS)
         self.connected = self._gauge("connections", "Robots' connections.").inc
-        refused = "Connections refused: wrong token, or too many."
+        refused = "Connections refused or cut off: wrong token, or a limit reached."
         self.refused_connections = self._counters("connections_refused_total", refused, "reason", REFUSED_CONNECTIONS)
         dropped = "Messages dropped because their tag is missing, forged or replayed."
         self.dropped = self._counters("messages_dropped_total", dropped, "reason", DROPPED)
@@ -155,6 +158,10 @@ class Metrics:
         """A session ended, for one of the reasons in ENDS."""
         self._ended[reason].inc()
         _log.info("session %s", reason, extra={"session": session})
+
+    def over_limit(self, limit: str) -> None:
+        """A session was refused because one of SESSION_LIMITS is reached."""
+        self._over[limit].inc()
 
     def read(self, session: Session, reply: ReplyState) -> None:
         """An observation was read, and its reply begins."""

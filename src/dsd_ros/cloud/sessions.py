@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,7 @@ from dsd_ros.wire.messages import (
     SessionRequest,
 )
 from dsd_ros.wire.pictures import LastPictures, kept_pictures
+from dsd_ros.wire.turns import RobotLink
 
 if TYPE_CHECKING:
     from dsd_ros.cloud.target import TargetModel
@@ -89,6 +91,7 @@ class Session:
     exits: ExitRules | None = None  # None: no early outcomes
     reply: ReplyState | None = None
     pictures: LastPictures[np.ndarray] = field(default_factory=kept_pictures)  # the last, by digest
+    address: str | None = None  # of its robot's last link, where that is known
     lacks: int = -1  # the newest reply whose observation named a picture that is not among them
 
     @property
@@ -111,10 +114,17 @@ class Session:
 class SessionTable:
     """The sessions by id, bounded in number and in idle time. Thread-safe; times are monotonic seconds."""
 
-    def __init__(self, settings: EngineSettings, on_end: Callable[[int, str], object] = lambda *_: None) -> None:
-        """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends."""
+    def __init__(
+        self,
+        settings: EngineSettings,
+        on_end: Callable[[int, str], object] = lambda *_: None,
+        on_limit: Callable[[str], object] = lambda *_: None,
+    ) -> None:
+        """``on_end(session, "closed" | "expired" | "evicted")`` is called for each that ends, and
+        ``on_limit("total" | "address" | "connection")`` for each that is refused because a limit is reached.
+        """
         self._settings = settings
-        self._on_end = on_end
+        self._on_end, self._on_limit = on_end, on_limit
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
 
@@ -141,11 +151,15 @@ class SessionTable:
             known = next((s for s in self._sessions.values() if _is_of(s, request.resume, opener)), None)
             if known is not None:
                 known.peer, known.answer, known.last_used = peer, answer, now
+                known.address = _address(peer)
                 return known, False
+            if isinstance(peer, RobotLink):
+                self._check_share(peer)
             self._make_room()
             session = Session(
                 self._unused_id(), secrets.token_bytes(TICKET_BYTES), request, sampling, opener, peer, answer, now
             )
+            session.address = _address(peer)
             self._sessions[session.id] = session
             return session, True
 
@@ -168,6 +182,21 @@ class SessionTable:
             for id_ in [i for i, s in self._sessions.items() if s.last_used < oldest]:
                 self._end(id_, "expired")
 
+    def release_pictures(self, most: int) -> None:
+        """Forget the oldest pictures of the sessions that hold the most bytes of them, those without a link first,
+        until ``most`` bytes are left. Their robots send them again. For the thread that reads observations.
+        """
+        sessions = list(self._sessions.values())
+        held = sum(session.pictures.currsize for session in sessions)
+        while held > most:
+            largest = max(
+                (session for session in sessions if session.pictures),
+                key=lambda session: (session.peer is None, session.pictures.currsize),
+            )
+            before = largest.pictures.currsize
+            largest.pictures.popitem()
+            held += largest.pictures.currsize - before
+
     def clear(self) -> None:
         """Forget all sessions."""
         with self._lock:
@@ -185,18 +214,48 @@ class SessionTable:
     def _make_room(self) -> None:
         if len(self._sessions) < self._settings.max_sessions:
             return
-        # A robot whose link is down may have gone for good; one that is connected has not.
-        detached = [s for s in self._sessions.values() if s.peer is None]
-        if not detached:
+        if not self._evict(self._sessions.values()):
+            self._on_limit("total")
             raise ValueError(
                 f"the verifier already holds its {self._settings.max_sessions} sessions; try again later, or raise its "
                 "max_sessions"
             )
-        self._end(min(detached, key=lambda s: s.last_used).id, "evicted")
+
+    def _check_share(self, link: RobotLink) -> None:
+        """ValueError when the link, or its address, holds its share of the sessions."""
+        if sum(session.peer is link for session in self._sessions.values()) >= link.max_sessions:
+            self._on_limit("connection")
+            raise ValueError(
+                f"this connection already holds its {link.max_sessions} sessions; close some, or raise the verifier's "
+                "sessions_per_connection"
+            )
+        mates = [session for session in self._sessions.values() if session.address == link.address]
+        if len(mates) >= link.max_sessions_of_address and not self._evict(mates):
+            self._on_limit("address")
+            raise ValueError(
+                f"robots at this one's address already hold {len(mates)} sessions; close some, or raise the verifier's "
+                "sessions_per_address (behind a proxy all robots have one address)"
+            )
+
+    def _evict(self, sessions: Iterable[Session]) -> bool:
+        """End one of these sessions without a link: of the address that holds the most, the one unused for longest.
+
+        A robot whose link is down may have gone for good; one that is connected has not.
+        """
+        detached = [session for session in sessions if session.peer is None]
+        if not detached:
+            return False
+        held = Counter(session.address for session in self._sessions.values())
+        self._end(min(detached, key=lambda session: (-held[session.address], session.last_used)).id, "evicted")
+        return True
 
     def _end(self, session: int, reason: str) -> None:
         if self._sessions.pop(session, None) is not None:
             self._on_end(session, reason)
+
+
+def _address(peer: Hashable) -> str | None:
+    return peer.address if isinstance(peer, RobotLink) else None
 
 
 def _is_of(session: Session, ticket: bytes, opener: tuple[Hashable, int]) -> bool:

@@ -21,6 +21,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+# What becomes of each MB (2^20 bytes) of ``EngineSettings.memory_mb``.
+PICTURE_BYTES_OF_A_MB, WAITING_BYTES_OF_A_MB, RECEIVING_BYTES_OF_A_MB = 512 << 10, 256 << 10, 256 << 10
+
+
 @dataclass(frozen=True)
 class EngineSettings:
     """Limits of the engine, the same for all transports."""
@@ -28,6 +32,13 @@ class EngineSettings:
     max_sessions: int = option(64, "sessions held at once", 1, 100_000)
     session_expiry_s: float = option(
         120.0, "an unused session is dropped after this long, s", 0.1, 86_400.0, allowed="0.1 to 86400 seconds"
+    )
+    memory_mb: int = option(
+        1024,
+        "memory for what robots send, MB: half for the pictures kept of their histories, a quarter for messages that "
+        "wait, a quarter for frames being received",
+        256,
+        1 << 20,
     )
     exit_share: float = option(
         0.25, "fraction of a CPU's pass that early exits may take; 0: no exits", 0.0, 1.0, allowed="0 (no exits) to 1"
@@ -72,6 +83,13 @@ class VerifierSettings(MetricsSettings, EngineSettings):
 
     host: str = option("127.0.0.1", "address to listen on", check=check_host)
     port: int = option(8765, "port to listen on; 0: any free port", 0, 65535, allowed="0 (any free port) to 65535")
+    connections_per_address: int = option(
+        64, "connections from one address; behind a proxy all robots have the proxy's", 1, 100_000
+    )
+    sessions_per_connection: int = option(8, "sessions held over one connection", 1, 100_000)
+    sessions_per_address: int = option(
+        32, "sessions held from one address; behind a proxy all robots have the proxy's", 1, 100_000
+    )
     token_file: str = option("", "file with the token that robots must present and prove; empty: none")
     allow_unauthenticated: bool = option(False, "do without token_file where other machines reach this")
     certificate: str = option("", "TLS certificate chain, PEM; empty: no TLS")

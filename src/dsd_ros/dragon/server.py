@@ -40,7 +40,7 @@ from dsd_ros.wire.messages import (
     Reveal,
     Verdict,
 )
-from dsd_ros.wire.turns import TurnQueue
+from dsd_ros.wire.turns import RobotLink, TurnQueue, accounts_of
 
 _log = logging.getLogger(__name__)
 
@@ -181,13 +181,18 @@ class DragonServer:
             most = self.settings.max_answers
             sentence = f"the cloud already answers {most} questions at once; ask again later, or raise its max_answers"
             return end_of(question, EndCode.OVERLOADED, sentence)
+        elif isinstance(peer, RobotLink) and 2 * sum(a.peer is peer for a in self._answers.values()) >= max(
+            2, self.settings.max_answers
+        ):
+            sentence = "this connection already has its half of the cloud's max_answers questions; ask again later"
+            return end_of(question, EndCode.OVERLOADED, sentence)
         error = refusal_of(self.model, question, scale_of(self._retriever))
         if error:
             return QuestionReply(question.ask, question.attempt, error, *name_of(self.model), 0)
         answer = _Answer(question, reply, peer)
         self._answers[answer.key] = answer
         self._inbox.hold(answer)
-        self._turns.put(answer, answer)
+        self._turns.put(answer, answer, of=accounts_of(peer))
         return None
 
     def _make_room(self) -> bool:
@@ -214,7 +219,7 @@ class DragonServer:
         elif isinstance(message, Proposal) and _size(message) > most_bytes(answer.question, answer.question.vocab_size):
             self._drop(answer)
             return end_of(message, EndCode.BAD_EVIDENCE, "a draft's evidence is too long")
-        elif not self._inbox.put(answer, (answer, message), size=_size(message)):
+        elif not self._inbox.put(answer, (answer, message), of=accounts_of(peer), size=_size(message)):
             self._drop(answer)
             return end_of(message, EndCode.OVERLOADED, "too many messages of this question are waiting")
         return None
@@ -235,7 +240,7 @@ class DragonServer:
         if answer.half is not None and answer.half.ended:
             self._drop(answer)
         elif answer.half is not None and answer.half.wants_work:
-            self._turns.put(answer, answer)
+            self._turns.put(answer, answer, of=accounts_of(answer.peer))
 
     # ------------------------------------------------------------------ the inbox's thread
 

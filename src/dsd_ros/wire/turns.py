@@ -1,4 +1,4 @@
-"""What waits for a worker: each owner's turns in order, and the owners one after another.
+"""What waits for a worker: each owner's turns in order, and the owners by the time that they have used.
 
 The counterpart of ``outbox`` for messages that come in. It knows neither models nor messages, so the verifier and
 DRAGON's service take their turns from the same class.
@@ -8,32 +8,80 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Path = tuple[Hashable, ...]
+
+_QUANTUM_S = 0.001  # used times that differ by less count as equal
+_URGENT_IN_A_ROW = 8  # then an ordinary turn comes first
+_DEBT_S = 0.1  # an account that has used so much more than another lets that one go first, see ``_courtesy``
+_GRACE_S = 0.15  # how soon the other's next turn must come for that
+_LONG_S, _LONGER = 0.02, 4  # of turns longer than this, and so many times as long as the other's
+_ACCOUNTS = 4096  # idle ones are forgotten beyond this
+_SHARE = 4  # one link's turns hold at most 1 / this of all bytes
+
+
+@dataclass(frozen=True, eq=False)
+class RobotLink:
+    """One robot's connection, as the peer of an engine. A DDS domain or this process has no such limits."""
+
+    address: str
+    max_sessions: int
+    max_sessions_of_address: int
+
+
+def accounts_of(peer: Hashable) -> Path:
+    """What the turns of ``peer`` are charged to: its address, if it has one, and itself."""
+    return (peer.address, peer) if isinstance(peer, RobotLink) else (peer,)
 
 
 class _Waiting(NamedTuple, Generic[T]):
     turn: T
     key: Hashable
     size: int
+    kind: str
+
+
+@dataclass
+class _Account:
+    """Time used by an owner, or by all owners of a link or an address."""
+
+    used: float = 0.0  # s; lifted to its parent's floor when it begins to wait
+    floor: float = 0.0  # the used time of its part that had the last turn
+    costs: dict[str, float] = field(default_factory=dict)  # longest recent turn, s, by kind
+    waiting: int = 0
+    bytes: int = 0
 
 
 class TurnQueue(Generic[T]):
-    """Turns of many owners for one worker, bounded and fair. Thread-safe.
+    """Turns of many owners for one worker, bounded and fair by time. Thread-safe.
 
-    An owner's turns are taken in the order they came. Owners alternate: none waits for more than one turn of each
-    other owner. Urgent turns overtake all others.
+    An owner's turns are taken in the order they came. The next turn is that of the owner that has used the least time:
+    first of the address with the least, in it of the link with the least, in that of the session with the least. So
+    many sessions, links or long turns give no larger share. Who was idle gains no credit. Urgent turns come first.
+    The time between two calls of ``ready`` is that of the turns which the first one gave.
+    Source: start-time fair queueing (Goyal, Vin, Cheng 1996), and anticipation (Iyer, Druschel 2001) in ``_courtesy``.
     """
 
-    def __init__(self, per_owner: int, max_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self, per_owner: int, max_bytes: int = sys.maxsize, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """``per_owner``: turns that one owner may have waiting. ``max_bytes``: of all waiting turns together."""
-        self._per_owner, self._max_bytes = per_owner, max_bytes
-        # Owner -> its waiting turns, never empty. The owner whose turn is next comes first.
-        self._urgent: dict[Hashable, deque[_Waiting[T]]] = {}
-        self._ordinary: dict[Hashable, deque[_Waiting[T]]] = {}
+        self._per_owner, self._max_bytes, self._clock = per_owner, max_bytes, clock
+        # Path of an owner -> its waiting turns, never empty. Among equals the first one's turn is next.
+        self._urgent: dict[Path, deque[_Waiting[T]]] = {}
+        self._ordinary: dict[Path, deque[_Waiting[T]]] = {}
+        self._accounts: dict[Path, _Account] = {(): _Account()}
+        self._running: list[tuple[Path, str]] = []  # the turns that ``ready`` gave last, with their kinds
+        self._since = 0.0
+        self._recent: dict[Path, float] = {}  # when an owner's last turn ended
+        self._urgent_in_a_row = 0
         self._keys: set[Hashable] = set()
         self._held: set[Hashable] = set()
         self._bytes = 0
@@ -45,6 +93,8 @@ class TurnQueue(Generic[T]):
         owner: Hashable,
         turn: T,
         *,
+        of: Path = (),
+        kind: str = "",
         key: Hashable = None,
         size: int = 0,
         urgent: bool = False,
@@ -53,16 +103,25 @@ class TurnQueue(Generic[T]):
         """Add a turn of ``size`` bytes; False when there is no room for it and it is not exempt (``bounded``).
 
         A turn is dropped silently when one with the same ``key`` waits already, or when the queue is closed.
+
+        :param of: what the owner is a part of, the widest first: its address and its link.
+        :param kind: turns of one kind take similarly long.
         """
+        path = (*of, owner)
         with self._changed:
             if self._closed or (key is not None and key in self._keys):
                 return True
             lanes = self._urgent if urgent else self._ordinary
-            full = len(lanes.get(owner, ())) >= self._per_owner or self._bytes + size > self._max_bytes
+            link = self._accounts.get(of) if of else None
+            full = (
+                len(lanes.get(path, ())) >= self._per_owner
+                or self._bytes + size > self._max_bytes
+                or (link is not None and size > 0 and link.bytes + size > self._max_bytes // _SHARE)
+            )
             if full and bounded:
                 return False
-            lanes.setdefault(owner, deque()).append(_Waiting(turn, key, size))
-            self._bytes += size
+            lanes.setdefault(path, deque()).append(_Waiting(turn, key, size, kind))
+            self._enter(path, size)
             if key is not None:
                 self._keys.add(key)
             self._changed.notify()
@@ -74,12 +133,22 @@ class TurnQueue(Generic[T]):
         Empty after ``timeout`` seconds without one (None: no limit), or when the queue is closed.
         """
         with self._changed:
-            next_turns = self._next(limit)
-            while not (next_turns or self._closed):
-                if not self._changed.wait(timeout):
-                    return []
-                next_turns = self._next(limit)
-            return [] if self._closed else [self._take(*place) for place in next_turns]
+            self._charge()
+            until = None if timeout is None else self._clock() + timeout
+            while not self._closed:
+                places = self._next(limit)
+                wait = self._courtesy(*places[0]) if places else None
+                if wait == 0.0:
+                    turns = [self._take(*place) for place in places]
+                    self._since = self._clock()
+                    return turns
+                left = None if until is None else until - self._clock()
+                if left is not None and (left <= 0 or (wait is not None and left < wait)):
+                    wait = left
+                    if left <= 0:
+                        return []
+                self._changed.wait(left if wait is None else wait)
+            return []
 
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
@@ -97,8 +166,9 @@ class TurnQueue(Generic[T]):
         with self._changed:
             self._held.discard(owner)
             for lanes in (self._urgent, self._ordinary):
-                for waiting in lanes.pop(owner, ()):
-                    self._forget(waiting)
+                for path in [path for path in lanes if path[-1] == owner]:
+                    for waiting in lanes.pop(path):
+                        self._forget(path, waiting)
 
     def close(self) -> None:
         """Hand out no more turns, and wake the worker."""
@@ -121,18 +191,93 @@ class TurnQueue(Generic[T]):
 
     # --------------------------------------------------------------------- under self._changed
 
-    def _next(self, limit: int) -> list[tuple[dict[Hashable, deque[_Waiting[T]]], Hashable]]:
-        found = [(lanes, o) for lanes in (self._urgent, self._ordinary) for o in lanes if o not in self._held]
+    def _next(self, limit: int) -> list[tuple[dict[Path, deque[_Waiting[T]]], Path]]:
+        ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
+        order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
+        found = []
+        for lanes in order:
+            free = [path for path in lanes if path[-1] not in self._held]
+            found += [(lanes, path) for path in (sorted(free, key=self._used) if len(free) > 1 else free)]
         return found[:limit]
 
-    def _take(self, lanes: dict[Hashable, deque[_Waiting[T]]], owner: Hashable) -> T:
-        lane = lanes.pop(owner)
+    def _used(self, path: Path) -> list[int]:
+        """What decides the order: the used time of the address, the link and the session."""
+        return [int(account.used / _QUANTUM_S) for account in self._chain(path)]
+
+    def _chain(self, path: Path) -> list[_Account]:
+        return [self._accounts[path[:end]] for end in range(1, len(path) + 1)]
+
+    def _enter(self, path: Path, size: int) -> None:
+        self._bytes += size
+        for end in range(1, len(path) + 1):
+            account = self._accounts.get(path[:end])
+            if account is None:
+                account = self._accounts[path[:end]] = _Account()
+            if not account.waiting:
+                account.used = max(account.used, self._accounts[path[: end - 1]].floor)
+            account.waiting += 1
+            account.bytes += size
+        if len(self._accounts) > _ACCOUNTS:
+            self._prune()
+
+    def _take(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> T:
+        lane = lanes.pop(path)
         waiting = lane.popleft()
         if lane:
-            lanes[owner] = lane  # after the other owners
-        self._forget(waiting)
+            lanes[path] = lane  # after the other owners
+        self._urgent_in_a_row = self._urgent_in_a_row + 1 if lanes is self._urgent else 0
+        for end in range(1, len(path) + 1):
+            parent = self._accounts[path[: end - 1]]
+            parent.floor = max(parent.floor, self._accounts[path[:end]].used)
+        self._forget(path, waiting)
+        self._running.append((path, waiting.kind))
         return waiting.turn
 
-    def _forget(self, waiting: _Waiting[T]) -> None:
+    def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
         self._bytes -= waiting.size
         self._keys.discard(waiting.key)
+        for account in self._chain(path):
+            account.waiting -= 1
+            account.bytes -= waiting.size
+
+    def _charge(self) -> None:
+        """Charge the time since the last turns were given to their owners, in equal parts."""
+        if not self._running:
+            return
+        now = self._clock()
+        seconds = (now - self._since) / len(self._running)
+        for path, kind in self._running:
+            self._recent.pop(path, None)
+            self._recent[path] = now
+            for account in self._chain(path):
+                account.used += seconds
+                account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
+        self._running.clear()
+
+    def _courtesy(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> float:
+        """How long a turn waits although the worker is free, s.
+
+        A turn cannot be interrupted. So one that is known to be long lets those go first that had short turns a moment
+        ago and are behind in time used: their next turn is on its way. Otherwise each of their short turns would wait
+        for a long one.
+        """
+        now, kind, wait = self._clock(), lanes[path][0].kind, 0.0
+        for other, ended in list(self._recent.items()):
+            if now - ended >= _GRACE_S:
+                del self._recent[other]
+            elif other != path:
+                ends = (end for end, names in enumerate(zip_longest(path, other), 1) if names[0] != names[1])
+                end = next(ends)
+                mine, theirs = self._accounts.get(path[:end]), self._accounts.get(other[:end])
+                if mine is None or theirs is None or mine is theirs or mine.used - theirs.used < _DEBT_S:
+                    continue
+                if mine.costs.get(kind, 0.0) > max(_LONG_S, _LONGER * min(theirs.costs.values(), default=0.0)):
+                    wait = max(wait, ended + _GRACE_S - now)
+        return wait
+
+    def _prune(self) -> None:
+        """Forget accounts that are idle and owe nothing, or are simply the oldest idle ones."""
+        active = {path for path, _ in self._running} | self._recent.keys()
+        keep = {path[:end] for path in active for end in range(len(path) + 1)} | {()}
+        for path in [path for path, account in self._accounts.items() if not account.waiting and path not in keep]:
+            del self._accounts[path]

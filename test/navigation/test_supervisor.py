@@ -507,3 +507,58 @@ class AnySequence(RuleBasedStateMachine):
 
 TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = hypothesis_settings(max_examples=40, stateful_step_count=30)
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, math.inf, math.nan, 1e7])
+def test_implausible_values_are_no_news(value):
+    supervisor, now = Supervisor(), 50.0
+    supervisor.decide(now)
+    for number, pose in enumerate((Pose(value, 0.0, 0.0), Pose(0.0, value, 0.0), Pose(0.0, 0.0, value))):
+        supervisor.on_odometry(pose, number + 1.0, now)
+    supervisor.on_navigation(Motion(vx=value), now)
+    supervisor.on_operator(Motion(wz=value), now)
+    supervisor.on_battery(value)
+    supervisor.on_battery(-1.0)
+    decision = supervisor.decide(now)
+    causes = {cause for cause, _ in decision.causes}
+    assert Cause.ODOMETRY_STALE in causes and decision.source is Source.NONE and decision.motion == STILL
+    assert Cause.LOW_BATTERY not in causes
+    assert nearest_ahead([1.0, 2.0], value, 0.1, 0.0, 10.0, 1.0) is None
+    assert nearest_ahead([1.0, 2.0], 0.0, value, 0.0, 10.0, 1.0) is None
+
+
+def test_a_scan_of_a_million_readings_is_none():
+    assert nearest_ahead([1.0] * 1_000_000, 0.0, 0.0, 0.0, 10.0, 1.0) is None
+
+
+def test_a_fault_of_the_supervisor_holds_everybody_until_it_is_reset():
+    world = World()
+    world.step(2)
+    world.act()
+    world.command = AHEAD
+    assert world.step(3).motion == AHEAD
+    world.supervisor.on_fault("the callback of odom (ValueError)", world.now)
+    world.joystick = Motion(-0.2)
+    decision = world.step(3)
+    assert world.causes[0] is Cause.SUPERVISOR_FAULT and "odom" in decision.causes[0][1]
+    assert decision.stopped and decision.motion == STILL and decision.speaking
+    world.joystick = None
+    assert world.step(200).speaking and world.supervisor.reset() and not world.supervisor.reset()
+    assert Cause.SUPERVISOR_FAULT not in {cause for cause, _ in world.step().causes}
+
+
+def test_a_stranger_holds_navigation_and_zero_is_repeated_while_he_is_there():
+    world = World()
+    world.step(2)
+    world.act()
+    world.command = AHEAD
+    assert world.step(3).motion == AHEAD
+    world.supervisor.on_strangers("cmd_vel has a publisher that does not belong there: /teleop.", world.now)
+    decision = world.step()
+    assert world.causes[0] is Cause.FOREIGN_PUBLISHER and decision.stopped and decision.motion == STILL
+    world.command = None
+    assert world.step(200).speaking
+    world.joystick = Motion(-0.2)
+    assert world.step().motion == Motion(-0.2)  # the operator can still drive out of it
+    world.supervisor.on_strangers("", world.now)
+    assert Cause.FOREIGN_PUBLISHER not in {cause for cause, _ in world.step().causes}

@@ -82,7 +82,7 @@ class Navigation:
 @pytest.mark.parametrize("sensor", ["depth", "range"])
 def test_driven_at_what_stands_there_the_robot_is_stopped_before_it(rig, sensor):
     rig.start("simulator_node", seed=SEED)
-    rig.start("supervisor_node", require__obstacle=sensor, require__heartbeats="")
+    rig.start("supervisor_node", require__obstacle=sensor, require__heartbeats="", require__commands="test_rig")
     navigation = Navigation(rig)
     rig.until(lambda: navigation.odometry.samples)
     rig.until(lambda: navigation.healthy, what="a healthy state")

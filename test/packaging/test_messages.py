@@ -41,7 +41,7 @@ IN_USE = {
     "ReplyProgress.msg": "01df2d80c0845df5",
     "Reveal.msg": "ea82fbb58aaeec04",
     "RoundStats.msg": "ea120dbdb1adcc5b",
-    "SafetyState.msg": "cf9477434be5e5e7",
+    "SafetyState.msg": "edadcc9c4acd5fb7",
     "SessionClose.msg": "2f304ba3dbdfa225",
     "SessionReply.msg": "206e21c43c922dc6",
     "SessionRequest.msg": "d56b2d398c5f2c82",

@@ -28,8 +28,19 @@ from dsd_lab.faults.judge import (
     moving_at,
     stop_after,
 )
-from dsd_lab.faults.plan import NAVIGATION, WENT_ON, Fault, FaultSettings, Kind, Moment, Trial, plan, rows_of
-from dsd_lab.faults.watch import WatchedRun, Watcher
+from dsd_lab.faults.plan import (
+    NAVIGATION,
+    SUPERVISOR,
+    WENT_ON,
+    Fault,
+    FaultSettings,
+    Kind,
+    Moment,
+    Trial,
+    plan,
+    rows_of,
+)
+from dsd_lab.faults.watch import WATCHER, WatchedRun, Watcher
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
 from dsd_lab.report import header, use_own_ros_domain
@@ -70,6 +81,10 @@ class SystemUnderTest:
             self.proxy = LinkProxy(("127.0.0.1", 9), seed=self._seed)  # its target is not known yet
             self._overrides["verifier"] = self.proxy.url
         for start in demo_plan("demo", self._overrides):
+            if (
+                start.name == SUPERVISOR
+            ):  # the watcher publishes nonsense on outcome, and must not stop the robot by that
+                start.parameters["require.outcomes"] = f"verifier_node,bridge_node,{WATCHER}"
             group.start_planned(start, self._mark, self._look if start.name == "verifier" else None)
 
     def _look(self, line: str) -> None:

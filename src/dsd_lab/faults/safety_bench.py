@@ -119,6 +119,13 @@ class StandIn:
         status = DiagnosticStatus(name=node, level=level, message="not as it should be")
         self._publishers["diagnostics"].publish(DiagnosticArray(status=[status]))
 
+    def intrude(self, present: bool) -> None:
+        """Publish cmd_vel beside the supervisor, or end that."""
+        if present:
+            self._intruder = self._node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        else:
+            self._node.destroy_publisher(self._intruder)
+
     def press_emergency_stop(self, pressed: bool = True) -> None:
         self._publishers["emergency stop"].publish(Bool(data=pressed))
 
@@ -248,6 +255,7 @@ PARAMETERS = {
     "require.obstacle": "range",
     "require.heartbeats": "draft_node",
     "require.link": "draft_node",
+    "require.commands": "",  # the stand-in plays several nodes
 }
 # What differs where a provocation needs it.
 SETTINGS = {"": {}, "depth": {"require.obstacle": "depth"}, "draft_only": {"fallback": "draft_only"}}
@@ -315,6 +323,9 @@ PROVOCATIONS = (
     _set("turning instead of driving", Cause.MOTION_REFUSED, speed=(0.0, 1.2)),
     _set("too fast", Cause.MOTION_REFUSED, speed=(0.8, 0.0)),
     _mute("command", "navigation silent", Cause.COMMAND_STALE),
+    Provocation(
+        "a second publisher of cmd_vel", Cause.FOREIGN_PUBLISHER, lambda s: s.intrude(True), lambda s: s.intrude(False)
+    ),
     _set("obstacle in the depth image", Cause.OBSTACLE, "depth", distance=0.1),
     _set("depth camera covered", Cause.OBSTACLE_SENSOR_STALE, "depth", distance=None),
     _mute("depth", "depth camera silent", Cause.OBSTACLE_SENSOR_STALE, "depth"),

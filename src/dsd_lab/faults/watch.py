@@ -43,6 +43,7 @@ _FRESH_S = 0.5
 _ACCEPT_S = 5.0  # a goal that is not accepted by then is sent again
 _HEARTS = (NAVIGATION, DRAFT)
 # The camera's QoS, but no picture is dropped for being the older of two.
+WATCHER = "fault_watcher"  # its node
 _ALL_PICTURES = QoSProfile(history=HistoryPolicy.KEEP_LAST, depth=60, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 
@@ -70,7 +71,7 @@ class Watcher:
         self._replies: dict[int, tuple[str, int]] = {}
         self._heard: dict[str, float] = {}
         self._returned = self._session_seen = 0.0  # the draft node, and its session with the verifier
-        self._ros = SpinningNode("fault_watcher")
+        self._ros = SpinningNode(WATCHER)
         node = self._ros.node
         listen = node.create_subscription
         listen(Twist, "cmd_vel", self._on_command, qos.STATE)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dsd_ros.options import option
 
+_MAX_PIXELS, _MAX_SIDE, _MIN_FOCAL = 1e6, 8192, 1e-3  # pixels
 _KNOWN_SHARE = 0.5  # of the pixels that see the corridor; with fewer known ones, the distance is unknown
 _COLUMNS = 160  # width of the grid of pixels that is evaluated
 _SLOPE = math.tan(math.radians(3.0))  # a walking body pitches: further away, more counts as floor
@@ -47,9 +48,10 @@ class Intrinsics:
 
     @property
     def known(self) -> bool:
-        """Whether the camera reported them at all."""
-        values = (self.fx, self.fy, self.cx, self.cy)
-        return all(map(math.isfinite, values)) and min(self.fx, self.fy) > 0.0
+        """Whether the camera reported them at all, and in numbers that a camera can have."""
+        lengths, sides = (self.fx, self.fy, self.cx, self.cy), (self.width, self.height)
+        possible = all(abs(value) <= _MAX_PIXELS for value in lengths)  # NaN compares as false
+        return possible and min(self.fx, self.fy) > _MIN_FOCAL and 1 <= min(sides) <= max(sides) <= _MAX_SIDE
 
 
 def read_depth(
@@ -60,7 +62,7 @@ def read_depth(
     :raises DepthError: for an unknown encoding, or sizes that do not fit the data.
     """
     if encoding not in UNITS:
-        raise DepthError(f"The depth image's encoding is {encoding!r}; known are {', '.join(UNITS)}.")
+        raise DepthError(f"The depth image's encoding is {encoding[:40]!r}; known are {', '.join(UNITS)}.")
     code, unit = UNITS[encoding]
     kind = np.dtype((">" if big_endian else "<") + code)
     if height < 1 or width < 1 or step < width * kind.itemsize or len(data) < height * step:
@@ -80,7 +82,9 @@ class DepthCorridor:
 
     def __init__(self, view: DepthView, camera: Intrinsics, reach: float) -> None:
         if not camera.known:
-            raise DepthError("The depth camera's info has no focal length.")
+            raise DepthError(
+                "The depth camera's info has no usable focal length, centre or size: publish those of the camera."
+            )
         self._view, self.camera = view, camera
         self._stride = max(1, camera.width // _COLUMNS)
         columns = np.arange(0, camera.width, self._stride, dtype=np.float32)

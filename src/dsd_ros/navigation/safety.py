@@ -20,9 +20,11 @@ class Source(IntEnum):
 
 
 class Cause(IntEnum):
-    """Why navigation may not move the robot, most severe first."""
+    """Why navigation may not move the robot, most severe first. The numbers are SafetyState's and say nothing."""
 
     EMERGENCY_STOP = 1
+    SUPERVISOR_FAULT = 21
+    FOREIGN_PUBLISHER = 20
     DEADMAN = 2
     TILT = 3
     OPERATOR = 4
@@ -43,6 +45,7 @@ class Cause(IntEnum):
     COMMAND_STALE = 19
 
 
+SEVERITY = {cause: rank for rank, cause in enumerate(Cause)}
 # Faults in navigation's own announcements and commands, which do not pass by waiting.
 REFUSALS = frozenset(
     {Cause.UNVERIFIED_ACTION, Cause.UNPARSABLE_ACTION, Cause.STALE_REPLY, Cause.NO_ACTION, Cause.MOTION_REFUSED}
@@ -54,7 +57,7 @@ FALLBACK_HELP = (
     "it came"
 )
 # These hold an operator's command at zero, too; the other causes are for an operator to solve.
-BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.DEADMAN, Cause.TILT})
+BINDS_OPERATOR = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.DEADMAN, Cause.TILT})
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Motion:
 
     @property
     def finite(self) -> bool:
-        return all(map(math.isfinite, (self.vx, self.vy, self.wz)))
+        """Whether it is a motion at all; 1e308 m/s is none."""
+        return plausible(self.vx, self.vy, self.wz, limit=_FASTEST)
 
     @property
     def moving(self) -> bool:
@@ -83,6 +87,9 @@ class Motion:
 
 _REACTION_S = 0.2  # from a sensor's reading to the robot's reaction
 _APPROACH = 0.05  # m/s
+_FASTEST = 100.0  # m/s, rad/s
+_FURTHEST = 1e6  # m
+_MOST_RANGES = 50_000  # readings of a scan
 _ZERO = 1e-4  # a smaller command counts as zero
 STILL = Motion()
 
@@ -142,6 +149,10 @@ class Requirements:
     heartbeats: str = option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")
     link: str = option("draft_node,bridge_node", "nodes whose warnings mean that the link is lost, comma-separated")
     robot: str = option("go2_node", "nodes whose warnings mean that the robot has a fault, comma-separated")
+    commands: str = option(
+        "navigation_node", "nodes that may publish cmd_vel_nav and nav_action, comma-separated; empty: any"
+    )
+    outcomes: str = option("verifier_node,bridge_node", "nodes that may publish outcome, comma-separated; empty: any")
 
 
 @dataclass(frozen=True)
@@ -170,6 +181,11 @@ class SafetyReport:
         return " ".join(self.sentences)
 
 
+def plausible(*values: float, limit: float = _FURTHEST) -> bool:
+    """Whether these can be measurements: finite, and not beyond ``limit`` either way."""
+    return all(abs(value) <= limit for value in values)  # NaN compares as false
+
+
 def names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -192,7 +208,7 @@ def nearest_ahead(
     Readings below ``nearest`` and NaN are invalid; those above ``furthest`` mean a free path. None when the cone has
     no valid reading: a covered sensor must not pass for a free path.
     """
-    if not (math.isfinite(angle_min) and math.isfinite(angle_increment)):
+    if len(ranges) > _MOST_RANGES or not plausible(angle_min, angle_increment, limit=_FASTEST):
         return None
     found: list[float] = []
     for index, distance in enumerate(ranges):
@@ -208,7 +224,7 @@ def range_reading(distance: float, nearest: float, furthest: float) -> float | N
 
     A reading below ``nearest`` means an obstacle right in front, one above ``furthest`` none.
     """
-    if math.isnan(distance):
+    if math.isnan(distance) or math.isnan(nearest) or math.isnan(furthest):
         return None
     return 0.0 if distance < nearest else _bounded(distance, nearest, furthest)
 

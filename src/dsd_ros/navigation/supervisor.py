@@ -18,6 +18,7 @@ from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.guard import ActionGuard
 from dsd_ros.navigation.safety import (
     BINDS_OPERATOR,
+    SEVERITY,
     STILL,
     Cause,
     Fallback,
@@ -28,6 +29,7 @@ from dsd_ros.navigation.safety import (
     Timeouts,
     approach_speed,
     names,
+    plausible,
 )
 
 _STALL_S = 0.3  # after no call for this long, this process itself was frozen
@@ -37,6 +39,8 @@ _OBSTACLE_BACK = 0.05  # hysteresis of the obstacle distance, m
 _BATTERY_BACK = 0.02  # hysteresis of the charge
 # A lost link does not hold an action that is allowed unverified.
 _WAIVED = frozenset({Cause.LINK_LOST})
+# During these, zero is repeated though nobody commands: to contradict whoever else does.
+_SPEAKS = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.FOREIGN_PUBLISHER})
 _LAST_WORDS_S = 1.0  # how long zero is repeated after the last command
 
 
@@ -90,7 +94,7 @@ class Supervisor:
         self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback)
         self._called = -math.inf
         self._distrust_until = -math.inf
-        self._emergency = ""
+        self._emergency = self._fault = self._strangers = ""
         self._navigation, self._operator = STILL, STILL
         self._navigation_seen, self._operator_seen = _Seen(), _Seen()
         self._deadman_held = False
@@ -107,7 +111,7 @@ class Supervisor:
     # -- commands ------------------------------------------------------------------------------
 
     def on_navigation(self, motion: Motion, now: float) -> None:
-        """Navigation's command, ignored unless it is finite."""
+        """Navigation's command, ignored unless it is plausible."""
         if self._trust(now) and motion.finite:
             self._navigation = motion
             self._navigation_seen.note(now)
@@ -132,15 +136,26 @@ class Supervisor:
         self._guard.end()
 
     def reset(self) -> bool:
-        """Lift the emergency stop; False when there was none. The action that was under way stays over."""
-        was, self._emergency = self._emergency, ""
+        """Lift the emergency stop, and a fault's; False when there was none. The action under way stays over."""
+        was, self._emergency, self._fault = self._emergency or self._fault, "", ""
         return bool(was)
+
+    def on_fault(self, what: str, now: float) -> None:
+        """The supervisor's own process failed in ``what``: stop until :meth:`reset`, since its state is in doubt."""
+        self._trust(now)
+        self._fault = self._fault or what
+        self._guard.end()
+
+    def on_strangers(self, sentence: str, now: float) -> None:
+        """Who publishes what only nodes of this system may, as a sentence; empty: nobody does any more."""
+        self._trust(now)
+        self._strangers = sentence
 
     # -- the robot -----------------------------------------------------------------------------
 
     def on_odometry(self, pose: Pose, stamp: float, now: float) -> None:
-        """The robot's pose in the odometry frame, ignored unless it is finite."""
-        if not (self._trust(now) and all(map(math.isfinite, (pose.x, pose.y, pose.yaw)))):
+        """The robot's pose in the odometry frame, ignored unless it is plausible."""
+        if not (self._trust(now) and plausible(pose.x, pose.y, pose.yaw)):
             return
         if self._odometry.note(now, stamp):
             self._guard.pose(pose)
@@ -171,7 +186,9 @@ class Supervisor:
             self._near = False
 
     def on_battery(self, charge: float) -> None:
-        """Charge of the battery, 0 to 1; NaN (unknown) is no cause to stop."""
+        """Charge of the battery; NaN (unknown) and what is not 0 to 1 are no news."""
+        if not 0.0 <= charge <= 1.0:
+            return
         if charge < self._limits.battery:
             self._empty = True
         elif charge > self._limits.battery + _BATTERY_BACK:
@@ -228,13 +245,13 @@ class Supervisor:
             motion = self._approach(self._guard.allowed(self._navigation))
         else:
             source, stopped, motion = Source.NONE, held, STILL
-        if source is not Source.NONE or self._emergency:
+        if source is not Source.NONE or not _SPEAKS.isdisjoint(causes):
             self._spoken = now
         return SafetyDecision(
             motion=STILL if stopped else motion,
             source=source,
             stopped=stopped,
-            causes=tuple(sorted(causes.items())),
+            causes=tuple(sorted(causes.items(), key=lambda item: SEVERITY[item[0]])),
             speaking=now - self._spoken < _LAST_WORDS_S,
             waived=waived,
         )
@@ -245,6 +262,10 @@ class Supervisor:
         found: dict[Cause, str] = {}
         if self._emergency:
             found[Cause.EMERGENCY_STOP] = f"Emergency stop by {self._emergency}; it holds until it is reset."
+        if self._fault:
+            found[Cause.SUPERVISOR_FAULT] = f"The supervisor failed in {self._fault}; it stops until it is reset."
+        if self._strangers:
+            found[Cause.FOREIGN_PUBLISHER] = self._strangers
         held = self._deadman_held and self._deadman_seen.fresh(now, times.deadman_s)
         if required.deadman and not held:
             found[Cause.DEADMAN] = "The deadman is not held."

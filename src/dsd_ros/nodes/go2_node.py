@@ -33,6 +33,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
 from dsd_ros.ros.images import ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.publishers import CommandWatch
 from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import Go2NodeSettings
 from dsd_ros.wire.messages import MAX_SIDE
@@ -65,7 +66,8 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         self._robot = MutuallyExclusiveCallbackGroup()
         self._link: Any = None
         self._driver: Go2Driver | None = None
-        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
+        self._commands = CommandWatch(self)
+        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
         steady_timer(self, 0.04, self._tick)
         services = MutuallyExclusiveCallbackGroup()
         acts = {"stand_up": self._stand_up, "stand_down": self._stand_down, "stop": Go2Driver.stop, "damp": self._damp}
@@ -201,7 +203,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         if driver is None:
             return
         with self._lock:
-            fresh = self._ready and self._watchdog.fresh(now)
+            fresh = self._ready and self._watchdog.fresh(now) and not self._commands.contested()
             command, lateral = self._watchdog.output(now), self._lateral
         try:
             if fresh:
@@ -250,6 +252,8 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         if fault is not None:
             values["cause"] = fault.cause.name
             self._health.report(health.ERROR, str(fault), values)
+        elif self._commands.trouble:
+            self._health.report(health.ERROR, self._commands.trouble, values)
         elif not self._ready:
             self._health.report(health.WARN, self._trouble or "not ready", values)
         elif now - self._picture_time > _CAMERA_SILENT_S:

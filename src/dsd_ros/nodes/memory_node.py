@@ -69,7 +69,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._turn = threading.Lock()
         self._generation = 0  # of questions: a newer one cancels earlier ones
         self._ears = Polled(self)
-        self._odometry = self._ears.subscribe(Odometry, "odom", qos.NEWEST_STATE)
+        self._odometry = self._ears.subscribe(Odometry, "odom", qos.SENSOR)
         if self._settings.remember:
             group = MutuallyExclusiveCallbackGroup()
             self.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE, callback_group=group)

@@ -32,7 +32,7 @@ from dsd_ros.navigation.controller import AT_REST, Velocity
 from dsd_ros.navigation.goals import ResolvedGoal
 from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
 from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport
+from dsd_ros.navigation.safety import Cause, SafetyReport, plausible
 from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.ros import health, qos
@@ -83,7 +83,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "instruction", qos.LATCHED)
-        self.create_subscription(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE, callback_group=motion)
+        self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
         self.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service)
         self.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
         self._decode = LatestCall(self, Decode, "decode", service)
@@ -132,7 +132,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def _on_odometry(self, message: Odometry) -> None:
         pose, measured = pose_of(message), velocity_of(message)
-        if not all(map(math.isfinite, (pose.x, pose.y, pose.yaw, measured.vx, measured.wz))):
+        if not plausible(pose.x, pose.y, pose.yaw, measured.vx, measured.wz):
             return  # counts as no odometry: the watchdog will notice its absence
         with self._changed:
             moment = self._moment()

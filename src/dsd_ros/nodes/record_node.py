@@ -31,7 +31,6 @@ from dsd_ros.observe.bag.writer import BagWriter, RecordError
 from dsd_ros.observe.ros.bag_pictures import PictureSelector
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 from dsd_ros.ros import health
-from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
 from dsd_ros.ros.running import RunnableNode, StartError, run_main, steady_timer
@@ -47,6 +46,8 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "mujoco", "opencv-p
 
 class RecordNode(RunnableNode):
     """See the module. Only the writer's thread uses the bag."""
+
+    topics_come_later = True
 
     def __init__(self, given: dict[str, Any] | None = None) -> None:
         """:param given: parameters in addition to those of the command line."""
@@ -190,18 +191,16 @@ class RecordNode(RunnableNode):
             self._write_picture(bag, topic, qos, lambda: self._pictures.take(data, at))
             return
         if name == "reply_progress" and self._settings.camera_hz > 0.0:
-            stamp = deserialize_message(data, ReplyProgress).header.stamp
             pictures = self.resolve_topic_name(PICTURES)
             known = self._listening[CAMERA][1]
-            number = stamp.sec * 1_000_000_000 + stamp.nanosec
-            self._write_picture(bag, pictures, [as_recorded(known)], lambda: self._pictures.named(number))
+            self._write_picture(bag, pictures, [as_recorded(known)], lambda: self._pictures.named(_picture_of(data)))
         bag.write(topic, kind, qos, at, data)
 
     def _write_picture(self, bag: BagWriter, topic: str, qos: list[Any], choose: Any) -> None:
         try:
             chosen = choose()
-        except ImageMessageError as error:
-            self.get_logger().warning(f"a picture is left out: {error}", throttle_duration_sec=10.0)
+        except (ValueError, IndexError, RuntimeError) as error:  # ImageMessageError; damaged messages
+            self.get_logger().warning(f"a picture is left out: {error!s:.200}", throttle_duration_sec=10.0)
             return
         if chosen is not None:
             bag.write(topic, PICTURE_TYPE, qos, *chosen)
@@ -212,6 +211,12 @@ class RecordNode(RunnableNode):
         if self.dropped:
             level, sentence = health.WARN, f"{self.dropped} messages left out: the disk is too slow"
         self._health.report(level, sentence, figures)
+
+
+def _picture_of(progress: bytes) -> int:
+    """The stamp (ns) of the picture that a serialized ReplyProgress is about."""
+    stamp = deserialize_message(progress, ReplyProgress).header.stamp
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)
 
 
 def versions() -> dict[str, str]:

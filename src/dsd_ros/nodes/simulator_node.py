@@ -39,6 +39,7 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
+from dsd_ros.ros.publishers import CommandWatch
 from dsd_ros.ros.running import RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
@@ -69,7 +70,8 @@ class SimulatorNode(RunnableNode):
         self._base = BasePublisher(self, flat=True)
         self._truth = GroundTruthPublisher(self, self._simulator)
         self._range = self.create_publisher(Range, "range", qos.STATE)
-        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.COMMAND)
+        self._commands = CommandWatch(self)
+        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
@@ -97,7 +99,7 @@ class SimulatorNode(RunnableNode):
     # -- base ----------------------------------------------------------------------------------
 
     def _on_command(self, message: Twist) -> None:
-        if self._faults.of("robot") != OK:
+        if self._faults.of("robot") != OK or self._commands.contested():
             return
         try:
             self._driver.move(message.linear.x, message.linear.y, message.angular.z)
@@ -120,6 +122,8 @@ class SimulatorNode(RunnableNode):
             self._wall_start = time.time() - self._simulator.time
 
     def _tick(self) -> None:
+        if self._commands.contested():
+            self._driver.move(0.0, 0.0, 0.0)
         self._advance()
         stamp = to_stamp(self._stamp())
         self._clock_out.publish(ClockMessage(clock=stamp))
@@ -127,7 +131,8 @@ class SimulatorNode(RunnableNode):
             self._base.publish(self._driver.state(), stamp)
         self._truth.publish()
         figures = {"pictures": self._camera.frames, "collisions": self._simulator.collisions}
-        self._health.report(health.OK, ", ".join(filter(None, ["running", str(self._faults)])), figures)
+        message = self._commands.trouble or ", ".join(filter(None, ["running", str(self._faults)]))
+        self._health.report(health.WARN if self._commands.trouble else health.OK, message, figures)
 
     def _measure_range(self) -> None:
         if self._range.get_subscription_count() == 0:

@@ -10,27 +10,30 @@ from __future__ import annotations
 import math
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from geometry_msgs.msg import Twist
+from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
-from dsd_ros.navigation.safety import Cause, Motion, Source, tilt_of
+from dsd_ros.navigation.safety import Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import RunnableNode, ask_for_realtime, run_main, steady_timer
+from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits
+from dsd_ros.ros.running import RCLError, RunnableNode, ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
 
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
+_GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
 _DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
 
@@ -43,6 +46,7 @@ class SupervisorNode(RunnableNode):
         self._settings = settings = declare(self, SupervisorNodeSettings)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
         self._command_time = self._state_time = self._picture_time = -math.inf
+        self._misfits: list[str] = []  # sentences about publishers of other types
         self._published: Any = None  # the last decision, as published
         self._logged: tuple[Cause, ...] = ()
 
@@ -53,8 +57,9 @@ class SupervisorNode(RunnableNode):
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
-        steady_timer(self, 1.0 / settings.check_rate, self._decide)
-        steady_timer(self, 0.5, self._resubscribe)
+        steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._decide))
+        steady_timer(self, 0.5, self.guarded("the camera's timer", self._resubscribe))
+        steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
 
     def claim_processor(self) -> None:
         """Ask for real-time scheduling of this process if the settings say so."""
@@ -67,21 +72,63 @@ class SupervisorNode(RunnableNode):
             self._command.publish(Twist())
             time.sleep(0.02)
 
+    def callback_failed(self, what: str, error: Exception) -> None:
+        """Stop, by name, and go on: this process must not end."""
+        super().callback_failed(what, error)
+        self._supervisor.on_fault(f"{what} ({type(error).__name__})", time.monotonic())
+        if not self._closing:
+            self._command.publish(Twist())
+
     def _subscribe(self) -> None:
         subscribe = self.create_subscription
-        subscribe(Twist, "cmd_vel_nav", self._on_navigation, qos.COMMAND)
-        subscribe(Twist, "cmd_vel_joy", self._on_operator, qos.SENSOR)
+        subscribe(Twist, "cmd_vel_nav", self._on_navigation, qos.SENSOR)
+        self._joystick, self._joystick_type = self._subscribe_to_joystick(Twist), Twist
         subscribe(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
-        subscribe(Bool, "emergency_stop", self._on_stop_message, qos.STATE)
+        for profile in (qos.STATE, qos.SENSOR):  # said once: nothing may be lost, and a best-effort button is heard
+            subscribe(Bool, "emergency_stop", self._on_stop_message, profile)
         subscribe(NavAction, "nav_action", self._on_action, qos.STATE)
-        subscribe(Odometry, "odom", self._on_odometry, qos.NEWEST_STATE)
+        subscribe(Odometry, "odom", self._on_odometry, qos.SENSOR)
         subscribe(Imu, "imu", self._on_imu, qos.SENSOR)
         subscribe(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
-        subscribe(String, "heartbeat", self._on_heartbeat, qos.STATE)
+        subscribe(String, "heartbeat", self._on_heartbeat, qos.REPEATED)
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         settings = self._settings
+        require = settings.require
+        self._watches = [PublisherWatch(self, "cmd_vel", [self.get_name()], alone=True)]
+        for topic, belongs in (
+            ("cmd_vel_nav", require.commands), ("nav_action", require.commands), ("outcome", require.outcomes),
+        ):  # fmt: skip
+            if names(belongs):
+                self._watches.append(PublisherWatch(self, topic, names(belongs)))
         subscribe_obstacle_sensor(self, settings.require, settings.limit, settings.depth, self._on_distance)
         self._pictures = self._subscribe_to_camera()
+
+    def _subscribe_to_joystick(self, kind: type) -> Any:
+        return self.create_subscription(kind, "cmd_vel_joy", self._on_operator, qos.SENSOR)
+
+    def _follow_joystick(self) -> None:
+        """Subscribe to the type that the joystick has: a process cannot subscribe to two types of one topic."""
+        if self._joystick is None:
+            with suppress(RCLError):  # the executor still has the old subscription; then the next time
+                self._joystick = self._subscribe_to_joystick(self._joystick_type)
+            return
+        other = Twist if self._joystick_type is TwistStamped else TwistStamped
+        offered = {info.topic_type for info in self.get_publishers_info_by_topic("cmd_vel_joy")}
+        if _type_name(other) in offered and _type_name(self._joystick_type) not in offered:
+            old, self._joystick, self._joystick_type = self._joystick, None, other
+            self.destroy_subscription(old)
+
+    def _look_around(self) -> None:
+        """Look for publishers that do not belong, and for those that are not heard since they have another type."""
+        now = time.monotonic()
+        found = [(watch.topic, watch.strangers(now)) for watch in self._watches]
+        self._supervisor.on_strangers(" ".join(alarm(topic, who) for topic, who in found if who)[:500], now)
+        self._follow_joystick()
+        heard = {s.topic_name: _type_name(s.msg_type) for s in self.subscriptions}
+        self._misfits = [text for topic, kind in heard.items() for text in misfits(self, topic, [kind])]
+        if self._misfits:
+            self.get_logger().warning(" ".join(self._misfits), throttle_duration_sec=10.0)
+        self._decide()
 
     def _subscribe_to_camera(self) -> Any:
         """Subscribe to raw messages: only the stamps matter."""
@@ -105,8 +152,9 @@ class SupervisorNode(RunnableNode):
         self._supervisor.on_navigation(_motion(message), time.monotonic())
         self._decide(commanded=True)
 
-    def _on_operator(self, message: Twist) -> None:
-        self._supervisor.on_operator(_motion(message), time.monotonic())
+    def _on_operator(self, message: Twist | TwistStamped) -> None:
+        twist = message.twist if isinstance(message, TwistStamped) else message
+        self._supervisor.on_operator(_motion(twist), time.monotonic())
         self._decide(commanded=True)
 
     def _on_deadman(self, message: Bool) -> None:
@@ -126,7 +174,7 @@ class SupervisorNode(RunnableNode):
 
     def _on_reset_call(self, _: Trigger.Request, answer: Trigger.Response) -> Trigger.Response:
         answer.success = self._supervisor.reset()
-        answer.message = "The emergency stop is lifted." if answer.success else "There was no emergency stop."
+        answer.message = "The stop is lifted." if answer.success else "There was no emergency stop."
         self._decide()
         return answer
 
@@ -151,6 +199,8 @@ class SupervisorNode(RunnableNode):
         self._decide()
 
     def _on_picture(self, message: bytes) -> None:
+        if len(message) < _STAMPED:
+            return
         order = "<" if message[1] & 1 else ">"  # CDR: 4 bytes of encapsulation, then the header's stamp
         sec, nanosec = struct.unpack_from(f"{order}iI", message, 4)
         self._picture_time = time.monotonic()
@@ -208,8 +258,10 @@ class SupervisorNode(RunnableNode):
         causes = tuple(cause for cause, _ in decision.causes)
         sentences = " ".join(sentence for _, sentence in decision.causes)
         level = health.WARN if causes else health.OK
-        if Cause.EMERGENCY_STOP in causes:
+        if not _GRAVE.isdisjoint(causes):
             level = health.ERROR
+        elif self._misfits and not causes:
+            level, sentences = health.WARN, " ".join(self._misfits)[:500]
         if causes and causes != self._logged and level == self._health.level:
             # Health.report logs a change of level itself.
             self.get_logger().warning(sentences, throttle_duration_sec=1.0)
@@ -218,11 +270,18 @@ class SupervisorNode(RunnableNode):
             "source": decision.source.name,
             "stopped": decision.stopped,
             "causes": " ".join(cause.name for cause in causes),
+            "not heard": " ".join(self._misfits),
         }
         self._health.report(level, sentences or _WELL[decision.source], values)
 
 
+_STAMPED = 12  # bytes of a serialized message up to the end of its stamp
+_GRAVE = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.FOREIGN_PUBLISHER})
 _WELL = {Source.NONE: "ready", Source.NAVIGATION: "navigation drives", Source.OPERATOR: "the operator drives"}
+
+
+def _type_name(kind: Any) -> str:
+    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
 
 
 def _motion(message: Twist) -> Motion:

@@ -234,15 +234,15 @@ class _Topics:
             except ExternalShutdownException:
                 return
             except Exception as error:  # a defect; the link must survive the message that triggers it
-                self._owner.get_logger().error(f"a message was lost: {error!r}")
+                self._owner.get_logger().error(f"a message was lost: {error!r:.200}", throttle_duration_sec=1.0)
 
     def _receiver(self, ros_type: type) -> Callable[[bytes], None]:
         def receive(payload: bytes) -> None:
             self.bytes_in += len(payload)
             try:
                 message = from_ros(deserialize_message(payload, ros_type))
-            except WireError as error:
-                self._owner.get_logger().warning(f"dropped: {error}", throttle_duration_sec=1.0)
+            except (WireError, RuntimeError) as error:  # RuntimeError: damaged, from rmw
+                self._owner.get_logger().warning(f"dropped: {error!s:.300}", throttle_duration_sec=1.0)
                 return
             self._order.arrived(message)
 

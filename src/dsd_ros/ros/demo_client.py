@@ -67,7 +67,7 @@ class DemoClient:
             (Bool, "ground_truth/reached", qos.STATE),
         ):
             node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
-        node.create_subscription(Odometry, "odom", self._on_odometry, qos.STATE)
+        node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
         node.create_subscription(DecodeStats, "decode_stats", self._on_stats, qos.STATE)
         node.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE)
         node.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)

@@ -114,7 +114,7 @@ def _message(pixels: np.ndarray, encoding: str) -> Image:
 def _check(message: Image | RawImage) -> Image | RawImage:
     if message.encoding not in _LAYOUT:
         known = ", ".join(ENCODINGS)
-        raise ImageMessageError(f"The camera sends pictures encoded as {message.encoding!r}; known are {known}.")
+        raise ImageMessageError(f"The camera sends pictures encoded as {message.encoding[:40]!r}; known are {known}.")
     height, width = message.height, message.width
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
         raise ImageMessageError(f"The camera sent a picture of {width} x {height} pixels.")
@@ -172,7 +172,17 @@ class ImageBuffer:
 
 
 def read_image(sent: bytes) -> RawImage:
-    """Parse a serialized Image without copying its pixels."""
+    """Parse a serialized Image without copying its pixels.
+
+    :raises ImageMessageError: when the bytes end too early.
+    """
+    try:
+        return _read_image(sent)
+    except (struct.error, RuntimeError) as error:
+        raise ImageMessageError(f"The camera sent {len(sent)} bytes that are no Image message.") from error
+
+
+def _read_image(sent: bytes) -> RawImage:
     if sent[:_START] != _LITTLE_ENDIAN:
         m = deserialize_message(sent, Image)
         return RawImage(_header_out(m.header), m.height, m.width, m.encoding, m.step, memoryview(m.data))
@@ -185,7 +195,7 @@ def read_image(sent: bytes) -> RawImage:
 
 
 def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
-    """Pose (x, y in m, yaw in rad) and frame of a serialized Odometry."""
+    """Pose (x, y in m, yaw in rad) and frame of a serialized Odometry. :raises struct.error: for too few bytes."""
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Odometry)
         at = pose_of(message)

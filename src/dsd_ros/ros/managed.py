@@ -27,6 +27,7 @@ from dsd_ros.ros import health
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError, RunnableNode
 from dsd_ros.ros.settings import ManagedSettings
+from dsd_ros.ros.topic_node import OverrideError
 from dsd_ros.wire.channel import Backoff, LinkError
 
 _EXPECTED = (ValueError, OSError, RuntimeError, LinkError)  # what a hook may raise in normal operation
@@ -51,6 +52,8 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     :param heartbeat: publish the node's name on ``heartbeat`` in every state, to show that the process is alive.
     :param options: rclpy's, e.g. ``context``.
     """
+
+    topics_come_later = True
 
     def __init__(
         self, name: str, schema: type[NodeSettings], hardware: str = "", heartbeat: bool = False, **options: Any
@@ -149,6 +152,13 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         if sentence is not None:
             return self._not_done(sentence, health.WARN)
         self._active = True
+        try:
+            self.check_overrides(complete=True)
+        except OverrideError as error:
+            self._end()
+            if not self._by_hand:
+                self.give_up(str(error), EXIT_BAD_START)
+            return self._not_done(str(error), health.ERROR)
         return SUCCESS
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:

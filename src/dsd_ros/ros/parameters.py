@@ -35,13 +35,16 @@ class ParameterError(ValueError):
 def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Settings:
     """Declare a parameter for each field of a settings dataclass and return the settings as given.
 
-    Parameters are read-only.
+    Parameters are read-only, ``use_sim_time`` too: a clock that changes while the robot moves would mix two times.
 
     :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
     :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when a
         parameter was given that neither node has, e.g. a misspelt one, which rclpy would silently drop.
     """
     settings: Settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
+    sim_time = "read when the node starts: the clock's time comes from /clock"
+    descriptor = ParameterDescriptor(type=ParameterType.PARAMETER_BOOL, description=sim_time, read_only=True)
+    node.set_descriptor("use_sim_time", descriptor)
     own = [each for each in (node, host) if each is not None]
     given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
     unknown = sorted(name for name in given if not any(_known(each, name) for each in own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -18,6 +19,7 @@ from rclpy.serialization import deserialize_message
 from dsd_ros.ros.running import RunnableNode, companion
 
 _NICENESS = 10
+_RETRY_S = 0.2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -40,8 +42,12 @@ class Polled:
 
 
 def take(subscription: Any) -> list[Any]:
-    """The messages since the last call, oldest first, up to the topic's depth."""
-    return [deserialize_message(sent, subscription.msg_type) for sent in take_raw(subscription)]
+    """The messages since the last call, oldest first, up to the topic's depth; without those that are damaged."""
+    found = []
+    for sent in take_raw(subscription):
+        with contextlib.suppress(RuntimeError):  # from rmw
+            found.append(deserialize_message(sent, subscription.msg_type))
+    return found
 
 
 def take_raw(subscription: Any) -> list[bytes]:
@@ -92,9 +98,11 @@ class RateTimer:
 class PacedThread:
     """Calls ``work`` in its own thread; ``work`` returns the period until the next call, s.
 
-    An executor takes about a millisecond to wake for a timer. An exception in ``work`` ends the thread and sets
-    ``node.failure``.
+    An executor takes about a millisecond to wake for a timer. After an exception ``work`` is tried again, since it may
+    like the next messages; when it fails for ``PATIENCE_S``, the thread ends and sets ``node.failure``.
     """
+
+    PATIENCE_S = 30.0
 
     def __init__(self, node: RunnableNode, work: Callable[[], float]) -> None:
         self._node, self._work = node, work
@@ -116,11 +124,18 @@ class PacedThread:
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        due = time.monotonic()
-        try:
-            while not self._open.acquire(timeout=max(0.0, due - time.monotonic())):
+        due = worked = time.monotonic()
+        while not self._open.acquire(timeout=max(0.0, due - time.monotonic())):
+            try:
                 # A late call shifts the schedule; calls never pile up.
                 due = max(due, time.monotonic() - 0.1) + self._work()
-        except Exception as error:
-            if not self._closed:
-                self._node.failure = f"Drawing failed: {type(error).__name__}: {error}"
+                worked = time.monotonic()
+            except Exception as error:
+                if self._closed:
+                    return
+                due = time.monotonic() + _RETRY_S
+                sentence = f"Drawing failed: {type(error).__name__}: {error!s:.200}"
+                if due - worked > self.PATIENCE_S:
+                    self._node.failure = sentence
+                    return
+                self._node.get_logger().error(sentence, throttle_duration_sec=5.0)

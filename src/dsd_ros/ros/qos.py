@@ -14,8 +14,11 @@ _VOLATILE = DurabilityPolicy.VOLATILE
 CAMERA = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # only the newest picture matters
 STATE = _keep_last(10, ReliabilityPolicy.RELIABLE, _VOLATILE)  # odometry, imu, progress, statistics
 NEWEST_STATE = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # to steer by: never a backlog
-# IMU, range, battery: best effort matches every kind of publisher.
+# To subscribe to what is repeated anyway (odometry, IMU, range, scan, battery, cmd_vel): best effort hears every
+# publisher, a reliable subscription only reliable ones. What is said once (nav_action, the protocol, a change in
+# /diagnostics) keeps a reliable subscription, since a loss would matter.
 SENSOR = _keep_last(1, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)
+REPEATED = _keep_last(10, ReliabilityPolicy.BEST_EFFORT, _VOLATILE)  # the same where several nodes share a topic
 COMMAND = _keep_last(1, ReliabilityPolicy.RELIABLE, _VOLATILE)  # cmd_vel: an old one must not queue
 LINK = _keep_last(50, ReliabilityPolicy.RELIABLE, _VOLATILE)  # drafts and observations: all of them
 # A session opens as soon as its two ends have discovered each other, perhaps before a recorder is discovered: the

@@ -38,6 +38,7 @@ from rclpy.task import Task
 from rclpy.timer import Timer
 
 from dsd_ros.logs import ROOT, fields_of
+from dsd_ros.ros.topic_node import TopicNode
 
 RCLError = rclpy_implementation.RCLError
 
@@ -64,7 +65,7 @@ def companion(owner: Node, suffix: str) -> Node:
     name = f"{owner.get_name()}_{suffix}"
     quiet = [Parameter("start_type_description_service", value=False)]
     options = named(name, owner) | {"enable_rosout": False, "start_parameter_services": False}
-    return Node(name, **options, parameter_overrides=quiet)
+    return TopicNode(name, **options, parameter_overrides=quiet)
 
 
 def named(name: str, beside: Node) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class StartError(RuntimeError):
     """The node cannot start; one sentence with the remedy."""
 
 
-class RunnableNode(Node):
+class RunnableNode(TopicNode):
     """A node that :func:`run_node` runs."""
 
     failure: str | None = None  # set to a sentence to end the process
@@ -125,6 +126,9 @@ def run_node(
         # rclpy's own handlers would invalidate the context before a last command can be published.
         rclpy.init(args=None if args is None else list(args), signal_handler_options=SignalHandlerOptions.NO)
         node = make()
+        for each in (node, *node.guests):
+            if isinstance(each, TopicNode):
+                each.check_overrides(complete=not each.topics_come_later)
         starting = False
     except _Interrupted:
         return _leave(None, EXIT_OK)
@@ -138,7 +142,7 @@ def run_node(
         try:
             executor.spin_once(timeout_sec=wake_s)
         except RCLError as error:  # e.g. a lifecycle transition that the node's state does not allow
-            node.get_logger().error(f"refused by ROS: {error}")
+            node.get_logger().error(f"refused by ROS: {error}", throttle_duration_sec=1.0)
     code = EXIT_OK
     if node.failure is not None:
         node.get_logger().error(node.failure)

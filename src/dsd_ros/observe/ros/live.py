@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import struct
 import time
 from dataclasses import fields, replace
 from typing import Any
@@ -14,6 +16,7 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
+from dsd_ros.navigation.safety import plausible
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
@@ -66,9 +69,8 @@ class Live:
         if now - self._polled < _POLL_S:
             return
         self._polled = now
-        for odometry in take_raw(self._odometry):
-            self.pose, self.frame = read_pose(odometry)
-            self.walk.add(self.pose)
+        for sent in take_raw(self._odometry):
+            self._on_odometry(sent)
         for progress in take(self._progress):
             self._on_progress(progress)
         for stats in take(self._stats):
@@ -80,7 +82,7 @@ class Live:
             self.overlay = replace(self.overlay, causes=causes, stopped=safety.stopped)
         for sent in take_raw(self._health):
             if any(name in sent for name in _LINK_NAMES):  # most are from other nodes
-                self._on_health(deserialize_message(sent, DiagnosticArray))
+                self._on_health(sent)
 
     def picture(self) -> RawImage | None:
         """The newest picture since the last call, if any. Subscribes to the camera on the first call."""
@@ -101,6 +103,13 @@ class Live:
         if self._camera is not None:
             self._subscriptions.unsubscribe(self._camera)
             self._camera = None
+
+    def _on_odometry(self, sent: bytes) -> None:
+        with contextlib.suppress(struct.error, RuntimeError):  # damaged
+            pose, frame = read_pose(sent)
+            if plausible(*pose):
+                self.pose, self.frame = pose, frame
+                self.walk.add(pose)
 
     def _on_progress(self, message: ReplyProgress) -> None:
         picture = seconds(message.header.stamp)
@@ -130,7 +139,11 @@ class Live:
         self.figures.add_step(float(message.step_seconds))
         self.overlay = replace(self.overlay, action=step.phrase, verified=step.verified)
 
-    def _on_health(self, message: DiagnosticArray) -> None:
+    def _on_health(self, sent: bytes) -> None:
+        try:
+            message = deserialize_message(sent, DiagnosticArray)
+        except RuntimeError:  # damaged
+            return
         for status in message.status:
             name = status.name.rpartition("/")[2]
             if name in LINK_NODES:

@@ -1,0 +1,111 @@
+"""The base of every node here: no message ends it, and the quality of service of its topics can be overridden."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rclpy.context import Context
+from rclpy.exceptions import InvalidParameterTypeException
+from rclpy.node import Node
+from rclpy.qos import QoSPolicyKind, QoSProfile
+from rclpy.qos_overriding_options import QoSOverridingOptions
+
+_PREFIX = "qos_overrides."
+_POLICIES = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
+_FORM = re.compile(rf"{re.escape(_PREFIX)}/[\w/]+\.(publisher|subscription)\.(history|depth|reliability|durability)")
+# The overrides that topics of this process have taken. All its nodes are given the same ones, of the command line.
+_taken: WeakKeyDictionary[Context, set[str]] = WeakKeyDictionary()
+
+
+class OverrideError(ValueError):
+    """A QoS override that is malformed or that no topic takes; one sentence."""
+
+
+class TopicNode(Node):
+    """See the module. A subscription's or service's callback that raises loses its message, not the process.
+
+    QoS overrides are the parameters ``qos_overrides.<topic>.<publisher or subscription>.<policy>``, as in rclcpp;
+    policies are history, depth, reliability and durability.
+    """
+
+    topics_come_later = False  # whether the node makes topics after its constructor
+
+    def callback_failed(self, what: str, error: Exception) -> None:
+        """A callback raised: a defect that some message brought to light. Called in the executor."""
+        sentence = f"The callback of {what} failed, and its message is lost: {error!r:.200}"
+        self.get_logger().error(sentence, throttle_duration_sec=1.0)
+
+    def create_subscription(self, msg_type: Any, topic: str, callback: Any, qos_profile: Any, **options: Any) -> Any:
+        profile, more = self._overridden("subscription", topic, qos_profile)
+        take = self.guarded(topic, callback)
+        with _overriding(topic):
+            return super().create_subscription(msg_type, topic, take, profile, **more, **options)
+
+    def create_publisher(self, msg_type: Any, topic: str, qos_profile: Any, *given: Any, **options: Any) -> Any:
+        profile, more = self._overridden("publisher", topic, qos_profile)
+        with _overriding(topic):
+            return super().create_publisher(msg_type, topic, profile, *given, **more, **options)
+
+    def create_service(self, srv_type: Any, srv_name: str, callback: Any, *given: Any, **options: Any) -> Any:
+        def serve(request: Any, response: Any) -> Any:
+            try:
+                return callback(request, response)
+            except Exception as error:
+                self.callback_failed(srv_name, error)
+                return response  # as it is made: not a success
+
+        return super().create_service(srv_type, srv_name, serve, *given, **options)
+
+    def guarded(self, what: str, callback: Callable[..., object]) -> Callable[..., None]:
+        """A callback that reports what it raises to :meth:`callback_failed`."""
+
+        def call(*message: Any) -> None:
+            try:
+                callback(*message)
+            except Exception as error:
+                self.callback_failed(what, error)
+
+        return call
+
+    def check_overrides(self, complete: bool) -> None:
+        """Check the QoS overrides; with ``complete``, when all topics exist, also that each has its topic.
+
+        :raises OverrideError: naming an override that is malformed or misspelt.
+        """
+        taken = _taken.get(self.context, set())
+        given = [name for name in self._parameter_overrides if name.startswith(_PREFIX)]
+        wrong = [name for name in given if not _FORM.fullmatch(name)]
+        unused = wrong or (sorted(set(given) - taken) if complete else [])
+        if unused:
+            raise OverrideError(
+                f"The node '{self.get_name()}' cannot apply {unused[0]}: write qos_overrides.<topic with its "
+                "namespace>.<publisher or subscription>.<history, depth, reliability or durability>."
+            )
+
+    def _overridden(self, entity: str, topic: str, profile: Any) -> tuple[Any, dict[str, Any]]:
+        """The profile to create a topic with, and rclpy's option to override it where a parameter asks for that."""
+        prefix = f"{_PREFIX}{self.resolve_topic_name(topic)}.{entity}."
+        given = [name for name in self._parameter_overrides if name.startswith(prefix)]
+        if not given or not isinstance(profile, (QoSProfile, int)):
+            return profile, {}
+        _taken.setdefault(self.context, set()).update(given)
+        own = QoSProfile(depth=profile) if isinstance(profile, int) else copy.copy(profile)  # rclpy changes it in place
+        return own, {"qos_overriding_options": QoSOverridingOptions(_POLICIES)}
+
+
+@contextmanager
+def _overriding(topic: str) -> Iterator[None]:
+    """:raises OverrideError: when a QoS override has a wrong type or value."""
+    try:
+        yield
+    except InvalidParameterTypeException as error:
+        raise OverrideError(f"A QoS override of the topic '{topic}' has the wrong type: {error}.") from error
+    except RuntimeError as error:
+        if "QoS override" not in str(error):
+            raise
+        raise OverrideError(f"A QoS override of the topic '{topic}' is not valid: {error}.") from error

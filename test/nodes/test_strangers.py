@@ -1,0 +1,241 @@
+"""Who else publishes: strangers stop the robot by name, other types are warned of, and every reliability is heard."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import Twist, TwistStamped
+from nav_msgs.msg import Odometry
+from rclpy.parameter import Parameter
+from rclpy.qos import ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+from ros_rig import OdometryRig
+from std_msgs.msg import Bool
+
+from dsd_lab.faults.safety_bench import PARAMETERS, StandIn
+from dsd_msgs.msg import Outcome, SafetyState
+from dsd_ros.navigation.safety import Cause
+from dsd_ros.nodes.navigation_node import NavigationNode
+from dsd_ros.nodes.supervisor_node import SupervisorNode
+from dsd_ros.ros import qos
+from dsd_ros.ros.running import EXIT_BAD_START
+from dsd_ros.ros.topic_node import OverrideError
+
+GIVEN = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
+
+
+def states(rig: Any) -> list[SafetyState]:
+    heard: list[SafetyState] = []
+    rig.node.create_subscription(SafetyState, "safety_state", heard.append, qos.LATCHED)
+    return heard
+
+
+def test_a_stranger_on_any_topic_of_motion_stops_the_robot_by_name(rig):
+    rig.start("supervisor_node", **GIVEN)
+    standin = StandIn(rig.node)
+    standin.drive()
+    for kind, topic in ((Outcome, "outcome"), (Twist, "cmd_vel")):
+        stranger = rig.node.create_publisher(kind, topic, qos.COMMAND)
+        rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes, what=f"a stranger on {topic}")
+        sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
+        assert topic in sentence and "/test_rig" in sentence and standin.state.stopped
+        rig.node.destroy_publisher(stranger)
+        rig.until(lambda: Cause.FOREIGN_PUBLISHER not in standin.causes, what="the stranger gone")
+    standin.drive()
+
+
+def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_robot(rig):
+    rig.start("supervisor_node", **GIVEN | {"require__commands": "navigation_node"})
+    standin = StandIn(rig.node)
+    rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes)
+    sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
+    assert "cmd_vel_nav" in sentence and "nav_action" in sentence and "/test_rig" in sentence
+    standin.announce()
+    time.sleep(0.5)
+    assert not any(moves for _, moves in standin.commands)
+
+
+def test_the_nodes_that_belong_can_be_named(rig):
+    rig.start("supervisor_node", **GIVEN | {"require__commands": "navigation_node,/test_rig"})
+    StandIn(rig.node).drive()
+
+
+def test_a_second_publisher_of_cmd_vel_does_not_move_the_simulated_robot(rig):
+    rig.start("simulator_node", seed=3)
+    odometry = OdometryRig(rig)
+    teleop = rig.node.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+    rig.until(lambda: odometry.samples and teleop.get_subscription_count())
+    drive = Twist()
+    drive.angular.z = 0.5
+
+    def turned() -> bool:
+        teleop.publish(drive)
+        time.sleep(0.02)
+        return bool(odometry.velocity.wz > 0.2)
+
+    rig.until(turned, what="motion without a supervisor")
+    heard = states(rig)
+    troubles: list[str] = []
+    rig.node.create_subscription(
+        DiagnosticArray, "/diagnostics",
+        lambda m: troubles.extend(s.message for s in m.status if s.name == "simulator_node"), 10,
+    )  # fmt: skip
+    rig.start("supervisor_node", **GIVEN)
+
+    def stands() -> bool:
+        teleop.publish(drive)
+        time.sleep(0.02)
+        return abs(odometry.velocity.wz) < 0.01
+
+    rig.until(stands, what="rest beside a supervisor")
+    rig.until(lambda: heard and Cause.FOREIGN_PUBLISHER in heard[-1].causes)
+    rig.until(lambda: any("/test_rig" in text for text in troubles), what="the simulator's diagnostic")
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        assert stands()
+
+
+def test_the_joystick_may_be_stamped(rig):
+    rig.start("supervisor_node", require__deadman="false")
+    commands: list[Twist] = []
+    rig.node.create_subscription(Twist, "cmd_vel", commands.append, qos.SENSOR)
+    context = rclpy.Context()  # a process has one type for a topic
+    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+    other = rclpy.create_node("joystick", context=context)
+    try:
+        for kind, node, speed in ((TwistStamped, other, -0.2), (Twist, rig.node, -0.3), (TwistStamped, other, -0.4)):
+            publisher = node.create_publisher(kind, "cmd_vel_joy", qos.STATE)
+            message = kind()
+            (message if kind is Twist else message.twist).linear.x = speed
+
+            def driven(publisher: Any = publisher, message: Any = message, speed: float = speed) -> bool:
+                publisher.publish(message)
+                time.sleep(0.05)
+                return bool(commands and commands[-1].linear.x == speed)
+
+            rig.until(driven, what=f"the motion of a {kind.__name__}")
+            node.destroy_publisher(publisher)
+    finally:
+        other.destroy_node()
+        rclpy.shutdown(context=context)
+
+
+def test_publishers_of_another_type_are_warned_of(rig):
+    rig.start("supervisor_node", **GIVEN)
+    reports: list[Any] = []
+    rig.node.create_subscription(
+        DiagnosticArray, "/diagnostics",
+        lambda m: reports.extend(s for s in m.status if s.name == "supervisor_node"), 10,
+    )  # fmt: skip
+    rig.node.create_publisher(Bool, "cmd_vel_joy", qos.STATE)
+    rig.until(lambda: any("std_msgs/msg/Bool on /cmd_vel_joy" in line for line in rig.lines), what="a warning")
+    rig.until(lambda: any("/test_rig" in value.value for s in reports for value in s.values), what="a diagnostic")
+
+
+BEST_EFFORT = qos.SENSOR
+
+
+def test_best_effort_publishers_are_heard(rig):
+    rig.start("supervisor_node", **GIVEN)
+    heard = states(rig)
+    rig.until(lambda: heard and Cause.ODOMETRY_STALE in heard[-1].causes)
+    odometry = rig.node.create_publisher(Odometry, "odom", BEST_EFFORT)
+    sample = Odometry()
+    sample.pose.pose.orientation.w = 1.0
+
+    def fresh() -> bool:
+        sample.header.stamp = rig.node.get_clock().now().to_msg()
+        odometry.publish(sample)
+        time.sleep(0.02)
+        return Cause.ODOMETRY_STALE not in heard[-1].causes
+
+    rig.until(fresh, what="best-effort odometry")
+    button = rig.node.create_publisher(Bool, "emergency_stop", BEST_EFFORT)
+
+    def stopped() -> bool:
+        button.publish(Bool(data=True))
+        time.sleep(0.05)
+        return Cause.EMERGENCY_STOP in heard[-1].causes
+
+    rig.until(stopped, what="a best-effort emergency stop")
+
+
+@pytest.fixture
+def overridden(ros_domain):
+    """Initialises rclpy with parameters; shut down at the end."""
+
+    def begin(*parameters: str) -> None:
+        words = [word for text in parameters for word in ("-p", text)]
+        rclpy.init(args=["--ros-args", *words], signal_handler_options=SignalHandlerOptions.NO)
+
+    yield begin
+    if rclpy.ok():
+        rclpy.shutdown()
+
+
+def test_qos_overrides_work_on_subscriptions_and_publishers(overridden):
+    overridden(
+        "qos_overrides./odom.subscription.reliability:=reliable", "qos_overrides./odom.subscription.depth:=7",
+        "qos_overrides./cmd_vel.publisher.reliability:=best_effort", "qos_overrides./heartbeat.publisher.depth:=3",
+    )  # fmt: skip
+    node = SupervisorNode()
+    node.check_overrides(complete=True)
+    odometry = node.get_subscriptions_info_by_topic("odom")[0].qos_profile
+    assert odometry.reliability == ReliabilityPolicy.RELIABLE
+    assert next(s.qos_profile.depth for s in node.subscriptions if s.topic_name == "/odom") == 7
+    assert node.get_publishers_info_by_topic("cmd_vel")[0].qos_profile.reliability == ReliabilityPolicy.BEST_EFFORT
+    # Nobody else's profile has changed.
+    imu = node.get_subscriptions_info_by_topic("imu")[0].qos_profile
+    assert imu.reliability == ReliabilityPolicy.BEST_EFFORT and qos.SENSOR.depth == 1
+    node.destroy_node()
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["qos_overrides./odometry.subscription.depth:=7", "qos_overrides./odom.publisher.depth:=7",
+     "qos_overrides.odom.subscription.depth:=7", "qos_overrides./odom.subscription.deph:=7"],
+)  # fmt: skip
+def test_a_qos_override_that_nothing_takes_is_refused(overridden, override):
+    overridden(override)
+    node = SupervisorNode()
+    with pytest.raises(OverrideError, match=override.partition(":")[0]):
+        node.check_overrides(complete=True)
+    node.destroy_node()
+
+
+@pytest.mark.parametrize("value", ["reliability:=perhaps", "depth:=many"])
+def test_a_qos_override_with_a_wrong_value_is_refused(overridden, value):
+    overridden(f"qos_overrides./odom.subscription.{value}")
+    with pytest.raises(OverrideError, match="odom"):
+        SupervisorNode()
+
+
+def test_a_lifecycle_node_refuses_an_override_once_its_topics_are_there(overridden):
+    overridden("qos_overrides./odm.subscription.depth:=7")
+    node = NavigationNode()
+    end = time.monotonic() + 20.0
+    while node.failure is None and time.monotonic() < end:
+        rclpy.spin_once(node, timeout_sec=0.05)
+    assert "odm" in (node.failure or "") and node.exit_code == EXIT_BAD_START
+    node.close()
+    node.destroy_node()
+
+
+def test_a_process_refuses_a_misspelt_override(rig):
+    child = rig.start("supervisor_node", **{"qos_overrides./odm.subscription.depth": 7})
+    assert child.process.wait(60.0) == EXIT_BAD_START
+    rig.until(lambda: any("qos_overrides./odm.subscription.depth" in line for line in rig.lines), what="the sentence")
+
+
+def test_the_clock_is_chosen_at_the_start_only(overridden):
+    overridden()
+    for make in (SupervisorNode, NavigationNode):
+        node = make()
+        (result,) = node.set_parameters([Parameter("use_sim_time", value=True)])
+        assert not result.successful and not node.get_parameter("use_sim_time").value
+        node.close()
+        node.destroy_node()

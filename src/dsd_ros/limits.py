@@ -1,6 +1,8 @@
 """Limits that rooms share which must not import each other."""
 
 MAX_INSTRUCTION_CHARS = 2000  # of an instruction or a question
+MAX_SIDE = 8192  # pixels of a picture
+MAX_PIXELS = 1 << 24  # of a picture
 _PADDING = 1024  # LM head rows without a token; an eighth of the vocabulary is allowed besides
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from dsd_ros.vlm.backbones import ImageProcessor, read_image, smart_resize
+from dsd_ros.vlm.backbones import ImageProcessor, smart_resize
 from dsd_ros.vlm.errors import ImageError
 
 
@@ -86,18 +86,3 @@ def test_what_is_no_picture(model, image):
 def test_too_long_a_strip(model):
     with pytest.raises(ImageError, match="too elongated"):
         model.prefill(np.zeros((2, 1000, 3), np.uint8), "find the silver bottle")
-
-
-def test_a_picture_file_is_read_as_rgb(tmp_path):
-    picture = np.random.default_rng(3).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-    Image.fromarray(picture).save(tmp_path / "view.png")
-    assert np.array_equal(read_image(tmp_path / "view.png"), picture)
-    Image.fromarray(picture[..., 0]).save(tmp_path / "grey.png")
-    assert read_image(tmp_path / "grey.png").shape == (20, 30, 3)
-
-
-def test_a_picture_file_that_is_none_is_named(tmp_path):
-    (tmp_path / "text.png").write_text("no picture")
-    for name in ("text.png", "missing.png", "."):
-        with pytest.raises(ImageError, match="name a PNG or JPEG file"):
-            read_image(tmp_path / name)

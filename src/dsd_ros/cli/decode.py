@@ -48,18 +48,18 @@ def command(args: DecodeArguments) -> int:
     from dsd_ros.edge.client import PATIENT_LINK
     from dsd_ros.edge.session import EdgeSession
     from dsd_ros.edge.vocabulary import Vocabulary
-    from dsd_ros.vlm.backbones import read_image
+    from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model
     from dsd_ros.vlm.prompts import check_instruction
 
     instruction = check_instruction(args.instruction)
-    image = None if args.image is None else read_image(args.image)
+    image = None if args.image is None else read_picture(args.image)
     if len(args.history_image) != len(args.history_action):
         raise ValueError(
             f"{len(args.history_image)} pictures and {len(args.history_action)} actions of earlier steps are named; "
             "give one --history-action for each --history-image"
         )
-    earlier = [read_image(path) for path in args.history_image]
+    earlier = [read_picture(path) for path in args.history_image]
     history = list(zip(earlier, args.history_action, strict=True))
     draft = load_model(ModelSettings(model_path(args.draft, "draft")))
     if image is None and draft.reads_pictures:

@@ -8,7 +8,6 @@ clock is not trusted: stamps are this machine's, taken when a state arrives and 
 
 from __future__ import annotations
 
-import io
 import math
 import threading
 import time
@@ -17,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from geometry_msgs.msg import Twist
-from PIL import Image as Pictures
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
@@ -25,6 +23,7 @@ from std_srvs.srv import Trigger
 
 from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.robot.driver import DriverError, until_connected
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
@@ -36,7 +35,6 @@ from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.publishers import CommandWatch
 from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import Go2NodeSettings
-from dsd_ros.wire.messages import MAX_SIDE
 
 _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
@@ -309,14 +307,9 @@ def decode_picture(data: bytes) -> np.ndarray:
     if len(data) > JPEG_LIMIT_BYTES:
         raise ImageMessageError(f"The robot sent a picture of {len(data)} bytes.")
     try:
-        with Pictures.open(io.BytesIO(data), formats=("JPEG",)) as picture:
-            if max(picture.size) > MAX_SIDE:
-                raise ImageMessageError(f"The robot sent a picture of {picture.size} pixels.")
-            return np.asarray(picture.convert("RGB"))
-    except ImageMessageError:
-        raise
-    except (OSError, ValueError, SyntaxError) as error:  # from PIL, for damaged files
-        raise ImageMessageError(f"The robot sent {len(data)} bytes that are no JPEG: {error}") from error
+        return read_picture(data, f"the robot's picture of {len(data)} bytes", containers=("JPEG",))
+    except PictureError as error:
+        raise ImageMessageError(str(error)) from error
 
 
 def main() -> None:

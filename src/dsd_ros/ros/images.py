@@ -22,8 +22,8 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
+from dsd_ros.limits import MAX_SIDE
 from dsd_ros.ros.stamps import pose_of
-from dsd_ros.wire.messages import MAX_SIDE
 
 # Encoding -> channels, and the indices of red, green and blue in a pixel.
 _LAYOUT: dict[str, tuple[int, tuple[int, int, int]]] = {

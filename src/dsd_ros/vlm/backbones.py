@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from cachetools import LRUCache
-from PIL import Image, ImageOps
+from PIL import Image
 
 from dsd_ros.vlm.errors import ImageError, ModelError
 
@@ -58,17 +58,6 @@ def check_image(image: np.ndarray) -> None:
             f"the image has shape {image.shape} and type {image.dtype}; "
             "give it as RGB of shape (height, width, 3) and type uint8"
         )
-
-
-def read_image(path: str | Path) -> np.ndarray:
-    """Read a picture file upright as RGB uint8 (height, width, 3); ImageError if it is not a picture."""
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
-    except FileNotFoundError:
-        raise ImageError(f"the image {path} does not exist; name a PNG or JPEG file") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"the image {path} cannot be read ({error}); name a PNG or JPEG file") from error
 
 
 class ImageProcessor:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
-from dsd_ros.limits import MAX_INSTRUCTION_CHARS
+from dsd_ros.limits import MAX_INSTRUCTION_CHARS, MAX_SIDE
 
 PROTOCOL_VERSION = 7
 
@@ -27,7 +27,6 @@ MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 float32 rows of the largest v
 MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
 MAX_HISTORY = 8  # earlier pictures of an observation
 MAX_IMAGE_BYTES = 16 << 20
-MAX_SIDE = 8192  # pixels
 TICKET_BYTES = 16
 NONCE_BYTES = 16
 TAG_BYTES = 20

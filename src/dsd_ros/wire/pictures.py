@@ -12,12 +12,13 @@ import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
+from dsd_ros.limits import MAX_PIXELS
+from dsd_ros.pictures import PictureError, check_size, read_picture
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import DIGEST_BYTES, MAX_HISTORY, MAX_IMAGE_BYTES, MAX_SIDE, Observation, Past
+from dsd_ros.wire.messages import DIGEST_BYTES, MAX_HISTORY, MAX_IMAGE_BYTES, Observation, Past
 
 ENCODINGS = ("png", "rgb8")
 NO_PICTURE = "none"
-MAX_PIXELS = 1 << 24
 MAX_HISTORY_PIXELS = MAX_PIXELS  # of all earlier pictures of an observation together
 KEPT_PICTURES = MAX_HISTORY + 1  # by the verifier, of each session: a history and the present one
 KEPT_BYTES = 3 * MAX_PIXELS
@@ -74,18 +75,9 @@ def decode_picture(observation: Observation | Past) -> np.ndarray | None:
     if observation.encoding != "png":
         raise WireError(f"unknown picture encoding {observation.encoding!r}; use one of {', '.join(ENCODINGS)}")
     try:
-        with Image.open(io.BytesIO(observation.image), formats=["PNG"]) as picture:
-            # Only the header is read so far: a picture larger than announced is never unpacked.
-            if picture.size != (width, height) or picture.mode != "RGB":
-                raise WireError(
-                    f"the picture is {picture.mode} of {picture.size[0]} x {picture.size[1]} pixels "
-                    f"and was announced as RGB of {width} x {height}"
-                )
-            return np.array(picture)
-    except WireError:
-        raise
-    except Exception as error:  # Pillow raises many kinds on damaged files
-        raise WireError(f"the picture is not a readable PNG: {error}") from error
+        return read_picture(observation.image, containers=("PNG",), announced=(height, width))
+    except PictureError as error:
+        raise WireError(str(error)) from error
 
 
 def picture_digest(image: np.ndarray) -> bytes:
@@ -166,8 +158,7 @@ def _earlier(past: Past) -> np.ndarray:
 
 
 def _check_size(height: int, width: int) -> None:
-    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
-        raise WireError(
-            f"a picture of {width} x {height} pixels cannot be sent; sides up to {MAX_SIDE} and "
-            f"{MAX_PIXELS} pixels in all can"
-        )
+    try:
+        check_size(height, width)
+    except PictureError as error:
+        raise WireError(str(error)) from error

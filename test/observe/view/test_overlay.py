@@ -35,6 +35,19 @@ def test_a_canvas_drawn_on_again_shows_what_is_new():
     assert np.array_equal(other, canvas)
 
 
+@pytest.mark.parametrize("size", [(2000, 1), (8192, 1), (600, 4), (1, 8192), (300, 100)])
+def test_no_shape_of_picture_takes_a_frame_larger_than_two_squares(size):
+    painter = OverlayPainter(480)
+    image = np.full((*size, 3), 128, np.uint8)
+    frame = painter.frame(image, sample_overlay())
+    assert frame.shape == painter.shape(image) and frame.shape[0] <= 2 * 480 + PANEL_HEIGHT
+    canvas = np.full(frame.shape, 77, np.uint8)
+    assert np.array_equal(OverlayPainter(480).frame(image, sample_overlay(), True, canvas), frame)
+    if size == (300, 100):  # three times as high as wide: 320 x 960, in the middle
+        row = frame[400]
+        assert (row[80:400] == 128).all() and not row[:80].any() and not row[400:].any()
+
+
 def test_every_token_is_shown_with_its_fate():
     run = token_run(sample_reply())
     fates = {colour: [text.strip() for text, c, _, _ in run if c == colour] for colour in (ACCEPTED, REJECTED, OWN)}

@@ -24,7 +24,7 @@ from dsd_lab.train.replies import Speaker
 from dsd_lab.train.stages import Report
 from dsd_lab.worlds.phrases import instruction_for
 from dsd_lab.worlds.situations import Split
-from dsd_ros.vlm.backbones import read_image
+from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.vlm.errors import ImageError, ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model, model_fingerprint, resolve_directory
 from dsd_ros.vlm.model import VisionLanguageModel
@@ -130,7 +130,7 @@ class VlmBackbone(Backbone):
 
     def example(self, conversation: Conversation, context: int) -> Example:
         """See ``Backbone``; images take as many tokens as the model's image processor gives them."""
-        sizes = [read_image(path).shape[:2] for path in conversation.images]
+        sizes = [read_picture(path).shape[:2] for path in conversation.images]
         counts = iter([self.model.images.image_tokens(*size) for size in sizes])
 
         def encoded() -> Iterator[tuple[list[int], bool]]:
@@ -155,7 +155,7 @@ class VlmBackbone(Backbone):
         positions = None
         images = [image for example in examples for image in example.images]
         if images:
-            read = [self.model.images(read_image(image) if isinstance(image, Path) else image) for image in images]
+            read = [self.model.images(read_picture(image) if isinstance(image, Path) else image) for image in images]
             pixels = torch.cat([p for p, _ in read]).to(self.device, hidden.dtype)
             grids = torch.cat([g for _, g in read]).to(self.device)
             features = model.get_image_features(pixels, grids, return_dict=True).pooler_output
@@ -278,7 +278,7 @@ class Examples:
             return item
         try:
             return self.backbone.example(item, self.context)
-        except (ConversationError, ImageError) as error:
+        except (ConversationError, ImageError, PictureError) as error:
             _LOG.warning("%s is skipped: %s", item.where, error)
             return None
 

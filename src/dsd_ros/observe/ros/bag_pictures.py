@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 import cv2
-import numpy as np
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.observe.bag.run import header_stamp
+from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.ros.images import ImageMessageError, from_rgb, to_rgb
 
 _HELD_S = 30.0  # a reply names its picture much sooner than that
@@ -29,12 +29,13 @@ def to_png(message: Image) -> CompressedImage:
 
 
 def from_png(data: bytes, form: str) -> Image:
-    """An Image (empty header) from a PNG and its ``format``. Raises ImageMessageError for an invalid PNG."""
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-    if pixels is None or pixels.dtype != np.uint8:
-        raise ImageMessageError(f"A picture of the bag cannot be read; its format is {form!r}.")
+    """An Image (empty header) from a picture file's bytes and its ``format``. ImageMessageError if it is damaged."""
+    try:
+        pixels = read_picture(data, f"a picture of the bag, of format {form!r},")
+    except PictureError as error:
+        raise ImageMessageError(str(error)) from error
     encoding = form.split(";", maxsplit=1)[0].strip()
-    return from_rgb(pixels[..., ::-1], encoding if encoding == "rgb8" else "bgr8")
+    return from_rgb(pixels, encoding if encoding == "rgb8" else "bgr8")
 
 
 class PictureSelector:

@@ -32,6 +32,7 @@ from dsd_ros.observe.view.typeset import (
 
 WIDTH = 480
 PANEL_HEIGHT = 132
+MAX_ASPECT = 2  # of a frame's picture: a row of a line-scan camera must not take gigabytes
 PAUSE_S = 0.25
 _ROUNDS_SHOWN, _TOKENS_SHOWN = 60, 240  # more than fit
 _SIZE, _SMALL = 14, 12
@@ -58,14 +59,21 @@ class OverlayPainter:
 
     def shape(self, image: np.ndarray, panel: bool = True) -> tuple[int, int, int]:
         """The shape of :meth:`frame`."""
-        height = max(1, round(image.shape[0] * self._width / image.shape[1]))
+        height, _ = self._fitted(image)
         return height + (PANEL_HEIGHT if panel else 0), self._width, 3
+
+    def _fitted(self, image: np.ndarray) -> tuple[int, int]:
+        """The size of the scaled picture: as wide as the frame, unless it would be over MAX_ASPECT times as high."""
+        rows, columns = image.shape[:2]
+        scale = min(self._width / columns, MAX_ASPECT * self._width / rows)
+        return max(1, round(rows * scale)), max(1, round(columns * scale))
 
     def frame(
         self, image: np.ndarray, overlay: Overlay, panel: bool = True, canvas: np.ndarray | None = None
     ) -> np.ndarray:
         """The picture (uint8 (H, W, 3)) scaled to the painter's width, with its overlay.
 
+        A very tall picture is scaled to a bounded height and centred on black.
         With ``panel``, tokens and figures are drawn below it. ``canvas``, of :meth:`shape`, is drawn on instead of a
         new array; when it is reused, its panel must be unchanged since the last call.
         """
@@ -74,7 +82,11 @@ class OverlayPainter:
         height = rows - PANEL_HEIGHT if panel else rows
         if canvas is None:
             canvas = np.empty(shape, np.uint8)
-        cv2.resize(image, (width, height), dst=canvas[:height], interpolation=cv2.INTER_LINEAR)
+        _, columns = self._fitted(image)
+        left = (width - columns) // 2
+        if columns < width:
+            canvas[:height] = 0
+        cv2.resize(image, (columns, height), dst=canvas[:height, left : left + columns], interpolation=cv2.INTER_LINEAR)
         canvas[: min(height, len(self._top))] = self._top[:height]
         bottom = self._bottom[:height]
         canvas[height - len(bottom) : height] = bottom

@@ -24,12 +24,12 @@ settings.load_profile("dsd")
 SMOKE_ROOMS = {"architecture", "decoding", "edge", "wire", "navigation", "vlm"}
 SMOKE_TESTS = {"test_greedy_replies_are_the_targets"}  # of test/exactness
 
-DOMAINS = range(1, 101)  # every one of these has its ports below the ephemeral range
-
 
 @pytest.fixture
 def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A ROS domain id that no other test on this machine has now; in the environment, for rclpy and for children."""
+    from dsd_ros.ros.processes import DOMAINS, domain_is_free
+
     folder = Path(tempfile.gettempdir()) / f"dsd_ros_test_domains_{os.getuid()}"
     folder.mkdir(exist_ok=True)
     for domain in random.sample(DOMAINS, len(DOMAINS)):
@@ -37,6 +37,8 @@ def ros_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                continue
+            if not domain_is_free(domain):
                 continue
             monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
             monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")

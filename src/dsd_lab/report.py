@@ -92,12 +92,6 @@ def median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def use_own_ros_domain() -> None:
-    """Keep this process and its children on a ROS domain and host of their own, unless the environment chooses."""
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
-
-
 def _commit() -> str:
     """The commit of the source tree, with "-dirty" after changes; "" outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]

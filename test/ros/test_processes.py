@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from dsd_ros.ros import processes
 from dsd_ros.ros.bringup import plan
-from dsd_ros.ros.processes import ProcessGroup, main
+from dsd_ros.ros.processes import ProcessGroup, domain_is_free, main, use_own_ros_domain
 
 CHILD = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -186,3 +187,15 @@ def test_no_orphans_when_the_runner_is_killed(start):
 def test_a_system_or_argument_that_is_none_is_named(capsys, arguments, named):
     assert processes.main(arguments) == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_domain_in_use_is_not_chosen(monkeypatch):
+    monkeypatch.delenv("ROS_DOMAIN_ID", raising=False)
+    monkeypatch.delenv("ROS_AUTOMATIC_DISCOVERY_RANGE", raising=False)
+    use_own_ros_domain()
+    chosen = int(os.environ.pop("ROS_DOMAIN_ID"))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as participant:
+        participant.bind(("", 7410 + 250 * chosen))
+        assert not domain_is_free(chosen)
+        use_own_ros_domain()
+    assert int(os.environ["ROS_DOMAIN_ID"]) not in (0, chosen)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsd_lab.report import BenchError, check_range, header, table, use_own_ros_domain
+from dsd_lab.report import BenchError, check_range, header, table
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.decoding.tree import MAX_NODES, ROOT, TokenTree
 from dsd_ros.edge.session import EdgeSession
-from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.vlm.loading import ModelSettings, load_model
 from dsd_ros.vlm.sequence import TreeLayout
 from dsd_ros.wire.channel import Channel, LinkClosed

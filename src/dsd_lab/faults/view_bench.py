@@ -21,14 +21,14 @@ from urllib.parse import unquote
 from sensor_msgs.msg import Image
 from visualization_msgs.msg import MarkerArray
 
-from dsd_lab.report import header, use_own_ros_domain
+from dsd_lab.report import header
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.view.web import program
 from dsd_ros.paths import models_directory
 from dsd_ros.ros import qos
 from dsd_ros.ros.bringup import plan
 from dsd_ros.ros.managed import LifecycleWatch
-from dsd_ros.ros.processes import Child, ProcessGroup
+from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.standalone import SpinningNode
 
 RATE = 15.0  # pictures per second that the figures are for

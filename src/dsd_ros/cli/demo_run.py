@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -30,7 +29,7 @@ from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.observe.view.web import MISSING as VIEW_MISSING, available as view_available
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros.bringup import plan, values_of
-from dsd_ros.ros.processes import Child, ProcessGroup
+from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
@@ -89,7 +88,7 @@ def run_demo(
     settings = settings.with_scenario()
     arguments = arguments_of(settings, more or {})
     _check(settings, arguments, json)
-    _choose_domain()
+    use_own_ros_domain()
     report = DemoReport(
         mode=settings.mode,
         transport=settings.transport,
@@ -176,12 +175,6 @@ def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | No
         raise ValueError(f"{recorded} exists already; name a folder for the bag that does not.")
     if json not in (None, STDOUT):
         output_file(str(json))
-
-
-def _choose_domain() -> None:
-    """Use a ROS domain and a discovery range of its own, unless the user has chosen."""
-    os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
-    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
 def _run(

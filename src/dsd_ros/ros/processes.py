@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ import yaml
 from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
 from dsd_ros.ros.settings import NODES, specs
 
+DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
+
 INTERRUPT_S = 1.6  # a child that has not ended this long after SIGINT is killed
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -36,6 +39,24 @@ NO_CRASH = (0, 2)
 
 
 FIRST_PAUSE_S = 0.5
+
+
+def domain_is_free(domain: int) -> bool:
+    """Whether no process of this machine takes part in a ROS domain: the UDP port of its first participant is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind(("", 7410 + 250 * domain))
+        except OSError:
+            return False
+    return True
+
+
+def use_own_ros_domain() -> None:
+    """Keep this process and its children in a free ROS domain and on this machine, unless the environment chooses."""
+    first = os.getpid()  # so that two that start at once differ
+    turns = (DOMAINS[(first + turn) % len(DOMAINS)] for turn in range(len(DOMAINS)))
+    os.environ.setdefault("ROS_DOMAIN_ID", str(next(filter(domain_is_free, turns), DOMAINS[0])))
+    os.environ.setdefault("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dsd_ros.ros.bringup import Start
-from dsd_ros.ros.processes import ProcessGroup
+from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.settings import NODES, specs
 
 READY_LIMIT_S = 180.0
@@ -85,7 +85,7 @@ class ReplaySystem:
         self.client: Any = None  # the ReplayClient, after ``__enter__``
 
     def __enter__(self) -> Self:
-        os.environ.setdefault("ROS_DOMAIN_ID", str(1 + os.getpid() % 100))
+        use_own_ros_domain()
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
         namespace = f"replay_{os.getpid()}"
         try:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -164,6 +166,54 @@ def test_tls(engine, model, certificate):
             pytest.raises(LinkClosed, match="cannot be reached"),
         ):
             channel.reconnect()
+
+
+def shown_certificate(url: str) -> str:
+    host, port = url.removeprefix("wss://").split(":")
+    return ssl.get_server_certificate((host, int(port)))
+
+
+def new_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test "
+        f"-addext subjectAltName=IP:127.0.0.1 -keyout {name}.key -out {name}.pem"
+    )
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True, timeout=30)
+    return folder / f"{name}.pem", folder / f"{name}.key"
+
+
+def until(holds, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("how", ["signal", "poll"])
+def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path, how, monkeypatch, caplog):
+    monkeypatch.setattr(server_module, "CERTIFICATE_POLL_S", 0.05 if how == "poll" else 60.0)
+    (first, first_key), (second, second_key) = (new_certificate(tmp_path, name) for name in ("first", "second"))
+    certificate, key = tmp_path / "in_use.pem", tmp_path / "in_use.key"
+    shutil.copy(first, certificate)
+    shutil.copy(first_key, key)
+    with VerifierServer(engine, VerifierSettings(port=0, certificate=str(certificate), key=str(key))) as server:
+        with (
+            WebsocketChannel(server.url, ca_file=first) as channel,
+            EdgeSession(channel, model, DecodeSettings(max_tokens=12)) as session,
+        ):
+            before = session.decode(IMAGE, "go").tokens
+            for source, target in ((second, certificate), (second_key, key)):
+                shutil.copy(source, tmp_path / "new")
+                (tmp_path / "new").rename(target)
+                if how == "signal":
+                    server.reload_certificate()
+                if target is certificate:  # the key does not fit yet: the pair before stays in use
+                    assert until(lambda: "the one before stays in use" in caplog.text)
+                    assert shown_certificate(server.url).split() == first.read_text().split()
+            assert until(lambda: shown_certificate(server.url).split() == second.read_text().split())
+            assert session.decode(IMAGE, "go").tokens == before  # the open connection goes on
+        with WebsocketChannel(server.url, ca_file=second) as channel:
+            assert reply(channel, model) == before
 
 
 def test_a_certificate_that_is_none_is_refused(engine, certificate, tmp_path):
@@ -352,6 +402,8 @@ def test_the_process_prints_its_address_and_ends_on_a_signal(number):
         line = process.stdout.readline()
         assert line.startswith("verifier of table-1 listening on ws://127.0.0.1:")
         with WebsocketChannel(line.split()[-1]) as channel:
+            assert len(reply(channel, TableModel(1, ends=False))) == 12
+            process.send_signal(signal.SIGHUP)  # it has no certificate to read again, and stays
             assert len(reply(channel, TableModel(1, ends=False))) == 12
             process.send_signal(number)
             out, errors = process.communicate(timeout=20)

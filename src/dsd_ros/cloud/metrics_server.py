@@ -7,6 +7,8 @@ import contextlib
 import errno
 import http
 import logging
+import math
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -18,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request, Response
 
+from dsd_ros.cloud.connections import Door, DoorLimits, Listener, library_log, listeners, report_failure
 from dsd_ros.cloud.settings import MetricsSettings, is_loopback
 
 _log = logging.getLogger(__name__)
@@ -46,10 +49,11 @@ class ServerThread(ABC):
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._links: weakref.WeakSet[ServerConnection] = weakref.WeakSet()
+        self.door = Door(DoorLimits(MAX_SCRAPES, MAX_SCRAPES, math.inf, sys.maxsize))
 
     @abstractmethod
-    async def listen(self) -> Server:
-        """Begin to serve ``host`` and ``port``, with ``connect`` as ``create_connection``."""
+    async def listen(self, listener: Listener) -> Server:
+        """Begin to serve a socket, with ``connect`` as ``create_connection``."""
 
     @abstractmethod
     def url_of(self, address: str) -> str:
@@ -94,24 +98,33 @@ class ServerThread(ABC):
 
     async def _serve(self, ready: threading.Event) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.set_exception_handler(report_failure)
+        self.door.open()
+        sockets: list[Listener] = []
         try:
-            server = await self.listen()
-            host, port = next(iter(server.sockets)).getsockname()[:2]
+            sockets = listeners(self.host, self.port, self.door)
+            servers = [await self.listen(listener) for listener in sockets]
+            host, port = sockets[0].getsockname()[:2]
             self.url = self.url_of(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except Exception as error:
+            for listener in sockets:
+                listener.close()
+            self.door.close()
             self._failure = self._listen_error(error)
             return
         finally:
             ready.set()
         await self._stop.wait()
-        server.close()
+        for server in servers:
+            server.close()
         # A peer that does not answer the closing handshake is not waited for.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(server.wait_closed(), 2 * CLOSE_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.gather(*(s.wait_closed() for s in servers)), 2 * CLOSE_TIMEOUT_S)
         for link in self._links:
             transport = getattr(link, "transport", None)  # None: it never got past the TLS handshake
             if transport is not None:
                 transport.abort()
+        self.door.close()
 
     def _listen_error(self, error: Exception) -> ServerError:
         where = f"{self.what} {self.port} on {self.host}"
@@ -156,11 +169,11 @@ class MetricsServer(ServerThread):
             _log.warning("whoever reaches %s can read this verifier's metrics", url)
         return url
 
-    async def listen(self) -> Server:
+    async def listen(self, listener: Listener) -> Server:
         return await serve(
             _no_websocket,
-            self.host,
-            self.port,
+            sock=listener,
+            logger=library_log,
             process_request=lambda connection, request: respond(connection, request, self._registry),
             create_connection=self.connect,  # type: ignore[arg-type]  # a factory is as good
             open_timeout=SCRAPE_TIMEOUT_S,

@@ -86,6 +86,10 @@ class VerifierSettings(MetricsSettings, EngineSettings):
     connections_per_address: int = option(
         64, "connections from one address; behind a proxy all robots have the proxy's", 1, 100_000
     )
+    messages_per_second: int = option(4000, "messages taken from one address a second", 100, 1_000_000)
+    message_mb: int = option(
+        20, "largest message of a robot, MB, unless the target's vocabulary needs more; 40 is the most", 1, 40
+    )
     sessions_per_connection: int = option(8, "sessions held over one connection", 1, 100_000)
     sessions_per_address: int = option(
         32, "sessions held from one address; behind a proxy all robots have the proxy's", 1, 100_000

@@ -111,11 +111,13 @@ class ReplyClient:
             )
         assert self._link.verifier is not None
         size = self._link.verifier.vocab_size
-        tokens = [*draft.tree.tokens_of(draft.tree.path_to(outcome.accepted - 1)), outcome.next_token]
-        if max(tokens) >= size:
+        accepted = draft.tree.tokens
+        if max(accepted, default=0) >= size:  # drafted, but perhaps rejected
+            accepted = draft.tree.tokens_of(draft.tree.path_to(outcome.accepted - 1))
+        highest = max(outcome.next_token, *accepted, 0)
+        if highest >= size:
             raise ResultError(
-                f"the verifier gave token {max(tokens)} and its target has {size} tokens; "
-                "it does not follow the protocol",
+                f"the verifier gave token {highest} and its target has {size} tokens; it does not follow the protocol",
                 "out-of-step",
             )
         return Result(outcome.accepted, outcome.next_token, outcome.distribution, size)

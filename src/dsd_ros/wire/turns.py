@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class _Waiting(NamedTuple, Generic[T]):
     kind: str
 
 
-@dataclass
+@dataclass(slots=True)
 class _Account:
     """Time used by an owner, or by all owners of a link or an address."""
 
@@ -78,6 +78,7 @@ class TurnQueue(Generic[T]):
         self._urgent: dict[Path, deque[_Waiting[T]]] = {}
         self._ordinary: dict[Path, deque[_Waiting[T]]] = {}
         self._accounts: dict[Path, _Account] = {(): _Account()}
+        self._chains: dict[Path, tuple[_Account, ...]] = {}  # an owner's accounts, the root's first
         self._running: list[tuple[Path, str]] = []  # the turns that ``ready`` gave last, with their kinds
         self._since = 0.0
         self._recent: dict[Path, float] = {}  # when an owner's last turn ended
@@ -202,23 +203,23 @@ class TurnQueue(Generic[T]):
 
     def _used(self, path: Path) -> list[int]:
         """What decides the order: the used time of the address, the link and the session."""
-        return [int(account.used / _QUANTUM_S) for account in self._chain(path)]
-
-    def _chain(self, path: Path) -> list[_Account]:
-        return [self._accounts[path[:end]] for end in range(1, len(path) + 1)]
+        return [int(account.used / _QUANTUM_S) for account in self._chains[path][1:]]
 
     def _enter(self, path: Path, size: int) -> None:
         self._bytes += size
-        for end in range(1, len(path) + 1):
-            account = self._accounts.get(path[:end])
-            if account is None:
-                account = self._accounts[path[:end]] = _Account()
-            if not account.waiting:
-                account.used = max(account.used, self._accounts[path[: end - 1]].floor)
+        chain = self._chains.get(path)
+        if chain is None:
+            if len(self._accounts) > _ACCOUNTS:
+                self._prune()
+            places = (path[:end] for end in range(len(path) + 1))
+            chain = self._chains[path] = tuple(self._accounts.setdefault(place, _Account()) for place in places)
+        parent = chain[0]
+        for account in chain[1:]:
+            if not account.waiting and account.used < parent.floor:
+                account.used = parent.floor
             account.waiting += 1
             account.bytes += size
-        if len(self._accounts) > _ACCOUNTS:
-            self._prune()
+            parent = account
 
     def _take(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> T:
         lane = lanes.pop(path)
@@ -226,9 +227,9 @@ class TurnQueue(Generic[T]):
         if lane:
             lanes[path] = lane  # after the other owners
         self._urgent_in_a_row = self._urgent_in_a_row + 1 if lanes is self._urgent else 0
-        for end in range(1, len(path) + 1):
-            parent = self._accounts[path[: end - 1]]
-            parent.floor = max(parent.floor, self._accounts[path[:end]].used)
+        chain = self._chains[path]
+        for parent, account in pairwise(chain):
+            parent.floor = max(parent.floor, account.used)
         self._forget(path, waiting)
         self._running.append((path, waiting.kind))
         return waiting.turn
@@ -236,7 +237,7 @@ class TurnQueue(Generic[T]):
     def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
         self._bytes -= waiting.size
         self._keys.discard(waiting.key)
-        for account in self._chain(path):
+        for account in self._chains[path][1:]:
             account.waiting -= 1
             account.bytes -= waiting.size
 
@@ -249,7 +250,7 @@ class TurnQueue(Generic[T]):
         for path, kind in self._running:
             self._recent.pop(path, None)
             self._recent[path] = now
-            for account in self._chain(path):
+            for account in self._chains[path][1:]:
                 account.used += seconds
                 account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
         self._running.clear()
@@ -281,3 +282,4 @@ class TurnQueue(Generic[T]):
         keep = {path[:end] for path in active for end in range(len(path) + 1)} | {()}
         for path in [path for path, account in self._accounts.items() if not account.waiting and path not in keep]:
             del self._accounts[path]
+        self._chains = {path: chain for path, chain in self._chains.items() if path in self._accounts}

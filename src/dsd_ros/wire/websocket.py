@@ -20,7 +20,7 @@ from dsd_ros.addresses import check_verifier_address
 from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import LinkClosed, LinkRefused, LinkTimeout, bearer
 from dsd_ros.wire.codec import WireError, decode, encode
-from dsd_ros.wire.messages import MAX_FRAME_BYTES, Message
+from dsd_ros.wire.messages import FIRST_FRAME_BYTES, MAX_FRAME_BYTES, Message, QuestionReply, SessionReply
 
 # A peer that answers no ping raises LinkClosed here; the library would print a traceback as well.
 _quiet = logging.getLogger(f"{__name__}.connection")
@@ -60,12 +60,17 @@ class WebsocketChannel:
         self._tls = _client_tls(ca_file) if url.lower().startswith("wss:") else None
         self._connection: ClientConnection | None = None
         self._closed = False
+        self._opened = False  # whether a session or a question is open over this connection
         self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
 
     def send(self, message: Message) -> None:
+        """A message too large for a link without a session is lost: a bridge's robot may not know of a new link yet."""
         data = encode(message)
+        connection = self._up()
+        if not self._opened and len(data) > FIRST_FRAME_BYTES:
+            return
         try:
-            self._up().send(data)
+            connection.send(data)
         except ConnectionClosed as error:
             raise self._down(error) from error
         except OSError as error:
@@ -81,12 +86,16 @@ class WebsocketChannel:
             raise self._down(error) from error
         self.bytes_down += len(data)
         try:
-            return decode(data)
+            message = decode(data)
         except WireError as error:
             raise LinkRefused(f"{self.url} is not a verifier of this version: {error}") from error
+        if not self._opened and isinstance(message, (SessionReply, QuestionReply)) and not message.error:
+            self._opened = True
+        return message
 
     def reconnect(self) -> None:
         self._drop()
+        self._opened = False
         options: dict[str, Any] = {"ssl": self._tls} if self._tls is not None else {}
         try:
             connection = connect(

@@ -14,7 +14,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_FUNCTION_LINES = 60
 LONG_FUNCTIONS_IN = {"edge", "cloud"}  # until their loop and their engine are split into steps
 
-TOP = {"", "limits", "options", "paths", "logs", "addresses", "shown", "pictures"}  # modules of the package itself
+# Modules of the package itself.
+TOP = {"", "limits", "options", "paths", "logs", "addresses", "shown", "pictures", "environment"}
 # Room -> the rooms it may import, itself and the package's own modules apart.
 ARROWS = {
     "decoding": set(),

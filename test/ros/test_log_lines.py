@@ -26,10 +26,15 @@ def test_lines_of_the_package_become_the_nodes():
         log.info("session %s", "opened", extra={"session": 7, "ticket": b"secret"})
         log.debug("not at this level")
         log.error("failed", extra={"reply": 1})
+        log.warning("said %s at %s", "\x1b[2J", "ws://u:hunter2@h:1")
         logging.getLogger("elsewhere").warning("another package's")
     finally:
         lines.close()
         lines.close()
     log.error("after the end")
-    assert logger.lines == [("info", "session opened session=7"), ("error", "failed reply=1")]
+    assert logger.lines == [
+        ("info", "session opened session=7"),
+        ("error", "failed reply=1"),
+        ("warning", "said \\x1b[2J at ws://***@h:1"),
+    ]
     assert logging.getLogger("dsd_ros").handlers == handlers

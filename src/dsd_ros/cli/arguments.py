@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from cyclopts import Parameter
 
-from dsd_ros.paths import models_directory
+from dsd_ros.paths import models_directory, user_path
 
 T = TypeVar("T")
 STDOUT = Path("-")
@@ -73,7 +73,7 @@ def model_path(given: str, role: str) -> str:
 
 def output_file(text: str) -> Path:
     """A file to write, checked before hours of work rather than after them."""
-    path = Path(text)
+    path = user_path(text)
     if path.is_dir():
         raise ValueError(f"'{text}' is a folder; name a file, or put --json last")
     if not path.absolute().parent.is_dir():
@@ -128,6 +128,9 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
         given["show_default"] = lambda value: names.get(value, value)
     if convert is not None:
         given["converter"] = lambda _, tokens: convert(tokens[0].value)
+    elif kinds == [Path]:
+        several = isinstance(_default(item), list) or typing.get_origin(hint) is list
+        given["converter"] = lambda _, tokens: _paths(tokens, several)
     if known.get("many"):
         given["consume_multiple"] = True
         given["show_default"] = lambda values: " ".join(map(str, values))
@@ -136,6 +139,11 @@ def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
         if not known.get("many"):
             given["show_default"] = False
     return Parameter(**given)
+
+
+def _paths(tokens: Sequence[Any], several: bool) -> Any:
+    paths = [user_path(token.value) for token in tokens]
+    return paths if several else paths[0]
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

@@ -13,6 +13,7 @@ from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.cli.terminal import is_terminal
 from dsd_ros.dragon.settings import AggregationSettings
 from dsd_ros.paths import SHIPPED, documents_directory
+from dsd_ros.shown import LINES, shown
 from dsd_ros.vlm.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -108,14 +109,14 @@ class _Printer:
     def __call__(self, text: str, _: list[int]) -> None:
         # A character of several tokens is incomplete until the last one.
         if self._streams and text.startswith(self._printed) and not text.endswith("\ufffd"):
-            print(text[len(self._printed) :], end="", flush=True)
+            print(shown(text[len(self._printed) :], keep=LINES), end="", flush=True)
             self._printed = text
 
     def end(self, text: str) -> None:
         if text.startswith(self._printed):
-            print(text[len(self._printed) :], flush=True)
+            print(shown(text[len(self._printed) :], keep=LINES), flush=True)
         else:
-            print(f"\n{text}", flush=True)
+            print(f"\n{shown(text, keep=LINES)}", flush=True)
 
 
 def summary(answer: Answer) -> str:

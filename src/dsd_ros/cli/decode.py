@@ -19,6 +19,7 @@ from dsd_ros.cli.arguments import (
 from dsd_ros.cli.shared import EXIT_DONE, VerifierFlags, write_json
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.logs import LogSettings, logging_to_stderr
+from dsd_ros.shown import LINES, shown
 from dsd_ros.vlm.settings import ModelSettings
 
 
@@ -71,9 +72,9 @@ def command(args: DecodeArguments) -> int:
         EdgeSession(channel, draft, args.decoding, PATIENT_LINK, vocabulary) as session,
     ):
         reply = session.decode(image, instruction, history=history)
-    print(reply.text)
+    print(shown(reply.text, keep=LINES))
     if args.json is None:
-        print(reply.summary(), file=sys.stderr)
+        print(shown(reply.summary()), file=sys.stderr)
     write_json(args.json, _as_json(reply))
     return EXIT_DONE
 

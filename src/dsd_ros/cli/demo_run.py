@@ -25,11 +25,14 @@ from dsd_ros.cli.shared import (
     write_json,
 )
 from dsd_ros.decoding.modes import mode as decoding_mode
+from dsd_ros.environment import check_environment
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.observe.view.web import MISSING as VIEW_MISSING, available as view_available
+from dsd_ros.paths import user_path
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros.bringup import plan, values_of
 from dsd_ros.ros.processes import Child, ProcessGroup, use_own_ros_domain
+from dsd_ros.shown import shown
 
 if TYPE_CHECKING:
     from dsd_ros.ros.demo_client import DemoClient
@@ -88,6 +91,7 @@ def run_demo(
     settings = settings.with_scenario()
     arguments = arguments_of(settings, more or {})
     _check(settings, arguments, json)
+    check_environment()
     use_own_ros_domain()
     report = DemoReport(
         mode=settings.mode,
@@ -171,7 +175,7 @@ def _check(settings: DemoSettings, arguments: Mapping[str, str], json: Path | No
     if len(text) > MAX_INSTRUCTION_CHARS:
         raise ValueError(f"The instruction has {len(text)} characters; at most {MAX_INSTRUCTION_CHARS} are allowed.")
     World.from_seed(settings.seed or 0, settings.goal.strip())
-    if recorded and Path(recorded).exists():
+    if recorded and user_path(recorded).exists():
         raise ValueError(f"{recorded} exists already; name a folder for the bag that does not.")
     if json not in (None, STDOUT):
         output_file(str(json))
@@ -226,12 +230,12 @@ def _run(
 
 def _print_result(report: DemoReport) -> None:
     if report.answer:
-        print(f"memory: {report.answer}", flush=True)
+        print(f"memory: {shown(report.answer)}", flush=True)
     where = "" if report.distance_m is None else f", {report.distance_m:.2f} m from the target"
     print(
         f"{'REACHED' if report.reached else 'not reached'} after {report.seconds:.1f} s and "
         f"{len(report.steps)} actions{where}, {report.collisions} collisions. {report.outcome}: "
-        f"{report.message}",
+        f"{shown(report.message)}",
         flush=True,
     )
 

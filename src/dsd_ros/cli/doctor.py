@@ -18,6 +18,7 @@ from pathlib import Path
 from dsd_ros.cli.arguments import arguments, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
+from dsd_ros.shown import shown
 
 
 class Role(StrEnum):
@@ -58,7 +59,7 @@ class Check:
         try:
             return Finding(self.name, True, self.required, self.find(role))
         except Exception as error:  # a broken ROS raises anything
-            return Finding(self.name, False, self.required, str(error), self.remedy)
+            return Finding(self.name, False, self.required, shown(error), self.remedy)
 
 
 def command(args: DoctorArguments = DoctorArguments()) -> int:
@@ -110,17 +111,30 @@ def _four_bit(_: Role) -> str:
 
 
 def _rclpy(_: Role) -> str:
-    importlib.import_module("rclpy")
-    rmw = importlib.import_module("rclpy.utilities").get_rmw_implementation_identifier()
-    return f"{os.environ.get('ROS_DISTRO', 'from wheels')}, {rmw}"
+    from dsd_ros.environment import check_middleware, check_rclpy
+
+    check_rclpy()
+    check_middleware(os.environ.get("RMW_IMPLEMENTATION", ""))
+    program = "from rclpy.utilities import get_rmw_implementation_identifier as found; print(found())"
+    return f"{os.environ.get('ROS_DISTRO', 'from wheels')}, {_in_a_process(program)}"
 
 
 def _discovery(_: Role) -> str:
-    domain = os.environ.get("ROS_DOMAIN_ID", "0")
-    detail = f"ROS_DOMAIN_ID={domain}, discovery range {os.environ.get('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
-    if not domain.isdigit() or int(domain) > 101:
-        raise ValueError(detail)
-    return detail
+    from dsd_ros.environment import check_domain
+
+    domain = check_domain(os.environ.get("ROS_DOMAIN_ID", ""))
+    return f"ROS_DOMAIN_ID={domain}, discovery range {os.environ.get('ROS_AUTOMATIC_DISCOVERY_RANGE', 'SUBNET')}"
+
+
+def _in_a_process(program: str) -> str:
+    """What a Python program prints; LookupError with its last line if it fails: a native library may abort it."""
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        raise LookupError("no answer within 60 s") from None
+    if done.returncode != 0:
+        raise LookupError((done.stderr.strip().splitlines() or ["it ended without an error message"])[-1])
+    return done.stdout.strip()
 
 
 def _ros2_launch(_: Role) -> str:
@@ -130,7 +144,6 @@ def _ros2_launch(_: Role) -> str:
 
 
 def _rendering(_: Role) -> str:
-    # In a process of its own: a failing GL library may abort the interpreter.
     program = (
         "from dsd_ros.robot.sim.world import World\n"
         "from dsd_ros.robot.sim.simulator import Simulator\n"
@@ -140,13 +153,7 @@ def _rendering(_: Role) -> str:
         "simulator.close()\n"
         "print(os.environ.get('MUJOCO_GL', 'default'), image.shape)\n"
     )
-    try:
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired:
-        raise LookupError("no image within 60 s") from None
-    if done.returncode != 0:
-        raise LookupError((done.stderr.strip().splitlines() or ["the renderer ended without an error message"])[-1])
-    return done.stdout.strip()
+    return _in_a_process(program)
 
 
 def _models(role: Role) -> str:
@@ -202,7 +209,7 @@ _WITH_ROS = (
         "source a workspace with unitree_ros2, or run `make setup`, or `colcon build --base-paths src/unitree_api "
         "src/unitree_go` and source it",
     ),
-    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number 0..101"),
+    Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use"),
     Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt"),
     _optional(
         "cv_bridge",

@@ -12,6 +12,7 @@ from cyclopts import App
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.paths import data_directory
+from dsd_ros.shown import LINES, shown
 
 if TYPE_CHECKING:
     from dsd_ros.cli.terminal import Progress
@@ -85,7 +86,7 @@ def add(args: AddArguments) -> int:
 
             changed = store.add(document, report)
             added.append({"source": document.source, "changed": changed})
-            progress.say(f"{'added    ' if changed else 'unchanged'} {document.source}")
+            progress.say(f"{'added    ' if changed else 'unchanged'} {shown(document.source)}")
         chunks = len(store)
     print(f"{chunks} chunks in all")
     write_json(args.json, {"documents": added, "chunks": chunks})
@@ -99,7 +100,7 @@ def list_(args: StoreArguments = StoreArguments()) -> int:
         listed, chunks = store.documents(), len(store)
     for each in listed:
         about = ", ".join(word for word in (each.place, each.time) if word)
-        print(f"{each.chunks:6} {each.source}{f'  ({about})' if about else ''}")
+        print(shown(f"{each.chunks:6} {each.source}{f'  ({about})' if about else ''}"))
     print(f"{len(listed)} documents, {chunks} chunks")
     keys = ("source", "place", "time", "chunks")
     rows = [{key: getattr(each, key) for key in keys} for each in listed]
@@ -116,7 +117,7 @@ def search(args: SearchArguments) -> int:
         places = ", ".join(
             holder.source + (f" ({holder.heading})" if holder.heading else "") for holder in each.holders
         )
-        print(f"{each.cosine:.3f}  {each.text}\n       {places}")
+        print(f"{each.cosine:.3f}  {shown(each.text, keep=LINES)}\n       {shown(places)}")
     if not found:
         print("there are no documents; add some with 'dsd documents add'")
     rows = [
@@ -140,10 +141,10 @@ def remove(args: RemoveArguments) -> int:
     with _open(args) as (store, _):
         for source in args.sources:
             if store.remove(source) or store.remove(str(Path(source).absolute())):
-                print(f"removed {source}")
+                print(f"removed {shown(source)}")
             else:
                 missing.append(source)
-                print(f"not there: {source}")
+                print(f"not there: {shown(source)}")
     write_json(args.json, {"missing": missing})
     return EXIT_GOAL_MISSED if missing else EXIT_DONE
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
 from dsd_ros.cli.shared import EXIT_DONE, write_json
+from dsd_ros.shown import LINES, shown
 
 
 @arguments
@@ -33,7 +34,7 @@ def command(args: InspectArguments) -> int:
     lines = [*summary_lines(run), "", *step_lines(run)]
     if args.rounds:
         lines += ["", *round_lines(run)]
-    print("\n".join(lines))
+    print(shown("\n".join(lines), keep=LINES))
     write_json(args.json, as_json(run))
     if args.csv is not None:
         args.csv.write_text(as_csv(run), encoding="utf-8")

@@ -22,6 +22,7 @@ from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from dsd_ros.cli import shared
 from dsd_ros.cli.arguments import arguments, with_json_value, word
 from dsd_ros.cli.terminal import paint
+from dsd_ros.shown import shown
 
 _EXIT_CODES = (
     "Exit codes: 0 done, 1 goal not reached, 2 bad input, 3 link or verifier failed, 70 a defect, 130 interrupted, "
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None, program: CommandLine = DSD) -> int:
         if debug:
             traceback.print_exc()
         code, sentence = _exit_code_and_sentence(error, program)
-        print(f"{paint(f'{program.name}:', 'red', sys.stderr)} {sentence}", file=sys.stderr)
+        print(f"{paint(f'{program.name}:', 'red', sys.stderr)} {shown(sentence)}", file=sys.stderr)
         return code
 
 

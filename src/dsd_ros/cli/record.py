@@ -27,6 +27,9 @@ def command(args: RecordArguments) -> int:
 
     Ends with Ctrl-C. Pictures are kept as PNG: JPEG would lose what an exact replay needs.
     """
+    from dsd_ros.environment import check_environment
+
+    check_environment()
     from dsd_ros.nodes.record_node import RecordNode
     from dsd_ros.ros.bringup import PER_ROBOT
     from dsd_ros.ros.running import run_node

@@ -12,6 +12,7 @@ from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, EXIT_LINK, CommandEr
 from dsd_ros.cli.terminal import Progress, paint
 from dsd_ros.decoding.modes import PRESETS
 from dsd_ros.ros.bringup import TRANSPORTS
+from dsd_ros.shown import LINES, shown
 
 
 @arguments
@@ -45,7 +46,7 @@ def command(args: ReplayArguments) -> int:
         bag = open_bag(path)
         task = prepare(bag, read_run(bag), options)
         for note in (*bag.notes, *task.notes):
-            print(f"dsd replay: {path}: {note}", file=sys.stderr)
+            print(shown(f"dsd replay: {path}: {note}"), file=sys.stderr)
         tasks.append(task)
     began = time.monotonic()
     try:
@@ -78,7 +79,7 @@ def _run(tasks: list[Any], args: ReplayArguments, interrupted: Any, bar: Progres
 
     def printer(name: str, line: str) -> None:
         if args.verbose:
-            bar.say(f"[{name}] {line}")
+            bar.say(shown(f"[{name}] {line}", keep=LINES))
 
     results = []
     replies = sum(len(task.asked) for task in tasks)
@@ -126,8 +127,8 @@ def _one(task: Any, system: Any, args: ReplayArguments, bar: Progress, replies: 
         if comparison.same:
             reply = comparison.reply
             what = f"{step.action or 'no action'}, {reply.count} tokens in {reply.rounds} rounds"
-            bar.say(f"step {step.number:2}: {what}: as recorded")
+            bar.say(shown(f"step {step.number:2}: {what}: as recorded"))
         else:
-            bar.say(paint("\n".join(comparison.lines()), "red"))
+            bar.say(paint(shown("\n".join(comparison.lines()), keep=LINES), "red"))
         bar.step(replies, f"{task.bag.path}, step {step.number}")
     return compared

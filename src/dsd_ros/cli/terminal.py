@@ -9,6 +9,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from dsd_ros.shown import shown
+
 _CODES = {"red": "31", "green": "32", "yellow": "33", "bold": "1"}
 _REDRAW_S = 0.1
 _LOG_S = 60.0
@@ -45,7 +47,7 @@ class Progress:
     def to(self, share: float, line: str) -> None:
         """Show ``share`` of the whole, 0 to 1, and ``line``."""
         share = min(max(share, 0.0), 1.0)
-        line = " ".join(line.split())
+        line = shown(" ".join(line.split()))
         if not is_terminal(sys.stderr):
             self._log(share, line)
             return

@@ -31,6 +31,7 @@ from dsd_ros.cloud.sessions import Answer
 from dsd_ros.cloud.settings import RECEIVING_BYTES_OF_A_MB, VerifierSettings, is_loopback
 from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH
 from dsd_ros.limits import largest_vocabulary
+from dsd_ros.paths import user_path
 from dsd_ros.wire.channel import read_token, shows_token
 from dsd_ros.wire.codec import WireError, decode, encode
 from dsd_ros.wire.messages import (
@@ -78,7 +79,7 @@ class _Certificate:
 
     def __init__(self, certificate: str, key: str) -> None:
         """ServerError when they cannot be used."""
-        self._files = certificate, key
+        self._files = user_path(certificate), user_path(key)
         self._read = self._state()
         self._watcher: asyncio.Task[None] | None = None
         try:

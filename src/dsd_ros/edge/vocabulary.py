@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
+from dsd_ros.paths import user_path
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import tokenizer_fingerprint
 
@@ -46,7 +47,7 @@ class Vocabulary:
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """From a model directory or a tokenizer.json; ModelError for anything else."""
-        file = Path(path).expanduser()
+        file = user_path(path)
         if file.is_dir():
             file = file / "tokenizer.json"
         try:

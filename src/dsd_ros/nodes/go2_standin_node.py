@@ -19,13 +19,14 @@ from std_msgs.msg import String
 from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
 from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
 from dsd_ros.robot.sim.faults import OK, FaultBoard
+from dsd_ros.robot.sim.offscreen import import_mujoco
 from dsd_ros.robot.sim.simulator import Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import GroundTruthPublisher
 from dsd_ros.ros.go2_messages import SERVICES, answer_message, from_message, topic
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.running import RunnableNode, run_main, steady_timer
+from dsd_ros.ros.running import EXIT_BAD_START, RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import StandinNodeSettings
 from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
 from unitree_go.msg import LowState, SportModeState
@@ -40,6 +41,7 @@ class Go2StandinNode(RunnableNode):
         super().__init__("go2_standin_node")
         settings = declare(self, StandinNodeSettings)
         world = World.from_seed(settings.seed, settings.instruction or None)
+        import_mujoco()  # raises now what the first picture would raise
         self._simulator = Simulator(world)
         self._robot = Go2Standin(self._simulator, settings.lying, settings.path_points)
         kinds = [fault.value for fault in StandinFault if fault is not StandinFault.NONE]
@@ -134,7 +136,7 @@ class Go2StandinNode(RunnableNode):
                 if not self._closing:
                     self._answers[VIDEO].publish(answer_message(response))
         except SimulatorError as error:
-            self.failure = str(error)
+            self.exit_code, self.failure = EXIT_BAD_START, str(error)
         except Exception as error:
             if not self._closing:
                 self.failure = f"The camera's thread ended: {type(error).__name__}: {error}"

@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rcl_interfaces.srv import GetParameters, ListParameters
@@ -30,11 +29,13 @@ from dsd_ros import __version__
 from dsd_ros.observe.bag.writer import BagWriter, RecordError
 from dsd_ros.observe.ros.bag_pictures import PictureSelector
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
+from dsd_ros.paths import user_path
 from dsd_ros.ros import health
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
 from dsd_ros.ros.running import RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
+from dsd_ros.shown import masked
 
 _SAVE_S = 0.5
 _LOOK_S = 1.0  # between checks for new publishers
@@ -144,11 +145,11 @@ class RecordNode(RunnableNode):
 
     def _write(self, started: queue.SimpleQueue[str]) -> None:
         try:
-            bag = BagWriter(Path(self._settings.directory), definition, self._settings.storage)
+            bag = BagWriter(user_path(self._settings.directory), definition, self._settings.storage)
             bag.set_metadata("versions", json.dumps(versions()))
             settings = {"camera_hz": self._settings.camera_hz, "camera": "png, without loss"}
             bag.set_metadata("recording", json.dumps(settings))
-        except (RecordError, OSError) as error:
+        except (RecordError, OSError, ValueError) as error:
             started.put(str(error))
             return
         started.put("")
@@ -287,7 +288,10 @@ class ParameterCollector:
 
 
 def _plain(value: Any) -> Any:
-    return list(value) if hasattr(value, "tolist") or isinstance(value, (list, tuple)) else value
+    """A parameter's value for the bag, without the passwords of URLs: other nodes have cameras and the like."""
+    if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return masked(value) if isinstance(value, str) else value
 
 
 def main() -> None:

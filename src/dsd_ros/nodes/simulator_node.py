@@ -40,7 +40,7 @@ from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPu
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.publishers import CommandWatch
-from dsd_ros.ros.running import RunnableNode, run_main, steady_timer
+from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
 from dsd_ros.ros.stamps import to_stamp
 
@@ -89,8 +89,8 @@ class SimulatorNode(RunnableNode):
     def close(self) -> None:
         self._camera.close()
 
-    def _fail(self, sentence: str) -> None:
-        self.failure = sentence
+    def _fail(self, sentence: str, exit_code: int = EXIT_GAVE_UP) -> None:
+        self.exit_code, self.failure = exit_code, sentence
 
     def _on_fault(self, message: String) -> None:
         complaint = self._faults.set(message.data)
@@ -153,7 +153,7 @@ class SimulatedCamera:
     """The front camera: renders and publishes pictures, and depth images while anyone subscribes to them.
 
     The OpenGL context stays in this object's thread. ``rate``: pictures per second. ``stamp``: the robot's time.
-    ``on_failure`` is called with a sentence when the camera cannot go on.
+    ``on_failure(sentence[, exit code])`` is called when the camera cannot go on.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class SimulatedCamera:
         rate: float,
         stamp: Callable[[], Time],
         faults: FaultBoard,
-        on_failure: Callable[[str], None],
+        on_failure: Callable[..., None],
     ) -> None:
         self.frames = 0
         self._simulator, self._faults = simulator, faults
@@ -189,8 +189,8 @@ class SimulatedCamera:
                 # A slow renderer skips pictures instead of queueing them.
                 due = max(due + self._period, time.monotonic())
                 self._stop.wait(due - time.monotonic())
-        except SimulatorError as error:
-            self._on_failure(str(error))
+        except SimulatorError as error:  # no renderer, which a restart does not bring
+            self._on_failure(str(error), EXIT_BAD_START)
         except Exception as error:
             if not self._stop.is_set():
                 self._on_failure(f"The camera's thread ended: {type(error).__name__}: {error}")

@@ -8,7 +8,6 @@ process, which receives and draws for both.
 from __future__ import annotations
 
 import time
-from pathlib import Path as FilePath
 
 from nav_msgs.msg import Path
 from rclpy.node import Node
@@ -19,7 +18,7 @@ from visualization_msgs.msg import MarkerArray
 from dsd_ros.observe.ros import visual_messages as shapes
 from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.ros.sight import Sight
-from dsd_ros.paths import config_directory
+from dsd_ros.paths import config_directory, user_path
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
@@ -79,7 +78,7 @@ class VisualNode(RunnableNode):
         urdf = "<robot/>"
         if settings.publish_description:
             file = settings.description or config_directory() / "go2.urdf"
-            urdf = shapes.description(FilePath(file), settings.base_height)
+            urdf = shapes.description(user_path(file), settings.base_height)
             self._description = self.create_publisher(String, "robot_description", qos.LATCHED)
             self._description.publish(String(data=urdf))
         fixed = shapes.fixed_transforms(urdf, stamp, settings.publish_map)

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.paths import config_directory
+from dsd_ros.shown import shown
 
 _CAMERAS = ("simulator_node", "go2_node", "go2_standin_node")
 _PROFILES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
@@ -31,7 +33,14 @@ def _start(name: str) -> None:
     if name in _CAMERAS and not any(variable in os.environ for variable in _PROFILES):
         for variable in _PROFILES:  # the older name and the newer
             os.environ[variable] = str(config_directory() / "fastdds.xml")
-    importlib.import_module(f"dsd_ros.nodes.{name}").main()
+    try:
+        check_environment()
+        module = importlib.import_module(f"dsd_ros.nodes.{name}")
+    except (ImportError, ValueError) as error:
+        remedy = "; 'dsd doctor --role robot' says how to get it" if isinstance(error, ImportError) else ""
+        print(f"{name}: {shown(' '.join(str(error).split()))}{remedy}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_BAD_START)
+    module.main()
 
 
 if __name__ == "__main__":  # python -m dsd_ros.ros.entry NODE [ROS arguments]

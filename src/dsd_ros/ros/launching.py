@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsd_ros.addresses import check_host, check_verifier_address
+from dsd_ros.environment import check_domain
 from dsd_ros.paths import config_directory
 from dsd_ros.ros.bringup import REMAPPINGS
 from dsd_ros.ros.processes import FIRST_PAUSE_S, Restarts
@@ -18,7 +19,6 @@ from dsd_ros.ros.settings import parameter
 
 _NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
 _ADDRESSES = {"verifier": check_verifier_address, "view_bind": check_host}  # launch arguments that are addresses
-_LARGEST_DOMAIN = 232  # beyond it, DDS runs out of ports
 
 
 def setting(node: str, name: str, default: str | None = None) -> dict[str, Any]:
@@ -88,8 +88,7 @@ def _check(context: Any) -> None:
     namespace, domain = given["namespace"], given["domain"]
     if namespace and not _NAMESPACE.fullmatch(namespace):
         raise ValueError(f"'{namespace}' is no namespace; use letters, digits and _, as in go2_1.")
-    if domain and not (domain.isdecimal() and int(domain) <= _LARGEST_DOMAIN):
-        raise ValueError(f"'{domain}' is no ROS domain; use a number from 0 to {_LARGEST_DOMAIN}.")
+    check_domain(domain)
     for name, check in _ADDRESSES.items():
         if name in given:
             check(given[name])

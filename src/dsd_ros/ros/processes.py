@@ -24,8 +24,10 @@ from typing import Self
 
 import yaml
 
+from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
 from dsd_ros.ros.settings import NODES, specs
+from dsd_ros.shown import LINES, shown
 
 DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
 
@@ -34,8 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 Printer = Callable[[str, str], None]
-# Exit codes that are no crash. 0: it was asked to end. 2: it cannot start as configured (running.EXIT_BAD_START).
-NO_CRASH = (0, 2)
+NO_CRASH = (0, EXIT_BAD_START)  # exit codes; 0: it was asked to end
 
 
 FIRST_PAUSE_S = 0.5
@@ -332,6 +333,7 @@ def run_system(name: str, overrides: dict[str, str] | None = None) -> int:
     Call it from the main thread.
     """
     starts = plan(name, overrides)
+    check_environment()
     stop = threading.Event()
     previous = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -374,19 +376,19 @@ _print_lock = threading.Lock()
 
 def _print_prefixed(name: str, line: str) -> None:
     with _print_lock:
-        print(f"[{name}] {line}", flush=True)
+        print(f"[{name}] {shown(line, keep=LINES)}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the system named first with the ``argument:=value`` pairs that follow, as `ros2 launch` would."""
     if not arguments or arguments[0] not in SYSTEMS or not all(":=" in a for a in arguments[1:]):
         print(f"usage: SYSTEM [ARGUMENT:=VALUE ...], SYSTEM one of {', '.join(SYSTEMS)}", file=sys.stderr)
-        return 2
+        return EXIT_BAD_START
     try:
         return run_system(arguments[0], dict(a.split(":=", 1) for a in arguments[1:]))
     except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+        print(shown(error), file=sys.stderr)
+        return EXIT_BAD_START
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rclpy.callback_groups import CallbackGroup
 from rclpy.clock import Clock
 from rclpy.clock_type import ClockType
 from rclpy.context import Context
-from rclpy.exceptions import InvalidParameterValueException
+from rclpy.exceptions import InvalidParameterTypeException, ParameterException
 from rclpy.executors import (
     Executor,
     ExternalShutdownException,
@@ -37,14 +37,15 @@ from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Task
 from rclpy.timer import Timer
 
+from dsd_ros.environment import EXIT_BAD_START as EXIT_BAD_START  # with the other codes
 from dsd_ros.logs import ROOT, fields_of
 from dsd_ros.ros.topic_node import TopicNode
+from dsd_ros.shown import LINES, shown
 
 RCLError = rclpy_implementation.RCLError
 
 EXIT_OK = 0
 EXIT_GAVE_UP = 1
-EXIT_BAD_START = 2
 
 _END_LIMIT_S = 0.9  # a hanging callback must not delay the exit beyond this
 _HELD_S = 0.4  # extra time before a hang in native code is reported
@@ -132,9 +133,10 @@ def run_node(
         starting = False
     except _Interrupted:
         return _leave(None, EXIT_OK)
-    except (ValueError, RuntimeError, OSError, InvalidParameterValueException) as error:
-        print(f"{_program()}: {error}", file=sys.stderr, flush=True)
-        return _leave(None, EXIT_BAD_START)
+    except InvalidParameterTypeException as error:  # of a parameter that ROS itself declares, such as use_sim_time
+        return _cannot_start(f"{error}; correct it in the parameter file (true and false without quotes)")
+    except (ValueError, RuntimeError, OSError, ParameterException) as error:
+        return _cannot_start(str(error))
     executor = _executor(threads, events)
     for each in (node, *node.guests):
         executor.add_node(each)
@@ -153,6 +155,11 @@ def run_node(
     code = _leave(node, code)
     cancel()
     return code
+
+
+def _cannot_start(sentence: str) -> int:
+    print(f"{_program()}: {shown(' '.join(sentence.split()))}", file=sys.stderr, flush=True)
+    return _leave(None, EXIT_BAD_START)
 
 
 def _executor(threads: int, events: bool) -> Executor:
@@ -272,9 +279,9 @@ class NodeLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         about = "".join(f" {name}={value}" for name, value in fields_of(record).items())
-        line = record.getMessage() + about
+        line = shown(record.getMessage() + about)
         if record.exc_info:
-            line += "\n" + logging.Formatter().formatException(record.exc_info)
+            line += "\n" + shown(logging.Formatter().formatException(record.exc_info), keep=LINES)
         # rclpy requires a separate call site per severity.
         if record.levelno >= logging.ERROR:
             self._logger.error(line)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from dsd_ros.paths import user_path
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.exits import EXITS_FILE, load_exits
@@ -45,7 +46,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     """Load a model and, unless ``exits`` is false, its early exits; ModelError, one sentence, if anything is wrong."""
     if settings.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"device {settings.device} is not available here; use cpu")
-    path = Path(settings.path).expanduser()
+    path = user_path(settings.path)
     if path.suffix == ".gguf" and path.is_file():
         model = _load_gguf(path, settings)
     else:
@@ -64,7 +65,7 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
     template = PromptTemplate.from_directory(directory, text_only=text_only, markers=markers)
     hf = _load_weights(directory, kind, settings)
     backbone = TextBackbone(hf) if images is None else QwenVlBackbone(hf, images)
-    name = directory.resolve().name if Path(settings.path).is_dir() else settings.path
+    name = directory.resolve().name if user_path(settings.path).is_dir() else settings.path
     fingerprints = model_fingerprint(directory), tokenizer_hash
     model = _model(directory, name, backbone, tokenizer, template, fingerprints, settings)
     if exits:
@@ -139,7 +140,7 @@ def _model(
 
 def resolve_directory(path: str) -> Path:
     """The local directory of a model path or hub id, downloaded if that is allowed."""
-    directory = Path(path).expanduser()
+    directory = user_path(path)
     if directory.is_dir():
         return directory
     if directory.exists():

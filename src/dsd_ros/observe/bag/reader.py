@@ -17,6 +17,7 @@ from mcap.stream_reader import StreamReader
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
 
 from dsd_ros.observe.bag.writer import BagWriter
+from dsd_ros.paths import user_path
 
 _RECORD_LIMIT = 256 << 20  # bytes of one record; anything larger is a corrupted length
 _SUFFIXES = (".mcap", ".db3")
@@ -94,7 +95,7 @@ def open_bag(path: Path | str) -> Bag:
 
     :raises BagError: when nothing in it can be read.
     """
-    path = Path(path)
+    path = user_path(path)
     files, about = _files_of(path)
     custom = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
     bag = Bag(path, [], custom, {}, {}, {})

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from dsd_ros.environment import check_environment
 from dsd_ros.ros.bringup import Start
 from dsd_ros.ros.processes import ProcessGroup, use_own_ros_domain
 from dsd_ros.ros.settings import NODES, specs
@@ -87,6 +88,7 @@ class ReplaySystem:
     def __enter__(self) -> Self:
         use_own_ros_domain()
         os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+        check_environment()
         namespace = f"replay_{os.getpid()}"
         try:
             self._start(namespace)

@@ -16,7 +16,7 @@ class SimulatorError(RuntimeError):
 
 def import_mujoco() -> Any:
     """Import MuJoCo with an offscreen renderer: that of MUJOCO_GL, else OSMesa (faster), else EGL."""
-    if "MUJOCO_GL" not in os.environ:
+    if not os.environ.get("MUJOCO_GL"):
         if ctypes.util.find_library("OSMesa"):
             os.environ["MUJOCO_GL"] = "osmesa"
         elif ctypes.util.find_library("EGL"):
@@ -28,10 +28,13 @@ def import_mujoco() -> Any:
             )
     try:
         import mujoco
-    except ImportError as error:
+    except Exception as error:  # it also raises what its renderers raise
+        if isinstance(error, ModuleNotFoundError) and error.name == "mujoco":
+            sentence = "The simulator needs MuJoCo, which is not installed: pip install mujoco==3.3.4"
+            raise SimulatorError(sentence) from error
         raise SimulatorError(
-            f"The simulator needs MuJoCo, which could not be loaded ({error}): "
-            "pip install mujoco==3.3.4, and libosmesa6 or libegl1 from the system."
+            f"The simulator could not load MuJoCo with MUJOCO_GL={os.environ.get('MUJOCO_GL')} ({error}): install "
+            "libosmesa6 or libegl1 from the system, or set MUJOCO_GL to osmesa or egl."
         ) from error
     return mujoco
 

@@ -160,7 +160,9 @@ def test_messages_are_small_until_a_session_is_open(engine):
         with connect(server.url, proxy=None) as robot, pytest.raises(ConnectionClosed, match="1009"):
             robot.send(large)
             robot.recv(timeout=10)
-        with WebsocketChannel(server.url) as channel:  # a bridge: its robot does not know that the link is new
+        with WebsocketChannel(
+            server.url, relays=True
+        ) as channel:  # a bridge: its robot does not know that the link is new
             channel.reconnect()
             channel.send(decode(large))
             channel.send(Draft(5, 1, 1, 0, []))

@@ -30,7 +30,7 @@ def _channel(settings: BridgeNodeSettings) -> WebsocketChannel:
     :raises ValueError, OSError: for an unusable address, token or certificate.
     """
     token = read_token(settings.token_file) if settings.token_file else None
-    return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None)
+    return WebsocketChannel(settings.url, token=token, ca_file=settings.ca_file or None, relays=True)
 
 
 class BridgeNode(ManagedNode[BridgeNodeSettings]):

@@ -45,6 +45,7 @@ class WebsocketChannel:
         ca_file: str | Path | None = None,
         connect_timeout: float = 5.0,
         keepalive_s: float = 5.0,
+        relays: bool = False,
     ) -> None:
         """For wss://, ``ca_file`` (PEM) is trusted instead of the system's authorities.
 
@@ -60,15 +61,15 @@ class WebsocketChannel:
         self._tls = _client_tls(ca_file) if url.lower().startswith("wss:") else None
         self._connection: ClientConnection | None = None
         self._closed = False
+        self._relays = relays  # for others, who open sessions
         self._opened = False  # whether a session or a question is open over this connection
         self._lock = threading.Lock()  # guards the two fields above; never held while waiting for the network
 
     def send(self, message: Message) -> None:
-        """A message too large for a link without a session is lost: a bridge's robot may not know of a new link yet."""
         data = encode(message)
         connection = self._up()
-        if not self._opened and len(data) > FIRST_FRAME_BYTES:
-            return
+        if self._relays and not self._opened and len(data) > FIRST_FRAME_BYTES:
+            return  # it would end the link: its robot does not know yet that the link is new
         try:
             connection.send(data)
         except ConnectionClosed as error:

@@ -216,6 +216,15 @@ def test_a_changed_certificate_is_used_without_a_restart(engine, model, tmp_path
             assert reply(channel, model) == before
 
 
+def test_an_encrypted_key_is_refused_without_a_question(engine, certificate, tmp_path):
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", str(certificate[1]), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    settings = VerifierSettings(port=0, certificate=str(certificate[0]), key=str(locked))
+    with pytest.raises(ServerError, match=r"locked.pem is encrypted; decrypt it"):
+        VerifierServer(engine, settings)
+
+
 def test_a_certificate_that_is_none_is_refused(engine, certificate, tmp_path):
     wrong = VerifierSettings(port=0, certificate=str(certificate[1]), key=str(certificate[1]))
     with pytest.raises(ServerError, match="cannot be used"):

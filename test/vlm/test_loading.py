@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, make_tiny_model, make_tokenizer
 
+from dsd_ros.vlm import prompts
 from dsd_ros.vlm.errors import ModelError
 from dsd_ros.vlm.loading import ModelSettings, load_model, tokenizer_fingerprint
 
@@ -300,3 +301,66 @@ def test_sharded_weights(model, own_directory, picture):
     shards[-1].unlink()
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
+def test_a_git_lfs_pointer_is_named_with_the_remedy(own_directory, name):
+    (own_directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
+    with pytest.raises(ModelError, match=f"{name} is a Git LFS pointer.*run 'git lfs pull'"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize("shard", ["model-00001-of-00002.safetensors", "../../../../etc/passwd", "/etc/passwd", 7])
+def test_an_index_names_only_files_in_its_directory(own_directory, shard):
+    content = json.dumps({"metadata": {}, "weight_map": {"x": shard}})
+    (own_directory / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match="names 1 files that are not in its directory"):
+        load_model(ModelSettings(str(own_directory)))
+    for damaged in ("[]", '{"weight_map": 3}', "{", '{"weight_map": {"x": []}}'):
+        (own_directory / "model.safetensors.index.json").write_text(damaged)
+        with pytest.raises(ModelError, match="cannot be read as an index"):
+            load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"max_pixels": 0},
+        {"max_pixels": -1},
+        {"min_pixels": 10**6, "max_pixels": 10**5},
+        {"min_pixels": 10**12, "max_pixels": 10**13},
+        {"size": {"shortest_edge": 3136, "longest_edge": 0}},
+        {"image_std": [0.0, 0.1, 0.1]},
+        {"image_mean": [float("nan"), 0.1, 0.1]},
+        {"patch_size": 0},
+    ],
+)
+def test_bounds_of_pictures_that_cannot_be_are_refused(own_directory, changed):
+    path = own_directory / "preprocessor_config.json"
+    content = json.loads(path.read_text())
+    for name in ("min_pixels", "max_pixels"):
+        content.pop(name, None)
+    path.write_text(json.dumps(content | changed))
+    with pytest.raises(ModelError, match=r"preprocessor_config.json (has min_pixels|normalises|cannot be used)"):
+        load_model(ModelSettings(str(own_directory)))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 8000000000 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ 'x'.center(8000000000) }}",
+        "{% set n = namespace(x='xxxxxxxx') %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ raise_exception('no') }}",
+        "{% if %}",
+    ],
+)
+def test_a_chat_template_that_does_not_end_or_fails_is_one_sentence(own_directory, monkeypatch, template):
+    monkeypatch.setattr(prompts, "TEMPLATE_S", 0.5)
+    (own_directory / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError, match="chat template") as caught:
+        load_model(ModelSettings(str(own_directory))).template.render("find the chair", 0)
+    assert "\n" not in str(caught.value)

@@ -111,8 +111,15 @@ class _Certificate:
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(*self._files)
+        context.load_cert_chain(*self._files, self._password)
         return context
+
+    def _password(self) -> str:
+        """Refuse an encrypted key, also when it is loaded again: a service has no terminal to ask on."""
+        raise ssl.SSLError(
+            f"the key {self._files[-1]} is encrypted; decrypt it with 'openssl pkey' into a file that only the "
+            "verifier's user can read"
+        )
 
     def _state(self) -> list[tuple[int, int, int]]:
         """What changes when a file is replaced or written; nothing of a file that is not there."""

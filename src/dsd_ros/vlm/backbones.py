@@ -8,6 +8,7 @@ transformers' image processor.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import struct
 import threading
@@ -20,6 +21,7 @@ import torch
 from cachetools import LRUCache
 from PIL import Image
 
+from dsd_ros.limits import MAX_PIXELS
 from dsd_ros.vlm.errors import ImageError, ModelError
 
 MAX_ASPECT_RATIO = 200
@@ -77,8 +79,20 @@ class ImageProcessor:
             self.max_pixels = int(size["longest_edge"])
             self.patch_size = int(self._processor.patch_size)
             self.merge_size = int(self._processor.merge_size)
+            given = json.loads(path.read_text(encoding="utf-8"))
+            numbers = [*self._processor.image_mean, *self._processor.image_std, self._processor.rescale_factor]
         except Exception as error:
-            raise ModelError(f"{path} cannot be used: {error}") from error
+            raise ModelError(f"{path} cannot be used: {' '.join(str(error).split())}") from error
+        low, high = given.get("min_pixels", self.min_pixels), given.get("max_pixels", self.max_pixels)
+        low, high = (self.min_pixels if low is None else low), (self.max_pixels if high is None else high)
+        area = (self.patch_size * self.merge_size) ** 2
+        if not (self.patch_size > 0 < self.merge_size and 0 < low <= high >= area and low <= MAX_PIXELS):
+            raise ModelError(
+                f"{path} has min_pixels {low} and max_pixels {high}; give 1 to {MAX_PIXELS}, the second not below the "
+                f"first nor below {area}, the pixels of a token"
+            )
+        if not all(math.isfinite(number) for number in numbers) or min(self._processor.image_std) <= 0:
+            raise ModelError(f"{path} normalises pictures by {numbers}; give finite numbers, and image_std above 0")
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the resized picture, in pixels."""

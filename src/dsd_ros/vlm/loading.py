@@ -39,6 +39,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
+_LFS = b"version https://git-lfs.github.com/spec/"
 _SAMPLES = 64
 
 
@@ -56,7 +57,36 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
     return model
 
 
+def _check_files(directory: Path) -> None:
+    """ModelError for a file that Git LFS has not fetched, or an index of shards that are not in the directory."""
+    for path in sorted(directory.iterdir()):
+        if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
+            check_fetched(path)
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        known = {path.name for path in directory.glob("*.safetensors")}
+        missing = sorted(str(shard) for shard in shards if shard not in known)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index} cannot be read as an index of weights ({error}); fetch it again") from error
+    if missing:
+        raise ModelError(
+            f"the model in {directory} cannot be loaded: its {index.name} names {len(missing)} files that are not "
+            f"in its directory, {missing[0]!r} among them; fetch the model again"
+        )
+
+
+def check_fetched(path: Path) -> None:
+    """ModelError if a file is the pointer that Git LFS leaves in its place."""
+    with path.open("rb") as stream:
+        if stream.read(len(_LFS)) == _LFS:
+            raise ModelError(f"{path} is a Git LFS pointer, not the file itself; run 'git lfs pull' in its repository")
+
+
 def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> VisionLanguageModel:
+    _check_files(directory)
     kind = _model_type(directory)
     text_only = kind != "qwen2_vl"
     images = None if text_only else ImageProcessor(directory)
@@ -75,6 +105,7 @@ def _load_directory(directory: Path, settings: ModelSettings, exits: bool) -> Vi
 
 
 def _load_gguf(path: Path, settings: ModelSettings) -> VisionLanguageModel:
+    check_fetched(path)
     for package in ("gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ModelError(f"{path} needs the package {package} to be read; pip install {package}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from time import process_time
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -115,3 +118,53 @@ def test_folders_are_searched_and_other_files_refused(tmp_path):
     for name, said in (("picture.png", "save it as plain text"), ("none.txt", "no file"), ("empty", "holds no")):
         with pytest.raises(DocumentError, match=said):
             files_in([tmp_path / name])
+
+
+def test_text_between_rules_is_kept_and_only_a_yaml_mapping_is_front_matter(tmp_path):
+    path = tmp_path / "notes.md"
+    for front in (
+        "# Monday\nThe key is under the pot.\n",
+        "The key is under the pot.",
+        "- the pot\n- the key",
+        "a: [b",
+    ):
+        path.write_text(f"---\n{front}\n---\n# Tuesday\nThe charger is in the kitchen.\n")
+        document = read_document(path)
+        assert front in document.text and (document.place, document.time) == ("", "")
+    texts = [chunk.text for chunk in chunks("---\nA pot.\n\n***\nA cup.\n_ _ _\n", len)]
+    assert texts == ["A pot. A cup."]
+    path.write_text("---\nplace: 'hall'\ntime: 10:30\ntags: [a, b]\n---\nThe lamp is on.\n")
+    document = read_document(path)
+    assert (document.text, document.place, document.time) == ("The lamp is on.\n", "hall", "10:30")
+
+
+def test_no_line_takes_more_than_linear_time():
+    n = 200_000
+    lines = ["# a" + " " * n + "x", "# " + "# " * n, " " * n + "x", "." + '"' * n, "- " * n, "#" * n]
+    fronts = ["---\n" + "a: \n" * n, "---\n" + "\n---x" * n]
+    began = process_time()
+    for text in (*lines, *fronts):
+        assert list(chunks(text, lambda part: 1)) is not None
+    assert process_time() - began < 10.0  # cubic time took 13 s for 1500 blanks
+
+
+def test_a_folder_leaves_out_links_out_of_it_and_names_what_it_skips(tmp_path, caplog):
+    (tmp_path / "secret.txt").write_text("4711.")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "deep.md").write_text("Deep.")
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("Readme.MD", "LIST.TXT", "view.png"):
+        (folder / name).write_text("A.")
+    (folder / "out.md").symlink_to(tmp_path / "secret.txt")
+    (folder / "zero.txt").symlink_to("/dev/zero")
+    (folder / "far").symlink_to(tmp_path / "far")
+    (folder / "loop.md").symlink_to(folder / "loop.md")
+    (folder / "own.md").symlink_to(folder / "Readme.MD")
+    os.mkfifo(folder / "pipe.md")
+    (folder / os.fsdecode(b"gr\xfcn.md")).write_text("B.")
+    assert [path.name for path in files_in([folder])] == ["LIST.TXT", "Readme.MD", "own.md"]
+    for name in ("view.png", "out.md (a link that leads out)", "zero.txt", "far", "pipe.md", "name is not UTF-8"):
+        assert name in caplog.text
+    with pytest.raises(DocumentError, match="is not UTF-8; rename the file"):
+        files_in([folder / os.fsdecode(b"gr\xfcn.md")])

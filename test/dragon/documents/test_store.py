@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import numpy as np
 import pytest
 from hashed_words import HashedWords
 
+import dsd_ros.dragon.documents.index as index_module
 from dsd_ros.dragon.documents.chunking import Document, DocumentError, files_in, key_of, read_document
 from dsd_ros.dragon.documents.index import MANY
 from dsd_ros.dragon.documents.store import Store, StoreError
@@ -291,3 +293,17 @@ def test_the_shipped_documents_answer_the_demos_question(tmp_path):
                 assert "QX77" in " ".join(texts(store, "QX77", 1))
     assert found["robot"][0] == "The chair that its owner likes is the Viola."
     assert "The Viola chair is red." in found["cloud"][0]
+
+
+def test_a_locked_store_names_the_lock_and_the_remedy(folder, monkeypatch):
+    monkeypatch.setattr(index_module, "WAIT_MS", 50)
+    with Store(folder, HashedWords()) as store:
+        store.add(Document("a", "The lamp is on."))
+        path = next(folder.glob("index-*.db"))
+        other = apsw.Connection(str(path))
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=rf"{path.name} is locked by another process; wait"):
+            store.add(Document("b", "The lamp is off."))
+        other.execute("ROLLBACK")
+        other.close()
+        assert store.add(Document("b", "The lamp is off."))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 SUFFIXES = (".md", ".txt")
 MAX_BYTES = 16 << 20  # of one document
@@ -14,11 +18,15 @@ CHUNK_TOKENS = 128  # the length all-MiniLM-L6-v2 was trained on, half of what i
 OVERLAP_TOKENS = 24
 
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+")
-_HEADING = re.compile(r"#{1,6}\s+(.*?)\s*#*\s*")
+_HEADING = re.compile(r"#{1,6}\s")
 _BULLET = re.compile(r"\s*(?:[-*+]|\d{1,3}[.)])\s+")
 _FRONT = re.compile(r"---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+_MAX_FRONT = 16 << 10  # characters of front matter
 _MAX_ABOUT = 200  # characters of a place or time
+_NAMED = 8  # of the files that are left out
+
+_log = logging.getLogger(__name__)
 
 
 class DocumentError(ValueError):
@@ -73,29 +81,58 @@ def key_of(text: str) -> str:
 def files_in(paths: Iterable[Path]) -> list[Path]:
     """The text files (.md, .txt) among ``paths`` and in the folders among them, sorted within a folder.
 
-    DocumentError for a missing path, another kind of file, or a folder without text files.
+    Of a folder, other files, links that lead out of it and names that are not UTF-8 are left out; a warning names
+    them. DocumentError for a missing path, another kind of file, or a folder without text files.
     """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+            inside = _files_below(path)
             if not inside:
                 raise DocumentError(f"{path} holds no {' or '.join(SUFFIXES)} file; name another")
             found += inside
-        elif path.suffix not in SUFFIXES:
+        elif path.suffix.lower() not in SUFFIXES:
             raise DocumentError(f"{path} is not a {' or '.join(SUFFIXES)} file; save it as plain text")
         elif not path.is_file():
             raise DocumentError(f"there is no file {path}; check its name")
+        elif not _is_text(str(path.absolute())):
+            raise DocumentError(f"the name {str(path)!a} is not UTF-8; rename the file")
         else:
             found.append(path)
     return list(dict.fromkeys(found))
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """The text files in a folder; a warning names what is left out."""
+    root, found, left_out = Path(os.path.realpath(folder)), list[Path](), list[str]()
+    for place, folders, names in os.walk(folder):
+        for name in sorted(names + [each for each in folders if Path(place, each).is_symlink()]):
+            path = Path(place, name)
+            if not Path(os.path.realpath(path)).is_relative_to(root):
+                left_out.append(f"{path} (a link that leads out)")
+            elif not _is_text(str(path.absolute())):
+                left_out.append(f"{str(path)!a} (its name is not UTF-8)")
+            elif path.suffix.lower() in SUFFIXES and path.is_file():
+                found.append(path)
+            else:
+                left_out.append(str(path) if _is_text(str(path)) else ascii(str(path)))
+    if left_out:
+        more = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        _log.warning("left out of %s: %s%s", ascii(str(folder))[1:-1], ", ".join(sorted(left_out)[:_NAMED]), more)
+    return sorted(found)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a file name is UTF-8; bytes that are not become surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
 def read_document(path: Path, place: str = "", time: str = "") -> Document:
     """Read a UTF-8 text file; its absolute path is the document's source.
 
-    Lines ``place: ...`` and ``time: ...`` between two lines ``---`` at the top give place and time where the
-    arguments do not. DocumentError for a file that cannot be used.
+    ``place: ...`` and ``time: ...`` in YAML front matter give place and time where the arguments do not. Lines
+    between two ``---`` are front matter only at the top and only if they are a YAML mapping; others are text.
+    DocumentError for a file that cannot be used.
     """
     if path.stat().st_size > MAX_BYTES:
         raise DocumentError(f"{path} is larger than {MAX_BYTES >> 20} MiB; split it")
@@ -105,15 +142,28 @@ def read_document(path: Path, place: str = "", time: str = "") -> Document:
         raise DocumentError(f"{path} is not UTF-8 (byte {error.start}); convert it, e.g. with iconv -t UTF-8") from None
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     front = _FRONT.match(text)
-    if front:
+    if front and _is_mapping(front[1]):
         text = text[front.end() :]
         for line in front[1].splitlines():
             name, _, value = line.partition(":")
-            if name.strip() == "place":
-                place = place or value.strip()
-            elif name.strip() == "time":
-                time = time or value.strip()
+            value = value.strip()
+            if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+                value = value[1:-1]
+            if name.rstrip() == "place":
+                place = place or value
+            elif name.rstrip() == "time":
+                time = time or value
     return Document(str(path.absolute()), text, place, time)
+
+
+def _is_mapping(front: str) -> bool:
+    """Whether a text is a YAML mapping."""
+    if len(front) > _MAX_FRONT:
+        return False
+    try:
+        return isinstance(yaml.safe_load(front), dict)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return False
 
 
 def chunks(
@@ -169,14 +219,16 @@ def _paragraphs(text: str) -> Iterator[tuple[str, str | None]]:
     """(paragraph or list item on one line without marks, None), or ("", title) for a heading."""
     lines: list[str] = []
     for line in text.split("\n"):
+        bare = "".join(line.split())
+        rule = len(bare) >= 3 and bare[0] in "-*_" and not bare.strip(bare[0])
         bullet = _BULLET.match(line)
-        titled = _HEADING.fullmatch(line)
-        if lines and (bullet or titled or not line.strip()):
+        titled = _HEADING.match(line)
+        if lines and (bullet or titled or rule or not bare):
             yield " ".join(lines), None
             lines = []
         if titled:
-            yield "", titled[1]
-        elif line.strip():
+            yield "", line[titled.end() :].strip().rstrip("#").rstrip()
+        elif bare and not rule:
             lines.append(" ".join((line[bullet.end() :] if bullet else line).split()))
     if lines:
         yield " ".join(lines), None

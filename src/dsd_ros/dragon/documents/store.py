@@ -299,6 +299,11 @@ class Store:
             raise StoreError(
                 f"the index of {self._directory} is damaged ({error}); run dsd documents rebuild"
             ) from error
+        except (apsw.BusyError, apsw.LockedError) as error:
+            raise StoreError(
+                f"{self._path(self._newest())} is locked by another process; wait until it is done, or end it "
+                "(fuser names it), then try again"
+            ) from error
         except apsw.FullError as error:
             raise StoreError(f"no space is left for {self._directory}; make some") from error
         except (apsw.Error, OSError) as error:

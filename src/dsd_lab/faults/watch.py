@@ -25,6 +25,7 @@ from dsd_lab.faults.plan import DRAFT, NAVIGATION
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import Draft, NavAction, Outcome, ReplyProgress, SafetyState
 from dsd_ros.navigation.actions import Action, ActionKind
+from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.navigation.safety import REFUSALS, Cause
 from dsd_ros.ros import qos
@@ -211,7 +212,10 @@ class Watcher:
             self.record.commands.append(command)
 
     def _on_odometry(self, message: Odometry, info: Any) -> None:
-        pose, velocity = pose_of(message), velocity_of(message)
+        try:
+            pose, velocity = pose_of(message), velocity_of(message)
+        except OdometryError:
+            return
         now = _said_at(info)
         with self.lock:
             self._heard["odom"] = time.monotonic()

@@ -31,6 +31,15 @@ class Velocity:
 
 
 AT_REST = Velocity(0.0, 0.0)
+_LENGTH_ERROR = 0.25  # of a quaternion
+
+
+def unit_quaternion(x: float, y: float, z: float, w: float) -> tuple[float, float, float, float] | None:
+    """The quaternion scaled to length 1; None when its length is too far from 1 (or NaN) to mean a rotation."""
+    length = math.hypot(x, y, z, w)
+    if not abs(length - 1.0) <= _LENGTH_ERROR:  # NaN fails here, too
+        return None
+    return x / length, y / length, z / length, w / length
 
 
 def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:

@@ -47,6 +47,13 @@ class PendingRequest:
         self._asked_at = self._due = moment.steady
         self._restarted = False
 
+    def renew(self, moment: Moment) -> None:
+        """Replace the request, if any, by one about a picture of now, with the time that is left."""
+        if self.request is not None:
+            self._count += 1
+            self.request = replace(self.request, number=self._count, not_before=moment.stamp)
+            self._due = moment.steady
+
     def withdraw(self) -> None:
         """Ignore all answers until the next request."""
         self.request, self._due = None, None
@@ -115,7 +122,13 @@ def check_reply(answer: DecodeAnswer, request: DecodeRequest, age: float, limit:
             RunOutcome.STALE_OBSERVATION,
             "The reply is about a picture taken before the robot came to rest; it was not carried out.",
         )
-    if not -_TICK_S <= age <= limit:  # NaN fails here, too
+    if age < -_TICK_S:
+        raise ReplyRefused(
+            RunOutcome.STALE_OBSERVATION,
+            f"The reply's picture is stamped {-age:.1f} s ahead of this node's clock; it was not carried out: "
+            "let the camera and every node use the same clock.",
+        )
+    if not age <= limit:  # NaN fails here, too
         raise ReplyRefused(
             RunOutcome.STALE_OBSERVATION,
             f"The reply came {age:.1f} s after its picture, the limit is {limit:.1f} s; it was not carried out.",

@@ -65,7 +65,7 @@ class ActionGuard:
         self.end()
         self._retracing = retracing
         if self._observed > stamp + 0.5:
-            self._observed = -math.inf  # the clock was set back
+            self.forget_stamps()  # the clock was set back
         age, limit = stamp - observed, self._limits.observation_age_s
         unverified = self._needs_verification(verified, retracing)
         if unverified:
@@ -90,6 +90,10 @@ class ActionGuard:
             self._observed = observed
             self._unverified_in_a_row = 0 if verified else self._unverified_in_a_row + 1
             self._take(action, verified, now)
+
+    def forget_stamps(self) -> None:
+        """The stamps' clock was set back: pictures of now are stamped earlier than some acted upon before."""
+        self._observed = -math.inf
 
     def _needs_verification(self, verified: bool, retracing: bool) -> str:
         """Why an unverified action is refused; empty when it is verified or the fallback allows it."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import MotionController, MotionSettings, MotionStatus, Pose, Velocity, predict
+from dsd_ros.navigation.odometry import SpeedEstimate
 from dsd_ros.navigation.records import STAMP_ROUNDING_S, Moment
 from dsd_ros.navigation.retrace import Path
 
@@ -19,7 +21,8 @@ _MOST_TURNED_ON_SPOT = 2.6 * math.tau  # all in one direction
 class RobotMotion:
     """Where the robot is, the path it took, and the motion under way.
 
-    ``stood``: when the robot was first measured standing after the last motion.
+    ``stood``: when the robot was first measured standing after the last motion. ``velocity``: the greater of the twist
+    and of what the poses show, without signs.
     """
 
     def __init__(self) -> None:
@@ -27,6 +30,8 @@ class RobotMotion:
         self.path = Path()
         self.motion: MotionController | None = None
         self.stood: Moment | None = None
+        self.velocity = Velocity(math.inf, math.inf)
+        self._speed = SpeedEstimate()
         self._distance = 0.0
 
     @property
@@ -34,27 +39,39 @@ class RobotMotion:
         """Length of the path since the start, m, including the motion under way."""
         return self._distance + (self.motion.travelled if self.motion else 0.0)
 
-    def on_pose(self, pose: Pose, measured: Velocity, moment: Moment, stamp: float | None, outward: bool) -> float:
+    @property
+    def conflict(self) -> str:
+        """How the odometry has contradicted itself for long; empty when it has not."""
+        return self._speed.conflict
+
+    def on_clock_set(self, jump: float) -> None:
+        """The stamps' clock was set by ``jump`` s."""
+        self._speed.on_clock_set(jump)
+        if self.stood is not None:
+            self.stood = replace(self.stood, stamp=self.stood.stamp + jump)
+
+    def on_pose(self, pose: Pose, twist: Velocity, moment: Moment, stamp: float | None, outward: bool) -> float:
         """Record a pose that was true at ``stamp`` (None: now); returns the stamp used for it.
 
         :param outward: the pose belongs to the path; False on the way back.
         """
+        self.velocity = self._speed.update(pose, twist, moment.steady, moment.stamp)
         at = moment.stamp
         if stamp is not None and 0.0 <= at - stamp < _MAX_PREDICTION_S:
             at = stamp
-        self.pose = predict(pose, measured, moment.stamp - at)
+        self.pose = predict(pose, twist, moment.stamp - at)
         if outward:
             self.path.add(self.pose)
         return at
 
     def begin(self, action: Action, settings: MotionSettings, moment: Moment) -> MotionController:
         self.stood = None
-        self.motion = MotionController(action, settings, self.pose, moment.stamp)
+        self.motion = MotionController(action, settings, self.pose, moment.steady)
         return self.motion
 
-    def update(self, motion: MotionController, measured: Velocity, at: float, moment: Moment) -> Velocity:
+    def update(self, motion: MotionController, at: float, moment: Moment) -> Velocity:
         """The motion's command for the newest pose, which was true at ``at``."""
-        command = motion.update(self.pose, measured, moment.stamp)
+        command = motion.update(self.pose, self.velocity, moment.steady)
         if motion.standing:
             self.stood = self.stood or Moment(moment.steady, at)
         elif motion.finished:  # it never stood quite still, and will not get any stiller

@@ -13,6 +13,9 @@ from dsd_ros.navigation.settings import RunOutcome, RunSettings
 
 _REFUSED_S = 0.5  # waiting does not help when the supervisor refuses navigation's own commands
 STAMP_ROUNDING_S = 1e-3  # stamps are converted to float64 seconds and back
+_CLOCK_BACK_S = 1e-3  # for rounding
+_CLOCK_SET_S = 1.0  # further ahead than this, the clock was set
+_MOST_RATE = 20.0  # of a simulated clock
 LINK_BACK_S = 1.0  # the link counts as back after this long without LINK_LOST
 
 
@@ -37,6 +40,36 @@ class Moment:
 
     steady: float
     stamp: float
+
+
+class ClockWatch:
+    """Notices that the clock of the stamps was set, by its course against the steady clock's.
+
+    Simulated clocks may run at another rate, stand still, and begin at 0.
+    """
+
+    def __init__(self, moment: Moment) -> None:
+        self._last = moment
+        self._set_at, self._ran_at = -math.inf, moment.steady
+
+    def jump(self, moment: Moment) -> float:
+        """By how much (s) the clock was set since the last call; 0 if it was not."""
+        span, went = moment.steady - self._last.steady, moment.stamp - self._last.stamp
+        self._last = moment
+        if went:
+            self._ran_at = moment.steady
+        if -_CLOCK_BACK_S <= went <= _CLOCK_SET_S + _MOST_RATE * span:
+            return 0.0
+        self._set_at = moment.steady
+        return went - span
+
+    def stands(self, now: float) -> bool:
+        """Whether the clock has stood still for some time, as a paused simulation's does."""
+        return now - self._ran_at > _CLOCK_SET_S
+
+    def set_within(self, span: float, now: float) -> bool:
+        """Whether the clock was set in the last ``span`` s before ``now`` (steady)."""
+        return now - self._set_at <= span
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from dsd_ros.navigation.motion import OscillationDetector, RobotMotion
 from dsd_ros.navigation.records import (
     Announcement,
     Announcer,
+    ClockWatch,
     DecodeAnswer,
     DecodeRequest,
     Failure,
@@ -39,6 +40,7 @@ from dsd_ros.navigation.settings import RunOutcome, RunSettings
 
 HISTORY = 8  # earlier steps that a request carries
 WAY_BACK = "back the way it came"
+_CLOCK_SET_S = 2.0  # so long after the clock was set pictures of before may come
 ARRIVAL_S = 2.0  # for the service check_arrival to answer
 _LOST = (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT)
 
@@ -55,7 +57,9 @@ class NavigationRun:
         self._motion_settings = motion
         self._slow_settings = motion.slower(settings.fallback_speed)
         self._now = self._began = self._odometry_time = moment.steady
+        self._clock = ClockWatch(moment)
         self._robot = RobotMotion()
+        self._bad_odometry = ""  # why messages about the pose are not used
         self._hold = Hold(settings, moment.steady)
         self._pending = PendingRequest()
         self._announcer = Announcer(moment.steady)
@@ -78,6 +82,11 @@ class NavigationRun:
         return self._robot.distance
 
     @property
+    def velocity(self) -> Velocity:
+        """The robot's measured speed and turn rate, without signs; kept up to date after the end."""
+        return self._robot.velocity
+
+    @property
     def action(self) -> Action | None:
         """The action under way."""
         if self._retrace is not None:
@@ -86,29 +95,36 @@ class NavigationRun:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def on_odometry(self, pose: Pose, measured: Velocity, moment: Moment, stamp: float | None = None) -> Velocity:
+    def on_odometry(self, pose: Pose, twist: Velocity, moment: Moment, stamp: float | None = None) -> Velocity:
         """Process the robot's newest pose, true at ``stamp`` (None: now); returns the velocity command."""
+        self._see(moment)
+        robot, self._odometry_time = self._robot, moment.steady
+        at = robot.on_pose(pose, twist, moment, stamp, self.phase is not Phase.RETRACING)
+        if robot.conflict:
+            self.end(RunOutcome.ODOMETRY_LOST, robot.conflict)
         if self.ended:
             return AT_REST
-        self._now = self._odometry_time = moment.steady
-        robot = self._robot
-        at = robot.on_pose(pose, measured, moment, stamp, self.phase is not Phase.RETRACING)
+        self._bad_odometry = ""
         if self.phase is Phase.SETTLING and self._hold.by_operator:
             self._abandon()  # no observation until the operator lets go
             return AT_REST
-        motion = robot.motion or self._begin_motion(measured, moment)
+        motion = robot.motion or self._begin_motion(moment)
         if motion is None:
             return AT_REST
-        command = robot.update(motion, measured, at, moment)
+        command = robot.update(motion, at, moment)
         if self._observes_next():
             self._ask_early(motion, at, moment)
         if motion.finished:
             self._end_motion(motion.action, moment)
         elif self._hold.reason(moment.steady):
-            motion.pause(moment.stamp)
+            motion.pause(moment.steady)
         else:
             return command
         return AT_REST
+
+    def on_bad_odometry(self, why: str) -> None:
+        """A message about the pose could not be used, which counts as none."""
+        self._bad_odometry = f" {why}"
 
     def on_safety(self, report: SafetyReport, steady: float) -> None:
         """Process the supervisor's newest report, received at ``steady``."""
@@ -124,9 +140,9 @@ class NavigationRun:
 
     def on_answer(self, number: int, answer: DecodeAnswer, moment: Moment) -> None:
         """Process the answer to request ``number``; an answer to an older request is ignored."""
+        self._see(moment)
         if not self._pending.awaits(number) or self._early is not None:
             return
-        self._now = moment.steady
         if self.phase is Phase.DECODING:
             self._take(answer, moment)
         else:
@@ -160,14 +176,16 @@ class NavigationRun:
         """Apply the time-outs. Call at least a few times a second."""
         if self.ended:
             return
+        self._see(moment)
         settings, now = self._settings, moment.steady
-        self._now = now
         held = self._hold.lasting(now, self.phase in (Phase.EXECUTING, Phase.RETRACING))
         if held and not self._goes_on_without_link(held):
             self.end(RunOutcome.SAFETY_STOP, f"Safety stop: {held}")
         elif now - self._odometry_time > settings.odometry_timeout_s:
             sentence = f"The robot has not reported its pose for {settings.odometry_timeout_s:.1f} s."
-            self.end(RunOutcome.ODOMETRY_LOST, sentence)
+            if self._clock.stands(now):
+                sentence += " The clock of the stamps stands still, too: is the simulation paused?"
+            self.end(RunOutcome.ODOMETRY_LOST, f"{sentence}{self._bad_odometry}")
         elif now - self._began > settings.time_limit_s:
             sentence = f"The run took longer than its {settings.time_limit_s:.0f} s."
             self.end(RunOutcome.TIME_BUDGET, sentence)
@@ -189,6 +207,19 @@ class NavigationRun:
         self.phase = Phase.ENDED
         self.outcome, self.sentence = outcome, sentence
 
+    def _see(self, moment: Moment) -> None:
+        """Note the time. When the stamps' clock was set, ask about a picture of the new time."""
+        self._now = moment.steady
+        jump = self._clock.jump(moment)
+        if not jump:
+            return
+        self._robot.on_clock_set(jump)
+        self._early = None
+        if self.phase is Phase.DECODING:
+            self._pending.renew(moment)
+        else:
+            self._pending.withdraw()  # asked again at the next sample at rest
+
     # -- requests to the caller -----------------------------------------------------------------
 
     def take_request(self) -> DecodeRequest | None:
@@ -209,7 +240,7 @@ class NavigationRun:
 
     # -- motion ---------------------------------------------------------------------------------
 
-    def _begin_motion(self, measured: Velocity, moment: Moment) -> MotionController | None:
+    def _begin_motion(self, moment: Moment) -> MotionController | None:
         settings = self._motion_settings
         if self.phase is Phase.SETTLING:
             return self._robot.begin(Action(ActionKind.STOP), settings, moment)
@@ -219,7 +250,7 @@ class NavigationRun:
         if self._retrace is not None:
             if self._retrace.leg is not None:
                 return self._robot.begin(self._retrace.leg, self._slow_settings, moment)
-            if settings.still(measured):
+            if settings.still(self._robot.velocity):
                 self._next_leg(self._retrace)
         return None
 
@@ -307,7 +338,10 @@ class NavigationRun:
         try:
             reply = check_reply(answer, self._pending.request, age, limit)
         except ReplyRefused as refused:
-            self.end(refused.outcome, str(refused))
+            if refused.outcome is RunOutcome.STALE_OBSERVATION and self._clock.set_within(_CLOCK_SET_S, moment.steady):
+                self._pending.renew(moment)  # its picture may be of before
+            else:
+                self.end(refused.outcome, str(refused))
             return
         robot, action = self._robot, reply.action
         if not robot.stood_at(answer.observed_at):

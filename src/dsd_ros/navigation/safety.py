@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dsd_ros.navigation.controller import MotionSettings
+from dsd_ros.navigation.controller import MotionSettings, unit_quaternion
 from dsd_ros.options import option
 
 
@@ -193,10 +193,10 @@ def names(text: str) -> tuple[str, ...]:
 
 def tilt_of(x: float, y: float, z: float, w: float) -> float | None:
     """Angle (rad) between the body's z axis and the vertical; None for an invalid quaternion."""
-    length = math.sqrt(x * x + y * y + z * z + w * w)
-    if not (math.isfinite(length) and 0.9 < length < 1.1):
+    unit = unit_quaternion(x, y, z, w)
+    if unit is None:
         return None
-    up = 1.0 - 2.0 * (x * x + y * y) / (length * length)
+    up = 1.0 - 2.0 * (unit[0] ** 2 + unit[1] ** 2)
     return math.acos(max(-1.0, min(1.0, up)))
 
 

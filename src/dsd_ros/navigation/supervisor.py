@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose
 from dsd_ros.navigation.guard import ActionGuard
+from dsd_ros.navigation.records import ClockWatch, Moment
 from dsd_ros.navigation.safety import (
     BINDS_OPERATOR,
     SEVERITY,
@@ -65,10 +66,11 @@ class _Seen:
     """When an input last came. An unchanged stamp does not count: a frozen sender repeats itself."""
 
     def __init__(self) -> None:
-        self.time = -math.inf
+        self.time = self._came = -math.inf
         self._stamp: float | None = None
 
     def note(self, now: float, stamp: float | None = None) -> bool:
+        self._came = now
         if stamp is not None and stamp == self._stamp:
             return False
         self.time, self._stamp = now, stamp
@@ -76,6 +78,12 @@ class _Seen:
 
     def fresh(self, now: float, limit: float) -> bool:
         return now - self.time < limit
+
+    def trouble(self, what: str, now: float, limit: float) -> str:
+        """Why it is not fresh."""
+        if now - self._came < limit and self._stamp is not None:
+            return f"{what} repeats the stamp {self._stamp:.3f}: it is frozen, or does not stamp its messages."
+        return f"{what} has been silent for more than {limit:.2f} s."
 
 
 class Supervisor:
@@ -107,6 +115,7 @@ class Supervisor:
         self._link = dict.fromkeys(names(self._required.link), "")
         self._robot = dict.fromkeys(names(self._required.robot), "")
         self._spoken = -math.inf
+        self._clock: ClockWatch | None = None
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -194,6 +203,13 @@ class Supervisor:
         elif charge > self._limits.battery + _BATTERY_BACK:
             self._empty = False
 
+    def on_clock(self, moment: Moment) -> None:
+        """The time by the stamps' clock; call it often. When that clock is set back, earlier stamps mean nothing."""
+        if self._clock is None:
+            self._clock = ClockWatch(moment)
+        elif self._clock.jump(moment) < 0.0:
+            self._guard.forget_stamps()
+
     # -- the nodes -----------------------------------------------------------------------------
 
     def on_heartbeat(self, node: str, now: float) -> None:
@@ -274,11 +290,11 @@ class Supervisor:
         if operator:
             found[Cause.OPERATOR] = "The operator drives the robot."
         if not self._odometry.fresh(now, times.odometry_s):
-            found[Cause.ODOMETRY_STALE] = _silent("The odometry", times.odometry_s)
+            found[Cause.ODOMETRY_STALE] = self._odometry.trouble("The odometry", now, times.odometry_s)
         if required.imu and not self._imu.fresh(now, times.imu_s):
-            found[Cause.STATE_STALE] = _silent("The robot's imu", times.imu_s)
+            found[Cause.STATE_STALE] = self._imu.trouble("The robot's imu", now, times.imu_s)
         if required.camera != "none" and not self._camera.fresh(now, times.camera_s):
-            found[Cause.CAMERA_STALE] = _silent("The camera", times.camera_s)
+            found[Cause.CAMERA_STALE] = self._camera.trouble("The camera", now, times.camera_s)
         self._look_ahead(found, now)
         if self._empty:
             found[Cause.LOW_BATTERY] = f"The battery is below {limits.battery:.0%}."
@@ -308,7 +324,7 @@ class Supervisor:
             return
         limits, times = self._limits, self._timeouts
         if not self._obstacle_seen.fresh(now, times.obstacle_s):
-            found[Cause.OBSTACLE_SENSOR_STALE] = _silent("The sensor ahead", times.obstacle_s)
+            found[Cause.OBSTACLE_SENSOR_STALE] = self._obstacle_seen.trouble("The sensor ahead", now, times.obstacle_s)
         if self._near and (self._guard.drives_ahead or self._navigation.vx > 0.0):
             found[Cause.OBSTACLE] = f"Something ahead is nearer than {limits.obstacle_distance:.2f} m."
 
@@ -324,7 +340,3 @@ class Supervisor:
             self._distrust_until = now + _DISTRUST_S
         self._called = max(self._called, now)
         return now >= self._distrust_until
-
-
-def _silent(what: str, limit: float) -> str:
-    return f"{what} has been silent for more than {limit:.2f} s."

@@ -191,15 +191,12 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         if self._session is None or not self.active:
             return _fail(answer, Answer.LINK_LOST, f"There is no session with a verifier: {self.reason}")
         wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
-        image = self._camera.fresh(seconds(request.not_before), wait, cancelled)
+        not_before = seconds(request.not_before)
+        image = self._camera.fresh(not_before, wait, cancelled)
         if cancelled():
             raise DecodeCancelled
         if image is None:
-            silence = min(self._camera.silence, 9999.0)
-            sentence = (
-                f"No fresh picture came from the camera within {wait:.1f} s; the last one came {silence:.1f} s ago."
-            )
-            return _fail(answer, Answer.NO_IMAGE, sentence)
+            return _fail(answer, Answer.NO_IMAGE, self._camera.complaint(not_before, wait))
         answer.observation_stamp = image.header.stamp
         try:
             rgb = to_rgb(image)

@@ -11,6 +11,7 @@ import math
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeAlias
@@ -26,6 +27,7 @@ from dsd_ros.dragon.documents.memory import Memory, Sighting, seen
 from dsd_ros.dragon.documents.store import Store, open_documents
 from dsd_ros.dragon.profiler import DecodeDelay, measure_delay
 from dsd_ros.navigation.controller import Pose
+from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.paths import documents_directory
 from dsd_ros.robot.sim.world import COLOURS, KINDS, ROBOT_RADIUS
 from dsd_ros.ros import health, qos
@@ -184,7 +186,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
     def _on_action(self, action: NavAction) -> None:
         memory = self._memory
         if odometry := take(self._odometry):  # none is new when two actions come at once
-            self._pose = pose_of(odometry[-1])
+            with suppress(OdometryError):
+                self._pose = pose_of(odometry[-1])
         if memory is None or self._pose is None:
             return
         if not action.verified or action.retracing:  # only what the target itself has seen

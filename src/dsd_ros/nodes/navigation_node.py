@@ -28,18 +28,19 @@ from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
 from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
 from dsd_ros.navigation.actions import format_action
-from dsd_ros.navigation.controller import AT_REST, Velocity
+from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.goals import ResolvedGoal
-from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Moment, Phase
+from dsd_ros.navigation.odometry import OdometryError
+from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Phase
 from dsd_ros.navigation.run import NavigationRun
-from dsd_ros.navigation.safety import Cause, SafetyReport, plausible
+from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
-from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds, to_stamp, to_twist, velocity_of
+from dsd_ros.ros.stamps import ACTION_KINDS, clock_trouble, moment_of, pose_of, seconds, to_stamp, to_twist, velocity_of
 
 _REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
 _END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
@@ -62,7 +63,7 @@ _MESSAGE_KINDS = {kind: number for number, kind in ACTION_KINDS.items()}
 
 
 class NavigationNode(ManagedNode[NavigationNodeSettings]):
-    """See the module. ``_changed`` guards the run, the watchdog and the newest measurements."""
+    """See the module. ``_changed`` guards the run and the watchdog."""
 
     def __init__(self) -> None:
         super().__init__("navigation_node", NavigationNodeSettings, heartbeat=True)
@@ -72,7 +73,6 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._run: NavigationRun | None = None
         self._goal: ServerGoalHandle | None = None
         self._instruction = ""
-        self._measured = AT_REST
         self._safety = (SafetyReport(), -math.inf)  # and when it came
         self._quiet_after = 0.0  # steady time until which zero is repeated after a run
         self._progress = ""
@@ -123,25 +123,26 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     # -- motion --------------------------------------------------------------------------------
 
-    def _moment(self) -> Moment:
-        return Moment(time.monotonic(), self.get_clock().now().nanoseconds * 1e-9)
-
     def _halt(self) -> None:
         self._watchdog.stop()
         self._command.publish(Twist())
 
     def _on_odometry(self, message: Odometry) -> None:
-        pose, measured = pose_of(message), velocity_of(message)
-        if not plausible(pose.x, pose.y, pose.yaw, measured.vx, measured.wz):
-            return  # counts as no odometry: the watchdog will notice its absence
+        try:
+            pose, twist = pose_of(message), velocity_of(message)
+        except OdometryError as error:  # counts as no odometry: the watchdog will notice its absence
+            self.get_logger().warning(str(error), throttle_duration_sec=5.0)
+            with self._changed:
+                if self._run is not None:
+                    self._run.on_bad_odometry(str(error))
+            return
         with self._changed:
-            moment = self._moment()
-            self._measured = measured
+            moment = moment_of(self)
             self._watchdog.odometry(moment.steady)
             if self._run is None:
                 return
             stamp = seconds(message.header.stamp)
-            command = self._run.on_odometry(pose, measured, moment, stamp)
+            command = self._run.on_odometry(pose, twist, moment, stamp)
             self._watchdog.command(command, moment.steady)
             self._follow()
 
@@ -159,7 +160,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def _tick(self) -> None:
         with self._changed:
-            moment = self._moment()
+            moment = moment_of(self)
             if self._run is not None:
                 self._run.on_time(moment)
                 self._follow()
@@ -222,7 +223,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                 run.on_failure(number, outcome, answer.message or "The decode failed.")
             else:
                 observed = seconds(answer.observation_stamp)
-                run.on_answer(number, DecodeAnswer(answer.text, observed, answer.verified, answer), self._moment())
+                run.on_answer(number, DecodeAnswer(answer.text, observed, answer.verified, answer), moment_of(self))
             self._follow()
 
     def _on_checked(self, run: NavigationRun, future: Future) -> None:
@@ -272,7 +273,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._halt()
             self._decode.forget()
             self._check.forget()
-        self._wait_for_rest()
+        self._wait_for_rest(run)
         with self._changed:
             self._publish_feedback(goal, run)
         self._finish(goal, run.outcome, run.sentence)
@@ -297,11 +298,14 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         except ValueError as error:
             return RunOutcome.BAD_GOAL, str(error)
         deadline = time.monotonic() + _START_WAIT_S
-        while not (self.active or self.closing) and time.monotonic() < deadline:
+        while not ((self.active and not clock_trouble(self)) or self.closing) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        trouble = clock_trouble(self)
         with self._changed:
             if not self.active:
                 return RunOutcome.SHUTDOWN, "The navigation node is not active."
+            if trouble:
+                return RunOutcome.BAD_GOAL, trouble
             if self._goal is not None:
                 return RunOutcome.BAD_GOAL, "Another run is under way; cancel it first."
             self._goal, self._instruction = handle, text
@@ -351,7 +355,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._instructions.publish(String(data=self._instruction))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
-            self._run = NavigationRun(settings, self._settings.motion, self._moment())
+            self._run = NavigationRun(settings, self._settings.motion, moment_of(self))
             self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True
@@ -380,12 +384,12 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         feedback.reasoning = self._progress if deciding else self._action.reasoning
         goal.publish_feedback(feedback)
 
-    def _wait_for_rest(self) -> None:
+    def _wait_for_rest(self, run: NavigationRun) -> None:
         deadline = time.monotonic() + _REST_WAIT_S
         while time.monotonic() < deadline and not self.closing:
             with self._changed:
                 alive = self._watchdog.odometry_age(time.monotonic()) < 0.2
-                if alive and _still(self._measured):
+                if alive and _still(run.velocity):
                     return
             time.sleep(_POLL_S)
 
@@ -462,7 +466,7 @@ def _cancelling(goal: ServerGoalHandle) -> bool:
 
 
 def _still(velocity: Velocity) -> bool:
-    return abs(velocity.vx) < _STILL and abs(velocity.wz) < _STILL
+    return velocity.vx < _STILL and velocity.wz < _STILL
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
+from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
@@ -29,7 +30,7 @@ from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits
 from dsd_ros.ros.running import RCLError, RunnableNode, ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
-from dsd_ros.ros.stamps import ACTION_KINDS, pose_of, seconds
+from dsd_ros.ros.stamps import ACTION_KINDS, moment_of, pose_of, seconds
 
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
@@ -57,7 +58,7 @@ class SupervisorNode(RunnableNode):
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
-        steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._decide))
+        steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._tick))
         steady_timer(self, 0.5, self.guarded("the camera's timer", self._resubscribe))
         steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
 
@@ -179,16 +180,21 @@ class SupervisorNode(RunnableNode):
         return answer
 
     def _on_action(self, message: NavAction) -> None:
-        stamp = self.get_clock().now().nanoseconds * 1e-9
-        observed = seconds(message.observation_stamp)
-        kind = ACTION_KINDS.get(message.kind)
-        now = time.monotonic()
-        self._supervisor.on_action(kind, message.amount, message.verified, observed, stamp, now, message.retracing)
+        moment, observed = moment_of(self), seconds(message.observation_stamp)
+        self._supervisor.on_clock(moment)
+        kind, amount = ACTION_KINDS.get(message.kind), message.amount
+        now, stamp = moment.steady, moment.stamp
+        self._supervisor.on_action(kind, amount, message.verified, observed, stamp, now, message.retracing)
         self._decide()
 
     def _on_odometry(self, message: Odometry) -> None:
         now = time.monotonic()
-        self._supervisor.on_odometry(pose_of(message), seconds(message.header.stamp), now)
+        try:
+            pose = pose_of(message)
+        except OdometryError as error:
+            self.get_logger().warning(str(error), throttle_duration_sec=5.0)
+            return
+        self._supervisor.on_odometry(pose, seconds(message.header.stamp), now)
 
     def _on_imu(self, message: Imu) -> None:
         if message.orientation_covariance[0] == -1.0:  # sensor_msgs: no orientation
@@ -227,6 +233,10 @@ class SupervisorNode(RunnableNode):
         self._decide()
 
     # -- the decision --------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._supervisor.on_clock(moment_of(self))
+        self._decide()
 
     def _decide(self, commanded: bool = False) -> None:
         """Decide, and publish what has changed or is due. ``commanded``: a command has just come."""

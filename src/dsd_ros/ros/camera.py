@@ -13,11 +13,13 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 
+from dsd_ros.navigation.records import ClockWatch
 from dsd_ros.ros import qos
-from dsd_ros.ros.stamps import seconds
+from dsd_ros.ros.stamps import clock_trouble, moment_of, seconds
 from dsd_ros.wire.messages import MAX_HISTORY
 
 _SILENT_S = 2.0  # resubscribe after this long without a picture
+_CLOCK_ERROR_S = 0.5  # between two machines' clocks, and ticks of a simulated one
 
 
 class Camera:
@@ -28,6 +30,10 @@ class Camera:
         self._changed = threading.Condition()
         self._newest: Image | None = None
         self._arrived = float("-inf")
+        self._offset = 0.0  # of the newest picture's stamp from the clock when it arrived, s
+        self._repeated = False  # it has the stamp of the picture before
+        self._clock = ClockWatch(moment_of(node))
+        self._jumps = 0.0  # by how much the clock was set back in all, s, negative
         self.received = 0
         self._subscription = self._subscribe()
 
@@ -43,16 +49,21 @@ class Camera:
     def fresh(self, not_before: float, timeout: float, cancelled: Callable[[], bool]) -> Image | None:
         """Wait for a picture stamped at or after ``not_before`` (s); None after ``timeout`` s or when cancelled.
 
-        With ``not_before`` 0: a picture that arrived within the last ``timeout`` seconds.
+        With ``not_before`` 0: a picture that arrived within the last ``timeout`` seconds. When the clock is set back
+        meanwhile, ``not_before`` moves with it. A picture from the future does not count: its clock is another one.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
+            self._now()
+            before = self._jumps
             while not cancelled():
-                image, remaining = self._newest, deadline - time.monotonic()
-                if image is not None:
-                    recent = not_before > 0.0 or self.silence <= timeout
-                    if recent and seconds(image.header.stamp) >= not_before:
+                now, remaining = self._now(), deadline - time.monotonic()
+                image, least = self._newest, not_before + self._jumps - before
+                if image is not None and not_before <= 0.0:
+                    if self.silence <= timeout:
                         return image
+                elif image is not None and least <= seconds(image.header.stamp) <= now - self.silence + _CLOCK_ERROR_S:
+                    return image
                 if remaining <= 0.0:
                     break
                 self._changed.wait(min(remaining, 0.1))
@@ -63,8 +74,42 @@ class Camera:
             self._node.destroy_subscription(deaf)
         return None
 
+    def complaint(self, not_before: float, waited: float) -> str:
+        """Why :meth:`fresh` found no picture within ``waited`` s."""
+        clock = "let the camera, this node and its callers use the same clock (NTP, or use_sim_time for all)."
+        with self._changed:
+            now, offset, image, silence = self._now(), self._offset, self._newest, min(self.silence, 9999.0)
+        if trouble := clock_trouble(self._node):
+            return trouble
+        if image is None or silence > max(waited, _CLOCK_ERROR_S) or not_before <= 0.0:
+            pass
+        elif not seconds(image.header.stamp):
+            return (
+                f"The camera's pictures have no time (stamp 0, {now:.1f} s behind this node's clock), so none is known "
+                "to be fresh: have the camera's driver stamp them."
+            )
+        elif self._repeated:
+            return f"The camera repeats a picture stamped {now - seconds(image.header.stamp):.1f} s ago: restart it."
+        elif abs(offset) > _CLOCK_ERROR_S:
+            way = "ahead of" if offset > 0.0 else "behind"
+            return f"The camera's pictures are stamped {abs(offset):.1f} s {way} this node's clock: {clock}"
+        elif not_before > now + _CLOCK_ERROR_S:
+            return f"The request wants a picture of {not_before - now:.1f} s ahead of this node's clock: {clock}"
+        return f"No fresh picture came from the camera within {waited:.1f} s; the last one came {silence:.1f} s ago."
+
+    def _now(self) -> float:
+        """The node's time; forgets the picture when the clock was set back: its stamp is from the future now."""
+        moment = moment_of(self._node)
+        jump = self._clock.jump(moment)
+        if jump < 0.0:
+            self._newest, self._jumps = None, self._jumps + jump
+        return moment.stamp
+
     def _on_image(self, message: Image) -> None:
         with self._changed:
+            now, stamp = self._now(), message.header.stamp
+            self._offset = seconds(stamp) - now
+            self._repeated = self._newest is not None and self._newest.header.stamp == stamp
             self._newest = message
             self._arrived = time.monotonic()
             self.received += 1

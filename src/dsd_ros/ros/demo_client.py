@@ -17,6 +17,7 @@ from std_msgs.msg import Bool, Float64, UInt32
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress
 from dsd_ros.navigation.actions import Action, format_action
+from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.settings import RunOutcome
 from dsd_ros.ros import qos
 from dsd_ros.ros.health import HEARD
@@ -150,7 +151,10 @@ class DemoClient:
                 self._robot_ready = status.level == DiagnosticStatus.OK
 
     def _on_odometry(self, message: Odometry) -> None:
-        pose = pose_of(message)
+        try:
+            pose = pose_of(message)
+        except OdometryError:
+            return
         with self._lock:
             self._pose = [round(pose.x, 4), round(pose.y, 4), round(pose.yaw, 4)]
             if self._path:

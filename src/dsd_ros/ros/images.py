@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import array
 import functools
-import math
 import struct
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
 from dsd_ros.limits import MAX_SIDE
+from dsd_ros.navigation.odometry import checked_pose
 from dsd_ros.ros.stamps import pose_of
 
 # Encoding -> channels, and the indices of red, green and blue in a pixel.
@@ -195,7 +195,11 @@ def _read_image(sent: bytes) -> RawImage:
 
 
 def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
-    """Pose (x, y in m, yaw in rad) and frame of a serialized Odometry. :raises struct.error: for too few bytes."""
+    """Pose (x, y in m, yaw in rad) and frame of a serialized Odometry.
+
+    :raises struct.error: for too few bytes.
+    :raises OdometryError: where there is no pose in it.
+    """
     if sent[:_START] != _LITTLE_ENDIAN:
         message = deserialize_message(sent, Odometry)
         at = pose_of(message)
@@ -203,8 +207,8 @@ def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:
     frame, end = _text(sent, _START + _STAMP)
     _, end = _text(sent, _aligned(end, 4))  # child_frame_id
     x, y, _, qx, qy, qz, qw = _PLACE.unpack_from(sent, _aligned(end, 8))
-    yaw = math.atan2(2.0 * (qw * qz + qx * qy), 1.0 - 2.0 * (qy * qy + qz * qz))
-    return (x, y, yaw), frame
+    at = checked_pose((x, y), (qx, qy, qz, qw))
+    return (at.x, at.y, at.yaw), frame
 
 
 def _text(sent: bytes, at: int) -> tuple[str, int]:

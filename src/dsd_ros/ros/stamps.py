@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 
 from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Quaternion, Twist
 from nav_msgs.msg import Odometry
+from rclpy.clock import ROSClock
+from rclpy.node import Node
 
 from dsd_msgs.msg import NavAction
 from dsd_ros.navigation.actions import ActionKind
 from dsd_ros.navigation.controller import Pose, Velocity
+from dsd_ros.navigation.odometry import checked_pose, checked_twist
+from dsd_ros.navigation.records import Moment
 
 ACTION_KINDS = {
     NavAction.STOP: ActionKind.STOP,
@@ -36,17 +41,33 @@ def quaternion(yaw: float) -> Quaternion:
 
 
 def yaw_of(q: Quaternion) -> float:
-    return math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
+    """The heading of an orientation. Raises OdometryError where it is none."""
+    return checked_pose((0.0, 0.0), (q.x, q.y, q.z, q.w)).yaw
 
 
 def pose_of(odometry: Odometry) -> Pose:
-    position = odometry.pose.pose.position
-    return Pose(position.x, position.y, yaw_of(odometry.pose.pose.orientation))
+    """The robot's pose. Raises OdometryError where there is none."""
+    place, q = odometry.pose.pose.position, odometry.pose.pose.orientation
+    return checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
 
 
 def velocity_of(odometry: Odometry) -> Velocity:
+    """The twist, its speed without direction. Raises OdometryError where it is none."""
     twist = odometry.twist.twist
-    return Velocity(math.hypot(twist.linear.x, twist.linear.y), twist.angular.z)
+    return checked_twist(twist.linear.x, twist.linear.y, twist.angular.z)
+
+
+def moment_of(node: Node) -> Moment:
+    """Now, by the steady clock and by the node's."""
+    return Moment(time.monotonic(), node.get_clock().now().nanoseconds * 1e-9)
+
+
+def clock_trouble(node: Node) -> str:
+    """Why the node has no time yet; empty when it has."""
+    clock = node.get_clock()
+    if not isinstance(clock, ROSClock) or not clock.ros_time_is_active or clock.now().nanoseconds:
+        return ""
+    return "use_sim_time is set, and no time has come on /clock: start the simulator, or set use_sim_time to false."
 
 
 def to_twist(velocity: Velocity) -> Twist:

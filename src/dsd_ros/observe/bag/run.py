@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, format_action, parse_reply
+from dsd_ros.navigation.odometry import OdometryError, checked_pose
 from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag, BagError, Record
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
@@ -219,12 +220,13 @@ class _Reading:
             self._end = status.message if ended else ""
 
     def _odometry(self, message: Any, record: Record) -> None:
-        if record.at - self._last_pose < _PATH_S * 1e9:
+        if 0 <= record.at - self._last_pose < _PATH_S * 1e9:  # negative: the recorder's clock was set back
             return
         self._last_pose = record.at
         place, q = message.pose.pose.position, message.pose.pose.orientation
-        yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-        self._run.path.append((record.at, place.x, place.y, yaw))
+        with suppress(OdometryError):
+            at = checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
+            self._run.path.append((record.at, at.x, at.y, at.yaw))
 
     def finish(self) -> None:
         if self._stop is not None:

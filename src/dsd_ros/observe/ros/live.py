@@ -16,7 +16,7 @@ from rclpy.serialization import deserialize_message
 from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
-from dsd_ros.navigation.safety import plausible
+from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
@@ -105,11 +105,9 @@ class Live:
             self._camera = None
 
     def _on_odometry(self, sent: bytes) -> None:
-        with contextlib.suppress(struct.error, RuntimeError):  # damaged
-            pose, frame = read_pose(sent)
-            if plausible(*pose):
-                self.pose, self.frame = pose, frame
-                self.walk.add(pose)
+        with contextlib.suppress(struct.error, RuntimeError, OdometryError):  # damaged
+            self.pose, self.frame = read_pose(sent)
+            self.walk.add(self.pose)
 
     def _on_progress(self, message: ReplyProgress) -> None:
         picture = seconds(message.header.stamp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import cv2
 import numpy as np
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
+from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.writer import BagWriter
 from dsd_ros.observe.ros.message_types import definition
 
@@ -116,3 +118,81 @@ def png(seed: int, height: int = 28, width: int = 42) -> tuple[np.ndarray, bytes
     """A random RGB picture, and it as PNG."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return pixels, cv2.imencode(".png", pixels[..., ::-1])[1].tobytes()
+
+
+REPLY = "A bottle ahead. Action: forward 25 cm"
+
+
+def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap"):
+    """A run of two steps, in a namespace; the second step's picture is missing."""
+    maker = Maker()
+    writer = BagWriter(folder, definition, storage)
+    if parameters is not None:
+        writer.set_metadata("parameters", json.dumps({"/go2_1/draft_node": parameters}))
+    now = 100 * SECOND
+
+    def put(topic, type_name, /, **fields):
+        nonlocal now
+        now += SECOND // 10
+        message = maker.make(type_name, **fields)
+        writer.write(f"/go2_1/{topic}", type_name, (), now, maker.cdr(type_name, message))
+
+    put("odom", "nav_msgs/msg/Odometry")
+    put(
+        "session_request",
+        "dsd_msgs/msg/SessionRequest",
+        mode="dsd",
+        temperature=temperature,
+        top_p=1.0,
+        proof="full",
+        seed=3,
+    )
+    put("session_reply", "dsd_msgs/msg/SessionReply", session=1, target_name="big", target_fingerprint="f")
+    put("safety_state", "dsd_msgs/msg/SafetyState", stopped=True, causes=maker.make("dsd_msgs/msg/SafetyState").causes)
+    for number, reply in enumerate(replies, 1):
+        stamp = (50 + number) * SECOND + 7
+        _pixels, data = png(number)
+        if number != 2:
+            put(
+                "camera/image_raw/compressed",
+                "sensor_msgs/msg/CompressedImage",
+                header=maker.header(stamp),
+                format="bgr8; png compressed bgr8",
+                data=np.frombuffer(data, np.uint8),
+            )
+        put("observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it")
+        put("draft", "dsd_msgs/msg/Draft", session=1, reply=reply, round=1, tokens=np.array([4, 5], np.uint32))
+        put("outcome", "dsd_msgs/msg/Outcome", session=1, reply=reply, round=1, accepted=2, next_token=6, is_final=True)
+        rounds = maker.make("dsd_msgs/msg/RoundStats", drafted=2, accepted=2, bytes_up=11)
+        for done in (False, True):
+            put(
+                "reply_progress",
+                "dsd_msgs/msg/ReplyProgress",
+                header=maker.header(stamp),
+                text=REPLY,
+                rounds=1,
+                verified_tokens=3,
+                last_round=rounds,
+                done=done,
+            )
+        put(
+            "decode_stats",
+            "dsd_msgs/msg/DecodeStats",
+            observation_stamp=maker.stamp(stamp),
+            mode="dsd",
+            transport="dds",
+            rounds=1,
+            tokens=3,
+            tau=3.0,
+        )
+        put(
+            "nav_action",
+            "dsd_msgs/msg/NavAction",
+            kind=1,
+            amount=25,
+            step=number,
+            verified=True,
+            observation_stamp=maker.stamp(stamp),
+        )
+    writer.close()
+    return open_bag(folder)  # fmt: skip

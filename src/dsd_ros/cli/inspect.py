@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsd_ros.cli.arguments import arguments, file_option, flag, json_option, word
-from dsd_ros.cli.shared import EXIT_DONE, write_json
+from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.shown import LINES, shown
 
 
 @arguments
 class InspectArguments:
     bag: str = word(text="folder of a bag, or one of its files")
+    namespace: str = flag(
+        "", "the robot, in a bag of several, e.g. go2_1; / is none (default: the first)", metavar="NAME"
+    )
     rounds: bool = flag(False, "print every round as well")
     json: Path | None = json_option("all of it")
     html: Path | None = file_option("write a report with plots and pictures, in one file")
@@ -23,13 +26,13 @@ class InspectArguments:
 def command(args: InspectArguments) -> int:
     """What happened in a recorded run: figures, tables, plots; even if the bag's end is missing.
 
-    Needs no ROS: the bag contains its message definitions.
+    Needs no ROS: the bag contains its message definitions. Exits with 1 when a part of the bag is missing or damaged.
     """
     from dsd_ros.observe.bag.reader import open_bag
     from dsd_ros.observe.bag.report import as_csv, as_json, round_lines, step_lines, summary_lines
     from dsd_ros.observe.bag.run import read_run
 
-    bag = open_bag(args.bag)
+    bag = open_bag(args.bag, args.namespace or None)
     run = read_run(bag)
     lines = [*summary_lines(run), "", *step_lines(run)]
     if args.rounds:
@@ -49,4 +52,4 @@ def command(args: InspectArguments) -> int:
         from dsd_ros.observe.bag.reader import repair
 
         print(f"\n{args.repair}: {repair(bag, args.repair)} messages")
-    return EXIT_DONE
+    return EXIT_DONE if bag.whole else EXIT_GOAL_MISSED

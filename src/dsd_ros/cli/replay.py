@@ -18,6 +18,9 @@ from dsd_ros.shown import LINES, shown
 @arguments
 class ReplayArguments:
     bags: list[str] = word(text="folder of a bag, or one of its files", metavar="BAG")
+    namespace: str = flag(
+        "", "the robot, in a bag of several, e.g. go2_1; / is none (default: the first)", metavar="NAME"
+    )
     mode: str = flag("", "another decoding mode, which must give the same (default: as recorded)", choices=PRESETS)
     transport: str = flag("", "how the nodes talk to the verifier (default: as recorded)", choices=TRANSPORTS)
     draft_model: str = model_option("draft")
@@ -31,7 +34,8 @@ class ReplayArguments:
 def command(args: ReplayArguments) -> int:
     """Run a bag's pictures and instructions through the real nodes, and compare every reply.
 
-    Exits with 0 when every reply, action and token is as recorded; with 1 and a difference by step when not.
+    Exits with 0 when every reply, action and token is as recorded; with 1 and a difference by step when not, or when
+    something of a bag is missing or damaged.
     """
     from dsd_ros.observe.bag.reader import open_bag
     from dsd_ros.observe.bag.replay import ReplayOptions, prepare
@@ -43,10 +47,15 @@ def command(args: ReplayArguments) -> int:
     options = ReplayOptions(args.mode, args.transport, args.draft_model, args.target_model)
     tasks = []
     for path in args.bags:
-        bag = open_bag(path)
-        task = prepare(bag, read_run(bag), options)
-        for note in (*bag.notes, *task.notes):
-            print(shown(f"dsd replay: {path}: {note}"), file=sys.stderr)
+        bag = open_bag(path, args.namespace or None)
+        run = read_run(bag)
+        try:
+            task = prepare(bag, run, options)
+        finally:
+            for note in bag.notes:
+                print(f"dsd replay: {path}: {shown(note)}", file=sys.stderr)
+        for note in task.notes:
+            print(f"dsd replay: {path}: {shown(note)}", file=sys.stderr)
         tasks.append(task)
     began = time.monotonic()
     try:
@@ -57,11 +66,15 @@ def command(args: ReplayArguments) -> int:
     compared = [comparison for _, found, _ in results for comparison in found]
     different = sum(not comparison.same for comparison in compared)
     word = paint(f"{different} of them differ", "red") if different else paint("all as recorded", "green")
+    cut = [str(task.bag.path) for task in tasks if not task.bag.whole]
+    if cut and not different:
+        word = paint(f"all as recorded, as far as {', '.join(cut)} can be read; the rest is missing", "red")
     print(f"{len(compared)} replies replayed in {time.monotonic() - began:.1f} s: {word}")
     report = [
         {
             "bag": str(task.bag.path),
             "notes": [*task.bag.notes, *task.notes],
+            "whole": task.bag.whole,
             "mode": task.mode,
             "transport": task.plan.transport,
             "target_fingerprint": fingerprint,
@@ -70,7 +83,7 @@ def command(args: ReplayArguments) -> int:
         for task, found, fingerprint in results
     ]
     write_json(args.json, {"same": not different, "bags": report})
-    return EXIT_GOAL_MISSED if different else EXIT_DONE
+    return EXIT_GOAL_MISSED if different or cut else EXIT_DONE
 
 
 def _run(tasks: list[Any], args: ReplayArguments, interrupted: Any, bar: Progress) -> list[Any]:

@@ -33,7 +33,7 @@ from dsd_ros.paths import user_path
 from dsd_ros.ros import health
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
-from dsd_ros.ros.running import RunnableNode, StartError, run_main, steady_timer
+from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 from dsd_ros.shown import masked
 
@@ -64,8 +64,9 @@ class RecordNode(RunnableNode):
         self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._listening: dict[str, tuple[Any, QoSProfile]] = {}
         self._kinds = dict(TOPICS)
-        self._extra = [*WHERE_THERE, *filter(None, map(str.strip, self._settings.topics.split(",")))]
+        self._extra = self._further_topics()  # before anything is written: a wrong name is refused
         self._unknown: set[str] = set()
+        self.loss = ""  # what the bag lacks, as a sentence
         # Topics whose publishers were all matched at the last check; and at the last two checks, so that the publishers
         # have had time to match as well.
         self._matched: set[str] = set()
@@ -89,6 +90,21 @@ class RecordNode(RunnableNode):
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
 
+    def _further_topics(self) -> list[str]:
+        """Topics besides TOPICS, each once, whatever form its name has.
+
+        :raises StartError: for a name that ROS does not accept.
+        """
+        further = {self.resolve_topic_name(name): name for name in WHERE_THERE}
+        for name in filter(None, map(str.strip, self._settings.topics.split(","))):
+            try:
+                further.setdefault(self.resolve_topic_name(name), name)
+            except RCLError as error:
+                reason = str(error).removeprefix("failed to resolve name: ").partition(", at ")[0]
+                raise StartError(f"The topic {name!r} cannot be recorded: {reason}. Correct its name.") from None
+        known = {self.resolve_topic_name(name) for name in (*TOPICS, PICTURES)}
+        return [name for full, name in further.items() if full not in known]
+
     # -- subscriptions -------------------------------------------------------------------------
 
     def _subscribe(self, name: str, qos: QoSProfile) -> None:
@@ -109,6 +125,7 @@ class RecordNode(RunnableNode):
 
     def _look(self) -> None:
         """Look for new publishers: of optional topics, or with another quality of service."""
+        self._facts.look()
         matched = set()
         for name in (*TOPICS, *self._extra):
             offers = self.get_publishers_info_by_topic(self.resolve_topic_name(name))
@@ -125,11 +142,11 @@ class RecordNode(RunnableNode):
             try:
                 definition(self._kinds[name])
                 self._subscribe(name, wanted)
-            except TypeUnknown as error:
+            except (TypeUnknown, RCLError, RuntimeError, ValueError) as error:  # loses this topic, and no other
                 self._unknown.add(name)
-                self.get_logger().warning(f"{name} is not recorded: {error}")
+                self.loss = f"{name} is not recorded: {error}"
+                self.get_logger().warning(self.loss)
         self._heard, self._matched = sorted(matched & self._matched), matched
-        self._facts.look()
 
     def _put(self, name: str, topic: str, kind: str, qos: list[Any], payload: bytes) -> None:
         size = len(payload) + _OVERHEAD
@@ -157,8 +174,10 @@ class RecordNode(RunnableNode):
             self._write_all(bag)
         except Exception as error:  # a full disk; a defect
             # The run does not end with its recording: the node goes on, and reports that it records nothing.
-            self._health.report(health.ERROR, str(error))
-            bag.close()
+            self.loss = str(error)
+            self._health.report(health.ERROR, self.loss)
+            with contextlib.suppress(RecordError):
+                bag.close()
             while self._queue.get() is not None:
                 continue
 
@@ -180,6 +199,7 @@ class RecordNode(RunnableNode):
                 saved = time.monotonic()
                 self._report(bag)
         if self.dropped:
+            self.loss = f"{self.dropped} messages were left out of {self._settings.directory}: the disk was too slow."
             bag.set_metadata("dropped", str(self.dropped))
         bag.close()
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from bag_maker import SECOND, Maker, png
+from bag_maker import REPLY, SECOND, Maker, make_bag, png
 from PIL import Image
 
 from dsd_ros.observe.bag.plots import page
@@ -106,84 +106,6 @@ def test_tokens_are_read_off_the_traffic(messages, tokens):
 def test_another_picture_is_another_reply():
     replies = log(observation(), observation(session=2, picture=b"q"), observation(2, 2)).replies
     assert [reply.reply for reply in replies] == [1, 1, 2]
-
-
-REPLY = "A bottle ahead. Action: forward 25 cm"
-
-
-def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="mcap"):
-    """A run of two steps, in a namespace; the second step's picture is missing."""
-    maker = Maker()
-    writer = BagWriter(folder, definition, storage)
-    if parameters is not None:
-        writer.set_metadata("parameters", json.dumps({"/go2_1/draft_node": parameters}))
-    now = 100 * SECOND
-
-    def put(topic, type_name, /, **fields):
-        nonlocal now
-        now += SECOND // 10
-        message = maker.make(type_name, **fields)
-        writer.write(f"/go2_1/{topic}", type_name, (), now, maker.cdr(type_name, message))
-
-    put("odom", "nav_msgs/msg/Odometry")
-    put(
-        "session_request",
-        "dsd_msgs/msg/SessionRequest",
-        mode="dsd",
-        temperature=temperature,
-        top_p=1.0,
-        proof="full",
-        seed=3,
-    )
-    put("session_reply", "dsd_msgs/msg/SessionReply", session=1, target_name="big", target_fingerprint="f")
-    put("safety_state", "dsd_msgs/msg/SafetyState", stopped=True, causes=maker.make("dsd_msgs/msg/SafetyState").causes)
-    for number, reply in enumerate(replies, 1):
-        stamp = (50 + number) * SECOND + 7
-        _pixels, data = png(number)
-        if number != 2:
-            put(
-                "camera/image_raw/compressed",
-                "sensor_msgs/msg/CompressedImage",
-                header=maker.header(stamp),
-                format="bgr8; png compressed bgr8",
-                data=np.frombuffer(data, np.uint8),
-            )
-        put("observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it")
-        put("draft", "dsd_msgs/msg/Draft", session=1, reply=reply, round=1, tokens=np.array([4, 5], np.uint32))
-        put("outcome", "dsd_msgs/msg/Outcome", session=1, reply=reply, round=1, accepted=2, next_token=6, is_final=True)
-        rounds = maker.make("dsd_msgs/msg/RoundStats", drafted=2, accepted=2, bytes_up=11)
-        for done in (False, True):
-            put(
-                "reply_progress",
-                "dsd_msgs/msg/ReplyProgress",
-                header=maker.header(stamp),
-                text=REPLY,
-                rounds=1,
-                verified_tokens=3,
-                last_round=rounds,
-                done=done,
-            )
-        put(
-            "decode_stats",
-            "dsd_msgs/msg/DecodeStats",
-            observation_stamp=maker.stamp(stamp),
-            mode="dsd",
-            transport="dds",
-            rounds=1,
-            tokens=3,
-            tau=3.0,
-        )
-        put(
-            "nav_action",
-            "dsd_msgs/msg/NavAction",
-            kind=1,
-            amount=25,
-            step=number,
-            verified=True,
-            observation_stamp=maker.stamp(stamp),
-        )
-    writer.close()
-    return open_bag(folder)  # fmt: skip
 
 
 def test_a_run_is_read_and_made_into_questions(tmp_path):

@@ -1,57 +1,54 @@
-"""Read bags, including truncated or damaged ones, and repair them. Needs no ROS: the bag holds its message types."""
+"""Open bags, including truncated or damaged ones, and repair them. Needs no ROS: a bag holds its message types."""
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
-import tempfile
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from mcap.records import Channel, Message, Schema
-from mcap.stream_reader import StreamReader
+from rosbags.interfaces import Nodetype
 from rosbags.typesys import Stores, get_types_from_idl, get_types_from_msg, get_typestore
 
+from dsd_ros.observe.bag.storage import (
+    SUFFIXES,
+    BagError,
+    Findings,
+    Record,
+    first_sentence,
+    is_storage,
+    message_bytes,
+    plain_name,
+    read_file,
+)
 from dsd_ros.observe.bag.writer import BagWriter
 from dsd_ros.paths import user_path
 
-_RECORD_LIMIT = 256 << 20  # bytes of one record; anything larger is a corrupted length
-_SUFFIXES = (".mcap", ".db3")
-_Note = Callable[[str], None]
-_Definitions = dict[str, tuple[str, str]]  # type -> format ("msg" or "idl"), definition
+_METADATA_LIMIT = 4 << 20  # bytes of metadata.yaml
+_METADATA_DEPTH = 50
+_YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_NUMBERED = re.compile(r"(.*)_(\d{1,9})(\.\w+)")
+_MARKS = ("/reply_progress", "/observation", "/decode_stats", "/odom")  # topics that a robot has, the surest first
+_SHOWN = 5  # names that a note lists
+_ADDED = range(0, 68, 4)  # bytes of empty fields that a later definition of a type may have at its end
+_ARRAY_LIMIT = 1 << 20  # elements of an array of fixed length, and of all that it contains
 
 
-class BagError(ValueError):
-    """The bag cannot be read at all; one sentence."""
-
-
-@dataclass(frozen=True)
-class Record:
-    """A message: ``at`` is its receive time (ns), ``data`` its CDR."""
-
-    topic: str
-    kind: str
-    at: int
-    data: bytes
-
-
-@dataclass
-class Bag:
-    """An opened bag. ``notes`` describe its damage, one sentence each."""
+@dataclass(kw_only=True)
+class Bag(Findings):
+    """An opened bag."""
 
     path: Path
-    files: list[Path]
-    custom: dict[str, str]
-    definitions: _Definitions
-    counts: dict[str, int]  # topic -> messages
-    kinds: dict[str, str]  # topic -> type
-    notes: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    custom: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # topic -> messages
+    kinds: dict[str, str] = field(default_factory=dict)  # topic -> type
     namespace: str = ""  # of the robot's topics, with a leading slash; "" for none
     _store: Any = None
+    _assumed: set[str] = field(default_factory=set)  # types that the bag does not define
 
     def topic(self, name: str) -> str:
         """The full name of one of the robot's topics."""
@@ -60,157 +57,218 @@ class Bag:
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
         """Messages of these topics (None: all) in the order in which they were written."""
         for path in self.files:
-            for record in _records(path, lambda _: None, {}):
-                if topics is None or record.topic in topics:
-                    yield record
+            for record in read_file(path, Findings()):
+                if topics is not None and record.topic not in topics:
+                    continue
+                try:
+                    data = message_bytes(record.data)
+                except Exception as error:  # the libraries raise anything
+                    self.damage(f"Messages on {record.topic} cannot be decompressed ({first_sentence(error)}).")
+                    continue
+                yield record if data is record.data else Record(record.topic, record.kind, record.at, data)
 
     def decode(self, record: Record) -> Any:
         """The message as an object with its fields as attributes.
 
-        :raises BagError: when the bag does not define its type, or the bytes do not match it.
+        :raises BagError: when its type is unknown, or the bytes do not match it.
         """
         if self._store is None:
             self._store = get_typestore(Stores.EMPTY)
         if record.kind not in self._store.types:
             self._learn(record.kind)
-        try:
-            return self._store.deserialize_cdr(record.data, record.kind)
-        except Exception as error:
-            raise BagError(f"A message on {record.topic} does not match its type: {error}.") from None
+        failure: Exception | None = None
+        for added in _ADDED if record.kind in self._assumed else (0,):
+            try:
+                return self._store.deserialize_cdr(record.data + bytes(added), record.kind)
+            except Exception as error:
+                failure = failure or error
+        raise BagError(f"A message on {record.topic} does not match its type: {first_sentence(failure)}.")
 
     def _learn(self, kind: str) -> None:
-        form, text = self.definitions.get(kind, ("", ""))
-        if not text:
-            raise BagError(f"The bag does not define {kind}; record it with its definitions.")
+        form, text = self.definitions.get(kind) or self._installed(kind)
         try:
             found = get_types_from_idl(text) if form == "idl" else get_types_from_msg(text, kind)
             new = {name: what for name, what in found.items() if name not in self._store.types}
+            for name in new:
+                _elements(name, {**self._store.fielddefs, **new})
             self._store.register(new)
         except Exception as error:
-            raise BagError(f"The bag's definition of {kind} cannot be read: {error}.") from None
+            raise BagError(f"The bag's definition of {kind} cannot be read: {first_sentence(error)}.") from None
+
+    def _installed(self, kind: str) -> tuple[str, str]:
+        """The definition of a type that the bag does not define: SQLite bags of Humble and before define none."""
+        from dsd_ros.observe.ros.message_types import TypeUnknown, definition
+
+        store = get_typestore(Stores.ROS2_HUMBLE)
+        try:
+            text = store.generate_msgdef(kind)[0] if kind in store.types else definition(kind)[0]
+        except TypeUnknown as error:
+            raise BagError(f"The bag does not define {kind}; record it with its definitions. {error}") from None
+        self.note(
+            "The bag does not define all its message types; this installation's are used, "
+            "and fields that they have in addition are read as empty."
+        )
+        self._assumed.add(kind)
+        self.definitions[kind] = "msg", text
+        return self.definitions[kind]
 
 
-def open_bag(path: Path | str) -> Bag:
+def _elements(kind: str, types: Any, outer: tuple[str, ...] = ()) -> int:
+    """How many elements a message has at least.
+
+    :raises ValueError: when a few bytes could take endless loops to read.
+    """
+    if kind in outer or kind not in types:
+        raise ValueError(f"{kind} contains itself, or is not defined")
+    total = 1
+    for _, (form, about) in types[kind][1]:
+        (inner, name), length = about if form in (Nodetype.ARRAY, Nodetype.SEQUENCE) else ((form, about), 1)
+        count = _elements(name, types, (*outer, kind)) if inner == Nodetype.NAME else 1
+        total += count * (length if form == Nodetype.ARRAY else 1)
+        if total > _ARRAY_LIMIT or (form == Nodetype.ARRAY and not length):
+            raise ValueError(f"{kind} has an array of no elements, or more than {_ARRAY_LIMIT} of fixed length")
+    return total
+
+
+def open_bag(path: Path | str, namespace: str | None = None) -> Bag:
     """Open and index a bag: a folder, or a single file.
 
-    :raises BagError: when nothing in it can be read.
+    :param namespace: of the robot, in a bag of several; None takes the first and names the others in a note.
+    :raises BagError: when nothing in it can be read, or there is no such robot.
     """
     path = user_path(path)
-    files, about = _files_of(path)
-    custom = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
-    bag = Bag(path, [], custom, {}, {}, {})
+    bag = Bag(path=path)
+    files, counted = _files_of(path, bag)
     for file in files:
-        notes = len(bag.notes)
-        found = Counter((record.topic, record.kind) for record in _records(file, bag.notes.append, bag.definitions))
+        noted = len(bag.notes)
+        found = Counter((record.topic, record.kind) for record in read_file(file, bag))
         if found:
             bag.files.append(file)
-        elif len(bag.notes) == notes:
-            bag.notes.append(f"{file.name} holds no message.")
+        elif len(bag.notes) == noted:
+            bag.note(f"{file.name} holds no message.")
         for (topic, kind), count in found.items():
             bag.counts[topic] = bag.counts.get(topic, 0) + count
             bag.kinds[topic] = kind
+    if bag.foreign:
+        names = _listed(
+            [f"{n} on {topic} ({form or 'no encoding'})" for (topic, form), n in sorted(bag.foreign.items())]
+        )
+        bag.note(f"Messages that are not CDR of ROS 2 types are left out: {names}.")
+    there = sum(bag.counts.values()) + bag.foreign.total()
+    if counted > there:
+        bag.damage(f"metadata.yaml counts {counted} messages, and {there} can be read.")
     if not bag.files:
         raise BagError(f"{path} holds nothing that can be read: {' '.join(bag.notes)}")
-    for name in ("/reply_progress", "/observation", "/decode_stats", "/odom"):
-        owners = [topic for topic in bag.counts if topic.endswith(name)]
-        if owners:
-            bag.namespace = owners[0].removesuffix(name)
-            break
+    _choose_robot(bag, namespace)
     return bag
 
 
-def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """A bag's storage files in order, and the content of its metadata.yaml."""
+def _choose_robot(bag: Bag, wanted: str | None) -> None:
+    owners = [topic.removesuffix(mark) for mark in _MARKS for topic in bag.counts if topic.endswith(mark)]
+    robots = list(dict.fromkeys(owners))
+    if wanted is not None:
+        bag.namespace = "/" + wanted.strip("/") if wanted.strip("/") else ""
+        if bag.namespace not in robots:
+            raise BagError(f"{bag.path} holds no robot {wanted!r}; it holds {_listed(_shown(robots)) or 'none'}.")
+    elif robots:
+        bag.namespace = robots[0]
+    others = [robot for robot in robots if robot != bag.namespace]
+    if others:
+        bag.note(
+            f"Other robots of this bag are left out: {_listed(_shown(others))}; "
+            f"this is {bag.namespace or '/'}, and --namespace chooses another."
+        )
+
+
+def _shown(robots: Iterable[str]) -> list[str]:
+    return [robot or "/" for robot in robots]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _files_of(path: Path, bag: Bag) -> tuple[list[Path], int]:
+    """A bag's storage files in order, and the number of messages that its metadata counts."""
     if path.is_file():
-        if path.suffix not in _SUFFIXES:
-            raise BagError(f"{path} is not a bag; name a folder, or a file {' or '.join(_SUFFIXES)}.")
-        return [path], {}
+        if not is_storage(path):
+            raise BagError(f"{path} is not a bag; name a folder, or a file {' or '.join(SUFFIXES)}.")
+        return [path], 0
     if not path.is_dir():
         raise BagError(f"There is no bag {path}.")
-    about: dict[str, Any] = {}
+    # By name and number; where a file is there packed and unpacked, the unpacked one.
+    there = sorted((file for file in path.iterdir() if is_storage(file) and file.is_file()), key=lambda file: file.name)
+    found = {plain_name(file): file for file in reversed(there)}
+    names = sorted(found, key=lambda name: (len(name), name))
+    if not names:
+        raise BagError(f"{path} is not a bag: it contains no file {' or '.join(SUFFIXES)} in it.")
+    about = _metadata(path, bag)
+    bag.custom = {str(k): str(v) for k, v in _mapping(about.get("custom_data")).items() if isinstance(v, (str, int))}
+    paths = about.get("relative_file_paths")
+    listed = [plain_name(Path(name)) for name in paths if isinstance(name, str)] if isinstance(paths, list) else []
+    listed = list(dict.fromkeys(name for name in listed if name))
+    missing = [name for name in listed or _gaps(names) if name not in found]
+    if missing:
+        bag.damage(f"Files of the bag are missing, with all messages in them: {_listed(missing)}.")
+    # Files begun after metadata.yaml was written belong to it; a converted copy beside it does not.
+    series = {_series(name) for name in listed}
+    later = [name for name in names if name not in listed and (not listed or _series(name) in series)]
+    stray = [name for name in names if name not in listed and name not in later]
+    if stray and len(stray) < len(names):
+        bag.note(f"Files that metadata.yaml does not list are left out: {_listed(stray)}.")
+    elif stray:
+        later = stray
+    counted = about.get("message_count")
+    return (
+        [found[name] for name in (*(name for name in listed if name in found), *later)],
+        counted if isinstance(counted, int) else 0,
+    )
+
+
+def _series(name: str) -> tuple[str, str]:
+    """What the names of a recording's files have in common."""
+    found = _NUMBERED.fullmatch(name)
+    return (found[1], found[3]) if found else (name, "")
+
+
+def _gaps(names: list[str]) -> list[str]:
+    """The names that are missing in the count of a recording's files, which begins at 0."""
+    missing = []
+    for series in sorted({_series(name) for name in names}):
+        numbers = {int(found[2]) for name in names if (found := _NUMBERED.fullmatch(name)) and _series(name) == series}
+        last = max(numbers, default=-1)
+        if last < 10 * len(names) + 10:  # else the number is a date
+            missing += [f"{series[0]}_{number}{series[1]}" for number in range(last) if number not in numbers]
+    return missing
+
+
+def _metadata(folder: Path, bag: Bag) -> dict[str, Any]:
+    """The content of metadata.yaml; empty when it is missing or cannot be read."""
+    path = folder / "metadata.yaml"
+    if not path.exists():
+        bag.note("There is no metadata.yaml: the recorded parameters are unknown, and so is whether files are missing.")
+        return {}
     try:
-        text = (path / "metadata.yaml").read_text(encoding="utf-8")
-        about = yaml.safe_load(text)["rosbag2_bagfile_information"]
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
-        pass  # the storage files repeat most of it
-    if not isinstance(about, dict):
-        about = {}
-    listed = [path / Path(str(name)).name for name in about.get("relative_file_paths") or []]
-    # Files started after metadata.yaml was written, ordered by number.
-    found = sorted((p for p in path.iterdir() if p.suffix in _SUFFIXES), key=lambda p: (len(p.name), p.name))
-    files = [p for p in listed if p.is_file()] + [p for p in found if p not in listed]
-    if not files:
-        raise BagError(f"{path} is not a bag: it contains no file {' or '.join(_SUFFIXES)} in it.")
-    return files, about
+        if not path.is_file() or path.stat().st_size > _METADATA_LIMIT:
+            raise ValueError(f"it is no file of at most {_METADATA_LIMIT} bytes")
+        text = path.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=_YAML):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _METADATA_DEPTH:
+                raise ValueError("it has aliases or deep nesting, which no recorder writes")
+        about = _YAML(text).get_single_data()["rosbag2_bagfile_information"]
+        if not isinstance(about, dict):
+            raise ValueError("it describes no bag")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
+        bag.damage(f"metadata.yaml cannot be read ({first_sentence(error)}); whether files are missing is unknown.")
+        return {}
+    return about
 
 
-def _records(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
-    """A file's messages; adds its types to ``definitions``, and calls ``note`` with a sentence if it is incomplete."""
-    read = _of_database if path.suffix == ".db3" else _of_mcap
-    return read(path, note, definitions)
-
-
-def _of_mcap(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
-    """The messages of an .mcap file from its beginning, without its index: a killed recorder leaves none."""
-    schemas: dict[int, Schema] = {}
-    channels: dict[int, Channel] = {}
-    count = 0
-    with path.open("rb") as file:
-        records = StreamReader(file, record_size_limit=_RECORD_LIMIT).records
-        while True:
-            try:
-                record = next(records)
-            except StopIteration:
-                return
-            except Exception as error:  # a damaged file makes the library raise anything
-                reason = str(error) or "its end is missing"
-                break
-            if isinstance(record, Schema):
-                schemas[record.id] = record
-                form = "idl" if record.encoding == "ros2idl" else "msg"
-                definitions.setdefault(record.name, (form, record.data.decode("utf-8", "replace")))
-            elif isinstance(record, Channel):
-                channels[record.id] = record
-            elif isinstance(record, Message) and record.channel_id in channels:
-                channel = channels[record.channel_id]
-                schema = schemas.get(channel.schema_id)
-                count += 1
-                yield Record(channel.topic, "" if schema is None else schema.name, record.log_time, record.data)
-    if count:
-        note(
-            f"{path.name} was not closed (the recorder was killed, or the file is truncated); "
-            f"{count} messages before the damage can be read."
-        )
-    else:
-        note(f"{path.name} cannot be read ({reason}).")
-
-
-def _of_database(path: Path, note: _Note, definitions: _Definitions) -> Iterator[Record]:
-    journal = path.with_name(path.name + "-journal")
-    count = 0
-    with tempfile.TemporaryDirectory(prefix="dsd_bag_") as folder:
-        if journal.exists():  # killed in mid-write: let SQLite roll back in a copy
-            for file in (path, journal):
-                shutil.copy(file, folder)
-            path = Path(folder) / path.name
-        try:
-            base = sqlite3.connect(path.resolve().as_uri() + ("" if journal.exists() else "?mode=ro"), uri=True)
-            with base:
-                for kind, form, text in base.execute(
-                    "SELECT topic_type, encoding, encoded_message_definition FROM message_definitions"
-                ):
-                    definitions.setdefault(kind, ("idl" if form == "ros2idl" else "msg", text))
-                closed = base.execute("SELECT count(*) FROM metadata").fetchone()[0] > 0
-                for row in base.execute(
-                    "SELECT topics.name, topics.type, timestamp, data FROM messages "
-                    "JOIN topics ON topics.id = topic_id ORDER BY timestamp, messages.id"
-                ):
-                    count += 1
-                    yield Record(*row)
-            if not closed:
-                note(f"{path.name} was not closed; all {count} messages in it can be read.")
-        except sqlite3.Error as error:
-            note(f"{path.name} is damaged ({error}); {count} messages before the damage can be read.")
+def _mapping(value: Any) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
@@ -220,10 +278,13 @@ def repair(bag: Bag, folder: Path, storage: str = "mcap") -> int:
     """
 
     def define(kind: str) -> tuple[str, str]:
-        text = bag.definitions[kind][1]
-        store = get_typestore(Stores.EMPTY)
-        store.register(get_types_from_msg(text, kind))
-        return text, store.hash_rihs01(kind)
+        form, text = bag.definitions.get(kind, ("", ""))
+        try:
+            store = get_typestore(Stores.EMPTY)
+            store.register(get_types_from_idl(text) if form == "idl" else get_types_from_msg(text, kind))
+            return (store.generate_msgdef(kind)[0] if form == "idl" else text), store.hash_rihs01(kind)
+        except Exception:  # a definition that only other programs read: its messages are kept all the same
+            return ("" if form == "idl" else text), ""
 
     writer = BagWriter(folder, define, storage)
     for key, text in bag.custom.items():

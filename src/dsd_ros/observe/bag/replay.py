@@ -8,9 +8,10 @@ from typing import Any
 
 from dsd_ros.decoding.modes import Proof
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.observe.bag.reader import Bag, BagError
+from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayRequest, reusable_parameters
 from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
+from dsd_ros.observe.bag.storage import BagError
 
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
@@ -162,7 +163,7 @@ def settings_of(run: Run) -> DecodeSettings:
     kinds = typing.get_type_hints(DecodeSettings)
     try:
         return DecodeSettings(**{name: kinds[name](value) for name, value in given.items() if name in kinds})
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise BagError(f"{run.bag.path} was recorded with settings this version does not accept: {error}") from None
 
 

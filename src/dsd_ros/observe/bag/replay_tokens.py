@@ -78,14 +78,17 @@ class Traffic:
 def _path(draft: Any, accepted: int) -> list[int] | None:
     """The accepted tokens; None when the draft has no such node."""
     tokens = [int(token) for token in draft.tokens]
-    if accepted > len(tokens):
+    parents = [int(parent) for parent in draft.parents]
+    if accepted > len(tokens) or (parents and len(parents) != len(tokens)):
         return None
-    if len(draft.parents) == 0:
+    if not parents:
         return tokens[:accepted]
     path, node = [], accepted - 1
     while node >= 0:
         path.append(tokens[node])
-        node = int(draft.parents[node]) - 1
+        if parents[node] > node:  # parents come first; anything else would be a circle
+            return None
+        node = parents[node] - 1
     return path[::-1]
 
 

@@ -28,6 +28,7 @@ def summary(run: Run) -> dict[str, Any]:
     return {
         "bag": str(run.bag.path),
         "notes": run.bag.notes,
+        "whole": run.bag.whole,
         "seconds": round(run.seconds, 3),
         "messages": sum(run.bag.counts.values()),
         "instructions": _unique(step.instruction for step in run.steps),

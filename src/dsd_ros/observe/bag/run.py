@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,9 @@ from PIL import Image
 from dsd_ros.navigation.actions import Action, ActionKind, UnparsableReply, format_action, parse_reply
 from dsd_ros.navigation.odometry import OdometryError, checked_pose
 from dsd_ros.navigation.safety import Cause
-from dsd_ros.observe.bag.reader import Bag, BagError, Record
+from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
+from dsd_ros.observe.bag.storage import BagError, Record
 
 _CAUSES = {cause.value: cause.name for cause in Cause}
 _KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
@@ -83,11 +85,9 @@ class Run:
         return (self.ended - self.began) * 1e-9
 
     def parameters_of(self, node: str) -> dict[str, Any]:
-        """The parameters of the node of that name; empty when the bag has none."""
-        for name, values in self.parameters.items():
-            if name.rpartition("/")[2] == node:
-                return values
-        return {}
+        """The parameters of the robot's node of that name; empty when the bag has none."""
+        values = self.parameters.get(f"{self.bag.namespace}/{node}")
+        return values if isinstance(values, dict) else {}
 
 
 def action_of(text: str) -> str:
@@ -105,7 +105,7 @@ def read_run(bag: Bag) -> Run:
     run.versions = _object(bag.custom.get("versions"))
     reading = _Reading(run)
     handlers = {bag.topic(name): handler for name, handler in reading.handlers.items()}
-    damaged = 0
+    damaged = Counter[str]()
     for record in bag.messages():
         run.began = min(run.began or record.at, record.at)
         run.ended = max(run.ended, record.at)
@@ -113,13 +113,15 @@ def read_run(bag: Bag) -> Run:
         if handler is None:
             continue
         try:
-            message = bag.decode(record)
+            handler(bag.decode(record), record)
         except BagError as error:
-            damaged += 1
-            if damaged == 1:
-                bag.notes.append(str(error))
-            continue
-        handler(message, record)
+            damaged[record.topic] += 1
+            if damaged[record.topic] == 1:
+                bag.damage(str(error))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # another type of that name
+            damaged[record.topic] += 1
+    for topic, count in damaged.items():
+        bag.damage(f"{count} of {bag.counts.get(topic, count)} messages on {topic} are left out: they are damaged.")
     reading.finish()
     return run
 
@@ -128,10 +130,13 @@ def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
     """The camera's pictures with these stamps (ns), as PNG and format; missing ones are left out."""
     found: dict[int, tuple[bytes, str]] = {}
     for record in bag.messages([bag.topic(_PICTURES)]):
-        stamp = header_stamp(record.data)
-        if stamp in stamps and stamp not in found:
-            message = bag.decode(record)
-            found[stamp] = message.data.tobytes(), message.format
+        try:
+            stamp = header_stamp(record.data)
+            if stamp in stamps and stamp not in found:
+                message = bag.decode(record)
+                found[stamp] = message.data.tobytes(), str(message.format)
+        except (AttributeError, LookupError, ValueError):
+            bag.damage(f"A picture on {record.topic} is damaged and left out.")
     return found
 
 
@@ -212,7 +217,8 @@ class _Reading:
 
     def _health(self, message: Any, record: Record) -> None:
         for status in message.status:
-            if status.name.rpartition("/")[2] != "navigation_node":
+            # /diagnostics is shared by all robots of a ROS domain.
+            if status.name.lstrip("/") != f"{self._run.bag.namespace}/navigation_node".lstrip("/"):
                 continue
             ended = _END.match(status.message) is not None
             if ended and status.message != self._end:
@@ -290,6 +296,6 @@ def header_stamp(data: bytes) -> int:
 def _object(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -7,8 +7,10 @@ loses nothing saved, and a failed write (a full disk) is rolled back. Needs no R
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import shutil
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -57,23 +59,27 @@ class BagWriter:
         except FileExistsError:
             raise RecordError(f"{folder} exists already; name a new folder, bags are never overwritten.") from None
         except OSError as error:
-            raise RecordError(f"The bag {folder} cannot be created: {error.strerror}.") from None
+            raise RecordError(f"The bag {folder} cannot be created: {_reason(error)}.") from None
         self._reserve = self.folder / ".reserve"
-        with self._ends_on_error():
+        try:
             with self._reserve.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
             self._next_file()
-            self.write_metadata()
+            self._write_metadata()
+        except (OSError, sqlite3.Error) as error:
+            shutil.rmtree(self.folder, ignore_errors=True)  # nothing is recorded yet: the name stays free
+            raise RecordError(f"The bag {folder} cannot be created: {_reason(error)}.") from None
 
     @property
     def closed(self) -> bool:
         return self._file is None
 
     def set_metadata(self, key: str, text: str) -> None:
-        """Store a text in the bag's custom data immediately."""
+        """Store a text in the bag's custom data immediately. Raises RecordError like :meth:`write`."""
         self._custom[key] = text
         if not self.closed:
-            self.write_metadata()
+            with self._ends_on_error():
+                self._write_metadata()
 
     def write(self, topic: str, kind: str, qos: Sequence[Qos], timestamp: int, data: bytes | memoryview) -> None:
         """Write a CDR message of type ``kind``, received at ``timestamp`` (ns).
@@ -105,15 +111,19 @@ class BagWriter:
             with self._ends_on_error():
                 self._reserve.unlink(missing_ok=True)
                 self._end_file()
-                self.write_metadata()
+                self._write_metadata()
 
-    def write_metadata(self) -> None:
+    def _write_metadata(self) -> None:
         """Replace metadata.yaml atomically with the current state."""
         text = yaml.safe_dump({"rosbag2_bagfile_information": self._information()}, sort_keys=False)
         path = self.folder / "metadata.yaml"
         new = path.with_suffix(".yaml.tmp")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        try:
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     def _next_file(self) -> None:
         self._end_file()
@@ -216,9 +226,16 @@ class BagWriter:
             except (OSError, sqlite3.Error):
                 file.abort()  # leaves the file without an index; readers cope
         with contextlib.suppress(OSError):  # the previous metadata.yaml stays
-            self.write_metadata()
-        reason = getattr(error, "strerror", None) or str(error)
-        return RecordError(f"The bag {self.folder} cannot be written any further: {reason}. It can be read up to here.")
+            self._write_metadata()
+        return RecordError(
+            f"The bag {self.folder} cannot be written any further: {_reason(error)}. It can be read up to here."
+        )
+
+
+def _reason(error: Exception) -> str:
+    """What the system says; a full disk by the same name from files and from SQLite."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "disk is full" in str(error)
+    return "the disk is full (ENOSPC)" if full else getattr(error, "strerror", None) or str(error)
 
 
 class McapFile(McapWriter):
@@ -234,7 +251,7 @@ class McapFile(McapWriter):
             head = self.path.read_bytes()
             self.path.unlink()
         finally:
-            folder.rmdir()
+            shutil.rmtree(folder, ignore_errors=True)  # not empty after an error
         self.path = path
         self.bio: Any = _Appended(path)
         self.bio.write(head)

@@ -10,7 +10,7 @@ BIN := .venv/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup
 ARGS ?=
 
-.PHONY: help setup demo smoke test test-all lint format train clean distclean
+.PHONY: help setup demo smoke test test-all lint format lock sbom train clean distclean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -22,7 +22,7 @@ setup: ## make .venv, build the messages, install dsd and the nodes (quick if no
 demo: setup ## the simulated Go2 finds the silver bottle; ARGS="--transport websocket --mode ar ..."
 	@case " $(ARGS) " in *" --headless "*) ;; *) \
 	  $(BIN)/python -c "import rerun" 2>/dev/null || { echo "demo: installing the web view (225 MB, once)"; \
-	  $(BIN)/python -m pip install --quiet -r requirements/view.txt || echo "demo: continuing without the web view"; };; esac
+	  $(BIN)/python -m pip install --quiet --require-hashes -r requirements/view.txt || echo "demo: continuing without the web view"; };; esac
 	@$(IN) $(BIN)/dsd demo $(ARGS)
 
 smoke: setup ## the quick tests, without nodes and slow models: under two minutes
@@ -42,6 +42,13 @@ lint: setup ## ruff, and the type checker
 format: setup ## rewrite the code as ruff formats it
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+lock: setup ## rewrite requirements/lock.txt after a change in requirements/; ARGS="--upgrade-package name"
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/audit.txt
+	@PATH="$(BIN):$$PATH" $(BIN)/python tools/lock.py $(ARGS)
+
+sbom: ## write sbom.cdx.json, a CycloneDX bill of the locked packages and the shipped models
+	@python3 tools/sbom.py sbom.cdx.json
 
 train: setup ## retrain the shipped pair (hours); ARGS are those of dsd-lab train
 	@$(IN) $(BIN)/dsd-lab train $(ARGS)

@@ -30,6 +30,9 @@ WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
 ALONE = ("rag-model",)  # installed without what they ask for: only their files are used
+# Each file is checked against a hash in requirements/lock.txt, wherever pip takes it from. What builds a package is the
+# environment's own setuptools, since pip would fetch another unchecked.
+CHECKED = ("-m", "pip", "install", "--quiet", "--require-hashes", "--no-build-isolation")
 LAB = "src/dsd_lab"
 PACKAGE_FILES = ("setup.py", "setup.cfg", "pyproject.toml", "package.xml", "tools/setup.py", f"{LAB}/pyproject.toml")
 
@@ -228,7 +231,7 @@ def is_usable(ros):
 
 def install_requirements(ros):
     files = ["cloud", "robot", "rag", "sim", "train", "dev"] + (["ros"] if ros == "wheels" else [])
-    paths = [ROOT / "requirements" / f"{name}.txt" for name in [*files, *ALONE, "lock"]]
+    paths = [ROOT / "requirements" / f"{name}.txt" for name in [*files, *ALONE, "lock", "pip"]]
     fingerprint = digest(paths, ros)
     if done("requirements", fingerprint):
         return fingerprint
@@ -236,15 +239,16 @@ def install_requirements(ros):
     say("installing requirements/*.txt (1.5 GB the first time)")
     folder = ROOT / "requirements" if ros == "wheels" else without_system_packages(paths)
     UNFINISHED.touch()
-    command = [PYTHON, "-m", "pip", "install", "--quiet"]
+    command = [PYTHON, *CHECKED]
     for name in files:
         command += ["-r", folder / f"{name}.txt"]
     first = not (STAMPS / "environment").exists()
     try:
+        run([PYTHON, *CHECKED, "-r", folder / "pip.txt"], "installing requirements/pip.txt")
+        install_cpu_torch(folder / "lock.txt")
         run(command, "installing the requirements")
         for name in ALONE:
-            alone = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps"]
-            run([*alone, "-r", folder / f"{name}.txt"], f"installing requirements/{name}.txt")
+            run([PYTHON, *CHECKED, "--no-deps", "-r", folder / f"{name}.txt"], f"installing requirements/{name}.txt")
     except SetupError:
         if not first:
             UNFINISHED.unlink()  # pip had said no before it changed anything; what was there still works
@@ -255,13 +259,26 @@ def install_requirements(ros):
     return fingerprint
 
 
+def install_cpu_torch(lock):
+    """Install PyTorch's CPU wheel where pip's configuration names a folder (find-links) that holds it.
+
+    Else pip would prefer PyPI's, whose CUDA libraries take 3 GB: an index states a file's hash and a folder does not.
+    """
+    version = re.search(r"^torch==([^\s;\\]+)", lock.read_text(), re.MULTILINE)
+    if version:
+        wheel = [PYTHON, *CHECKED, "--no-index", "--no-deps", "-c", lock, f"torch=={version[1]}+cpu"]
+        subprocess.run([str(part) for part in wheel], env=environment(), capture_output=True, check=False)
+
+
 def without_system_packages(paths):
     """A copy of the requirements without what the system's ROS 2 has been compiled against."""
     kept = [name for name, module in OF_THE_SYSTEM.items() if output_of(PYTHON, f"import {module}; print(1)")]
+    if kept == ["numpy"] and not output_of(PYTHON, "import numpy; print(1 if numpy.__version__ >= '2' else '')"):
+        kept = []  # the OpenCV of the lock needs numpy 2
     folder = CACHE / "requirements"
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
-        lines = path.read_text().splitlines(keepends=True)
+        lines = re.split(r"(?<=\n)(?<!\\\n)", path.read_text())  # with the hashes that follow a package's name
         lines = [line for line in lines if re.split("[<>=!~ ]", line.strip(), maxsplit=1)[0].lower() not in kept]
         (folder / path.name).write_text("".join(lines))
     return folder
@@ -354,15 +371,13 @@ def install_messages_into_environment(source, build, manifest):
     shutil.copy(build / "install_manifest.txt", manifest)
 
 
-def install_package(ros, requirements):
+def install_package(requirements):
     fingerprint = digest([ROOT / name for name in PACKAGE_FILES], requirements)
     if done("package", fingerprint):
         return
     unmark("package")
     say("installing dsd_ros and its laboratory")
     options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    if ros != "wheels" and output_of(PYTHON, "import setuptools; print(1)") is None:
-        options = ["--quiet", "--no-deps"]
     run([PYTHON, "-m", "pip", "install", *options, "-e", ROOT, "-e", ROOT / LAB], "installing dsd_ros", quiet=True)
     # Where `ros2 run`, `ros2 launch` and the ament index look.
     for program in [VENV / "bin" / "dsd", *sorted((VENV / "bin").glob("*_node"))]:
@@ -430,7 +445,7 @@ def set_up():
     make_environment(ros)
     requirements = install_requirements(ros)
     build_messages(ros, requirements)
-    install_package(ros, requirements)
+    install_package(requirements)
     check_rendering(requirements)
 
 

@@ -92,7 +92,7 @@ def test_refused_update_keeps_a_working_environment(tool: ModuleType, monkeypatc
 
     monkeypatch.setattr(tool, "run", refuse)
     (tool.ROOT / "requirements").mkdir()
-    for name in ("cloud", "robot", "rag", "rag-model", "sim", "train", "dev", "ros", "lock"):
+    for name in ("cloud", "robot", "rag", "rag-model", "sim", "train", "dev", "ros", "lock", "pip"):
         (tool.ROOT / "requirements" / f"{name}.txt").touch()
     tool.mark("environment", f"wheels {tool.ROOT}")
     with pytest.raises(tool.SetupError):
@@ -137,6 +137,36 @@ def test_system_packages_are_left_to_a_sourced_ros(
     path.write_text("-r cloud.txt\nnumpy==2.4.6\nnumpy>=2.3\nopencv-python-headless>=4.10\n")
     folder = tool.without_system_packages([path])
     assert (folder / "robot.txt").read_text() == "-r cloud.txt\nopencv-python-headless>=4.10\n"
+    path.write_text("mypy==1 \\\n    --hash=sha256:a\nnumpy==2.4.6 \\\n    --hash=sha256:b \\\n    --hash=sha256:c\n")
+    tool.without_system_packages([path])
+    assert (folder / "robot.txt").read_text() == "mypy==1 \\\n    --hash=sha256:a\n"
+
+
+def test_the_systems_numpy_gives_way_where_the_locks_opencv_needs_another(tool: ModuleType, tmp_path: Path) -> None:
+    only = 'case "$2" in *__version__*) ;; *numpy*) echo 1;; *) exit 1;; esac'  # a numpy below 2, and no OpenCV
+    tool.PYTHON = executable(tmp_path / "python3", only)
+    path = tmp_path / "robot.txt"
+    path.write_text("numpy==2.4.6\n")
+    assert (tool.without_system_packages([path]) / "robot.txt").read_text() == "numpy==2.4.6\n"
+
+
+@pytest.mark.parametrize("ros", ["wheels", "jazzy"])
+def test_every_installation_is_checked_against_hashes(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, ros: str
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(tool, "run", lambda command, what, **_: ran.append(list(map(str, command))))
+    tool.PYTHON = executable(tool.ROOT / "python3", f"echo $* >> {tool.ROOT}/called; exit 1")
+    tool.STAMPS.mkdir(parents=True)
+    (tool.ROOT / "requirements").mkdir()
+    for path in (ROOT / "requirements").glob("*.txt"):
+        (tool.ROOT / "requirements" / path.name).write_bytes(path.read_bytes())
+    tool.install_requirements(ros)
+    assert len(ran) > 2 and ran[0][-1].endswith("/pip.txt")  # first a pip that reads the lock's hashes
+    for command in ran:
+        assert {"--require-hashes", "--no-build-isolation"} <= set(command), command
+    (wheel,) = (line for line in (tool.ROOT / "called").read_text().splitlines() if "torch==" in line)
+    assert {"--require-hashes", "--no-index", "--no-deps"} <= set(wheel.split()) and wheel.endswith("+cpu")
 
 
 def test_missing_compiler_is_named(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

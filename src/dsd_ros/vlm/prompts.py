@@ -231,8 +231,8 @@ def _check_template(template: str) -> None:
         tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)  # noqa: S701 (parsed only)
     except jinja2.TemplateError:
         return  # it may use transformers' own tags; if it is damaged, rendering says so
-    products = tree.find((jinja2.nodes.Mul, jinja2.nodes.Pow))
-    if len(template) > _MAX_TEMPLATE or _LONG_NUMBER.search(template) or products is not None:
+    products = [tree.find(kind) for kind in (jinja2.nodes.Mul, jinja2.nodes.Pow)]
+    if len(template) > _MAX_TEMPLATE or _LONG_NUMBER.search(template) or any(products):
         raise ModelError(
             f"the model's chat template multiplies, has a number of over 6 digits, or is longer than {_MAX_TEMPLATE} "
             "characters; use the one of the original model"
@@ -244,7 +244,7 @@ def _bounded() -> Iterator[None]:
     """ModelError for a chat template that renders for TEMPLATE_S or takes over _TEMPLATE_KIB."""
     before, until = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic() + TEMPLATE_S
 
-    def watch(frame: FrameType, *_: object) -> object:
+    def watch(frame: FrameType, _event: str, _argument: Any) -> Any:
         large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > _TEMPLATE_KIB
         if frame.f_code.co_filename.endswith("<template>") and (large or time.monotonic() > until):
             raise ModelError("the model's chat template does not end; use the one of the original model")

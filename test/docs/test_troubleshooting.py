@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from pages import DOCS, ROOT, text_of
 
-QUOTES = re.findall(r"^> (.+)$", text_of(DOCS / "troubleshooting.md"), re.MULTILINE)
+QUOTES = re.findall(r"^> (?:- )?(.+)$", text_of(DOCS / "troubleshooting.md"), re.MULTILINE)
 GAP = "\0"  # what an f-string or a %s puts in
 
 

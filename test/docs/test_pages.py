@@ -100,3 +100,11 @@ def test_quick_commands_run_as_written(
 def test_only_shell_blocks_are_marked_as_quick() -> None:
     marked = {block.language for page in PAGES for block in blocks(page) if block.run}
     assert marked <= {"bash run"}
+
+
+def test_pages_are_short() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in DOCS.glob("*.md")}
+    assert len(lengths) <= 21  # 20 pages and their list
+    longer = {name for name, lines in lengths.items() if lines > 250}
+    assert longer <= {"protocol.md", "parameters.md"}
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200

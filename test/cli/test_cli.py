@@ -172,7 +172,7 @@ def test_a_port_in_use_is_named(models):
     [
         (["--mode", "psychic"], "psychic"),
         (["--image", "no/such/file.png"], "no/such/file.png"),
-        (["--image", __file__], "cannot be read"),
+        (["--image", __file__], "is damaged or in another container"),
         (["--instruction", "  "], "empty"),
         (["--instruction", "word " * 10_000], "characters"),
         (["--target", "no/such/model"], "no/such/model"),

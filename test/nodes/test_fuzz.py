@@ -39,6 +39,7 @@ from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import VerifierTopics
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.managed import ManagedNode
+from dsd_ros.ros.stamps import moment_of
 from dsd_ros.ros.topic_node import TopicNode
 
 FEW, MANY = 3_000, 100_000
@@ -124,7 +125,7 @@ def test_nothing_that_another_node_hears_fails_in_it(heard, name):
     elif name in ("bridge", "verifier"):
         VerifierTopics(node, lambda message: None)
     elif name == "navigation":
-        node._run = NavigationRun(node._settings.run, node._settings.motion, node._moment())
+        node._run = NavigationRun(node._settings.run, node._settings.motion, moment_of(node))
     rng = random.Random(name)
     topics = [each for each in heard if hasattr(each, "msg_type")]
     services = [each for each in heard if hasattr(each, "srv_type") and "dsd_msgs" in each.srv_type.__module__]
@@ -159,6 +160,8 @@ def test_the_views_draw_on_whatever_they_see(ros_domain, monkeypatch):
         )
     }  # fmt: skip
     good = Image(height=4, width=6, step=18, encoding="bgr8", data=bytes(72))
+    pose = Odometry()
+    pose.pose.pose.orientation.w = 1.0
     sight.look(True)
     end = time.monotonic() + 10.0
     while min(publisher.get_subscription_count() for publisher in sent.values()) < 1 and time.monotonic() < end:
@@ -170,6 +173,7 @@ def test_the_views_draw_on_whatever_they_see(ros_domain, monkeypatch):
                 publisher.publish(said(kind, rng.random() < 0.5, rng))
         if number % 3 == 0:
             sent[Image].publish(serialize_message(good))
+            sent[Odometry].publish(pose)
         try:
             sight.look(True)
         except ImageMessageError:

@@ -89,7 +89,7 @@ def test_a_language_stage_resumes_exactly_and_learns(frames: Frames, tmp_path: P
         torch.manual_seed(6)
         look = cached_look(features, torch.nn.Linear(SMALL.width, SMALL.width))
         stage = language_stage("language", build_model(SMALL, 4), GoalHeads(SMALL.width), look, questions, captions=0.3)
-        return run_stage(stage, path, None, 20, **rest)
+        return run_stage(stage, path, None, 24, **rest)
 
     resumes(train, tmp_path)
     # On a batch that no step drew it predicts replies better than untrained.

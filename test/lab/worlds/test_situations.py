@@ -242,7 +242,7 @@ def test_camera_height_and_pitch_reach_picture_pixels_and_columns(offscreen: Off
         alone = replace(moved, things=(moved.target,), furniture=(), target_index=0)
         with Simulator(alone, offscreen=offscreen) as simulator:
             assert simulator.visible_pixels() == pytest.approx(visible_pixels(alone, alone.start), rel=0.05, abs=20)
-            geoms = offscreen.draw_geoms(simulator._front(), 336, 224)
+            geoms = offscreen.draw_geoms(simulator._front()[0], 336, 224)
             mine = np.isin(geoms, np.nonzero(simulator._owner == 0)[0])
         at = np.nonzero(mine)
         rows.append(at[0].mean())

@@ -188,6 +188,31 @@ def test_a_long_turn_lets_a_robot_in_mid_reply_go_first():
     assert rounds > 150 and worker.used["greedy"] > 4
 
 
+def test_many_small_pictures_hardly_delay_a_robot_in_mid_reply():
+    worker = Worker()
+    worker.put("greedy", *[30] * 2000, kind="observation")
+    rounds = 0
+    while worker.now < 10:
+        worker.put("honest", 6, kind="draft")
+        while worker.order.count("honest") == rounds:
+            worker.work(0.001)
+        rounds += 1
+        worker.work(0.001)  # it drafts
+    assert rounds > 500 and worker.used["greedy"] > 4  # a long turn after each round would leave 277
+
+
+def test_a_robot_that_used_little_cannot_take_the_worker_for_long():
+    worker = Worker()
+    worker.put("a", *[10] * 2000)
+    while worker.now < 5:
+        worker.put("b", 1)
+        worker.work(0.02)
+    before = worker.used["a"]
+    worker.put("b", *[10] * 2000)
+    worker.work(2)
+    assert worker.used["a"] - before > 0.8
+
+
 def test_a_robot_alone_never_waits_and_equals_do_not_wait_for_each_other():
     worker = Worker()
     worker.put("a", *[500] * 4, kind="observation")

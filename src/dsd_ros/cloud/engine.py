@@ -189,9 +189,7 @@ class VerifierEngine:
         turns = self._queue.ready(TURNS_A_STEP, self._nap)  # 1. the next turn of every robot that waits
         rounds = self._rounds(turns)
         began = time.perf_counter()
-        for round, result in self.target.verify(
-            rounds, lambda round, early: round.session.send(early)
-        ):  # 2. their rounds; exits speak on the way
+        for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
             self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
 
     def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
@@ -354,6 +352,10 @@ def in_process_channel(model: ModelSettings | str, settings: EngineSettings | No
         model = ModelSettings(model)
     engine = VerifierEngine(load_model(model), settings)
     return LocalChannel(engine, on_close=engine.close)
+
+
+def _send_early(round: PendingRound, outcome: Outcome) -> None:
+    round.session.send(outcome)
 
 
 def _key(message: Observation | Draft) -> Hashable:

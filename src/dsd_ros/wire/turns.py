@@ -6,6 +6,7 @@ DRAGON's service take their turns from the same class.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ Path = tuple[Hashable, ...]
 _QUANTUM_S = 0.001  # used times that differ by less count as equal
 _URGENT_IN_A_ROW = 8  # then an ordinary turn comes first
 _DEBT_S = 0.1  # an account that has used so much more than another lets that one go first, see ``_courtesy``
+_CREDIT_S = 0.2  # what an account may be behind when it begins to wait, after a moment without turns
 _GRACE_S = 0.15  # how soon the other's next turn must come for that
 _LONG_S, _LONGER = 0.02, 4  # of turns longer than this, and so many times as long as the other's
 _ACCOUNTS = 4096  # idle ones are forgotten beyond this
@@ -52,7 +54,8 @@ class _Waiting(NamedTuple, Generic[T]):
 class _Account:
     """Time used by an owner, or by all owners of a link or an address."""
 
-    used: float = 0.0  # s; lifted to its parent's floor when it begins to wait
+    used: float = 0.0  # s; lifted towards its parent's floor when it begins to wait
+    ended: float = -math.inf  # when its last turn ended
     floor: float = 0.0  # the used time of its part that had the last turn
     costs: dict[str, float] = field(default_factory=dict)  # longest recent turn, s, by kind
     waiting: int = 0
@@ -64,8 +67,8 @@ class TurnQueue(Generic[T]):
 
     An owner's turns are taken in the order they came. The next turn is that of the owner that has used the least time:
     first of the address with the least, in it of the link with the least, in that of the session with the least. So
-    many sessions, links or long turns give no larger share. Who was idle gains no credit. Urgent turns come first.
-    The time between two calls of ``ready`` is that of the turns which the first one gave.
+    many sessions, links or long turns give no larger share. A pause gains no credit. A robot that waits for each result
+    before its next turn keeps a little. Urgent turns come first. The turns that ``ready`` gave take until its next call.
     Source: start-time fair queueing (Goyal, Vin, Cheng 1996), and anticipation (Iyer, Druschel 2001) in ``_courtesy``.
     """
 
@@ -213,10 +216,11 @@ class TurnQueue(Generic[T]):
                 self._prune()
             places = (path[:end] for end in range(len(path) + 1))
             chain = self._chains[path] = tuple(self._accounts.setdefault(place, _Account()) for place in places)
-        parent = chain[0]
+        parent, now = chain[0], self._clock()
         for account in chain[1:]:
-            if not account.waiting and account.used < parent.floor:
-                account.used = parent.floor
+            if not account.waiting:
+                credit = 0.0 if now - account.ended >= _GRACE_S else _CREDIT_S
+                account.used = max(account.used, parent.floor - credit)
             account.waiting += 1
             account.bytes += size
             parent = account
@@ -252,6 +256,7 @@ class TurnQueue(Generic[T]):
             self._recent[path] = now
             for account in self._chains[path][1:]:
                 account.used += seconds
+                account.ended = now
                 account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
         self._running.clear()
 

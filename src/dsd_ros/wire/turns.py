@@ -68,7 +68,7 @@ class TurnQueue(Generic[T]):
     An owner's turns are taken in the order they came. The next turn is that of the owner that has used the least time:
     first of the address with the least, in it of the link with the least, in that of the session with the least. So
     many sessions, links or long turns give no larger share. A pause gains no credit. A robot that waits for each result
-    before its next turn keeps a little. Urgent turns come first. The turns that ``ready`` gave take until its next call.
+    before its next turn keeps a little. Urgent turns come first. The turns of one ``ready`` take until the next.
     Source: start-time fair queueing (Goyal, Vin, Cheng 1996), and anticipation (Iyer, Druschel 2001) in ``_courtesy``.
     """
 

@@ -17,6 +17,9 @@ import msgspec
 from dsd_ros.wire import messages
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "dsd_msgs" / "msg"
+# Fast DDS sets aside the room of the largest bounded message for every place in a topic's queue: 12 GB of address space
+# for 300 messages of 40 MiB. Longer fields are bounded where they are read, in dsd_ros.ros.dds_channel.
+LARGEST_BOUND = 1 << 16
 STRUCTS = (*get_args(messages.Message), messages.Past)
 
 
@@ -48,7 +51,7 @@ def ros_type(kind: Any) -> str:
     if base is str:
         return f"string<={4 * limits.max_length}"
     if base is bytes:
-        return f"uint8[<={limits.max_length}]"
+        return "uint8[]" if limits.max_length > LARGEST_BOUND else f"uint8[<={limits.max_length}]"
     if get_origin(base) is list:
         return f"{ros_type(get_args(base)[0])}[<={limits.max_length}]"
     return {float: "float64", bool: "bool"}.get(base) or base.__name__

@@ -28,12 +28,12 @@ WIRE_MESSAGES = list(wire.Message.__args__)
 IN_USE = {
     "AskStats.msg": "403778a7f9f722ef",
     "DecodeStats.msg": "dfe866063f5df8fd",
-    "Draft.msg": "4c67af6cbf3d0b6f",
+    "Draft.msg": "a56cc4d24a8e89b4",
     "NavAction.msg": "cd6937f29a5c2f38",
-    "Observation.msg": "e23b735188df1606",
-    "Outcome.msg": "8569e13ef68b5118",
-    "Past.msg": "0912c6c8a157f642",
-    "Proposal.msg": "0f7af17301c69f19",
+    "Observation.msg": "5e2ac3c451c1623c",
+    "Outcome.msg": "c7801cf5779514ac",
+    "Past.msg": "bd9bb2344120aaaa",
+    "Proposal.msg": "e1b3782b150bf7b3",
     "Question.msg": "b6561e3475704ab1",
     "QuestionEnd.msg": "8b994dfc753146cd",
     "QuestionReply.msg": "b6046c2ebbfd7079",
@@ -114,7 +114,9 @@ def test_every_field_is_explained_and_bounded(path: Path) -> None:
     for definition, comment in fields(path):
         explained = comment or re.fullmatch(r"\w+ [A-Z_]+=\d+", definition)  # a constant's name may say it all
         assert explained, f"{path.name}: '{definition}' has no comment"
-        assert "[]" not in definition, f"{path.name}: '{definition}' is not bounded"
+        assert "[]" not in definition or definition.startswith("uint8[] "), (
+            f"{path.name}: '{definition}' is not bounded"
+        )
         assert not re.match(r"w?string\s", definition), f"{path.name}: '{definition}' is not bounded"
 
 
@@ -133,15 +135,14 @@ def test_ros_bounds_hold_what_the_wire_allows(struct: type[msgspec.Struct]) -> N
     ros = getattr(msg, struct.__name__).get_fields_and_field_types()
     for name, (_, longest) in wire_fields(struct).items():
         bound = re.search(r"(?:<|, )(\d+)>$", ros[name])
-        if longest is not None:
+        if longest is not None and longest <= msg_files.LARGEST_BOUND:
             assert bound, f"{struct.__name__}.{name} is not bounded"
             assert int(bound[1]) >= longest, f"{struct.__name__}.{name}"
 
 
 def test_full_distributions_of_a_full_draft_fit() -> None:
     largest_vocabulary = 152_064  # Qwen2-VL-7B-Instruct
-    bound = re.search(r", (\d+)>", msg.Draft.get_fields_and_field_types()["evidence"])
-    assert bound and int(bound[1]) >= 4 * wire.MAX_DRAFT * largest_vocabulary
+    assert wire_fields(wire.Draft)["evidence"][1] >= 4 * wire.MAX_DRAFT * largest_vocabulary
 
 
 def test_navigate_outcomes_are_the_runs() -> None:

@@ -157,7 +157,7 @@ class Past(Fields, frozen=True):
     encoding: ShortText  # as in Observation
     height: Side  # pixels, at most 8192; 0: no picture
     width: Side  # pixels, at most 8192
-    image: Picture  # the picture in that encoding; empty: the verifier has it
+    image: Picture  # the picture in that encoding, at most 16 MiB; empty: the verifier has it
     digest: Digest  # the picture's name: 8 bytes of BLAKE2b over its sides and pixels (wire.pictures.picture_digest)
 
 
@@ -179,7 +179,7 @@ class Observation(Fields, frozen=True, tag=3):
     height: Side  # pixels, at most 8192; 0: no picture
     width: Side  # pixels, at most 8192
     encoding: ShortText  # "rgb8" (raw rows, no padding), "png", or "none" (for models that read text alone)
-    image: Picture  # the picture in that encoding
+    image: Picture  # the picture in that encoding, at most 16 MiB
     verified: Verified = []  # tokens of the reply so far: verified, or drawn by the robot after a rejection
     rounds: UInt32 = 0  # rounds they took
     history: Annotated[list[Past], Meta(max_length=MAX_HISTORY)] = []  # earlier pictures and actions, oldest first

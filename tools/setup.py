@@ -24,8 +24,10 @@ UNFINISHED = STAMPS / "unfinished"  # there while packages are being installed
 CACHE = ROOT / ".cache"
 ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
-# Messages of others, built only where the system has none.
+# Copies of other packages' messages, built into .venv only where the system lacks them. COLCON_IGNORE beside them keeps
+# colcon and rosdep from taking them for the real packages.
 OF_OTHERS = ("tf2_msgs", "unitree_api", "unitree_go")
+MESSAGES = {"dsd_msgs": "src/dsd_msgs", **{name: f"tools/msgs/{name}" for name in OF_OTHERS}}
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
 OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
@@ -303,7 +305,7 @@ def patch_wheels():
 
 def build_messages(ros, requirements):
     names = ["dsd_msgs", *(name for name in OF_OTHERS if not system_has(name, ros))]
-    sources = [ROOT / "src" / name for name in names]
+    sources = [ROOT / MESSAGES[name] for name in names]
     if ros == "wheels":
         for source in sources:
             step = "messages" if source.name == "dsd_msgs" else f"messages of {source.name}"
@@ -346,7 +348,7 @@ def build_package(source, step, requirements):
     if done(step, fingerprint):
         return
     unmark(step)
-    say(f"building src/{source.name} (about a minute)")
+    say(f"building {source.name} (about a minute)")
     build = empty_folder(source.name)
     install_messages_into_environment(source, build, STAMPS / f"{step}.manifest")
     shutil.rmtree(build, ignore_errors=True)

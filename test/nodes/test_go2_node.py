@@ -16,6 +16,7 @@ from geometry_msgs.msg import Twist
 from ros_rig import OdometryRig
 from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
 from std_srvs.srv import Trigger
+from unitree_api.msg import Request, Response
 
 from dsd_ros.nodes.go2_node import decode_picture
 from dsd_ros.nodes.go2_standin_node import encode_picture
@@ -26,7 +27,6 @@ from dsd_ros.ros import qos
 from dsd_ros.ros.go2_messages import RosLink
 from dsd_ros.ros.images import ImageMessageError, to_rgb
 from dsd_ros.ros.stamps import seconds
-from unitree_api.msg import Request, Response
 
 
 class RobotRig:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 MANIFESTS = [
     ROOT / "package.xml",
-    *(ROOT / "src" / name / "package.xml" for name in ("dsd_msgs", "unitree_api", "unitree_go")),
+    ROOT / "src" / "dsd_msgs" / "package.xml",
+    *sorted((ROOT / "tools" / "msgs").glob("*/package.xml")),
 ]
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 EXACT = {"mujoco", "unitree-sdk2py-dimos"}  # their releases differ in frames, and in what the robot survives
@@ -97,8 +100,10 @@ def test_executable_can_be_loaded(entry: importlib.metadata.EntryPoint) -> None:
 
 
 def test_dsd_is_on_the_path_and_helps() -> None:
-    command = [Path(sys.executable).parent / "dsd", "--help"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    """In the environment's bin, or where a sourced workspace puts it on PATH (lib/dsd_ros)."""
+    dsd = shutil.which("dsd", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    assert dsd, "dsd is neither beside this Python nor on PATH: run `make setup`, or source the workspace"
+    result = subprocess.run([dsd, "--help"], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     for name in ("demo", "decode", "verifier", "doctor"):
         assert name in result.stdout

@@ -247,12 +247,12 @@ def test_the_robots_messages_are_built_only_where_no_system_has_them(tool: Modul
 def test_each_package_of_messages_is_built_once(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     monkeypatch.setattr(tool, "install_messages_into_environment", lambda source, *_: built.append(source.name))
-    for name in ("dsd_msgs", *tool.OF_OTHERS):
-        (tool.ROOT / "src" / name).mkdir(parents=True)
-        (tool.ROOT / "src" / name / "A.msg").write_text("int32 a\n")
+    for place in tool.MESSAGES.values():
+        (tool.ROOT / place).mkdir(parents=True)
+        (tool.ROOT / place / "A.msg").write_text("int32 a\n")
     tool.build_messages("wheels", "r")
     tool.build_messages("wheels", "r")
     assert built == ["dsd_msgs", "tf2_msgs", "unitree_api", "unitree_go"]
-    (tool.ROOT / "src" / "unitree_go" / "A.msg").write_text("int64 a\n")
+    (tool.ROOT / tool.MESSAGES["unitree_go"] / "A.msg").write_text("int64 a\n")
     tool.build_messages("wheels", "r")
     assert built[4:] == ["unitree_go"]

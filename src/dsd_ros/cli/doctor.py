@@ -206,8 +206,8 @@ _WITH_ROS = (
     _optional(
         "Go2 messages",
         _modules("unitree_api.msg", "unitree_go.msg"),
-        "source a workspace with unitree_ros2, or run `make setup`, or `colcon build --base-paths src/unitree_api "
-        "src/unitree_go` and source it",
+        "build unitree_api and unitree_go of github.com/unitreerobotics/unitree_ros2 and source that workspace, "
+        "or run `make setup`",
     ),
     Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use"),
     Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt"),

@@ -15,6 +15,8 @@ from functools import partial
 import numpy as np
 from PIL import Image as Pictures
 from std_msgs.msg import String
+from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
+from unitree_go.msg import LowState, SportModeState
 
 from dsd_ros.robot.go2.protocol import VIDEO, Code, ServiceRequest, ServiceResponse, VideoApi
 from dsd_ros.robot.go2.standin import Go2Standin, StandinFault
@@ -28,8 +30,6 @@ from dsd_ros.ros.go2_messages import SERVICES, answer_message, from_message, top
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.running import EXIT_BAD_START, RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import StandinNodeSettings
-from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
-from unitree_go.msg import LowState, SportModeState
 
 _JPEG_QUALITY = 95
 

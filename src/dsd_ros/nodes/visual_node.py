@@ -13,6 +13,7 @@ from nav_msgs.msg import Path
 from rclpy.node import Node
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header, String
+from tf2_msgs.msg import TFMessage
 from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.observe.ros import visual_messages as shapes
@@ -25,7 +26,6 @@ from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.polled import PacedThread, RateTimer, lower_priority
 from dsd_ros.ros.running import RunnableNode, named, run_main
 from dsd_ros.ros.settings import VisualNodeSettings
-from tf2_msgs.msg import TFMessage
 
 _LOOK_S = 0.5  # between checks for subscribers
 _PRESENT_S = 0.5  # between publications of markers that fade

@@ -8,6 +8,7 @@ from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Imu
 from std_msgs.msg import Bool, ColorRGBA, Float64, Header, UInt32
+from tf2_msgs.msg import TFMessage
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_msgs.srv import CheckArrival
@@ -17,7 +18,6 @@ from dsd_ros.robot.sim.simulator import Simulator, check_arrival
 from dsd_ros.robot.sim.world import HEIGHT, World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import quaternion
-from tf2_msgs.msg import TFMessage
 
 ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
 

@@ -21,8 +21,8 @@ try:
     from unitree_go.msg import LowState, SportModeState
 except ImportError as error:
     raise StartError(
-        f"The Go2's messages are not built ({error}): source a workspace with unitree_ros2, or run `make setup`, "
-        "or `colcon build --base-paths src/unitree_api src/unitree_go` and source it."
+        f"The Go2's messages are not built ({error}): build unitree_api and unitree_go of "
+        "github.com/unitreerobotics/unitree_ros2 and source that workspace, or run `make setup`."
     ) from error
 
 

@@ -201,6 +201,32 @@ def test_many_small_pictures_hardly_delay_a_robot_in_mid_reply():
     assert rounds > 500 and worker.used["greedy"] > 4  # a long turn after each round would leave 277
 
 
+@pytest.mark.parametrize("milliseconds", [0, 1, 2])
+def test_a_flood_of_short_turns_does_not_starve_a_long_one(milliseconds):
+    """Turns of no length would be behind in time used for ever; the idle time that they cost is charged to them."""
+    worker, sent = Worker(), 0
+    while worker.now < 20:
+        worker.put("flood", milliseconds, kind="draft")
+        if worker.order.count("honest") == sent:
+            worker.put("honest", 30, kind="draft")
+            sent += 1
+        worker.work(0.004)
+    assert worker.used["honest"] > 9.0
+
+
+def test_a_turn_that_waits_out_of_courtesy_holds_no_third_one_up():
+    worker = Worker()
+    worker.put("greedy", *[200] * 100, kind="observation")
+    for _ in range(100):
+        worker.put("honest", 10, kind="draft")
+        worker.put("third", 5, kind="draft")
+        began, done = worker.now, worker.order.count("third")
+        while worker.order.count("third") == done:
+            worker.work(0.001)
+        assert worker.now - began < 0.23
+        worker.work(0.02)
+
+
 def test_a_robot_that_used_little_cannot_take_the_worker_for_long():
     worker = Worker()
     worker.put("a", *[10] * 2000)

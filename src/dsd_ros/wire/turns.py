@@ -85,6 +85,8 @@ class TurnQueue(Generic[T]):
         self._running: list[tuple[Path, str]] = []  # the turns that ``ready`` gave last, with their kinds
         self._since = 0.0
         self._recent: dict[Path, float] = {}  # when an owner's last turn ended
+        self._awaited: set[Path] = set()  # the accounts that waiting turns let go first, since ``_idle_since``
+        self._idle_since = 0.0
         self._urgent_in_a_row = 0
         self._keys: set[Hashable] = set()
         self._held: set[Hashable] = set()
@@ -140,18 +142,18 @@ class TurnQueue(Generic[T]):
             self._charge()
             until = None if timeout is None else self._clock() + timeout
             while not self._closed:
-                places = self._next(limit)
-                wait = self._courtesy(*places[0]) if places else None
-                if wait == 0.0:
+                self._charge_idle_time()
+                wait, places = self._next(limit)
+                if places:
                     turns = [self._take(*place) for place in places]
+                    self._awaited.clear()
                     self._since = self._clock()
                     return turns
-                left = None if until is None else until - self._clock()
-                if left is not None and (left <= 0 or (wait is not None and left < wait)):
-                    wait = left
-                    if left <= 0:
+                if until is not None:
+                    wait = min(wait, until - self._clock())
+                    if wait <= 0:
                         return []
-                self._changed.wait(left if wait is None else wait)
+                self._changed.wait(None if math.isinf(wait) else wait)
             return []
 
     def hold(self, owner: Hashable) -> None:
@@ -195,14 +197,22 @@ class TurnQueue(Generic[T]):
 
     # --------------------------------------------------------------------- under self._changed
 
-    def _next(self, limit: int) -> list[tuple[dict[Path, deque[_Waiting[T]]], Path]]:
+    def _next(self, limit: int) -> tuple[float, list[tuple[dict[Path, deque[_Waiting[T]]], Path]]]:
+        """The next turns; if there are none, how long the first of those that wait does so out of courtesy, s."""
         ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
         order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
-        found = []
+        shortest, found = math.inf, []
+        self._awaited.clear()
         for lanes in order:
             free = [path for path in lanes if path[-1] not in self._held]
-            found += [(lanes, path) for path in (sorted(free, key=self._used) if len(free) > 1 else free)]
-        return found[:limit]
+            for path in sorted(free, key=self._used) if len(free) > 1 else free:
+                if (wait := self._courtesy(lanes, path)) > 0.0:
+                    shortest = min(shortest, wait)
+                    continue
+                found.append((lanes, path))
+                if len(found) == limit:
+                    break
+        return shortest, found[:limit]
 
     def _used(self, path: Path) -> list[int]:
         """What decides the order: the used time of the address, the link and the session."""
@@ -252,8 +262,8 @@ class TurnQueue(Generic[T]):
         now = self._clock()
         seconds = (now - self._since) / len(self._running)
         for path, kind in self._running:
-            self._recent.pop(path, None)
-            self._recent[path] = now
+            if seconds >= _QUANTUM_S:  # a duplicate announces no next turn
+                self._recent[path] = now
             for account in self._chains[path][1:]:
                 account.used += seconds
                 account.ended = now
@@ -265,7 +275,7 @@ class TurnQueue(Generic[T]):
 
         A turn cannot be interrupted. So one that is known to be long lets those go first that had short turns a moment
         ago and are behind in time used: their next turn is on its way. Otherwise each of their short turns would wait
-        for a long one.
+        for a long one. They are charged the time that it waits, see ``_charge_idle_time``.
         """
         now, kind, wait = self._clock(), lanes[path][0].kind, 0.0
         for other, ended in list(self._recent.items()):
@@ -279,7 +289,19 @@ class TurnQueue(Generic[T]):
                     continue
                 if mine.costs.get(kind, 0.0) > max(_LONG_S, _LONGER * min(theirs.costs.values(), default=0.0)):
                     wait = max(wait, ended + _GRACE_S - now)
+                    self._awaited.add(other[:end])
         return wait
+
+    def _charge_idle_time(self) -> None:
+        """Charge the time that the worker idled to those that turns waited for out of courtesy.
+
+        Otherwise one that keeps sending turns of no length would never catch up, and the others would wait for ever.
+        """
+        now = self._clock()
+        for place in self._awaited:
+            if (account := self._accounts.get(place)) is not None:
+                account.used += now - self._idle_since
+        self._idle_since = now
 
     def _prune(self) -> None:
         """Forget accounts that are idle and owe nothing, or are simply the oldest idle ones."""

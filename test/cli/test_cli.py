@@ -229,6 +229,23 @@ def test_doctor_warns_a_robot_of_cyclone_11(capsys, monkeypatch, tmp_path):
     assert "0.10.2" in finding["remedy"]
 
 
+def test_doctor_examines_the_token_file(capsys, tmp_path):
+    file = tmp_path / "token"
+
+    def finding(*options: str | Path) -> dict[str, object]:
+        _, out, _ = dsd(capsys, "doctor", "--role", "cloud", "--json", *options)
+        return next(each for each in json.loads(out) if each["name"] == "token file")
+
+    assert not finding()["ok"] and not finding()["required"]
+    assert finding("--token-file", file)["required"] and "cannot be read" in finding("--token-file", file)["detail"]
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o644)
+    assert "other users" in finding("--token-file", file)["detail"]
+    file.chmod(0o600)
+    found = finding("--token-file", file)
+    assert found["ok"] and "0123456789" not in str(found)
+
+
 def test_every_command_explains_itself(capsys):
     for command in ("demo", "decode", "verifier", "doctor"):
         code, out, _ = dsd(capsys, *command.split(), "--help")

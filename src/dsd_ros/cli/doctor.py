@@ -18,7 +18,9 @@ from pathlib import Path
 from dsd_ros.cli.arguments import arguments, flag, json_option
 from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
+from dsd_ros.paths import user_path
 from dsd_ros.shown import shown
+from dsd_ros.wire.channel import read_token
 
 
 class Role(StrEnum):
@@ -32,6 +34,7 @@ class Role(StrEnum):
 @arguments
 class DoctorArguments:
     role: Role = flag(default=Role.LAPTOP, text="laptop: the whole demo; robot: draft and nodes; cloud: the verifier")
+    token_file: str = flag(default="", text="examine the file with the verifier's token", metavar="FILE")
     json: Path | None = json_option("the findings")
 
 
@@ -68,6 +71,7 @@ def command(args: DoctorArguments = DoctorArguments()) -> int:
     Exits with 0 when nothing that the role needs is missing, else with 1.
     """
     findings = [check.run(args.role) for roles, checks in _CHECKS if args.role in roles for check in checks]
+    findings.append(_token_check(args.token_file).run(args.role))
     for finding in findings:
         mark, colour = (
             ("ok", "green") if finding.ok else ("MISSING", "red") if finding.required else ("optional", "yellow")
@@ -165,6 +169,22 @@ def _models(role: Role) -> str:
     if absent:
         raise LookupError(f"no {' and no '.join(absent)} under {root}")
     return ", ".join(wanted)
+
+
+def _token_check(path: str) -> Check:
+    """A check that the token file holds a token, and that only its owner can read it."""
+
+    def find(_: Role) -> str:
+        if not path:
+            raise LookupError("not given (--token-file): without a token, robot and verifier use loopback alone")
+        token = read_token(path)
+        mode = user_path(path).stat().st_mode & 0o777
+        if mode & 0o077:
+            raise PermissionError(f"other users of this machine can read {path} (mode {mode:03o})")
+        return f"{path}, {len(token)} characters"
+
+    remedy = "umask 077; openssl rand -hex 32 > FILE, the same on robot and verifier; an existing one: chmod 600 FILE"
+    return Check("token file", find, remedy, required=bool(path))
 
 
 def _optional(name: str, find: Callable[[Role], str], remedy: str) -> Check:

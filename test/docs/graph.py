@@ -76,7 +76,7 @@ class Notes:
         about = _kind(kind)
         if about.split("/")[0] in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
             return
-        owner = node.get_name().removesuffix("_link").removesuffix("_ears")
+        owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_ears")
         end = End(owner, way, name.replace("~", owner), about)
         if way in ("publishes", "listens"):
             profile = rest.get("qos_profile", args[-1 if way == "publishes" else 1] if args else 10)

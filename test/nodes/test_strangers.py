@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -165,12 +166,13 @@ def test_best_effort_publishers_are_heard(rig):
 
 
 @pytest.fixture
-def overridden(ros_domain):
-    """Initialises rclpy with parameters; shut down at the end."""
+def overridden(ros_domain, monkeypatch):
+    """Initialises rclpy with parameters on the command line; shut down at the end."""
 
     def begin(*parameters: str) -> None:
         words = [word for text in parameters for word in ("-p", text)]
-        rclpy.init(args=["--ros-args", *words], signal_handler_options=SignalHandlerOptions.NO)
+        monkeypatch.setattr(sys, "argv", ["node", "--ros-args", *words])
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
 
     yield begin
     if rclpy.ok():
@@ -200,11 +202,21 @@ def test_qos_overrides_work_on_subscriptions_and_publishers(overridden):
      "qos_overrides.odom.subscription.depth:=7", "qos_overrides./odom.subscription.deph:=7"],
 )  # fmt: skip
 def test_a_qos_override_that_nothing_takes_is_refused(overridden, override):
-    overridden(override)
+    overridden(f"supervisor_node:{override}")
     node = SupervisorNode()
     with pytest.raises(OverrideError, match=override.partition(":")[0]):
         node.check_overrides(complete=True)
     node.destroy_node()
+
+
+def test_a_qos_override_for_every_node_may_be_for_a_topic_of_another(overridden, capfd):
+    overridden("qos_overrides./map.subscription.depth:=7", "qos_overrides./scan.publisher.depth:=7")
+    node = SupervisorNode()
+    node.check_overrides(complete=True)
+    node.destroy_node()
+    warned = capfd.readouterr().err
+    for topic in ("/map.subscription", "/scan.publisher"):
+        assert f"'supervisor_node' cannot apply qos_overrides.{topic}.depth" in warned
 
 
 @pytest.mark.parametrize("value", ["reliability:=perhaps", "depth:=many"])
@@ -215,7 +227,7 @@ def test_a_qos_override_with_a_wrong_value_is_refused(overridden, value):
 
 
 def test_a_lifecycle_node_refuses_an_override_once_its_topics_are_there(overridden):
-    overridden("qos_overrides./odm.subscription.depth:=7")
+    overridden("navigation_node:qos_overrides./odm.subscription.depth:=7")
     node = NavigationNode()
     end = time.monotonic() + 20.0
     while node.failure is None and time.monotonic() < end:

@@ -172,7 +172,7 @@ class TopicOrder:
 
 
 class _Topics:
-    """Publishers for one direction and subscriptions for the other, in the node ``<owner>_link``."""
+    """Publishers for one direction and subscriptions for the other, in the node ``_<owner>_link``."""
 
     def __init__(
         self, owner: Node, outgoing: Mapping[type, str], incoming: Mapping[type, str], order: TopicOrder

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ from rclpy.exceptions import (
 from rclpy.node import Node
 
 from dsd_ros.ros.settings import ParameterSpec, specs
+from dsd_ros.ros.topic_node import given_by_name
 
 Settings = TypeVar("Settings")
 
@@ -37,9 +40,12 @@ def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Set
 
     Parameters are read-only, ``use_sim_time`` too: a clock that changes while the robot moves would mix two times.
 
+    A parameter that the node lacks, and rclpy would silently drop, is an error where it is given to this node by its
+    name, e.g. misspelt in its parameter file. Otherwise it may be meant for another node, and is only warned of.
+
     :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
-    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when a
-        parameter was given that neither node has, e.g. a misspelt one, which rclpy would silently drop.
+    :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when the
+        node is given a parameter by its name that it lacks.
     """
     settings: Settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
     sim_time = "read when the node starts: the clock's time comes from /clock"
@@ -49,11 +55,18 @@ def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Set
     given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
     unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
     if unknown:
-        raise ParameterError(
-            f"The node '{node.get_name()}' has no parameter {', '.join(map(repr, unknown))}; "
-            "check the spelling in the parameter file."
-        )
+        _refuse_or_warn(node, unknown, [spec.name for spec in specs(schema)])
     return settings
+
+
+def _refuse_or_warn(node: Node, unknown: list[str], declared: list[str]) -> None:
+    named = given_by_name(node.get_name())
+    refused = [name for name in unknown if name in named]
+    names = ", ".join(f"'{name}'{nearest(name, declared)}" for name in refused or unknown)
+    sentence = f"The node '{node.get_name()}' has no parameter {names}"
+    if refused:
+        raise ParameterError(f"{sentence}; correct its section of the parameter file.")
+    node.get_logger().warning(f"{sentence}: ignored.")
 
 
 def _made(schema: type, values: dict[str, Any], prefix: str = "") -> Any:
@@ -83,6 +96,16 @@ def _declare_one(node: Node, spec: ParameterSpec) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")
     return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, as " (did you mean '...'?)"; empty when none is like it."""
+    known = list(known)
+    leaf = name.rpartition(".")[2]
+    likely = difflib.get_close_matches(name, known, 1, 0.75) or [
+        each for each in known if each.rpartition(".")[2] == leaf
+    ]
+    return f" (did you mean '{likely[0]}'?)" if likely else ""
 
 
 def _known(node: Node, name: str) -> bool:

@@ -31,7 +31,8 @@ class PublisherWatch:
         self.topic = topic
         self._node, self._alone = node, alone
         full = [name if name.startswith("/") else f"{node.get_namespace().rstrip('/')}/{name}" for name in belongs]
-        self._belongs = {name + suffix for name in full for suffix in ("", "_link")}  # see running.companion
+        links = {f"{space}/_{name}_link" for space, _, name in (each.rpartition("/") for each in full)}
+        self._belongs = links.union(full)  # see running.companion
         self._unnamed_since: dict[bytes, float] = {}
 
     def strangers(self, now: float) -> list[str]:

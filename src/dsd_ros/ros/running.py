@@ -59,12 +59,13 @@ def steady_timer(
 
 
 def companion(owner: Node, suffix: str) -> Node:
-    """A second node, ``<owner>_<suffix>``, for topics that must not wait for the first one's executor.
+    """A second node, ``_<owner>_<suffix>``, for topics that must not wait for the first one's executor.
 
-    It is in the owner's context and namespace, without services or a log of its own.
+    It is in the owner's context and namespace, without services, clock or log of its own. The underscore hides it from
+    ``ros2 node list``; ``--all`` shows it.
     """
-    name = f"{owner.get_name()}_{suffix}"
-    quiet = [Parameter("start_type_description_service", value=False)]
+    name = f"_{owner.get_name()}_{suffix}"
+    quiet = [Parameter("start_type_description_service", value=False), Parameter("use_sim_time", value=False)]
     options = named(name, owner) | {"enable_rosout": False, "start_parameter_services": False}
     return TopicNode(name, **options, parameter_overrides=quiet)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import yaml
 from rclpy.context import Context
 from rclpy.exceptions import InvalidParameterTypeException
 from rclpy.node import Node
@@ -24,6 +28,43 @@ _taken: WeakKeyDictionary[Context, set[str]] = WeakKeyDictionary()
 
 class OverrideError(ValueError):
     """A QoS override that is malformed or that no topic takes; one sentence."""
+
+
+def given_by_name(node: str, words: Sequence[str] | None = None) -> set[str]:
+    """The parameters that this process's arguments give to a node by its name, in a file's section or with ``-p``.
+
+    The others come from a wildcard (``/**``), as a launch file's parameters for all its nodes do: a node may lack
+    those. rclpy does not say where a value comes from.
+
+    :param words: the arguments, sys.argv if None.
+    """
+    found: set[str] = set()
+    words = sys.argv if words is None else words
+    for flag, word in pairwise(words):
+        owner, _, rest = word.partition(":=")[0].rpartition(":")
+        if flag in ("-p", "--param") and _names(owner, node):
+            found.add(rest)
+        elif flag == "--params-file":
+            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # rcl has read it, or refused it
+                found.update(_sections(yaml.safe_load(Path(word).read_text(encoding="utf-8")), node))
+    return found
+
+
+def _names(owner: object, node: str) -> bool:
+    return str(owner).rpartition("/")[2] == node
+
+
+def _sections(content: object, node: str) -> Iterator[str]:
+    """The names in a parameter file's sections for this node; a namespace may be a mapping of its own."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, dict) and _names(key, node):
+            yield from _leaves(value.get("ros__parameters"), "")
+        yield from _sections(value, node)
+
+
+def _leaves(content: object, prefix: str) -> Iterator[str]:
+    for key, value in content.items() if isinstance(content, dict) else ():
+        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else (f"{prefix}{key}",)
 
 
 class TopicNode(Node):
@@ -75,17 +116,22 @@ class TopicNode(Node):
     def check_overrides(self, complete: bool) -> None:
         """Check the QoS overrides; with ``complete``, when all topics exist, also that each has its topic.
 
-        :raises OverrideError: naming an override that is malformed or misspelt.
+        :raises OverrideError: naming an override that is malformed or misspelt, where it is given to this node by its
+            name; otherwise it may be another node's, and is only warned of.
         """
         taken = _taken.get(self.context, set())
         given = [name for name in self._parameter_overrides if name.startswith(_PREFIX)]
         wrong = [name for name in given if not _FORM.fullmatch(name)]
         unused = wrong or (sorted(set(given) - taken) if complete else [])
-        if unused:
-            raise OverrideError(
-                f"The node '{self.get_name()}' cannot apply {unused[0]}: write qos_overrides.<topic with its "
+        own = given_by_name(self.get_name()) if unused else set()
+        for name in sorted(unused, key=lambda name: name not in own):
+            sentence = (
+                f"The node '{self.get_name()}' cannot apply {name}: write qos_overrides.<topic with its "
                 "namespace>.<publisher or subscription>.<history, depth, reliability or durability>."
             )
+            if name in own:
+                raise OverrideError(sentence)
+            self.get_logger().warning(sentence)
 
     def _overridden(self, entity: str, topic: str, profile: Any) -> tuple[Any, dict[str, Any]]:
         """The profile to create a topic with, and rclpy's option to override it where a parameter asks for that."""

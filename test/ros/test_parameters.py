@@ -1,0 +1,145 @@
+"""Parameters of real nodes: which are refused, which are only warned of."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rclpy
+import yaml
+from rclpy.signals import SignalHandlerOptions
+
+from dsd_ros.ros.parameters import ParameterError
+from dsd_ros.ros.running import RunnableNode
+from dsd_ros.ros.settings import NODES, ManagedSettings
+from dsd_ros.ros.topic_node import given_by_name
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make(ros_domain: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
+    """Makes a node with command-line words, as in a process of its own; unconfigured if it is a lifecycle node."""
+    made: list[RunnableNode] = []
+
+    def begin(name: str, *words: str) -> RunnableNode:
+        own = [f"{name}:autostart:=false"] if issubclass(NODES[name], ManagedSettings) else []
+        if name == "record_node":
+            own = [f"{name}:directory:={tmp_path / 'bag'}"]
+        if name == "view_node":
+            pytest.importorskip("rerun", reason="rerun-sdk is not installed (requirements/view.txt)")
+        monkeypatch.setattr(sys, "argv", [name, "--ros-args", *(word for each in own for word in ("-p", each)), *words])
+        rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+        module = importlib.import_module(f"dsd_ros.nodes.{name}")
+        kind = getattr(module, "".join(part.capitalize() for part in name.split("_")))
+        made.append(kind())
+        return made[-1]
+
+    yield begin
+    for node in made:
+        node.close()
+        for each in (*node.guests, node):
+            each.destroy_node()
+    if rclpy.ok():
+        rclpy.shutdown()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
+    """Writes a parameter file: section -> parameters."""
+
+    def write(sections: dict[str, Any]) -> str:
+        path = tmp_path / "params.yaml"
+        path.write_text(yaml.safe_dump({name: {"ros__parameters": given} for name, given in sections.items()}))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_parameters_for_other_nodes_are_warned_of(make, file, capfd, name):
+    path = file({"/**": {"fleet": {"size": 3}}, "controller_server": {"odom_topic": "odom"}, "/**/other": {"x": 1}})
+    node = make(name, "--params-file", path, "-p", "footprint:=0.3")
+    node.check_overrides(complete=False)
+    warned = [line for line in capfd.readouterr().err.splitlines() if "has no parameter" in line]
+    sentence = "has no parameter 'fleet.size', 'footprint': ignored."
+    assert sorted(line.partition(": ")[2] for line in warned) == sorted(
+        f"The node '{each.get_name()}' {sentence}" for each in (node, *node.guests)
+    )
+
+
+def test_a_warning_names_the_nearest_parameter(make, capfd):
+    make("supervisor_node", "-p", "require.imuu:=false", "-p", "speed:=0.3")
+    warned = capfd.readouterr().err
+    assert "parameter 'require.imuu' (did you mean 'require.imu'?), 'speed' (did you mean 'limit.speed'?): ig" in warned
+
+
+@pytest.mark.parametrize("section", ["/**/supervisor_node", "supervisor_node", "/supervisor_node", "/*"])
+def test_a_misspelt_name_in_the_nodes_own_section_is_refused(make, file, section):
+    path = file({section: {"limit": {"sped": 0.4}}})
+    if section == "/*":
+        assert make("supervisor_node", "--params-file", path)
+        return
+    with pytest.raises(ParameterError, match=r"no parameter 'limit.sped' \(did you mean 'limit.speed'\?\); correct"):
+        make("supervisor_node", "--params-file", path)
+
+
+def test_a_misspelt_name_given_to_the_node_alone_is_refused(make):
+    with pytest.raises(ParameterError, match=r"no parameter 'limit.sped' \(did you mean"):
+        make("supervisor_node", "-p", "supervisor_node:limit.sped:=0.4")
+
+
+def test_a_renamed_node_has_the_section_of_its_new_name(make, file):
+    path = file({"guard": {"limit": {"sped": 0.4}}, "supervisor_node": {"limit": {"sped": 0.4}}})
+    with pytest.raises(ParameterError, match="The node 'guard' has no parameter 'limit.sped'"):
+        make("supervisor_node", "-r", "__node:=guard", "--params-file", path)
+
+
+def test_names_given_to_a_node(tmp_path):
+    path = tmp_path / "nested.yaml"
+    path.write_text("go2_1:\n  guard:\n    ros__parameters: {a: {b: 1}, c: x}\n  other:\n    ros__parameters: {d: 2}\n")
+    words = [
+        "node",
+        "--params-file",
+        str(path),
+        "-p",
+        "guard:e:=1",
+        "--param",
+        "/x/guard:f.g:=1",
+        "-p",
+        "h:=guard:i:=1",
+    ]
+    assert given_by_name("guard", words) == {"a.b", "c", "e", "f.g"}
+    for broken in ("", "1", "[1, 2]", "guard: 1", "guard: {ros__parameters: 2}", "a: [b"):
+        path.write_text(broken)
+        assert given_by_name("guard", ["node", "--params-file", str(path)]) == set()
+    assert given_by_name("guard", ["--params-file", "/nowhere", "--params-file"]) == set()
+
+
+def hidden(node: Any) -> list[str]:
+    return sorted(name for name in node.get_node_names() if name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", ["draft_node", "memory_node"])
+def test_companion_nodes_are_hidden_and_follow_their_owner(make, name):
+    """`ros2 node list` leaves out names with a leading underscore."""
+    node = make(
+        name, "-r", "__node:=guard", "-r", "__ns:=/go2_1", "-p", "use_sim_time:=true", "-p", "autostart:=false",
+        "-r", "odom:=odometry",
+    )  # fmt: skip
+    companions = hidden(node)
+    assert companions and all(each.startswith("_guard_") for each in companions)
+    assert set(node.get_node_names()) == {"guard", *companions}
+    for each in companions:
+        assert node.get_service_names_and_types_by_node(each, "/go2_1") == []
+        assert all(
+            topic.startswith("/go2_1/") or topic == "/parameter_events"
+            for way in (node.get_publisher_names_and_types_by_node, node.get_subscriber_names_and_types_by_node)
+            for topic, _ in way(each, "/go2_1")
+        )
+    if name == "memory_node":
+        assert node.count_subscribers("/go2_1/odometry") == 1

@@ -1,4 +1,4 @@
-"""Read a picture from a file or from bytes. Nothing else opens one: not the command line, the wire, a node or a bag.
+"""Read a picture from a file, from bytes or from an Image message's pixels; nothing else in the product does.
 
 Every picture means one thing, RGB of 8 bits, upright; what has no such meaning is refused:
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -34,6 +35,14 @@ _TURNS = {
     6: Image.Transpose.ROTATE_270,
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
+}
+# Of a sensor_msgs/Image: encoding -> channels, and the indices of red, green and blue in a pixel.
+RAW_LAYOUTS: dict[str, tuple[int, tuple[int, int, int]]] = {
+    "rgb8": (3, (0, 1, 2)),
+    "bgr8": (3, (2, 1, 0)),
+    "rgba8": (4, (0, 1, 2)),
+    "bgra8": (4, (2, 1, 0)),
+    "mono8": (1, (0, 0, 0)),
 }
 _KEY_SCALES = {"L;2": 85, "L;4": 17}  # Pillow scales these grey samples to 8 bits, but not the transparent one
 
@@ -84,6 +93,33 @@ def check_size(height: int, width: int, name: str = "a picture") -> None:
     """PictureError for a picture of no pixels, or of more than this package works with."""
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise PictureError(f"{name} of {width} x {height} pixels cannot be used; {_BOUNDS}")
+
+
+def raw_rgb(message: Any) -> np.ndarray:
+    """The picture of a sensor_msgs/Image, of rclpy or decoded from a bag: uint8 (height, width, 3), RGB, contiguous.
+
+    ``is_bigendian`` does not matter: all known encodings have one byte per sample. PictureError for an unknown
+    encoding, or sizes that do not fit the data.
+    """
+    return np.ascontiguousarray(raw_pixels(message)[..., RAW_LAYOUTS[message.encoding][1]])
+
+
+def raw_pixels(message: Any) -> np.ndarray:
+    """A view of an Image's samples, (height, width, channels), without the rows' padding; errors as :func:`raw_rgb`."""
+    if message.encoding not in RAW_LAYOUTS:
+        known = ", ".join(RAW_LAYOUTS)
+        raise PictureError(f"The camera sends pictures encoded as {message.encoding[:40]!r}; known are {known}.")
+    height, width, step = message.height, message.width, message.step
+    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+        raise PictureError(f"The camera sent a picture of {width} x {height} pixels.")
+    channels = RAW_LAYOUTS[message.encoding][0]
+    if step < width * channels or len(message.data) < step * height:
+        raise PictureError(
+            f"The camera sent {len(message.data)} bytes with a step of {step} for a "
+            f"picture of {width} x {height} pixels in {message.encoding}."
+        )
+    rows = np.frombuffer(memoryview(message.data), dtype=np.uint8)[: height * step]
+    return rows.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
 
 
 def _content(path: Path, name: str, remedy: str) -> bytes:

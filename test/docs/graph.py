@@ -77,6 +77,7 @@ class Notes:
         if about.split("/")[0] in ("rcl_interfaces", "lifecycle_msgs", "type_description_interfaces"):
             return
         owner = node.get_name().removeprefix("_").removesuffix("_link").removesuffix("_ears")
+        name = name.removeprefix("/") if name.startswith("/camera/") else name  # made by its resolved name
         end = End(owner, way, name.replace("~", owner), about)
         if way in ("publishes", "listens"):
             profile = rest.get("qos_profile", args[-1 if way == "publishes" else 1] if args else 10)
@@ -114,7 +115,11 @@ def make_all(notes: Notes) -> None:
             ):  # fmt: skip
                 made.append(node())  # noqa: PERF401  # what was made is closed
             nodes = {node.get_name(): node for node in made}
+            view = Node("view_node", start_parameter_services=False)
+            made.append(view)
             nodes["go2_node"].load()
+            for name in ("draft_node", "supervisor_node", "visual_node", "view_node"):
+                _hear_compressed_pictures(nodes.get(name, view))
             for name in ("verifier_node", "bridge_node"):
                 dds_channel.VerifierTopics(nodes[name], print).node.destroy_node()
             supervisor = nodes["supervisor_node"]
@@ -125,8 +130,6 @@ def make_all(notes: Notes) -> None:
             seen = live.Live(nodes["visual_node"])
             seen.picture()
             seen.close()
-            view = Node("view_node", start_parameter_services=False)
-            made.append(view)
             seen = live.Live(view)
             seen.picture()
             seen.close()
@@ -139,3 +142,11 @@ def make_all(notes: Notes) -> None:
                     break
             node.destroy_node()
         rclpy.shutdown()
+
+
+def _hear_compressed_pictures(node: Node) -> None:
+    """Make what ``image_transport`` auto makes once a camera publishes compressed pictures alone."""
+    from dsd_ros.ros import camera, qos
+
+    topic = camera.CameraTopic(node, "compressed")
+    node.create_subscription(topic.kind, topic.name, print, qos.CAMERA)

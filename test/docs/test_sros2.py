@@ -11,12 +11,12 @@ from graph import MANAGED, End, Notes, make_all
 from pages import ROOT
 from rclpy.lifecycle import LifecycleNode
 
-from dsd_ros.ros.record_topics import TOPICS, WHERE_THERE
+from dsd_ros.ros.record_topics import PICTURES, TOPICS, WHERE_THERE
 
 WAYS = {"publish": "publishes", "subscribe": "listens", "reply": "serves", "request": "calls"}
 # Not made by ``make_all``: what record_node finds when it runs, and what a setting adds.
 FURTHER = {
-    ("record_node", "listens"): {*TOPICS, *WHERE_THERE},
+    ("record_node", "listens"): {PICTURES, *TOPICS, *WHERE_THERE},
     ("record_node", "publishes"): {"/diagnostics"},
     ("view_node", "publishes"): {"/diagnostics"},
     ("supervisor_node", "listens"): {"camera/camera_info"},  # require.camera: info

@@ -18,7 +18,7 @@ from std_msgs.msg import String
 from dsd_msgs.msg import NavAction, ReplyProgress, SafetyState
 from dsd_ros.observe.bag.reader import BagError, open_bag
 from dsd_ros.observe.ros import bag_pictures as record_pictures
-from dsd_ros.observe.ros.bag_pictures import PictureSelector, from_png
+from dsd_ros.observe.ros.bag_pictures import PictureSelector, from_bag
 from dsd_ros.ros import qos
 from dsd_ros.ros.dds_channel import TopicSet, VerifierTopics
 from dsd_ros.ros.health import HEARD
@@ -108,7 +108,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
     kept = {}
     for record in bag.messages(["/camera/image_raw/compressed"]):
         message = bag.decode(record)
-        image = from_png(message.data.tobytes(), message.format)
+        image = from_bag(message.data.tobytes(), message.format)
         kept[message.header.stamp.sec] = image.encoding
         assert np.array_equal(to_rgb(image), stage.pictures[message.header.stamp.sec])
     assert all(encoding == ("rgb8" if number % 2 else "bgr8") for number, encoding in kept.items())

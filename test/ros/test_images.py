@@ -1,17 +1,29 @@
-"""Image messages to RGB and back: every encoding, padded rows, damaged messages."""
+"""Image and CompressedImage messages to RGB and back: every encoding, padded rows, damaged messages."""
 
 from __future__ import annotations
 
 import array
+import io
 import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
-from sensor_msgs.msg import Image
+from hypothesis import given, settings, strategies as st
+from PIL import Image as PillowImage
+from rclpy.serialization import serialize_message
+from sensor_msgs.msg import CompressedImage, Image
 
-from dsd_ros.ros.images import ENCODINGS, ImageMessageError, by_numpy, from_rgb, has_cv_bridge, to_rgb
+from dsd_ros.ros.images import (
+    ENCODINGS,
+    ImageMessageError,
+    by_numpy,
+    from_rgb,
+    has_cv_bridge,
+    read_image,
+    to_bgr,
+    to_rgb,
+)
 
 CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}
 
@@ -90,6 +102,64 @@ def test_a_damaged_message_is_refused(change, sentence):
         setattr(message, name, value)
     with pytest.raises(ImageMessageError, match=sentence):
         to_rgb(message)
+
+
+def file_of(kind: str, side: int = 8, mode: str = "RGB") -> bytes:
+    out = io.BytesIO()
+    PillowImage.new(mode, (side, side)).save(out, kind)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "form", "sentence"),
+    [
+        (b"", "jpeg", "of format 'jpeg' is damaged"),
+        (
+            file_of("jpeg")[:200],
+            "bgr8; jpeg compressed bgr8",
+            "of format 'bgr8; jpeg compressed bgr8' is damaged|cannot",
+        ),
+        (file_of("png")[:40], "png", "cannot be read|is damaged"),
+        (file_of("tiff"), "bgr8; tiff compressed ", "in another container; give a picture as JPEG, PNG"),
+        (file_of("png", 8200, "1"), "mono8; png compressed mono8", "8200 x 8200 pixels cannot be used"),
+        (bytes(1000), "x" * 1000, f"of format '{'x' * 60}' is damaged"),
+    ],
+)
+def test_damaged_compressed_data_is_refused(data, form, sentence):
+    message = CompressedImage(format=form, data=data)
+    with pytest.raises(ImageMessageError, match=sentence):
+        to_rgb(message)
+    with pytest.raises(ImageMessageError, match=sentence):
+        read_image(serialize_message(message), CompressedImage)
+
+
+def test_a_compressed_message_that_is_cut_is_refused():
+    sent = serialize_message(CompressedImage(format="jpeg", data=file_of("jpeg")))
+    for size in (0, 3, 20, len(sent) - 1):
+        with pytest.raises(ImageMessageError):
+            read_image(sent[:size], CompressedImage)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_a_serialized_compressed_picture_is_read(kind):
+    message = CompressedImage(format=kind, data=file_of(kind))
+    message.header.stamp.sec, message.header.frame_id = 7, "front"
+    found = read_image(serialize_message(message), CompressedImage)
+    assert found.header == serialize_message(message.header)[4:][: len(found.header)]
+    assert np.array_equal(to_bgr(found), to_rgb(message)[..., ::-1])
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**31), st.sampled_from(["jpeg", "png"]))
+def test_no_compressed_data_does_more_than_raise_a_sentence(seed, kind):
+    rng = np.random.default_rng(seed)
+    data = bytearray(file_of(kind))
+    for at in rng.integers(0, len(data), rng.integers(1, 9)):
+        data[at] = rng.integers(0, 256)
+    try:
+        assert to_rgb(CompressedImage(format=kind, data=bytes(data))).shape[2] == 3
+    except ImageMessageError as error:
+        assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(

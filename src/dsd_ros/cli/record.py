@@ -26,8 +26,8 @@ class RecordArguments:
 def command(args: RecordArguments) -> int:
     """Record a running system into a bag that can be inspected and replayed.
 
-    Ends with Ctrl-C; exits with 1 when the bag lacks messages, e.g. because the disk was full. Pictures are kept as
-    PNG: JPEG would lose what an exact replay needs.
+    Ends with Ctrl-C; exits with 1 when the bag lacks messages, e.g. because the disk was full. Raw pictures are kept as
+    PNG, since JPEG would lose what an exact replay needs; compressed ones are kept as they come.
     """
     from dsd_ros.environment import check_environment
 

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.publisher import Publisher
-from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, ReplyProgress, RoundStats
 from dsd_msgs.srv import Decode
@@ -30,7 +29,7 @@ from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import Camera, RecentFrames
 from dsd_ros.ros.dds_channel import DdsChannel
-from dsd_ros.ros.images import ImageMessageError, to_rgb
+from dsd_ros.ros.images import ImageMessageError, Picture, to_rgb
 from dsd_ros.ros.link_keeper import LinkKeeper
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import NodeLog, run_main
@@ -69,7 +68,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._frames = RecentFrames()
         self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
 
-        self._camera = Camera(self)
+        self._camera = Camera(self, self._settings.image_transport)
         self._progress = self.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
         self._stats = self.create_publisher(DecodeStats, "decode_stats", qos.STATE)
         self.create_service(Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup())
@@ -222,7 +221,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         return self._answer(reply, image, answer)
 
     def _reply(
-        self, image: Image, rgb: np.ndarray, text: str, allow_unverified: bool, options: dict[str, Any]
+        self, image: Picture, rgb: np.ndarray, text: str, allow_unverified: bool, options: dict[str, Any]
     ) -> DecodedReply:
         """The verified reply, published as it grows; the draft's own if that is allowed and the link is lost."""
         session = self._session
@@ -241,7 +240,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         progress.publish(reply.text, len(reply.tokens), reply.records[-1], done=True)
         return reply
 
-    def _answer(self, reply: DecodedReply, image: Image, answer: Answer) -> Answer:
+    def _answer(self, reply: DecodedReply, image: Picture, answer: Answer) -> Answer:
         answer.success, answer.code = True, Answer.OK
         answer.text, answer.verified, answer.stats = reply.text, reply.verified, self._statistics(reply, image)
         self.get_logger().info(reply.summary())
@@ -260,7 +259,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             return {"authenticated": "no"}
         return {"authenticated": "yes", "dropped messages": str(self._proven.dropped.count)}
 
-    def _history(self, request: Decode.Request, image: Image, rgb: np.ndarray) -> History:
+    def _history(self, request: Decode.Request, image: Picture, rgb: np.ndarray) -> History:
         """The earlier steps to show to the model; also keeps the present picture for later requests."""
         stamp, most = image.header.stamp, self._settings.history_frames
         if not most:
@@ -269,7 +268,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         stamps = [(earlier.sec, earlier.nanosec) for earlier in request.history_stamps]
         return self._frames.history(stamps, request.history_actions, most)
 
-    def _statistics(self, reply: DecodedReply, image: Image) -> DecodeStats:
+    def _statistics(self, reply: DecodedReply, image: Picture) -> DecodeStats:
         now = self.get_clock().now()
         stats = DecodeStats(
             observation_stamp=image.header.stamp,

@@ -1,7 +1,7 @@
 """Records a run into a bag: everything needed to inspect and to replay it.
 
-Messages are received as raw CDR and written unchanged, with their types' definitions. Only the camera's pictures are
-compressed, losslessly, as PNG. A thread of its own writes, and saves every half second.
+Messages are received as raw CDR and written unchanged, with their types' definitions. Only raw pictures of the camera
+are compressed, losslessly, as PNG. A thread of its own writes, and saves every half second.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from dsd_ros.observe.ros.bag_pictures import PictureSelector
 from dsd_ros.observe.ros.message_types import TypeUnknown, definition, message_class
 from dsd_ros.paths import user_path
 from dsd_ros.ros import health
+from dsd_ros.ros.camera import CAMERA, CameraTopic
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.record_topics import CAMERA, PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
+from dsd_ros.ros.record_topics import PICTURE_TYPE, PICTURES, TOPICS, WHERE_THERE, as_recorded, profile
 from dsd_ros.ros.running import RCLError, RunnableNode, StartError, run_main, steady_timer
 from dsd_ros.ros.settings import RecordNodeSettings
 from dsd_ros.shown import masked
@@ -63,7 +64,8 @@ class RecordNode(RunnableNode):
         self._waiting = self.dropped = 0
         self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._listening: dict[str, tuple[Any, QoSProfile]] = {}
-        self._kinds = dict(TOPICS)
+        self._camera = CameraTopic(self, self._settings.image_transport)
+        self._kinds = TOPICS | {CAMERA: self._camera.type_name}
         self._extra = self._further_topics()  # before anything is written: a wrong name is refused
         self._unknown: set[str] = set()
         self.loss = ""  # what the bag lacks, as a sentence
@@ -112,23 +114,28 @@ class RecordNode(RunnableNode):
         old = self._listening.get(name)
         if old is not None:
             self.destroy_subscription(old[0])
-        kind = self._kinds[name]
-        topic = self.resolve_topic_name(name)
+        kind, topic, recorded = self._kinds[name], self._topic(name), [as_recorded(qos)]
         kept = self.resolve_topic_name(PICTURES) if name == CAMERA else topic
-        recorded = [as_recorded(qos)]
 
         def receive(payload: bytes) -> None:
             self._put(name, kept, kind, recorded, payload)
 
-        made = self.create_subscription(message_class(kind), name, receive, qos, callback_group=self._group, raw=True)
+        made = self.create_subscription(message_class(kind), topic, receive, qos, callback_group=self._group, raw=True)
         self._listening[name] = made, qos
+
+    def _topic(self, name: str) -> str:
+        """The topic to subscribe to."""
+        return self._camera.name if name == CAMERA else self.resolve_topic_name(name)
 
     def _look(self) -> None:
         """Look for new publishers: of optional topics, or with another quality of service."""
         self._facts.look()
         matched = set()
+        if self._camera.look():
+            self._kinds[CAMERA] = self._camera.type_name
+            self._subscribe(CAMERA, profile(CAMERA))
         for name in (*TOPICS, *self._extra):
-            offers = self.get_publishers_info_by_topic(self.resolve_topic_name(name))
+            offers = self.get_publishers_info_by_topic(self._topic(name))
             if not offers or name in self._unknown:
                 continue
             self._kinds.setdefault(name, offers[0].topic_type)
@@ -164,7 +171,7 @@ class RecordNode(RunnableNode):
         try:
             bag = BagWriter(user_path(self._settings.directory), definition, self._settings.storage)
             bag.set_metadata("versions", json.dumps(versions()))
-            settings = {"camera_hz": self._settings.camera_hz, "camera": "png, without loss"}
+            settings = {"camera_hz": self._settings.camera_hz, "camera": "raw as png, compressed unchanged"}
             bag.set_metadata("recording", json.dumps(settings))
         except (RecordError, OSError, ValueError) as error:
             started.put(str(error))
@@ -209,7 +216,7 @@ class RecordNode(RunnableNode):
         with self._lock:
             self._waiting -= len(data) + _OVERHEAD
         if name == CAMERA:
-            self._write_picture(bag, topic, qos, lambda: self._pictures.take(data, at))
+            self._write_picture(bag, topic, qos, lambda: self._pictures.take(data, at, kind == PICTURE_TYPE))
             return
         if name == "reply_progress" and self._settings.camera_hz > 0.0:
             pictures = self.resolve_topic_name(PICTURES)

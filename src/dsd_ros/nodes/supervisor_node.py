@@ -16,7 +16,7 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from sensor_msgs.msg import BatteryState, CameraInfo, Image, Imu
+from sensor_msgs.msg import BatteryState, CameraInfo, Imu
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
@@ -25,6 +25,7 @@ from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.ros import health, qos
+from dsd_ros.ros.camera import LOOK_S, CameraTopic
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits
 from dsd_ros.ros.running import RCLError, RunnableNode, ask_for_realtime, run_main, steady_timer
@@ -59,7 +60,7 @@ class SupervisorNode(RunnableNode):
         self.create_service(Trigger, "emergency_stop_reset", self._on_reset_call)
         # A simulator that dies takes /clock with it; this must outlive it.
         steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._tick))
-        steady_timer(self, 0.5, self.guarded("the camera's timer", self._resubscribe))
+        steady_timer(self, LOOK_S, self.guarded("the camera's timer", self._resubscribe))
         steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
 
     def claim_processor(self) -> None:
@@ -102,6 +103,7 @@ class SupervisorNode(RunnableNode):
             if names(belongs):
                 self._watches.append(PublisherWatch(self, topic, names(belongs)))
         subscribe_obstacle_sensor(self, settings.require, settings.limit, settings.depth, self._on_distance)
+        self._camera = CameraTopic(self, settings.image_transport)
         self._pictures = self._subscribe_to_camera()
 
     def _subscribe_to_joystick(self, kind: type) -> Any:
@@ -134,15 +136,16 @@ class SupervisorNode(RunnableNode):
     def _subscribe_to_camera(self) -> Any:
         """Subscribe to raw messages: only the stamps matter."""
         if self._settings.require.camera == "image":
-            return self.create_subscription(Image, "camera/image_raw", self._on_picture, qos.CAMERA, raw=True)
+            topic = self._camera
+            return self.create_subscription(topic.kind, topic.name, self._on_picture, qos.CAMERA, raw=True)
         if self._settings.require.camera == "info":
             return self.create_subscription(CameraInfo, "camera/camera_info", self._on_picture, qos.CAMERA, raw=True)
         return None
 
     def _resubscribe(self) -> None:
         # A best-effort reader can stay deaf for good when a sender dies in mid-picture.
-        now = time.monotonic()
-        if self._pictures is not None and now - self._picture_time > _DEAF_S:
+        now, other = time.monotonic(), self._camera.look()
+        if self._pictures is not None and (other or now - self._picture_time > _DEAF_S):
             deaf, self._pictures = self._pictures, self._subscribe_to_camera()
             self.destroy_subscription(deaf)
             self._picture_time = now

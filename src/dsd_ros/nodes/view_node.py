@@ -55,7 +55,7 @@ class ViewNode(RunnableNode):
             self._health.report(health.ERROR, str(error))
         else:
             self._show_address(settings)
-        self._sight = Sight(self)
+        self._sight = Sight(self, settings.image_transport)
         self._ears = Polled(self)
         self._world = self._ears.subscribe(MarkerArray, "ground_truth/markers", qos.LATCHED)
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)

@@ -96,7 +96,7 @@ class VisualNode(RunnableNode):
                 self._sight = None
             return _LOOK_S
         if self._sight is None:
-            self._sight = Sight(self)
+            self._sight = Sight(self, self._settings.image_transport)
         try:
             self._sight.look(self.pictures_wanted)
         except ImageMessageError as error:

@@ -1,4 +1,4 @@
-"""The newest camera picture, and the pictures of recent decodes."""
+"""Which topic the camera's pictures come on; the newest picture; the pictures of recent decodes."""
 
 from __future__ import annotations
 
@@ -11,42 +11,93 @@ import numpy as np
 from cachetools import LRUCache
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.navigation.records import ClockWatch
 from dsd_ros.ros import qos
+from dsd_ros.ros.images import Picture
+from dsd_ros.ros.running import steady_timer
+from dsd_ros.ros.settings import CameraSettings
 from dsd_ros.ros.stamps import clock_trouble, moment_of, seconds
 from dsd_ros.wire.messages import MAX_HISTORY
 
+CAMERA = "camera/image_raw"
+LOOK_S = 0.5  # between two looks at which of the camera's topics is published
 _SILENT_S = 2.0  # resubscribe after this long without a picture
 _CLOCK_ERROR_S = 0.5  # between two machines' clocks, and ticks of a simulated one
 
 
-class Camera:
-    """Keeps the newest Image of ``camera/image_raw``, unconverted."""
+class CameraTopic:
+    """The camera's topic: raw, or compressed as image_transport names it, below the raw one's resolved name.
 
-    def __init__(self, node: Node) -> None:
+    :param transport: raw, compressed, or auto: the one that has a publisher, raw where both have.
+    """
+
+    def __init__(self, node: Node, transport: str) -> None:
+        self._node, self._auto = node, transport == "auto"
+        raw = node.resolve_topic_name(CAMERA)
+        self._names = {Image: raw, CompressedImage: node.resolve_topic_name(f"{raw}/compressed")}
+        self.kind: type[Picture] = CompressedImage if transport == "compressed" else Image
+
+    @property
+    def name(self) -> str:
+        """The topic to subscribe to, with its namespace."""
+        return self._names[self.kind]
+
+    @property
+    def type_name(self) -> str:
+        """Its type, e.g. sensor_msgs/msg/Image."""
+        return f"sensor_msgs/msg/{self.kind.__name__}"
+
+    def look(self) -> bool:
+        """Whether the topic has changed; call this every LOOK_S or so."""
+        there = [kind for kind, name in self._names.items() if self._auto and self._node.count_publishers(name)]
+        if not there or there[0] is self.kind:
+            return False
+        self.kind = there[0]
+        return True
+
+
+class Camera:
+    """Keeps the newest picture of the camera, unconverted. ``transport`` as for :class:`CameraTopic`."""
+
+    def __init__(self, node: Node, transport: str = CameraSettings.image_transport) -> None:
         self._node = node
+        self._topic = CameraTopic(node, transport)
         self._changed = threading.Condition()
-        self._newest: Image | None = None
+        self._newest: Picture | None = None
         self._arrived = float("-inf")
         self._offset = 0.0  # of the newest picture's stamp from the clock when it arrived, s
         self._repeated = False  # it has the stamp of the picture before
         self._clock = ClockWatch(moment_of(node))
         self._jumps = 0.0  # by how much the clock was set back in all, s, negative
         self.received = 0
-        self._subscription = self._subscribe()
+        self._subscription: Any = None
+        self._subscribe()
+        steady_timer(node, LOOK_S, self._look, MutuallyExclusiveCallbackGroup())
 
-    def _subscribe(self) -> Any:
-        group, take = MutuallyExclusiveCallbackGroup(), self._on_image
-        return self._node.create_subscription(Image, "camera/image_raw", take, qos.CAMERA, callback_group=group)
+    def _subscribe(self) -> None:
+        """Subscribe, in place of the present subscription."""
+        group, topic = MutuallyExclusiveCallbackGroup(), self._topic
+        with self._changed:
+            old = self._subscription
+            self._subscription = self._node.create_subscription(
+                topic.kind, topic.name, self._on_image, qos.CAMERA, callback_group=group
+            )
+            if old is not None:
+                self._node.destroy_subscription(old)
+
+    def _look(self) -> None:
+        if self._topic.look():
+            self._node.get_logger().info(f"pictures come from {self._topic.name}")
+            self._subscribe()
 
     @property
     def silence(self) -> float:
         """Seconds since the last picture; infinite before the first."""
         return time.monotonic() - self._arrived
 
-    def fresh(self, not_before: float, timeout: float, cancelled: Callable[[], bool]) -> Image | None:
+    def fresh(self, not_before: float, timeout: float, cancelled: Callable[[], bool]) -> Picture | None:
         """Wait for a picture stamped at or after ``not_before`` (s); None after ``timeout`` s or when cancelled.
 
         With ``not_before`` 0: a picture that arrived within the last ``timeout`` seconds. When the clock is set back
@@ -70,8 +121,7 @@ class Camera:
         if not cancelled() and self.silence > max(timeout, _SILENT_S):
             # After this process was suspended, or a sender died in mid-picture, a best-effort reader can stay silent
             # for good while all other topics work; a new one recovers.
-            deaf, self._subscription = self._subscription, self._subscribe()
-            self._node.destroy_subscription(deaf)
+            self._subscribe()
         return None
 
     def complaint(self, not_before: float, waited: float) -> str:
@@ -105,7 +155,7 @@ class Camera:
             self._newest, self._jumps = None, self._jumps + jump
         return moment.stamp
 
-    def _on_image(self, message: Image) -> None:
+    def _on_image(self, message: Picture) -> None:
         with self._changed:
             now, stamp = self._now(), message.header.stamp
             self._offset = seconds(stamp) - now

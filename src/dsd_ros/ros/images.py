@@ -1,7 +1,7 @@
-"""Convert ROS Image messages to arrays and back, and read images and poses straight from CDR.
+"""Convert Image and CompressedImage messages to arrays and back, and read images and poses straight from CDR.
 
-Conversions use cv_bridge where it works, else numpy. They honour ``step`` (padded rows) and check sizes, so a damaged
-message is refused.
+Conversions of Image use cv_bridge where it works, else numpy. They honour ``step`` (padded rows) and check sizes, so a
+damaged message is refused. A compressed picture is decoded once, here: what is sent to the verifier are its pixels.
 
 CDR (OMG DDSI-RTPS 2.3, 10; DDS-XTypes 1.3, 7.4.3) is four bytes that name the byte order, then the fields, each
 aligned to its size from there. Reading it directly saves copies of a picture and the 17 objects of an Odometry, many
@@ -11,49 +11,64 @@ times a second. Big-endian data is deserialized normally.
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from nav_msgs.msg import Odometry
 from rclpy.serialization import deserialize_message
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
-from dsd_ros.limits import MAX_SIDE
 from dsd_ros.navigation.odometry import checked_pose
+from dsd_ros.pictures import RAW_LAYOUTS, PictureError, raw_pixels, raw_rgb, read_picture
 from dsd_ros.ros.stamps import pose_of
 
-# Encoding -> channels, and the indices of red, green and blue in a pixel.
-_LAYOUT: dict[str, tuple[int, tuple[int, int, int]]] = {
-    "rgb8": (3, (0, 1, 2)),
-    "bgr8": (3, (2, 1, 0)),
-    "rgba8": (4, (0, 1, 2)),
-    "bgra8": (4, (2, 1, 0)),
-    "mono8": (1, (0, 0, 0)),
-}
-ENCODINGS = tuple(_LAYOUT)
+ENCODINGS = tuple(RAW_LAYOUTS)
+_CONTAINERS = ("JPEG", "PNG")  # of compressed pictures
+Picture: TypeAlias = Image | CompressedImage
 
 
-class ImageMessageError(ValueError):
-    """The Image message holds no valid picture; one sentence."""
+class ImageMessageError(PictureError):
+    """The message holds no valid picture; one sentence."""
 
 
-def to_rgb(message: Image | RawImage) -> np.ndarray:
+def to_rgb(message: Picture | RawImage) -> np.ndarray:
     """The picture as uint8 (height, width, 3), RGB, contiguous.
 
-    ``is_bigendian`` does not matter: all known encodings have one byte per sample.
-
-    :raises ImageMessageError: for an unknown encoding, or sizes that do not fit the data.
+    :raises ImageMessageError: for damaged data, an unknown encoding, or sizes that do not fit the data.
     """
+    if isinstance(message, CompressedImage):
+        return from_compressed(message.data, message.format)
     return _by_cv_bridge(message) if has_cv_bridge() else by_numpy(message)
 
 
+def from_compressed(data: Any, form: str) -> np.ndarray:
+    """The pixels, as :func:`to_rgb`, of a CompressedImage with this ``format``.
+
+    The format may name the encoding before compression, as image_transport does ("bgr8; jpeg compressed bgr8"). The
+    data alone decides: a JPEG or PNG file says which sample is red, and publishers disagree about the rest.
+    """
+    with _as_message_error():
+        return read_picture(bytes(data), f"the camera's picture of format {form[:60]!r}", containers=_CONTAINERS)
+
+
 def by_numpy(message: Image | RawImage) -> np.ndarray:
-    """:func:`to_rgb` without cv_bridge."""
-    channels, order = _LAYOUT[_check(message).encoding]
-    return np.ascontiguousarray(_pixels(message, channels)[..., order])
+    """:func:`to_rgb` of an uncompressed picture without cv_bridge."""
+    with _as_message_error():
+        return raw_rgb(message)
+
+
+@contextlib.contextmanager
+def _as_message_error() -> Iterator[None]:
+    try:
+        yield
+    except PictureError as error:
+        raise ImageMessageError(str(error)) from error
 
 
 @functools.cache
@@ -69,8 +84,8 @@ def has_cv_bridge() -> bool:
 def _by_cv_bridge(message: Image | RawImage) -> np.ndarray:
     from cv_bridge import CvBridge, CvBridgeError
 
-    # Without the padding, because cv_bridge misreads rows that are padded by part of a pixel.
-    pixels = _pixels(message, _LAYOUT[_check(message).encoding][0])
+    with _as_message_error():  # without the padding: cv_bridge misreads rows that are padded by part of a pixel
+        pixels = raw_pixels(message)
     try:
         return np.ascontiguousarray(CvBridge().imgmsg_to_cv2(_message(pixels, message.encoding), "rgb8"))
     except CvBridgeError as error:
@@ -81,14 +96,8 @@ def to_bgr(message: Image | RawImage) -> np.ndarray:
     """Like :func:`to_rgb`, as BGR. A view of the message where that is bgr8, so do not write to it."""
     if message.encoding != "bgr8":
         return np.ascontiguousarray(to_rgb(message)[..., ::-1])
-    return _pixels(_check(message), 3)
-
-
-def _pixels(message: Image | RawImage, channels: int) -> np.ndarray:
-    """A view of the pixels without the rows' padding."""
-    height, width, step = message.height, message.width, message.step
-    rows = np.frombuffer(memoryview(message.data), dtype=np.uint8)[: height * step]
-    return rows.reshape(height, step)[:, : width * channels].reshape(height, width, channels)
+    with _as_message_error():
+        return raw_pixels(message)
 
 
 def from_rgb(image: np.ndarray, encoding: str = "bgr8") -> Image:
@@ -109,22 +118,6 @@ def _message(pixels: np.ndarray, encoding: str) -> Image:
     data.frombytes(np.ascontiguousarray(pixels).data.cast("B"))
     # An array is used as it is; bytes or lists would be checked value by value.
     return Image(height=height, width=width, encoding=encoding, is_bigendian=0, step=channels * width, data=data)
-
-
-def _check(message: Image | RawImage) -> Image | RawImage:
-    if message.encoding not in _LAYOUT:
-        known = ", ".join(ENCODINGS)
-        raise ImageMessageError(f"The camera sends pictures encoded as {message.encoding[:40]!r}; known are {known}.")
-    height, width = message.height, message.width
-    if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
-        raise ImageMessageError(f"The camera sent a picture of {width} x {height} pixels.")
-    row = width * _LAYOUT[message.encoding][0]
-    if message.step < row or len(message.data) < message.step * height:
-        raise ImageMessageError(
-            f"The camera sent {len(message.data)} bytes with a step of {message.step} for a "
-            f"picture of {width} x {height} pixels in {message.encoding}."
-        )
-    return message
 
 
 _LITTLE_ENDIAN = b"\x00\x01\x00\x00"
@@ -171,15 +164,15 @@ class ImageBuffer:
         return self._pixels
 
 
-def read_image(sent: bytes) -> RawImage:
-    """Parse a serialized Image without copying its pixels.
+def read_image(sent: bytes, kind: type[Picture] = Image) -> RawImage:
+    """Parse a serialized Image without copying its pixels, or decode a serialized CompressedImage.
 
-    :raises ImageMessageError: when the bytes end too early.
+    :raises ImageMessageError: when the bytes end too early, or are no picture.
     """
     try:
-        return _read_image(sent)
+        return _read_image(sent) if kind is Image else _read_compressed(sent)
     except (struct.error, RuntimeError) as error:
-        raise ImageMessageError(f"The camera sent {len(sent)} bytes that are no Image message.") from error
+        raise ImageMessageError(f"The camera sent {len(sent)} bytes that are no {kind.__name__} message.") from error
 
 
 def _read_image(sent: bytes) -> RawImage:
@@ -192,6 +185,13 @@ def _read_image(sent: bytes) -> RawImage:
     step, count = struct.unpack_from("<2I", sent, at := _aligned(end + 1, 4))  # after is_bigendian
     pixels = memoryview(sent)[at + 8 : at + 8 + count]
     return RawImage(sent[_START:header_end], height, width, encoding, step, pixels)
+
+
+def _read_compressed(sent: bytes) -> RawImage:
+    message = deserialize_message(sent, CompressedImage)
+    pixels = np.ascontiguousarray(to_rgb(message)[..., ::-1])
+    height, width = pixels.shape[:2]
+    return RawImage(_header_out(message.header), height, width, "bgr8", 3 * width, memoryview(pixels.tobytes()))
 
 
 def read_pose(sent: bytes) -> tuple[tuple[float, float, float], str]:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rosbags.interfaces import Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
 
-CAMERA = "camera/image_raw"
-PICTURES = "camera/image_raw/compressed"  # recorded in its place; image_transport's name
+from dsd_ros.ros.camera import CAMERA
+
+PICTURES = f"{CAMERA}/compressed"  # recorded in its place
 PICTURE_TYPE = "sensor_msgs/msg/CompressedImage"
 
 # Relative name -> type. Subscribed to from the start, so that no first message is missed.
@@ -38,7 +39,8 @@ CORE = frozenset({CAMERA, "instruction", "observation", "draft", "outcome", "rep
 # Recorded with whatever type they have, once published.
 WHERE_THERE = (
     "/tf", "/tf_static", "/clock", "imu", "collision", "ground_truth/target_distance",
-    "ground_truth/reached", "simulator/fault",
+    "ground_truth/reached", "ground_truth/markers", "simulator/fault", "robot_description", "visual/markers",
+    "visual/path_walked", "visual/path_intended",
 )  # fmt: skip
 _LATCHED = frozenset({"instruction", "safety_state", "session_request", "session_reply"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})

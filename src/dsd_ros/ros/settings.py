@@ -102,7 +102,19 @@ class ReaderModelSettings(NodeModelSettings):
 
 
 @dataclass(frozen=True)
-class DraftNodeSettings(SharedToken, ManagedSettings):
+class CameraSettings:
+    """The topic of the camera's pictures."""
+
+    image_transport: str = option(
+        "auto",
+        "raw: camera/image_raw; compressed: camera/image_raw/compressed, JPEG or PNG; auto: the one that has a "
+        "publisher, raw where both have",
+        choices=("auto", "raw", "compressed"),
+    )
+
+
+@dataclass(frozen=True)
+class DraftNodeSettings(CameraSettings, SharedToken, ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
     transport: str = option(
@@ -185,7 +197,7 @@ class NavigationNodeSettings(ControlSettings, ManagedSettings):
 
 
 @dataclass(frozen=True)
-class SupervisorNodeSettings(Fallback):
+class SupervisorNodeSettings(CameraSettings, Fallback):
     """The causes that stop the robot, and after how long."""
 
     check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
@@ -247,7 +259,7 @@ class StandinNodeSettings(WorldSettings):
 
 
 @dataclass(frozen=True)
-class RecordNodeSettings:
+class RecordNodeSettings(CameraSettings):
     """A bag of the run."""
 
     directory: str = option("", "folder to create for the bag; it must not exist")
@@ -258,7 +270,7 @@ class RecordNodeSettings:
 
 
 @dataclass(frozen=True)
-class VisualNodeSettings:
+class VisualNodeSettings(CameraSettings):
     """What RViz shows. The node does nothing without subscribers."""
 
     rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
@@ -270,7 +282,7 @@ class VisualNodeSettings:
 
 
 @dataclass(frozen=True)
-class ViewNodeSettings:
+class ViewNodeSettings(CameraSettings):
     """The web view: read-only, and for this machine alone unless bind says otherwise."""
 
     bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network", check=check_host)

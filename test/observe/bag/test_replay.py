@@ -119,7 +119,7 @@ def test_a_run_is_read_and_made_into_questions(tmp_path):
     task = prepare(bag, run, ReplayOptions())
     ((asked, question),) = task.asked
     assert asked is step and question.stamp == step.stamp and question.instruction == "find it"
-    assert question.png == png(1)[1] and question.history == ()
+    assert question.picture == png(1)[1] and question.history == ()
     assert "step 2 is left out: the bag lacks its picture" in task.notes
     step.seen.encoding, step.seen.height, step.seen.width = "rgb8", 28, 42
     step.seen.picture = png(1)[0].tobytes()

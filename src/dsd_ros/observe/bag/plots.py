@@ -58,8 +58,9 @@ def page(run: Run) -> str:
     )
 
 
-def _image(png: bytes, alt: str) -> str:
-    return f'<img alt="{alt}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+def _image(picture: bytes, alt: str) -> str:
+    form = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
+    return f'<img alt="{alt}" src="data:image/{form};base64,{base64.b64encode(picture).decode()}">'
 
 
 def _text(lines: Sequence[str]) -> str:

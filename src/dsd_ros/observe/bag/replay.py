@@ -109,11 +109,12 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             notes.append(f"step {step.number} is left out: the bag lacks some of its messages")
         else:
             wanted.append(step)
-    pictures = pictures_of(bag, {step.stamp for step in wanted})
+    # What the verifier received is what the draft saw, even where the camera's topic was JPEG, whose decoders differ.
+    sent = {step.number: picture_sent(step) for step in wanted}
+    pictures = pictures_of(bag, {step.stamp for step in wanted if sent[step.number] is None})
     asked = []
     for step in wanted:
-        # A picture that the recorder missed may still be in the observation sent to the verifier.
-        found = pictures.get(step.stamp) or picture_sent(step)
+        found = sent[step.number] or pictures.get(step.stamp)
         if found is None:
             notes.append(f"step {step.number} is left out: the bag lacks its picture")
             continue

@@ -21,7 +21,7 @@ from dsd_ros.ros.settings import NODES, specs
 READY_LIMIT_S = 180.0
 _ADDRESS = re.compile(r"wss?://[\w.\-\[\]:]+:\d+")
 # Recorded parameters that describe the recording machine or its link.
-_MACHINE_PARAMETERS = ("autostart", "token_file", "transport", "use_sim_time", "link.", "engine.")
+_MACHINE_PARAMETERS = ("autostart", "image_transport", "token_file", "transport", "use_sim_time", "link.", "engine.")
 
 
 class ReplayFailed(RuntimeError):
@@ -42,7 +42,7 @@ class ReplayRequest:
     """One recorded step, to be decoded again."""
 
     stamp: int  # of the picture, ns
-    png: bytes
+    picture: bytes  # a PNG or JPEG file
     format: str  # of a CompressedImage
     instruction: str
     history: tuple[tuple[int, str], ...] = ()  # (stamp in ns, action) of the previous steps, oldest first

@@ -19,10 +19,12 @@ from dsd_ros.navigation.safety import Cause
 from dsd_ros.observe.bag.reader import Bag
 from dsd_ros.observe.bag.replay_tokens import Traffic, TrafficLog
 from dsd_ros.observe.bag.storage import BagError, Record
+from dsd_ros.pictures import raw_rgb
 
 _CAUSES = {cause.value: cause.name for cause in Cause}
 _KINDS = (ActionKind.STOP, ActionKind.FORWARD, ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
-_PICTURES = "camera/image_raw/compressed"
+_CAMERA = "camera/image_raw"  # and image_transport's topic below it
+_PNG = "rgb8; png compressed bgr8"
 _PATH_S = 0.1
 _SAME_STOP_S = 0.5
 _END = re.compile(r"[A-Z][A-Z_]+: ")  # outcome of a goal in the navigation node's diagnostics
@@ -127,14 +129,20 @@ def read_run(bag: Bag) -> Run:
 
 
 def pictures_of(bag: Bag, stamps: set[int]) -> dict[int, tuple[bytes, str]]:
-    """The camera's pictures with these stamps (ns), as PNG and format; missing ones are left out."""
+    """The camera's pictures with these stamps (ns), as file and format; missing ones are left out.
+
+    Of a picture that the bag has both raw and compressed, the raw one counts: it lost nothing.
+    """
     found: dict[int, tuple[bytes, str]] = {}
-    for record in bag.messages([bag.topic(_PICTURES)]):
+    raw = bag.topic(_CAMERA)
+    for record in bag.messages([raw, f"{raw}/compressed"]):
         try:
             stamp = header_stamp(record.data)
-            if stamp in stamps and stamp not in found:
+            if stamp in stamps and (stamp not in found or record.topic == raw):
                 message = bag.decode(record)
-                found[stamp] = message.data.tobytes(), str(message.format)
+                found[stamp] = (
+                    _as_png(raw_rgb(message)) if record.topic == raw else (message.data.tobytes(), str(message.format))
+                )
         except (AttributeError, LookupError, ValueError):
             bag.damage(f"A picture on {record.topic} is damaged and left out.")
     return found
@@ -145,14 +153,17 @@ def picture_sent(step: RecordedStep) -> tuple[bytes, str] | None:
     sent = step.seen
     if sent is None or not sent.picture:
         return None
-    png = sent.picture
-    if sent.encoding != "png":
-        if sent.encoding != "rgb8" or len(png) != 3 * sent.height * sent.width:
-            return None
-        out = io.BytesIO()
-        Image.frombytes("RGB", (sent.width, sent.height), png).save(out, "png")
-        png = out.getvalue()
-    return png, "rgb8; png compressed bgr8"
+    if sent.encoding == "png":
+        return sent.picture, _PNG
+    if sent.encoding != "rgb8" or len(sent.picture) != 3 * sent.height * sent.width:
+        return None
+    return _as_png(np.frombuffer(sent.picture, np.uint8).reshape(sent.height, sent.width, 3))
+
+
+def _as_png(pixels: np.ndarray) -> tuple[bytes, str]:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "png")
+    return out.getvalue(), _PNG
 
 
 class _Reading:

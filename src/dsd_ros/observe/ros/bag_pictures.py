@@ -1,4 +1,4 @@
-"""Select the camera pictures that a bag keeps, as lossless PNG: an exact replay needs every bit."""
+"""Select the camera pictures that a bag keeps: raw ones as lossless PNG, compressed ones as they came."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 
 from dsd_ros.observe.bag.run import header_stamp
-from dsd_ros.pictures import PictureError, read_picture
-from dsd_ros.ros.images import ImageMessageError, from_rgb, to_rgb
+from dsd_ros.ros.images import ImageMessageError, from_compressed, from_rgb, to_rgb
 
 _HELD_S = 30.0  # a reply names its picture much sooner than that
 _HELD_BYTES = 96 << 20
@@ -28,12 +27,9 @@ def to_png(message: Image) -> CompressedImage:
     return result
 
 
-def from_png(data: bytes, form: str) -> Image:
-    """An Image (empty header) from a picture file's bytes and its ``format``. ImageMessageError if it is damaged."""
-    try:
-        pixels = read_picture(data, f"a picture of the bag, of format {form!r},")
-    except PictureError as error:
-        raise ImageMessageError(str(error)) from error
+def from_bag(data: bytes, form: str) -> Image:
+    """An Image (empty header) from a picture's file and ``format`` in a bag. ImageMessageError if it is damaged."""
+    pixels = from_compressed(data, form)
     encoding = form.split(";", maxsplit=1)[0].strip()
     return from_rgb(pixels, encoding if encoding == "rgb8" else "bgr8")
 
@@ -46,23 +42,23 @@ class PictureSelector:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._held: deque[tuple[int, int, bytes]] = deque()  # (stamp, received, CDR)
+        self._held: deque[tuple[int, int, bytes, bool]] = deque()  # (stamp, received, CDR, compressed)
         self._held_bytes = 0
         self._last = self._newest = -(2**63)
         self._missing: deque[int] = deque(maxlen=16)  # stamps named before their pictures arrived
 
-    def take(self, payload: bytes, received: int) -> tuple[int, bytes] | None:
+    def take(self, payload: bytes, received: int, compressed: bool = False) -> tuple[int, bytes] | None:
         """Add a picture (CDR); returns (received, CDR of a CompressedImage) if it is kept now."""
         if self._rate > 0.0:
             stamp = self._newest = header_stamp(payload)
             if stamp in self._missing:
                 self._missing.remove(stamp)
             elif received - self._last < 1e9 / self._rate:
-                self._hold(stamp, payload, received)
+                self._hold(stamp, payload, received, compressed)
                 return None
             else:
                 self._last = received
-        return received, _compressed(payload)
+        return received, _as_recorded(payload, compressed)
 
     def named(self, stamp: int) -> tuple[int, bytes] | None:
         """A reply names this stamp (ns): its held picture, if any, in the form of :meth:`take`."""
@@ -70,17 +66,19 @@ class PictureSelector:
             if item[0] == stamp:
                 self._held.remove(item)
                 self._held_bytes -= len(item[2])
-                return item[1], _compressed(item[2])
+                return item[1], _as_recorded(item[2], item[3])
         if stamp > self._newest:
             self._missing.append(stamp)
         return None
 
-    def _hold(self, stamp: int, payload: bytes, received: int) -> None:
-        self._held.append((stamp, received, payload))
+    def _hold(self, stamp: int, payload: bytes, received: int, compressed: bool) -> None:
+        self._held.append((stamp, received, payload, compressed))
         self._held_bytes += len(payload)
         while self._held_bytes > _HELD_BYTES or received - self._held[0][1] > _HELD_S * 1e9:
             self._held_bytes -= len(self._held.popleft()[2])
 
 
-def _compressed(payload: bytes) -> bytes:
+def _as_recorded(payload: bytes, compressed: bool) -> bytes:
+    if compressed:
+        return payload
     return serialize_message(to_png(deserialize_message(payload, Image)))

@@ -13,15 +13,16 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from rclpy.serialization import deserialize_message
-from sensor_msgs.msg import Image
 
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, RoundStats, SafetyState
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.observe.view.figures import Figures, ReplyFigures
 from dsd_ros.observe.view.state import Overlay, Pose, Round, ShownReply, ShownStep, Walk
 from dsd_ros.ros import qos
+from dsd_ros.ros.camera import LOOK_S, CameraTopic
 from dsd_ros.ros.images import RawImage, read_image, read_pose
 from dsd_ros.ros.polled import Polled, take, take_raw
+from dsd_ros.ros.settings import CameraSettings
 from dsd_ros.ros.stamps import seconds
 
 LINK_NODES = ("draft_node", "bridge_node")
@@ -37,9 +38,12 @@ _PHRASES = {
 
 
 class Live:
-    """The current state of a robot and its decoder. Call :meth:`poll` for every frame drawn."""
+    """The current state of a robot and its decoder. Call :meth:`poll` for every frame drawn.
 
-    def __init__(self, node: Node) -> None:
+    :param image_transport: raw, compressed or auto, as for CameraTopic.
+    """
+
+    def __init__(self, node: Node, image_transport: str = CameraSettings.image_transport) -> None:
         self._subscriptions = subscriptions = Polled(node)
         # Best effort: acknowledging odometry would wake both sides 50 times a second.
         self._odometry = subscriptions.subscribe(Odometry, "odom", qos.SENSOR)
@@ -48,6 +52,7 @@ class Live:
         self._actions = subscriptions.subscribe(NavAction, "nav_action", qos.STATE)
         self._safety = subscriptions.subscribe(SafetyState, "safety_state", qos.LATCHED)
         self._health = subscriptions.subscribe(DiagnosticArray, "/diagnostics", qos.STATE)
+        self._topic, self._looked = CameraTopic(node, image_transport), float("-inf")
         self._camera: object = None
         self._polled = float("-inf")
         self._heard = 0.0  # when the last picture arrived, monotonic s
@@ -87,16 +92,19 @@ class Live:
     def picture(self) -> RawImage | None:
         """The newest picture since the last call, if any. Subscribes to the camera on the first call."""
         now = time.monotonic()
-        if self._camera is not None and now - self._heard > _DEAF_S:
+        other = False
+        if now - self._looked >= LOOK_S:
+            self._looked, other = now, self._topic.look()
+        if self._camera is not None and (other or now - self._heard > _DEAF_S):
             self.rest_camera()  # a best-effort reader can stall when a sender dies in mid-picture
         if self._camera is None:
-            self._camera = self._subscriptions.subscribe(Image, "camera/image_raw", qos.CAMERA)
+            self._camera = self._subscriptions.subscribe(self._topic.kind, self._topic.name, qos.CAMERA)
             self._heard = now
         pictures = take_raw(self._camera)
         if not pictures:
             return None
         self._heard = now
-        return read_image(pictures[-1])
+        return read_image(pictures[-1], self._topic.kind)
 
     def rest_camera(self) -> None:
         """Unsubscribe from the camera until the next call of :meth:`picture`."""

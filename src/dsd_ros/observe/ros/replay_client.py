@@ -15,7 +15,7 @@ from dsd_msgs.msg import Draft, Observation, Outcome, SessionReply
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.bag.replay_system import ReplayReply, ReplayRequest
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
-from dsd_ros.observe.ros.bag_pictures import from_png
+from dsd_ros.observe.ros.bag_pictures import from_bag
 from dsd_ros.ros import qos
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.standalone import SpinningNode
@@ -83,7 +83,7 @@ class ReplayClient:
         :param timeout: for the whole reply, s.
         :raises ImageMessageError: when the picture cannot be read.
         """
-        picture = from_png(question.png, question.format)
+        picture = from_bag(question.picture, question.format)
         picture.header.stamp = _time(question.stamp)
         picture.header.frame_id = "front_camera"
         request = Decode.Request(instruction=question.instruction, not_before=_time(question.stamp), timeout=timeout)

@@ -8,13 +8,14 @@ from rclpy.node import Node
 from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.view.overlay import PANEL_HEIGHT, PAUSE_S, OverlayPainter
 from dsd_ros.ros.images import ImageBuffer, to_bgr
+from dsd_ros.ros.settings import CameraSettings
 
 
 class Sight:
-    """The live state, and the newest camera picture with its overlay. Not thread-safe."""
+    """The live state, and the newest camera picture with its overlay. Not thread-safe. Parameters as for Live."""
 
-    def __init__(self, node: Node) -> None:
-        self.live = Live(node)
+    def __init__(self, node: Node, image_transport: str = CameraSettings.image_transport) -> None:
+        self.live = Live(node, image_transport)
         self.number = 0  # of the newest picture; 0: none yet
         self._picture = np.empty((0, 0, 3), np.uint8)
         self._header = b""

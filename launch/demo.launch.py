@@ -8,21 +8,21 @@ The robot's nodes and most arguments come from robot.launch.py.
 import sys
 from pathlib import Path
 
-from launch.actions import DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription, Shutdown
+from launch.actions import DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription
 from launch.conditions import IfCondition
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import EqualsSubstitution, IfElseSubstitution, LaunchConfiguration
 
 from dsd_ros.cloud.settings import VerifierSettings
 from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS
-from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
+from dsd_ros.ros.launching import common_arguments, group, node, required, restarted, setting
 from launch import LaunchDescription
 
 
 def generate_launch_description() -> LaunchDescription:
     port = str(VerifierSettings.port)
     arguments = [
-        *namespace_and_domain(),
+        *common_arguments(),
         DeclareLaunchArgument(
             "robot",
             default_value=ROBOTS[0],
@@ -36,8 +36,10 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument("memory_documents", **setting("memory_node", "documents", "shipped")),
         # Nobody is hurt by a simulated robot that a stranger drives; a robot's own default is false.
         DeclareLaunchArgument("allow_unauthenticated", **setting("draft_node", "allow_unauthenticated", "true")),
+        DeclareLaunchArgument("token_file", **setting("draft_node", "token_file")),
         DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
         DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
+        DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
         DeclareLaunchArgument("verifier_port", default_value=port, description="port of dsd verifier"),
     ]
     simulated = EqualsSubstitution(LaunchConfiguration("robot"), "simulated")
@@ -47,29 +49,27 @@ def generate_launch_description() -> LaunchDescription:
     world = {"seed": "seed", "instruction": "instruction"}
     proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
     verifier = {**proof, "model.path": "target_model", "documents": "cloud_documents", "text_model": "text_model"}
-    return LaunchDescription(
-        [
-            *arguments,
-            node("simulator_node", world, condition=IfCondition(simulated), on_exit=Shutdown()),
-            node("go2_standin_node", world, condition=IfCondition(standin), on_exit=Shutdown()),
-            IncludeLaunchDescription(
-                PythonLaunchDescriptionSource(str(Path(__file__).with_name("robot.launch.py"))),
-                launch_arguments={"driver": IfElseSubstitution(standin, "go2", "none")}.items(),
-            ),
-            node("verifier_node", verifier, condition=IfCondition(on_topics), **restarted()),
-            ExecuteProcess(
-                cmd=[
-                    *(sys.executable, "-m", "dsd_ros.cli", "verifier"),
-                    *("--port", LaunchConfiguration("verifier_port")),
-                    *("--model", LaunchConfiguration("target_model")),
-                    *("--documents", LaunchConfiguration("cloud_documents")),
-                    *("--text-model", LaunchConfiguration("text_model")),
-                    *("--token-file", LaunchConfiguration("token_file")),
-                ],
-                name="verifier",
-                output="screen",
-                condition=IfCondition(remote),
-                **restarted(),
-            ),
-        ]
-    )
+    processes = [
+        node("simulator_node", world, condition=IfCondition(simulated), **required()),
+        node("go2_standin_node", world, condition=IfCondition(standin), **required()),
+        IncludeLaunchDescription(
+            PythonLaunchDescriptionSource(str(Path(__file__).with_name("robot.launch.py"))),
+            launch_arguments={"driver": IfElseSubstitution(standin, "go2", "none")}.items(),
+        ),
+        node("verifier_node", verifier, condition=IfCondition(on_topics), **restarted()),
+        ExecuteProcess(
+            cmd=[
+                *(sys.executable, "-m", "dsd_ros.cli", "verifier"),
+                *("--port", LaunchConfiguration("verifier_port")),
+                *("--model", LaunchConfiguration("target_model")),
+                *("--documents", LaunchConfiguration("cloud_documents")),
+                *("--text-model", LaunchConfiguration("text_model")),
+                *("--token-file", LaunchConfiguration("token_file")),
+            ],
+            name="verifier",
+            output="screen",
+            condition=IfCondition(remote),
+            **restarted(),
+        ),
+    ]
+    return LaunchDescription([group(*arguments, *processes)])

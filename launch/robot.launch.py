@@ -2,11 +2,13 @@
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
 
-``node(NAME, {parameter: argument})`` reads config/NAME.yaml and overrides it with the arguments. Nodes that a robot at
-rest can do without are restarted after a crash. A node with ``on_exit`` ends the whole system when it ends.
+``node(NAME, {parameter: argument})`` reads config/NAME.yaml, then ``params_file``, then the arguments that are given.
+Nodes that a robot at rest can do without are restarted after a crash; the end of a required one ends this group.
 """
 
-from launch.actions import DeclareLaunchArgument, Shutdown
+from typing import Any
+
+from launch.actions import DeclareLaunchArgument
 from launch.conditions import IfCondition
 from launch.substitutions import (
     AndSubstitution,
@@ -15,24 +17,26 @@ from launch.substitutions import (
     NotEqualsSubstitution,
     NotSubstitution,
     OrSubstitution,
-)
+)  # fmt: skip
 from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
 
 from dsd_ros.paths import config_directory
 from dsd_ros.ros.bringup import REMAPPINGS
-from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting, switch
+from dsd_ros.ros.launching import common_arguments, group, node, required, restarted, setting, stack_argument, switch
 from launch import LaunchDescription
 
 
-def arguments() -> list[DeclareLaunchArgument]:
+def arguments() -> list[Any]:
     return [
-        *namespace_and_domain(),
+        *common_arguments(),
         DeclareLaunchArgument(
             "driver",
             default_value="go2",
-            description="go2: drive a Unitree Go2; none: other nodes drive the robot",
+            description="go2: drive a Unitree Go2; none: other nodes drive the robot, as with stack:=go2_ros2_sdk",
             choices=["go2", "none"],
         ),
+        *stack_argument(),
         DeclareLaunchArgument("transport", **setting("draft_node", "transport", "websocket")),
         DeclareLaunchArgument("mode", **setting("draft_node", "decode.mode")),
         DeclareLaunchArgument("temperature", **setting("draft_node", "decode.temperature")),
@@ -46,6 +50,9 @@ def arguments() -> list[DeclareLaunchArgument]:
         DeclareLaunchArgument("record", default_value="", description="folder to create for a bag; empty: no bag"),
         DeclareLaunchArgument("visual", **switch("publish what RViz shows")),
         DeclareLaunchArgument("rviz", **switch("open RViz here, and publish what it shows")),
+        DeclareLaunchArgument(
+            "rviz_config", default_value=str(config_directory() / "dsd.rviz"), description="RViz' configuration file"
+        ),
         DeclareLaunchArgument("view", **switch("serve the web view")),
         DeclareLaunchArgument("view_bind", **setting("view_node", "bind")),
         DeclareLaunchArgument("view_open", **setting("view_node", "open_browser")),
@@ -61,7 +68,8 @@ def arguments() -> list[DeclareLaunchArgument]:
 
 
 def generate_launch_description() -> LaunchDescription:
-    driven = EqualsSubstitution(LaunchConfiguration("driver"), "go2")
+    foreign = EqualsSubstitution(LaunchConfiguration("stack"), "go2_ros2_sdk")  # it has a driver of its own
+    driven = AndSubstitution(EqualsSubstitution(LaunchConfiguration("driver"), "go2"), NotSubstitution(foreign))
     remote = EqualsSubstitution(LaunchConfiguration("transport"), "websocket")
     asked = NotEqualsSubstitution(LaunchConfiguration("memory"), "never")
     recorded = NotEqualsSubstitution(LaunchConfiguration("record"), "")
@@ -89,8 +97,8 @@ def generate_launch_description() -> LaunchDescription:
     bridge = {"url": "verifier", "token_file": "token_file", "ca_file": "ca_file"}
     web = {"bind": "view_bind", "open_browser": "view_open", "visual": visual}
     nodes = [
-        node("go2_node", condition=IfCondition(driven), on_exit=Shutdown()),
-        node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback"}, on_exit=Shutdown()),
+        node("go2_node", condition=IfCondition(driven), **required()),
+        node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback"}, **required()),
         node("navigation_node", navigation, **restarted()),
         node("draft_node", draft, **restarted()),
         node("memory_node", memory, condition=IfCondition(asked), **restarted()),
@@ -103,9 +111,10 @@ def generate_launch_description() -> LaunchDescription:
             package="rviz2",
             executable="rviz2",
             namespace=LaunchConfiguration("namespace"),  # its topics are relative and follow the robot's namespace
-            arguments=["-d", str(config_directory() / "dsd.rviz")],
+            arguments=["-d", LaunchConfiguration("rviz_config")],
+            parameters=[{"use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool)}],
             remappings=REMAPPINGS,
             condition=IfCondition(LaunchConfiguration("rviz")),
         ),
     ]
-    return LaunchDescription([*arguments(), *nodes])
+    return LaunchDescription([group(*arguments(), *nodes)])

@@ -7,7 +7,7 @@ For robots on other networks use `dsd verifier`, which serves any number of them
 
 from launch.actions import DeclareLaunchArgument
 
-from dsd_ros.ros.launching import namespace_and_domain, node, restarted, setting
+from dsd_ros.ros.launching import common_arguments, group, node, restarted, setting
 from launch import LaunchDescription
 
 
@@ -21,16 +21,14 @@ def generate_launch_description() -> LaunchDescription:
         "token_file": "token_file",
         "allow_unauthenticated": "allow_unauthenticated",
     }
-    return LaunchDescription(
-        [
-            *namespace_and_domain(),
-            DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
-            DeclareLaunchArgument("device", **setting("verifier_node", "model.device")),
-            DeclareLaunchArgument("dtype", **setting("verifier_node", "model.dtype")),
-            DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
-            DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
-            DeclareLaunchArgument("token_file", **setting("verifier_node", "token_file")),
-            DeclareLaunchArgument("allow_unauthenticated", **setting("verifier_node", "allow_unauthenticated")),
-            node("verifier_node", verifier, **restarted()),
-        ]
-    )
+    arguments = [
+        *common_arguments(),
+        DeclareLaunchArgument("target_model", **setting("verifier_node", "model.path")),
+        DeclareLaunchArgument("device", **setting("verifier_node", "model.device")),
+        DeclareLaunchArgument("dtype", **setting("verifier_node", "model.dtype")),
+        DeclareLaunchArgument("cloud_documents", **setting("verifier_node", "documents")),
+        DeclareLaunchArgument("text_model", **setting("verifier_node", "text_model")),
+        DeclareLaunchArgument("token_file", **setting("verifier_node", "token_file")),
+        DeclareLaunchArgument("allow_unauthenticated", **setting("verifier_node", "allow_unauthenticated")),
+    ]
+    return LaunchDescription([group(*arguments, node("verifier_node", verifier, **restarted()))])

@@ -157,7 +157,8 @@ def _allowed(spec: ParameterSpec) -> str:
 def _said(value: Any) -> str:
     if isinstance(value, bool):
         value = str(value).lower()
-    return "empty" if value == "" else f"`{value}`"
+    text = str(value).replace(f"{ROOT}/", "")  # a file of this package
+    return f"`{text}`" if text else "empty"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

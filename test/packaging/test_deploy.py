@@ -18,10 +18,13 @@ from dsd_ros.ros.bringup import arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-UNITS = ("dsd-verifier", "dsd-robot")
+UNITS = {
+    "dsd-verifier": "on-failure",
+    "dsd-robot": "always",
+}  # name -> Restart; `ros2 launch` exits with 0 whatever ends
 HARDENED = {
     "ProtectSystem": "strict", "ProtectHome": "yes", "NoNewPrivileges": "yes", "CapabilityBoundingSet": "",
-    "RestrictSUIDSGID": "yes", "LockPersonality": "yes", "Restart": "on-failure", "UMask": "0077",
+    "RestrictSUIDSGID": "yes", "LockPersonality": "yes", "UMask": "0077",
     "LoadCredential": "token:/etc/dsd/token",
 }  # fmt: skip
 
@@ -45,7 +48,7 @@ def directives(name: str) -> dict[str, dict[str, list[str]]]:
 def test_units_are_hardened_and_bounded(name):
     unit = directives(name)
     service = unit["Service"]
-    assert {key: service[key][-1] for key in HARDENED} == HARDENED
+    assert {key: service[key][-1] for key in HARDENED} == HARDENED and service["Restart"] == [UNITS[name]]
     assert {"MemoryMax", "TasksMax", "LimitNOFILE", "TimeoutStopSec", "RestartSec"} <= set(service)
     for order in ("Wants", "After"):  # certificates need a clock that is set
         assert "time-sync.target" in unit["Unit"][order][-1].split()

@@ -11,7 +11,7 @@ import yaml
 from dsd_ros.paths import share_directory
 from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
-from dsd_ros.ros.settings import NODES, parameter
+from dsd_ros.ros.settings import NODES, merged, parameter, write_parameters
 
 
 def names(system: str, **overrides: str) -> list[str]:
@@ -49,6 +49,8 @@ def used_in(value: object) -> set[str]:
     """The launch configurations anywhere in an entity."""
     if isinstance(value, launch_standin.LaunchConfiguration):
         return {value.name}
+    if isinstance(value, launch_standin.Substitution):  # a node's parameters
+        return set(value.arguments.values()) | set().union(*map(used_in, value.given.values()))
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if hasattr(value, "__struct_fields__"):
         parts = [getattr(value, name) for name in value.__struct_fields__]
@@ -58,6 +60,7 @@ def used_in(value: object) -> set[str]:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_argument_is_used(system):
     used = set().union(*map(used_in, bringup._entities(launch_file(system))))
+    used |= {"params_file", "use_sim_time", "end_scope"}  # read by functions; each has a test of its own
     assert {argument.name for argument in arguments_of(system)} <= used
 
 
@@ -101,7 +104,7 @@ def test_the_plan_follows_the_arguments():
     assert [start.name for start in dds] == [
         "simulator_node", "supervisor_node", "navigation_node", "draft_node", "verifier_node",
     ]  # fmt: skip
-    assert dds[0].parameters["seed"] == "7"
+    assert dds[0].parameters["seed"] == 7
     assert dds[3].parameters["decode.mode"] == "ar"
     websocket = names("demo", transport="websocket")
     assert "bridge_node" in websocket and "verifier_node" not in websocket and websocket[-1] == "verifier"
@@ -110,9 +113,9 @@ def test_the_plan_follows_the_arguments():
 def test_views_are_started_where_they_are_wanted():
     assert not {*names("robot")} & {"visual_node", "view_node"}
     assert "visual_node" in names("robot", rviz="true") and "visual_node" in names("robot", visual="true")
-    view = start_of("demo", "view_node", view="true")
+    view = start_of("demo", "view_node", view="true", view_bind="127.0.0.1", view_open="false")
     assert view.optional  # a viewer must not stop the robot
-    assert view.parameters == {"bind": "127.0.0.1", "open_browser": "false", "visual": "false"}
+    assert view.parameters == {"bind": "127.0.0.1", "open_browser": False, "visual": "false"}
 
 
 @pytest.mark.parametrize("switch", ["visual", "rviz"])
@@ -129,15 +132,17 @@ def test_rviz_follows_the_robots_namespace():
     rviz = start_of("robot", "rviz2", rviz="true", namespace="go2_1")
     assert rviz.command[:2] == ("rviz2", "-d") and rviz.command[2].endswith("config/dsd.rviz")
     assert "__ns:=/go2_1" in rviz.command and "/tf_static:=tf_static" in rviz.command
-    assert rviz.optional
-    assert len(start_of("robot", "rviz2", rviz="true").command) == 3 and "rviz2" not in names("robot")
+    assert rviz.optional and "rviz2" not in names("robot")
+    plain = start_of("robot", "rviz2", rviz="true", rviz_config="/my.rviz", use_sim_time="true").command
+    assert plain == ("rviz2", "-d", "/my.rviz", "--ros-args", "-p", "use_sim_time:=true")
 
 
 def test_a_namespace_parts_robots_and_a_domain_parts_networks():
     for start in plan("robot", {"namespace": "go2_1", "domain": "7"}):
         assert start.arguments[:2] == ["-r", "__ns:=/go2_1"] and "/tf:=tf" in start.arguments
-        assert start.environment == {"ROS_DOMAIN_ID": "7"}
-    assert all(not start.arguments and not start.environment for start in plan("robot"))
+        assert start.environment["ROS_DOMAIN_ID"] == "7"
+    for start in plan("robot"):
+        assert start.arguments == ["--log-level", "info"] and "ROS_DOMAIN_ID" not in start.environment
 
 
 def test_a_bag_is_recorded_where_one_is_named():
@@ -197,3 +202,100 @@ def test_reading_the_systems_loads_neither_ros_nor_torch():
         "sys.exit(bool({'torch', 'rclpy', 'launch'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def file_with(folder, text: str) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def settled(start: bringup.Start) -> dict:
+    """The parameters that a process gets, as its runner merges them."""
+    return merged(start.name, start.namespace, [*(start.layers or start.parameter_files), start.parameters])
+
+
+MINE = """
+/**:
+  ros__parameters: {use_sim_time: true, foreign: 3}
+navigation_node:
+  ros__parameters:
+    motion: {speed: 0.3}
+    run.max_steps: 7
+/go2_2/navigation_node:
+  ros__parameters: {motion.turn_rate_deg: 11.0}
+controller_server:
+  ros__parameters: {control_rate: 1.0}
+go2_1:
+  supervisor_node:
+    ros__parameters: {require: {imu: false}}
+"""
+
+
+@pytest.mark.parametrize("namespace", ["", "go2_1"])
+def test_a_parameter_file_overrides_the_defaults_and_what_is_given_overrides_it(tmp_path, namespace):
+    given = {"params_file": file_with(tmp_path, MINE), "namespace": namespace}
+    found = settled(start_of("robot", "navigation_node", **given))
+    assert found["motion.speed"] == 0.3 and found["run.max_steps"] == 7 and found["use_sim_time"] is True
+    assert found["control_rate"] == parameter("navigation_node", "control_rate").default
+    assert found["motion.turn_rate_deg"] == parameter("navigation_node", "motion.turn_rate_deg").default
+    assert found["foreign"] == 3  # the node itself says that it has no such parameter
+    assert settled(start_of("robot", "navigation_node", speed="0.4", **given))["motion.speed"] == 0.4
+    supervisor = settled(start_of("robot", "supervisor_node", **given))
+    assert supervisor["require.imu"] is (namespace != "go2_1")
+    assert supervisor["limit.speed"] == parameter("supervisor_node", "limit.speed").default
+
+
+def test_a_systems_own_default_gives_way_to_a_parameter_file(tmp_path):
+    assert settled(start_of("demo", "navigation_node"))["run.arrival_check"] == "service"
+    mine = file_with(tmp_path, "/**/navigation_node:\n  ros__parameters: {run: {arrival_check: model}}")
+    assert settled(start_of("demo", "navigation_node", params_file=mine))["run.arrival_check"] == "model"
+    given = settled(start_of("demo", "navigation_node", params_file=mine, arrival_check="service"))
+    assert given["run.arrival_check"] == "service"
+
+
+def test_a_clock_and_autostart_are_for_every_node():
+    starts = plan("robot", {"use_sim_time": "true", "autostart": "false", "view": "true", "visual": "true"})
+    for start in starts:
+        assert settled(start)["use_sim_time"] is True
+        assert settled(start).get("autostart", False) is False
+    view = next(start for start in starts if start.name == "view_node")
+    written = write_parameters([view.name, *view.guests], "", view.layers, view.parameters)
+    sections = yaml.safe_load(written.read_text())
+    written.unlink()
+    assert sections["/**/visual_node"]["ros__parameters"]["use_sim_time"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: [", "cannot be read: while parsing"),
+        ("speed: 1", "has no section NODE: ros__parameters"),
+        ("", "has no section"),
+        ("- 1", "has no section"),
+    ],
+)
+def test_a_file_that_is_no_parameter_file_is_refused(tmp_path, text, sentence):
+    with pytest.raises(ValueError, match=f"mine.yaml {sentence}"):
+        settled(start_of("robot", "navigation_node", params_file=file_with(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"speed": "fast"}, "speed:=fast is not allowed: speed .* takes a number from 0.05 to 1.5"),
+        ({"speed": "9"}, "speed:=9 is not allowed"),
+        ({"history": "1.5"}, "history:=1.5 is not allowed: history .* takes an integer from 0 to"),
+        ({"params_file": "/no/file"}, "params_file:=/no/file is no file; give the path"),
+        ({"verifier": "nowhere"}, "verifier: 'nowhere' is not a verifier address"),
+        ({"log_level": "loud"}, "'loud' is no log_level"),
+    ],
+)
+def test_a_wrong_value_names_its_argument(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        plan("robot", given)
+
+
+def test_log_level_and_use_respawn_reach_every_node():
+    starts = plan("robot", {"log_level": "debug", "use_respawn": "false"})
+    assert all(start.arguments[-2:] == ["--log-level", "debug"] and not start.respawn for start in starts)

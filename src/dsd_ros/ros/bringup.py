@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from typing import Any
 
 from dsd_ros.paths import config_directory, share_directory
 from dsd_ros.ros import launch_standin as standin
-from dsd_ros.ros.launch_standin import Values, text
+from dsd_ros.ros.launch_standin import Values, text, truth
 
 TRANSPORTS = ("dds", "websocket")
 STORAGES = ("mcap", "sqlite3")  # of bags
@@ -26,6 +26,14 @@ SYSTEMS = ("demo", "robot", "verifier")  # launch/NAME.launch.py
 # Topics that are absolute by convention; in a robot's namespace they are the robot's own, as in Nav2.
 PER_ROBOT = ("/tf", "/tf_static", "/clock")
 REMAPPINGS = tuple((topic, topic[1:]) for topic in PER_ROBOT)
+# Other people's stacks on the robot, and what is remapped beside each. config/stacks/NAME.yaml has the parameters.
+STACKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "none": (),
+    # The supervisor takes twist_mux's place before the driver, and hears what the joystick's node publishes. The
+    # stack's own imu has a type of its own.
+    "go2_ros2_sdk": (("cmd_vel", "cmd_vel_out"), ("cmd_vel_joy", "cmd_vel"), ("imu", "imu/data")),
+    "unitree_ros2": (),
+}
 
 
 @dataclass(frozen=True)
@@ -47,18 +55,21 @@ class Start:
     """
 
     name: str  # of the node's executable, or of the program
-    parameters: dict[str, Any] = field(default_factory=dict)  # over those of the files; a text is read as their type
+    parameters: dict[str, Any] = field(default_factory=dict)  # over the layers; a text is read as their type
     namespace: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()  # parameter files; empty: the node's own
+    layers: tuple[Path | dict[str, Any], ...] = ()  # parameter files and values; empty: the node's own file
     remappings: tuple[tuple[str, str], ...] = REMAPPINGS
+    ros_arguments: tuple[str, ...] = ()
+    guests: tuple[str, ...] = ()  # further nodes in the same process
     command: tuple[str, ...] = ()
     respawn: bool = False
     optional: bool = False
 
     @property
     def parameter_files(self) -> tuple[Path, ...]:
-        return self.files or (config_directory() / f"{self.name.removesuffix('_node')}.yaml",)
+        files = tuple(layer for layer in self.layers if isinstance(layer, Path))
+        return files or (config_directory() / f"{self.name.removesuffix('_node')}.yaml",)
 
     @property
     def available(self) -> bool:
@@ -67,16 +78,19 @@ class Start:
 
     @property
     def arguments(self) -> list[str]:
-        """The namespace and remappings as ROS arguments."""
+        """The namespace, remappings and what else there is as ROS arguments."""
         namespace = self.namespace.strip("/")
         words = ["-r", f"__ns:=/{namespace}"] if namespace else []
-        for one, other in self.remappings if namespace else ():
-            words += ["-r", f"{one}:={other}"]
-        return words
+        for one, other in self.remappings:
+            if namespace or one not in PER_ROBOT:
+                words += ["-r", f"{one}:={other}"]
+        return [*words, *self.ros_arguments]
 
 
 def launch_file(system: str) -> Path:
-    """The launch file of a system; ValueError for an unknown one."""
+    """The launch file of a system, or of a path to one; ValueError for an unknown one."""
+    if system.endswith(".launch.py") and Path(system).is_file():
+        return Path(system).resolve()
     if system not in SYSTEMS:
         raise ValueError(f"There is no system '{system}'; known are {', '.join(SYSTEMS)}.")
     return share_directory() / "launch" / f"{system}.launch.py"
@@ -89,19 +103,17 @@ def about(system: str) -> str:
 
 def arguments_of(system: str) -> list[Argument]:
     """The launch arguments of a system, those of included files after its own."""
-    return list(_arguments(launch_file(system)).values())
+    return list(_arguments(standin.read(launch_file(system))[0].entities).values())
 
 
 def set_by_arguments(system: str, node: str) -> dict[str, str]:
     """Parameters of a node that launch arguments set: parameter -> argument."""
     return {
-        name: value.value.name
+        name: argument
         for entity in _entities(launch_file(system))
         if isinstance(entity, standin.Node) and entity.executable == node
         for each in entity.parameters
-        if isinstance(each, dict)
-        for name, value in each.items()
-        if isinstance(value.value, standin.LaunchConfiguration)
+        for name, argument in each.arguments.items()
     }
 
 
@@ -110,81 +122,112 @@ def plan(system: str, overrides: dict[str, str] | None = None) -> list[Start]:
 
     :raises ValueError: for an unknown system or argument, or a value that is not among the choices.
     """
-    return list(_walk(launch_file(system), _given(system, overrides), {}))
+    return _visited(system, overrides)[0]
 
 
 def values_of(system: str, overrides: dict[str, str] | None = None) -> dict[str, str]:
     """The arguments' values: the defaults, overridden; ValueError as :func:`plan`."""
-    values = _given(system, overrides)
-    list(_walk(launch_file(system), values, {}))
-    return values
+    return _visited(system, overrides)[1]
 
 
-def _given(system: str, overrides: dict[str, str] | None) -> Values:
+def _visited(system: str, overrides: dict[str, str] | None) -> tuple[list[Start], Values]:
+    given = dict(overrides or {})
     known = [argument.name for argument in arguments_of(system)]
-    for name in overrides or {}:
+    for name in given:
         if name not in known:
             raise ValueError(f"The system '{system}' has no argument '{name}'; it has {', '.join(known)}.")
-    return dict(overrides or {})
+    declared: Values = {}
+    starts = list(_walk(standin.read(launch_file(system))[0].entities, given, {}, [], declared))
+    return starts, declared
 
 
 def _entities(path: Path) -> Iterator[Any]:
     """Everything that a launch file and those included by it describe, whatever the conditions."""
-    for entity in standin.read(path)[0].entities:
-        if isinstance(entity, standin.IncludeLaunchDescription):
-            yield from _entities(Path(entity.source.path))
-        yield entity
+
+    def inside(entities: Iterable[Any]) -> Iterator[Any]:
+        for entity in entities:
+            if isinstance(entity, standin.GroupAction):
+                yield from inside(entity.actions)
+            elif isinstance(entity, standin.IncludeLaunchDescription):
+                yield from _entities(Path(entity.source.path))
+            yield entity
+
+    yield from inside(standin.read(path)[0].entities)
 
 
-def _arguments(path: Path) -> dict[str, Argument]:
+def _arguments(entities: Iterable[Any]) -> dict[str, Argument]:
     found: dict[str, Argument] = {}
-    for entity in standin.read(path)[0].entities:
+    for entity in entities:
         if isinstance(entity, standin.DeclareLaunchArgument):
             default = text(entity.default_value, {})
             found[entity.name] = Argument(entity.name, default, entity.description, tuple(entity.choices))
+        elif isinstance(entity, standin.GroupAction):
+            found |= {name: each for name, each in _arguments(entity.actions).items() if name not in found}
         elif isinstance(entity, standin.IncludeLaunchDescription):
             set_here = found.keys() | dict(entity.launch_arguments).keys()
-            included = _arguments(Path(entity.source.path))
+            included = _arguments(standin.read(Path(entity.source.path))[0].entities)
             found |= {name: argument for name, argument in included.items() if name not in set_here}
     return found
 
 
-def _walk(path: Path, values: Values, environment: dict[str, str]) -> Iterator[Start]:
-    """As launch visits a description: ``values`` and ``environment`` grow on the way."""
-    for entity in standin.read(path)[0].entities:
+def _walk(
+    entities: Iterable[Any],
+    values: Values,
+    environment: dict[str, str],
+    remappings: list[tuple[str, str]],
+    declared: Values,
+) -> Iterator[Start]:
+    """As launch visits a description: what is set on the way holds for what follows, within a group.
+
+    ``declared`` collects the values of all arguments.
+    """
+    for entity in entities:
         condition = getattr(entity, "condition", None)
         if condition is not None and not condition.holds(values):
             continue
         if isinstance(entity, standin.DeclareLaunchArgument):
             value = values.setdefault(entity.name, text(entity.default_value, values))
+            declared.setdefault(entity.name, value)
             if entity.choices and value not in entity.choices:
                 raise ValueError(f"'{value}' is no {entity.name}; choose from {', '.join(entity.choices)}.")
         elif isinstance(entity, standin.SetEnvironmentVariable):
             environment[entity.name] = text(entity.value, values)
+        elif isinstance(entity, standin.SetRemap):
+            remappings.append((entity.src, entity.dst))
         elif isinstance(entity, standin.OpaqueFunction):
             entity.function(SimpleNamespace(launch_configurations=values))
+        elif isinstance(entity, standin.GroupAction):
+            own = values | {name: text(value, values) for name, value in entity.launch_configurations.items()}
+            yield from _walk(entity.actions, own, dict(environment), list(remappings), declared)
         elif isinstance(entity, standin.IncludeLaunchDescription):
             values.update({name: text(value, values) for name, value in entity.launch_arguments})
-            yield from _walk(Path(entity.source.path), values, environment)
+            included = standin.read(Path(entity.source.path))[0].entities
+            yield from _walk(included, values, environment, remappings, declared)
         else:
-            yield _start(entity, values, dict(environment))
+            yield _start(entity, values, dict(environment), remappings)
 
 
-def _start(process: standin.Process, values: Values, environment: dict[str, str]) -> Start:
+def _start(
+    process: standin.Process, values: Values, environment: dict[str, str], remappings: list[tuple[str, str]]
+) -> Start:
     options: dict[str, Any] = {
-        "environment": environment, "respawn": process.respawn, "optional": process.on_exit is None
+        "environment": environment, "respawn": truth(process.respawn, values), "optional": process.on_exit is None
     }  # fmt: skip
     if isinstance(process, standin.ExecuteProcess):
         return Start(process.name, command=tuple(text(word, values) for word in process.cmd), **options)
     assert isinstance(process, standin.Node)
-    given = {name: text(v.value, values) for each in process.parameters if isinstance(each, dict)
-             for name, v in each.items()}  # fmt: skip
-    files = tuple(Path(each) for each in process.parameters if isinstance(each, str))
-    namespace = text(process.namespace, values)
-    start = Start(process.executable, given, namespace, files=files, remappings=tuple(process.remappings), **options)
+    options |= {
+        "namespace": text(process.namespace, values),
+        "remappings": (*remappings, *process.remappings),
+        "ros_arguments": tuple(text(word, values) for word in process.ros_arguments),
+    }
     if process.package == "dsd_ros":
-        return start
-    ros = ["--ros-args", *start.arguments] if start.arguments else []
+        source = process.parameters[0]
+        layers, given = source.layers(SimpleNamespace(launch_configurations=values))
+        return Start(process.executable, given, layers=tuple(layers), guests=source.nodes[1:], **options)
+    start = Start(process.executable, **options)
+    parameters = [f"{name}:={text(v.value, values)}" for each in process.parameters for name, v in each.items()]
+    ros = ["--ros-args", *start.arguments, *(word for each in parameters for word in ("-p", each))]
     words = (text(word, values) for word in process.arguments)
     return Start(process.executable, command=(process.executable, *words, *ros), **options)
 

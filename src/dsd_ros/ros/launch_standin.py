@@ -20,6 +20,18 @@ from msgspec import Struct
 Values = dict[str, str]  # the launch configurations: argument -> value
 
 
+class Substitution:
+    """The base of substitutions that a launch file makes itself; they have ``perform(context)``."""
+
+
+def perform_substitutions(context: Any, substitutions: Any) -> str:
+    return text(substitutions, context.launch_configurations)
+
+
+def normalize_to_list_of_substitutions(value: Any) -> Any:
+    return value
+
+
 def text(value: Any, values: Values) -> str:
     """A substitution, a sequence of them to be joined, or plain text; a truth as "true" or "false"."""
     if isinstance(value, list | tuple):
@@ -118,8 +130,17 @@ class IncludeLaunchDescription(Struct):
     launch_arguments: Iterable[tuple[str, Any]] = ()
 
 
-class Shutdown(Struct):
-    """As ``on_exit``: the end of the process ends the whole system."""
+class GroupAction(Struct):
+    """Launch configurations and environment variables that are set inside stay inside."""
+
+    actions: Sequence[Any]
+    launch_configurations: Mapping[str, Any] = {}
+
+
+class SetRemap(Struct):
+    src: str
+    dst: str
+    condition: IfCondition | None = None
 
 
 class ParameterValue(Struct):
@@ -132,8 +153,7 @@ class Process(Struct, kw_only=True):
 
     condition: IfCondition | None = None
     output: str = "log"
-    emulate_tty: bool = False
-    respawn: bool = False
+    respawn: Any = False
     respawn_delay: float = 0.0
     on_exit: Any = None
 
@@ -147,17 +167,18 @@ class Node(Process, kw_only=True):
     package: str
     executable: str
     namespace: Any = ""
-    parameters: Sequence[str | Mapping[str, ParameterValue]] = ()
+    parameters: Sequence[Any] = ()
     remappings: Sequence[tuple[str, str]] = ()
     arguments: Sequence[Any] = ()
+    ros_arguments: Sequence[Any] = ()
 
 
 def _modules() -> dict[str, ModuleType]:
     names: dict[str, tuple[Any, ...]] = {
-        "launch": (LaunchDescription,),
+        "launch": (LaunchDescription, Substitution),
         "launch.actions": (
-            DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription, OpaqueFunction, SetEnvironmentVariable,
-            Shutdown,
+            DeclareLaunchArgument, ExecuteProcess, GroupAction, IncludeLaunchDescription, OpaqueFunction,
+            SetEnvironmentVariable,
         ),
         "launch.conditions": (IfCondition,),
         "launch.launch_description_sources": (PythonLaunchDescriptionSource,),
@@ -165,8 +186,9 @@ def _modules() -> dict[str, ModuleType]:
             AndSubstitution, EqualsSubstitution, IfElseSubstitution, LaunchConfiguration, NotEqualsSubstitution,
             NotSubstitution, OrSubstitution,
         ),
+        "launch.utilities": (normalize_to_list_of_substitutions, perform_substitutions),
         "launch_ros": (),
-        "launch_ros.actions": (Node,),
+        "launch_ros.actions": (Node, SetRemap),
         "launch_ros.parameter_descriptions": (ParameterValue,),
     }  # fmt: skip
     modules = {name: ModuleType(name) for name in names}

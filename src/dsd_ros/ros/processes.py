@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,11 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import yaml
-
 from dsd_ros.environment import EXIT_BAD_START, check_environment
 from dsd_ros.ros.bringup import SYSTEMS, Start, node_command, plan
-from dsd_ros.ros.settings import NODES, specs
+from dsd_ros.ros.settings import write_parameters
 from dsd_ros.shown import LINES, shown
 
 DOMAINS = range(1, 101)  # ROS domains whose ports all lie below the ephemeral range
@@ -186,10 +183,10 @@ class ProcessGroup:
         """
         name, command = start.name, list(start.command)
         if not command:
-            command = node_command(start)
-            first, *others = start.parameter_files
-            for file in (self._merged_file(start, first) if start.parameters else first, *others):
-                command += ["--params-file", str(file)]
+            layers = start.layers or start.parameter_files
+            file = write_parameters([start.name, *start.guests], start.namespace, layers, start.parameters)
+            self._files.append(file)
+            command = [*node_command(start), "--params-file", str(file)]
             name = f"{start.namespace.strip('/')}/{name}".lstrip("/")
         variables = {**start.environment, **(environment or {})}
         again = (restarts or Restarts()) if start.respawn else None
@@ -305,26 +302,6 @@ class ProcessGroup:
                 if child.on_line is not None:
                     child.on_line(text)
                 self._printer(child.name, text)
-
-    def _merged_file(self, start: Start, file: Path) -> Path:
-        """A node's parameter file with the start's parameters written over it.
-
-        One file: of two, rcl keeps the first one's value where the second one's is of another type.
-        """
-        content = yaml.safe_load(file.read_text())
-        merged = content[f"/**/{start.name}"]["ros__parameters"]
-        known = {spec.name: spec for spec in specs(NODES[start.name])}
-        for name, value in start.parameters.items():
-            *groups, last = name.split(".")
-            place = merged
-            for group in groups:
-                place = place.setdefault(group, {})
-            # The node itself refuses a name that it does not have.
-            place[last] = known[name].read(value) if name in known and isinstance(value, str) else value
-        with tempfile.NamedTemporaryFile("w", prefix=f"{start.name}_", suffix=".yaml", delete=False) as made:
-            yaml.safe_dump(content, made)
-        self._files.append(Path(made.name))
-        return self._files[-1]
 
 
 def run_system(name: str, overrides: dict[str, str] | None = None) -> int:

@@ -6,10 +6,15 @@ Loads neither rclpy nor torch: launch files, the command line and the generator 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+import yaml
 
 from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings, VerifierSettings
@@ -334,6 +339,22 @@ class ParameterSpec:
         except ValueError:
             return text
 
+    def allows(self, value: Any) -> bool:
+        """Whether a value has this parameter's type and range."""
+        kind: Any = self.kind
+        if type(value) is not kind or (self.choices and value not in self.choices):
+            return False
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+    @property
+    def allowed(self) -> str:
+        """What this parameter takes, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        kind = {bool: "true or false", int: "an integer", float: "a number", str: "text"}[self.kind]
+        low, high = ("" if end is None else f" {word} {end:g}" for word, end in (("from", self.low), ("to", self.high)))
+        return kind + low + high
+
 
 def specs(schema: type, prefix: str = "") -> Iterator[ParameterSpec]:
     """The parameters of a settings dataclass, those of nested dataclasses after ``NAME.``."""
@@ -358,3 +379,87 @@ def parameter(node: str, name: str) -> ParameterSpec:
         if spec.name == name:
             return spec
     raise KeyError(f"{node} has no parameter '{name}'")
+
+
+Layer = Path | Mapping[str, Any]
+
+
+def merged(node: str, namespace: str, layers: Iterable[Layer]) -> dict[str, Any]:
+    """A node's parameters by full name; each layer, a parameter file or values, overrides those before it.
+
+    ROS itself would not keep this order: of two files that name the node by different patterns, the pattern that comes
+    first in any file loses. A relative section ("draft_node:") applies in every namespace, as in Nav2's files.
+
+    :param layers: text among values is read as the parameter's type.
+    :raises ValueError: for a file that is missing, is not YAML or has no parameters; one sentence.
+    """
+    known = {spec.name: spec for spec in specs(NODES[node])}
+    found: dict[str, Any] = {}
+    for layer in layers:
+        if isinstance(layer, Path):
+            for pattern, values in _sections(layer):
+                if _applies(pattern, namespace, node):
+                    found |= _flat(values)
+        else:
+            read = {
+                name: known[name].read(value)
+                for name, value in layer.items()
+                if name in known and isinstance(value, str)
+            }
+            found |= {**layer, **read}
+    return found
+
+
+def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Layer], values: Mapping[str, Any]) -> Path:
+    """A temporary parameter file for one process; whoever asked for it removes it.
+
+    :param nodes: of the process. The first gets everything, the others what the files and use_sim_time say.
+    """
+    files = [layer for layer in layers if isinstance(layer, Path)]
+    clock = {name: value for name, value in values.items() if name == "use_sim_time"}
+    first, *guests = nodes
+    found = {first: merged(first, namespace, [*layers, values])}
+    found |= {guest: merged(guest, namespace, [*files, clock]) for guest in guests}
+    content = {f"/**/{node}": {"ros__parameters": each} for node, each in found.items()}
+    with tempfile.NamedTemporaryFile("w", prefix=f"{first}_", suffix=".yaml", delete=False) as made:
+        yaml.safe_dump(content, made)
+    return Path(made.name)
+
+
+def _sections(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The sections of a parameter file: the pattern of the nodes' names, and the parameters."""
+
+    def walk(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                if "ros__parameters" in value:
+                    yield f"{prefix}{key}", value["ros__parameters"] or {}
+                else:
+                    yield from walk(value, f"{prefix}{key}/")
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"The parameter file {file} cannot be read: {' '.join(str(error).split())}.") from error
+    sections = list(walk(content, "")) if isinstance(content, dict) else []
+    if not sections:
+        raise ValueError(
+            f"The parameter file {file} has no section NODE: ros__parameters: ...; write one, or leave it."
+        )
+    return sections
+
+
+def _applies(pattern: str, namespace: str, node: str) -> bool:
+    """Whether a section is for this node: * stands for one name, ** for any number of them."""
+    form = re.escape("/" + pattern.strip("/")).replace(r"/\*\*", r"(/\w+)*").replace(r"\*", r"\w+")
+    place = f"/{namespace.strip('/')}".rstrip("/")
+    names = {f"{place}/{node}"} | (set() if pattern.startswith("/") else {f"/{node}"})
+    return any(re.fullmatch(form, name) for name in names)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested parameters by full name ("decode.mode")."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found

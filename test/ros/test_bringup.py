@@ -212,7 +212,8 @@ def file_with(folder, text: str) -> str:
 
 def settled(start: bringup.Start) -> dict:
     """The parameters that a process gets, as its runner merges them."""
-    return merged(start.name, start.namespace, [*(start.layers or start.parameter_files), start.parameters])
+    found, foreign = merged(start.name, start.namespace, [*(start.layers or start.parameter_files), start.parameters])
+    return found | foreign
 
 
 MINE = """
@@ -239,7 +240,10 @@ def test_a_parameter_file_overrides_the_defaults_and_what_is_given_overrides_it(
     assert found["motion.speed"] == 0.3 and found["run.max_steps"] == 7 and found["use_sim_time"] is True
     assert found["control_rate"] == parameter("navigation_node", "control_rate").default
     assert found["motion.turn_rate_deg"] == parameter("navigation_node", "motion.turn_rate_deg").default
-    assert found["foreign"] == 3  # the node itself says that it has no such parameter
+    start = start_of("robot", "navigation_node", **given)
+    written = write_parameters([start.name], namespace, start.layers, start.parameters)
+    assert yaml.safe_load(written.read_text())["/**"]["ros__parameters"] == {"use_sim_time": True, "foreign": 3}
+    written.unlink()
     assert settled(start_of("robot", "navigation_node", speed="0.4", **given))["motion.speed"] == 0.4
     supervisor = settled(start_of("robot", "supervisor_node", **given))
     assert supervisor["require.imu"] is (namespace != "go2_1")

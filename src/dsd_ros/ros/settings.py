@@ -384,9 +384,10 @@ def parameter(node: str, name: str) -> ParameterSpec:
 Layer = Path | Mapping[str, Any]
 
 
-def merged(node: str, namespace: str, layers: Iterable[Layer]) -> dict[str, Any]:
-    """A node's parameters by full name; each layer, a parameter file or values, overrides those before it.
+def merged(node: str, namespace: str, layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A node's parameters by full name, and apart from them those that it lacks, of sections for any node.
 
+    Each layer, a parameter file or values, overrides those before it.
     ROS itself would not keep this order: of two files that name the node by different patterns, the pattern that comes
     first in any file loses. A relative section ("draft_node:") applies in every namespace, as in Nav2's files.
 
@@ -395,19 +396,19 @@ def merged(node: str, namespace: str, layers: Iterable[Layer]) -> dict[str, Any]
     """
     known = {spec.name: spec for spec in specs(NODES[node])}
     found: dict[str, Any] = {}
+    foreign: dict[str, Any] = {}  # the node warns of these, and refuses the same names in a section of its own
     for layer in layers:
         if isinstance(layer, Path):
-            for pattern, values in _sections(layer):
+            for pattern, section in _sections(layer):
                 if _applies(pattern, namespace, node):
-                    found |= _flat(values)
+                    for name, value in _flat(section).items():
+                        (foreign if pattern.endswith("*") and name not in known else found)[name] = value
         else:
-            read = {
-                name: known[name].read(value)
+            found |= {
+                name: known[name].read(value) if name in known and isinstance(value, str) else value
                 for name, value in layer.items()
-                if name in known and isinstance(value, str)
             }
-            found |= {**layer, **read}
-    return found
+    return found, foreign
 
 
 def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Layer], values: Mapping[str, Any]) -> Path:
@@ -417,11 +418,13 @@ def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Laye
     """
     files = [layer for layer in layers if isinstance(layer, Path)]
     clock = {name: value for name, value in values.items() if name == "use_sim_time"}
-    first, *guests = nodes
-    found = {first: merged(first, namespace, [*layers, values])}
-    found |= {guest: merged(guest, namespace, [*files, clock]) for guest in guests}
-    content = {f"/**/{node}": {"ros__parameters": each} for node, each in found.items()}
-    with tempfile.NamedTemporaryFile("w", prefix=f"{first}_", suffix=".yaml", delete=False) as made:
+    sections: dict[str, dict[str, Any]] = {"/**": {}}
+    for node in nodes:
+        found, foreign = merged(node, namespace, [*layers, values] if node == nodes[0] else [*files, clock])
+        sections["/**"] |= foreign
+        sections[f"/**/{node}"] = found
+    content = {pattern: {"ros__parameters": given} for pattern, given in sections.items() if given}
+    with tempfile.NamedTemporaryFile("w", prefix=f"{nodes[0]}_", suffix=".yaml", delete=False) as made:
         yaml.safe_dump(content, made)
     return Path(made.name)
 

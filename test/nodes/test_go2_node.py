@@ -113,7 +113,7 @@ def test_it_publishes_what_the_simulated_robot_does(rig):
     robot.start_node(camera_fov_deg=60.0)
     rig.until(lambda: all(heard.values()) and len(robot.odometry.samples) > 20)
     image, info = heard["camera/image_raw"][-1], heard["camera/camera_info"][-1]
-    assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera")
+    assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera_optical_frame")
     assert to_rgb(image).std() > 5.0
     assert info.k[0] == pytest.approx(image.height / 2 / np.tan(np.pi / 6))
     assert abs(seconds(image.header.stamp) - time.time()) < 30.0  # the wall clock may be set meanwhile

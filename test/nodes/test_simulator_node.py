@@ -42,7 +42,7 @@ def test_topics_and_their_contents(rig, heard):
     rig.start("simulator_node", seed=0, instruction="find the silver bottle")
     rig.until(lambda: len(heard["camera/image_raw"]) >= 20 and len(odometry.samples) >= 60)
     image, info = heard["camera/image_raw"][-1], heard["camera/camera_info"][-1]
-    assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera")
+    assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera_optical_frame")
     assert to_rgb(image).std() > 5.0  # a picture, not a plain
     assert (info.height, info.width) == (image.height, image.width)
     assert info.k[2] == image.width / 2 and info.k[0] == info.k[4] > 0

@@ -68,7 +68,7 @@ def test_a_picture_is_drawn_once_for_both(rig):
         alone = sight.frame(336, panel=False)
         assert np.shares_memory(alone, sight.frame(336, panel=True))
         assert np.array_equal(to_bgr(message)[:-PANEL_HEIGHT], alone) and alone.shape == (224, 336, 3)
-        assert (alone[100] == 90).all() and message.header.frame_id == "front_camera"
+        assert (alone[100] == 90).all() and message.header.frame_id == "front_camera_optical_frame"
         assert sight.frame(168, panel=False).shape == (112, 168, 3)
     finally:
         sight.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
@@ -23,11 +22,11 @@ from dsd_ros.observe.ros.live import round_from, step_from
 from dsd_ros.observe.view.state import Overlay, ShownStep
 from dsd_ros.observe.view.typeset import ACCEPTED, REJECTED
 from dsd_ros.paths import config_directory
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import world_markers
 from dsd_ros.ros.images import to_rgb
-from dsd_ros.ros.stamps import yaw_of
 
 # Display class of RViz 2 (rviz_default_plugins of Jazzy) -> the type it subscribes to.
 DISPLAYS = {
@@ -80,7 +79,7 @@ def test_every_class_of_the_configuration_is_one_of_rvizs():
     assert {item["Class"] for item in other} <= OTHERS
     names = [display["Name"] for display in manager["Displays"]]
     assert len(set(names)) == len(names)
-    assert manager["Global Options"]["Fixed Frame"] == visual_messages.MAP_FRAME
+    assert manager["Global Options"]["Fixed Frame"] == FrameSettings.odom_frame  # there is a map only beside a SLAM
 
 
 def test_the_configuration_against_the_live_graph(rig):
@@ -122,7 +121,7 @@ def test_the_configuration_against_the_live_graph(rig):
         return all(np.abs(drawn.astype(int) - colour).max(axis=-1).min() < 12 for colour in (ACCEPTED, REJECTED))
 
     rig.until(shown, what="tokens in the picture")
-    assert pictures[-1].header.frame_id == "front_camera"
+    assert pictures[-1].header.frame_id == FrameSettings.camera_frame
     rig.until(lambda: intended and len(intended[-1].poses) > 2, what="an intended path")
     begin, end = intended[-1].poses[0].pose.position, intended[-1].poses[-1].pose.position
     assert math.dist((begin.x, begin.y), (end.x, end.y)) == pytest.approx(0.5, abs=1e-6)
@@ -156,34 +155,6 @@ def test_a_world_as_markers():
     assert sum(marker.ns == "things" for marker in markers) == len(world.things)
     assert all(marker.scale.x > 0 and marker.color.a > 0 for marker in markers)
     assert all(marker.action == Marker.ADD for marker in markers)
-
-
-def test_the_robots_description_gives_the_chain_of_frames():
-    urdf = visual_messages.description(config_directory() / "go2.urdf", base_height=0.32)
-    fixed = visual_messages.fixed_transforms(urdf, Time())
-    parents = {t.child_frame_id: t.header.frame_id for t in fixed}
-    assert parents == {"odom": "map", "base_footprint": "base_link", "front_camera": "base_footprint"}
-    foot = next(t for t in fixed if t.child_frame_id == "base_footprint")
-    assert foot.transform.translation.z == -0.32
-    without = visual_messages.fixed_transforms(urdf, Time(), odom=False)
-    assert "odom" not in {t.child_frame_id for t in without}
-    turned = visual_messages.quaternion_of(0.0, 0.0, 1.2)
-    assert yaw_of(turned) == pytest.approx(1.2)
-
-
-@pytest.mark.parametrize("text", ["no xml", None])
-def test_a_bad_description_is_refused_in_a_sentence(tmp_path, text):
-    file = FilePath(tmp_path / "robot.urdf")
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(ValueError, match=r"The robot's description .*robot\.urdf"):
-        visual_messages.description(file)
-
-
-def test_moving_joints_are_left_to_their_publisher():
-    urdf = '<robot><joint name="hip" type="revolute"><parent link="a"/><child link="b"/></joint></robot>'
-    with pytest.raises(ValueError, match="'hip' .* robot_state_publisher"):
-        visual_messages.fixed_transforms(urdf, Time())
 
 
 def test_progress_contains_each_rounds_tokens():

@@ -15,7 +15,7 @@ from sensor_msgs.msg import Image
 from dsd_ros.ros.images import ImageBuffer, RawImage, from_rgb, read_image, read_pose, to_bgr
 from dsd_ros.ros.stamps import pose_of
 
-FRAMES = ("", "o", "odom", "front_camera", "ns/base_link")
+FRAMES = ("", "o", "odom", "front_camera_optical_frame", "ns/base_link")
 
 
 def sent_on(picture: RawImage) -> bytearray:

@@ -203,7 +203,7 @@ class CameraRig:
         """Publish once, stamped now."""
         message = from_rgb(picture)
         message.header.stamp = self._rig.node.get_clock().now().to_msg()
-        message.header.frame_id = "front_camera"
+        message.header.frame_id = "front_camera_optical_frame"
         self._publisher.publish(message)
         return message
 

@@ -25,11 +25,12 @@ from dsd_ros.navigation.controller import Velocity
 from dsd_ros.navigation.watchdog import Watchdog
 from dsd_ros.pictures import PictureError, read_picture
 from dsd_ros.robot.driver import DriverError, until_connected
+from dsd_ros.robot.frames import CAMERA_LINK, placed_by
 from dsd_ros.robot.go2.driver import Go2Driver
 from dsd_ros.robot.go2.protocol import JPEG_LIMIT_BYTES, VIDEO, Code, VideoApi, code_text
 from dsd_ros.robot.go2.sdk_link import SdkLink
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, camera_info
+from dsd_ros.ros.base_messages import BasePublisher, camera_info
 from dsd_ros.ros.images import ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.publishers import CommandWatch
@@ -80,8 +81,10 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
     # -- lifecycle -----------------------------------------------------------------------------
 
     def load(self) -> None:
+        settings = self._settings
+        self._base.describe(settings, placed_by(settings.camera_origin, CAMERA_LINK, settings.base_frame))
         self._link = link = self._make_link()
-        self._driver = driver = Go2Driver(link, self._settings.drive, self._settings.limits)
+        self._driver = driver = Go2Driver(link, settings.drive, settings.limits)
         link.on_arrival = self._on_state
         link.attach(driver)
 
@@ -293,7 +296,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         image = from_rgb(picture)
         nanoseconds = asked.nanoseconds - round(self._settings.camera_delay_s * 1e9)
         image.header.stamp = Time(nanoseconds=max(0, nanoseconds)).to_msg()
-        image.header.frame_id = CAMERA_FRAME
+        image.header.frame_id = self._base.frame(self._settings.camera_frame)
         fov = math.radians(self._settings.camera_fov_deg)
         focal = image.height / 2 / math.tan(fov / 2) if fov > 0.0 else 0.0
         self._image.publish(image)

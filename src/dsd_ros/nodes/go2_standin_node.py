@@ -62,7 +62,7 @@ class Go2StandinNode(RunnableNode):
             take = partial(self._on_request, service)
             self.create_subscription(RequestMessage, self._topic(f"api/{service}/request"), take, qos.ROBOT_SERVICE)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
-        self._truth = GroundTruthPublisher(self, self._simulator)
+        self._truth = GroundTruthPublisher(self, self._simulator, settings.world_frame)
         self._health = health.Health(self, "stand-in Go2")
         steady_timer(self, 1.0 / settings.state_rate, self._tick)
         self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)

@@ -36,6 +36,7 @@ from dsd_ros.navigation.run import NavigationRun
 from dsd_ros.navigation.safety import Cause, SafetyReport
 from dsd_ros.navigation.settings import RunOutcome, checked_instruction
 from dsd_ros.navigation.watchdog import Watchdog
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import run_main, steady_timer
@@ -78,6 +79,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._progress = ""
         self._stats = DecodeStats()
         self._action = NavAction()
+        self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
@@ -137,6 +139,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                     self._run.on_bad_odometry(str(error))
             return
         with self._changed:
+            self._base_frame = message.child_frame_id
             moment = moment_of(self)
             self._watchdog.odometry(moment.steady)
             if self._run is None:
@@ -198,7 +201,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._check.send()
 
     def _announce(self, run: NavigationRun, announcement: Announcement) -> None:
-        self._action = action_message(announcement)
+        self._action = action_message(announcement, self._base_frame)
         self._action.header.stamp = self.get_clock().now().to_msg()
         if not announcement.retracing:
             answer = run.steps[-1].details
@@ -436,10 +439,10 @@ class LatestCall:
         self._pending = None
 
 
-def action_message(announced: Announcement) -> NavAction:
+def action_message(announced: Announcement, frame: str) -> NavAction:
     """The message that announces an action; the caller adds the stamps."""
     action = NavAction(kind=_MESSAGE_KINDS[announced.action.kind], amount=announced.action.amount)
-    action.header.frame_id, action.reasoning = "base_link", announced.reasoning[:1000]
+    action.header.frame_id, action.reasoning = frame, announced.reasoning[:1000]
     action.step, action.verified, action.retracing = announced.number, announced.verified, announced.retracing
     action.step_seconds, action.standing_seconds = announced.step_seconds, announced.standing_seconds
     return action

@@ -31,12 +31,14 @@ from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 
 from dsd_ros.robot.driver import DriverError
-from dsd_ros.robot.sim.driver import SimulatedDriver
+from dsd_ros.robot.frames import CAMERA_LINK, OPTICAL, RANGE_LINK, FrameSettings, Placed
+from dsd_ros.robot.sim.driver import STANDING_HEIGHT, SimulatedDriver
 from dsd_ros.robot.sim.faults import OK, FaultBoard
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD
 from dsd_ros.robot.sim.simulator import MAX_RANGE, MIN_RANGE, RANGE_FIELD_OF_VIEW, Simulator, SimulatorError
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import health, qos
-from dsd_ros.ros.base_messages import CAMERA_FRAME, BasePublisher, GroundTruthPublisher, camera_info
+from dsd_ros.ros.base_messages import BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
 from dsd_ros.ros.publishers import CommandWatch
@@ -67,8 +69,9 @@ class SimulatorNode(RunnableNode):
         self._faults = FaultBoard(_FAULTS)
 
         self._clock_out = self.create_publisher(ClockMessage, "/clock", qos.CLOCK)
-        self._base = BasePublisher(self, flat=True)
-        self._truth = GroundTruthPublisher(self, self._simulator)
+        self._base = BasePublisher(self)
+        self._base.describe(settings, sensors_of(world, settings), settings.map_frame)
+        self._truth = GroundTruthPublisher(self, self._simulator, self._base.frame(settings.odom_frame))
         self._range = self.create_publisher(Range, "range", qos.STATE)
         self._commands = CommandWatch(self)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
@@ -79,7 +82,7 @@ class SimulatorNode(RunnableNode):
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
         self._camera = SimulatedCamera(
             self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
-            self._fail,
+            self._fail, self._base.frame(settings.camera_frame),
         )  # fmt: skip
         self.get_logger().info(
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
@@ -138,7 +141,7 @@ class SimulatorNode(RunnableNode):
         if self._range.get_subscription_count() == 0:
             return
         message = Range(radiation_type=Range.ULTRASOUND, field_of_view=RANGE_FIELD_OF_VIEW)
-        message.header.stamp, message.header.frame_id = to_stamp(self._stamp()), CAMERA_FRAME
+        message.header.stamp, message.header.frame_id = to_stamp(self._stamp()), self._base.frame(RANGE_LINK)
         message.min_range, message.max_range = MIN_RANGE, MAX_RANGE
         # REP 117: minus infinity means that something is nearer than the sensor's minimum.
         distance = self._simulator.range_ahead()
@@ -149,11 +152,23 @@ class SimulatorNode(RunnableNode):
         return self._wall_start + self._simulator.time
 
 
+def sensors_of(world: World, frames: FrameSettings) -> tuple[Placed, ...]:
+    """Where the simulated robot has its sensors."""
+    height, pitch = world.camera
+    ahead, base = (CAMERA_AHEAD, 0.0, height - STANDING_HEIGHT), frames.base_frame
+    return (
+        Placed(base, frames.imu_frame, (0.0, 0.0, 0.0)),
+        Placed(base, CAMERA_LINK, ahead, (0.0, pitch, 0.0)),
+        Placed(CAMERA_LINK, frames.camera_frame, (0.0, 0.0, 0.0), OPTICAL),
+        Placed(base, RANGE_LINK, ahead),
+    )
+
+
 class SimulatedCamera:
     """The front camera: renders and publishes pictures, and depth images while anyone subscribes to them.
 
     The OpenGL context stays in this object's thread. ``rate``: pictures per second. ``stamp``: the robot's time.
-    ``on_failure(sentence[, exit code])`` is called when the camera cannot go on.
+    ``on_failure(sentence[, exit code])`` is called when the camera cannot go on. ``frame``: of its messages.
     """
 
     def __init__(
@@ -164,8 +179,10 @@ class SimulatedCamera:
         stamp: Callable[[], Time],
         faults: FaultBoard,
         on_failure: Callable[..., None],
+        frame: str,
     ) -> None:
         self.frames = 0
+        self._frame = frame
         self._simulator, self._faults = simulator, faults
         self._period, self._stamp, self._on_failure = 1.0 / rate, stamp, on_failure
         self._last: Image | None = None
@@ -199,7 +216,7 @@ class SimulatedCamera:
 
     def _publish(self) -> None:
         # Taken before rendering, so that a picture is never older than its stamp.
-        header = Header(stamp=self._stamp(), frame_id=CAMERA_FRAME)
+        header = Header(stamp=self._stamp(), frame_id=self._frame)
         wanted = self._depth.get_subscription_count() > 0
         if wanted:
             picture, depths = self._simulator.render_with_depth()

@@ -24,6 +24,7 @@ from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.safety import Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import LOOK_S, CameraTopic
 from dsd_ros.ros.parameters import declare
@@ -50,6 +51,7 @@ class SupervisorNode(RunnableNode):
         self._command_time = self._state_time = self._picture_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
         self._published: Any = None  # the last decision, as published
+        self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
         self._logged: tuple[Cause, ...] = ()
 
         self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
@@ -197,6 +199,7 @@ class SupervisorNode(RunnableNode):
         except OdometryError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
+        self._base_frame = message.child_frame_id
         self._supervisor.on_odometry(pose, seconds(message.header.stamp), now)
 
     def _on_imu(self, message: Imu) -> None:
@@ -261,7 +264,7 @@ class SupervisorNode(RunnableNode):
     def _message(self, decision: SafetyDecision) -> SafetyState:
         message = SafetyState(stopped=decision.stopped, source=int(decision.source))
         message.header.stamp = self.get_clock().now().to_msg()
-        message.header.frame_id = "base_link"
+        message.header.frame_id = self._base_frame
         message.causes = [int(cause) for cause, _ in decision.causes]
         message.sentences = [sentence[:500] for _, sentence in decision.causes]
         message.waived = [int(cause) for cause in decision.waived]

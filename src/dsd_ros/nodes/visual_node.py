@@ -1,4 +1,4 @@
-"""What RViz shows: the picture with its overlay, paths, markers, the robot's description and its fixed transforms.
+"""What RViz shows beside the driver's topics: the picture with its overlay, paths and markers.
 
 The node subscribes and draws only while its topics have subscribers, which it checks every half second. Earlier events
 are not shown: the path begins when the first subscriber comes. Next to the web view, the node is a guest in that node's
@@ -12,14 +12,12 @@ import time
 from nav_msgs.msg import Path
 from rclpy.node import Node
 from sensor_msgs.msg import Image
-from std_msgs.msg import Header, String
-from tf2_msgs.msg import TFMessage
+from std_msgs.msg import Header
 from visualization_msgs.msg import MarkerArray
 
 from dsd_ros.observe.ros import visual_messages as shapes
 from dsd_ros.observe.ros.live import Live
 from dsd_ros.observe.ros.sight import Sight
-from dsd_ros.paths import config_directory, user_path
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.images import ImageMessageError
 from dsd_ros.ros.parameters import declare
@@ -48,7 +46,6 @@ class VisualNode(RunnableNode):
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
         self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
-        self._publish_description()
         self.rate = settings.rate
         self._beat = RateTimer(settings.rate)
         self._sight: Sight | None = None  # None with a host, or without subscribers
@@ -70,21 +67,6 @@ class VisualNode(RunnableNode):
             self._pace.close()
         if self._sight is not None:
             self._sight.close()
-
-    def _publish_description(self) -> None:
-        settings = self._settings
-        transforms = self.create_publisher(TFMessage, "/tf_static", qos.LATCHED)
-        stamp = self.get_clock().now().to_msg()
-        urdf = "<robot/>"
-        if settings.publish_description:
-            file = settings.description or config_directory() / "go2.urdf"
-            urdf = shapes.description(user_path(file), settings.base_height)
-            self._description = self.create_publisher(String, "robot_description", qos.LATCHED)
-            self._description.publish(String(data=urdf))
-        fixed = shapes.fixed_transforms(urdf, stamp, settings.publish_map)
-        if fixed:
-            transforms.publish(TFMessage(transforms=fixed))
-        self._transforms = transforms
 
     def _work(self) -> float:
         """Draw if there are subscribers; returns the time until the next call, s."""

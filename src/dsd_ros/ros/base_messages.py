@@ -1,78 +1,155 @@
-"""Publish what a robot base provides, real or simulated: odometry, IMU, transform, camera info, ground truth."""
+"""Publish what a robot base provides, real or simulated: odometry, IMU, frames, camera info, ground truth."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from builtin_interfaces.msg import Duration, Time
 from geometry_msgs.msg import Quaternion, TransformStamped
 from nav_msgs.msg import Odometry
 from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Imu
-from std_msgs.msg import Bool, ColorRGBA, Float64, Header, UInt32
+from std_msgs.msg import Bool, ColorRGBA, Float64, Header, String, UInt32
 from tf2_msgs.msg import TFMessage
 from visualization_msgs.msg import Marker, MarkerArray
 
 from dsd_msgs.srv import CheckArrival
 from dsd_ros.robot.driver import RobotState
+from dsd_ros.robot.frames import Description, FrameSettings, Placed, Xyz
 from dsd_ros.robot.sim.scene import RGB
 from dsd_ros.robot.sim.simulator import Simulator, check_arrival
 from dsd_ros.robot.sim.world import HEIGHT, World
 from dsd_ros.ros import qos
 from dsd_ros.ros.stamps import quaternion
 
-ODOM_FRAME, BASE_FRAME, CAMERA_FRAME = "odom", "base_link", "front_camera"
-
 
 class BasePublisher:
-    """Publishes ``odom``, ``imu`` and the transform odom -> base_link.
+    """Publishes ``odom``, ``imu``, the robot's frames on ``/tf`` and ``/tf_static``, and ``robot_description``."""
 
-    :param flat: publish a height of 0.
-    """
-
-    def __init__(self, node: Node, flat: bool = False) -> None:
-        self._flat = flat
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.frames = FrameSettings()
         self._odometry = node.create_publisher(Odometry, "odom", qos.STATE)
         self._imu = node.create_publisher(Imu, "imu", qos.STATE)
         self._transforms = node.create_publisher(TFMessage, "/tf", qos.TRANSFORMS)
+        self._fixed = node.create_publisher(TFMessage, "/tf_static", qos.LATCHED)
+        self._description: Any = None
+
+    def describe(self, frames: FrameSettings, placed: tuple[Placed, ...] = (), map_frame: str = "") -> None:
+        """Name the frames, and publish the fixed ones and the robot's description.
+
+        :param placed: where this robot has its sensors, if not where its description says.
+        :param map_frame: publish that it and odom_frame coincide; empty: do not.
+        :raises ValueError: for a description that does not fit.
+        """
+        self.frames = frames
+        fixed = [Placed(map_frame, self.frame(frames.odom_frame), (0.0, 0.0, 0.0))] if map_frame else []
+        if frames.publish_description:
+            description = Description(frames, placed)
+            fixed += [
+                replace(each, parent=self.frame(each.parent), child=self.frame(each.child))
+                for each in description.fixed()
+            ]
+            if self._description is None:
+                self._description = self._node.create_publisher(String, "robot_description", qos.LATCHED)
+            self._description.publish(String(data=description.text))
+        stamp = self._node.get_clock().now().to_msg()
+        if fixed:
+            self._fixed.publish(TFMessage(transforms=[_transform(each, stamp) for each in fixed]))
+
+    def frame(self, name: str) -> str:
+        """A frame as messages name it."""
+        return self.frames.frame_prefix + name
 
     def publish(self, state: RobotState, stamp: Time) -> None:
-        odometry = Odometry()
-        odometry.header.stamp, odometry.header.frame_id = stamp, ODOM_FRAME
-        odometry.child_frame_id = BASE_FRAME
-        place = odometry.pose.pose.position
+        frames, stddev = self.frames, self.frames.stddev
+        odometry = Odometry(child_frame_id=self.frame(frames.base_frame))
+        odometry.header.stamp, odometry.header.frame_id = stamp, self.frame(frames.odom_frame)
+        place, linear = odometry.pose.pose.position, odometry.twist.twist.linear
         place.x, place.y, place.z = state.position
-        if self._flat:
-            place.z = 0.0
-        w, x, y, z = state.orientation
-        odometry.pose.pose.orientation = Quaternion(x=x, y=y, z=z, w=w)
-        linear = odometry.twist.twist.linear
+        odometry.pose.pose.orientation = _quaternion(state.orientation)
+        odometry.pose.covariance = _diagonal(*(stddev.position,) * 3, *(stddev.tilt,) * 2, stddev.yaw)
         linear.x, linear.y, linear.z = state.velocity
-        odometry.twist.twist.angular.z = state.yaw_rate
+        turning = odometry.twist.twist.angular
+        turning.x, turning.y, turning.z = *state.gyroscope[:2], state.yaw_rate
+        odometry.twist.covariance = _diagonal(*(stddev.velocity,) * 3, *(stddev.angular_velocity,) * 3)
         self._odometry.publish(odometry)
 
-        imu = Imu(header=Header(stamp=stamp, frame_id=BASE_FRAME))
+        imu = Imu(header=Header(stamp=stamp, frame_id=self.frame(frames.imu_frame)))
         imu.orientation = odometry.pose.pose.orientation
         turning, pushing = imu.angular_velocity, imu.linear_acceleration
         turning.x, turning.y, turning.z = state.gyroscope
         pushing.x, pushing.y, pushing.z = state.accelerometer
+        imu.orientation_covariance = _diagonal(stddev.tilt, stddev.tilt, stddev.yaw)
+        imu.angular_velocity_covariance = _diagonal(*(stddev.angular_velocity,) * 3)
+        imu.linear_acceleration_covariance = _diagonal(*(stddev.acceleration,) * 3)
         self._imu.publish(imu)
-        transform = TransformStamped(header=odometry.header, child_frame_id=BASE_FRAME)
-        offset = transform.transform.translation
-        offset.x, offset.y, offset.z = place.x, place.y, place.z
-        transform.transform.rotation = odometry.pose.pose.orientation
-        self._transforms.publish(TFMessage(transforms=[transform]))
+        self._transforms.publish(TFMessage(transforms=list(self._base(state, stamp))))
+
+    def _base(self, state: RobotState, stamp: Time) -> Iterator[TransformStamped]:
+        """Where the base is."""
+        frames, (x, y, z), (w, i, j, k) = self.frames, state.position, state.orientation
+        odom, footprint, base = map(self.frame, (frames.odom_frame, frames.footprint_frame, frames.base_frame))
+        if not frames.footprint_frame:
+            if frames.publish_tf:
+                yield _moved(stamp, odom, base, state.position, state.orientation)
+            return
+        yaw = math.atan2(2 * (w * k + i * j), 1 - 2 * (j * j + k * k))
+        c, s = math.cos(yaw / 2), math.sin(yaw / 2)
+        if frames.publish_tf:
+            yield _moved(stamp, odom, footprint, (x, y, 0.0), (c, 0.0, 0.0, s))
+        tilt = (c * w + s * k, c * i + s * j, c * j - s * i, c * k - s * w)  # the rotation that is left without the yaw
+        yield _moved(stamp, footprint, base, (0.0, 0.0, z), tilt)
+
+
+def _moved(stamp: Time, parent: str, child: str, xyz: Xyz, wxyz: tuple[float, ...]) -> TransformStamped:
+    transform = TransformStamped(header=Header(stamp=stamp, frame_id=parent), child_frame_id=child)
+    offset = transform.transform.translation
+    offset.x, offset.y, offset.z = xyz
+    transform.transform.rotation = _quaternion(wxyz)
+    return transform
+
+
+def _transform(placed: Placed, stamp: Time) -> TransformStamped:
+    cr, cp, cy = (math.cos(angle / 2) for angle in placed.rpy)
+    sr, sp, sy = (math.sin(angle / 2) for angle in placed.rpy)
+    wxyz = (
+        cr * cp * cy + sr * sp * sy,
+        sr * cp * cy - cr * sp * sy,
+        cr * sp * cy + sr * cp * sy,
+        cr * cp * sy - sr * sp * cy,
+    )
+    return _moved(stamp, placed.parent, placed.child, placed.xyz, wxyz)
+
+
+def _quaternion(wxyz: Sequence[float]) -> Quaternion:
+    w, x, y, z = wxyz
+    return Quaternion(x=x, y=y, z=z, w=w)
+
+
+def _diagonal(*deviations: float) -> list[float]:
+    """The covariance matrix of independent values, row by row, from their standard deviations."""
+    size = len(deviations)
+    return [deviations[i // size] ** 2 if i % (size + 1) == 0 else 0.0 for i in range(size * size)]
 
 
 class GroundTruthPublisher:
-    """Publishes the simulator's ground truth, and serves ``check_arrival``, which judges a run by it."""
+    """Publishes the simulator's ground truth, and serves ``check_arrival``, which judges a run by it.
 
-    def __init__(self, node: Node, simulator: Simulator) -> None:
+    :param frame: of the world, which odometry begins in.
+    """
+
+    def __init__(self, node: Node, simulator: Simulator, frame: str) -> None:
         self._node, self._simulator = node, simulator
         self._collisions = -1
         self._collision = node.create_publisher(UInt32, "collision", qos.LATCHED)
         self._distance = node.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
         self._reached = node.create_publisher(Bool, "ground_truth/reached", qos.STATE)
         self._world = node.create_publisher(MarkerArray, "ground_truth/markers", qos.LATCHED)
-        header = Header(stamp=node.get_clock().now().to_msg(), frame_id=ODOM_FRAME)
+        header = Header(stamp=node.get_clock().now().to_msg(), frame_id=frame)
         self._world.publish(world_markers(simulator.world, header))
 
         node.create_service(CheckArrival, "check_arrival", self._on_check)

@@ -29,6 +29,7 @@ from dsd_ros.navigation.settings import RunSettings
 from dsd_ros.options import check_options, option
 from dsd_ros.paths import OWN, models_directory
 from dsd_ros.robot.driver import MotionLimits
+from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
 from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
@@ -214,7 +215,7 @@ class SupervisorNodeSettings(CameraSettings, Fallback):
 
 
 @dataclass(frozen=True)
-class Go2NodeSettings(ManagedSettings):
+class Go2NodeSettings(FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
 
     link: str = option(
@@ -230,6 +231,11 @@ class Go2NodeSettings(ManagedSettings):
     sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
     sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
     camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
+    camera_origin: str = option(
+        "",
+        "place of front_camera_link in base_frame: x y z (m) roll pitch yaw (rad), e.g. 0.33 0 0.04 0 0.1 0; empty: as "
+        "the description says",
+    )
     drive: Go2Settings = field(default_factory=Go2Settings)
     limits: MotionLimits = field(default_factory=MotionLimits)
 
@@ -243,13 +249,18 @@ class WorldSettings:
 
 
 @dataclass(frozen=True)
-class SimulatorNodeSettings(WorldSettings):
+class SimulatorNodeSettings(FrameSettings, WorldSettings):
     """The simulated Go2 and its world."""
 
     camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
     odometry_rate: float = option(50.0, "rate of odometry, Hz", 5.0, 200.0)
     rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
     command_timeout_s: float = option(0.5, "the robot stops when cmd_vel is older, s", 0.05, 1.0)
+    map_frame: str = option(
+        "",
+        "publish that this frame and odom_frame coincide, e.g. map; empty: do not, as a SLAM does",
+        check=check_frame,
+    )
 
 
 @dataclass(frozen=True)
@@ -261,6 +272,7 @@ class StandinNodeSettings(WorldSettings):
     lying: bool = option(True, "start lying down; it must stand up before it can move")
     path_points: bool = option(False, "send the vendor SDK's layout of SportModeState")
     battery: float = option(0.8, "charge that it reports, 0 to 1", 0.0, 1.0)
+    world_frame: str = option(FrameSettings.odom_frame, "frame of the ground truth's markers")
 
 
 @dataclass(frozen=True)
@@ -280,10 +292,6 @@ class VisualNodeSettings(CameraSettings):
 
     rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
     overlay_width: int = option(336, "width of the overlaid picture, pixels; wider ones cost more", 240, 1920)
-    publish_map: bool = option(True, "publish that map and odom coincide; false if localisation publishes that")
-    publish_description: bool = option(True, "publish robot_description; false where robot_state_publisher does")
-    description: str = option("", "URDF file of the robot; empty: that of a Go2")
-    base_height: float = option(0.0, "height of base_link in odometry, m (a real Go2's driver: 0.32)", 0.0, 2.0)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dsd_msgs.srv import Decode
 from dsd_ros.observe.bag.replay_system import ReplayReply, ReplayRequest
 from dsd_ros.observe.bag.replay_tokens import TrafficLog
 from dsd_ros.observe.ros.bag_pictures import from_bag
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import qos
 from dsd_ros.ros.managed import LifecycleWatch
 from dsd_ros.ros.standalone import SpinningNode
@@ -85,7 +86,7 @@ class ReplayClient:
         """
         picture = from_bag(question.picture, question.format)
         picture.header.stamp = _time(question.stamp)
-        picture.header.frame_id = "front_camera"
+        picture.header.frame_id = FrameSettings.camera_frame
         request = Decode.Request(instruction=question.instruction, not_before=_time(question.stamp), timeout=timeout)
         request.history_stamps = [_time(stamp) for stamp, _ in question.history]
         request.history_actions = [action for _, action in question.history]

@@ -1,0 +1,214 @@
+"""The robots' frames over DDS: a whole tree from each driver, the optical frame against the picture, parameters."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from nav_msgs.msg import Odometry
+from sensor_msgs.msg import CameraInfo, Image, Imu, Range
+from std_msgs.msg import String
+from tf2_msgs.msg import TFMessage
+
+from dsd_ros.robot.sim.driver import STANDING_HEIGHT
+from dsd_ros.robot.sim.scene import CAMERA_AHEAD
+from dsd_ros.robot.sim.world import CAMERA_HEIGHT, CAMERA_PITCH, RADIUS, World
+from dsd_ros.ros import qos
+from dsd_ros.ros.images import to_rgb
+
+ROBOT = {  # child: parent
+    "base_footprint": "odom",
+    "base_link": "base_footprint",
+    "imu_link": "base_link",
+    "front_camera_link": "base_link",
+    "front_camera_optical_frame": "front_camera_link",
+}
+# The stand-in's camera, which is the simulated one.
+STANDIN_CAMERA = {
+    "camera_origin": f"{CAMERA_AHEAD} 0 {CAMERA_HEIGHT - STANDING_HEIGHT} 0 {CAMERA_PITCH} 0",
+    "camera_fov_deg": 60.0,
+}
+
+
+class Frames:
+    """What a robot publishes of its frames, and the messages that are in them. ``prefix``: of the topics."""
+
+    def __init__(self, rig, prefix: str = "/") -> None:
+        self._rig = rig
+        self.parents: dict[str, str] = {}
+        self.conflicts: set[str] = set()
+        self._transforms: dict[str, np.ndarray] = {}
+        self.heard: dict[str, list] = {}
+        for topic, kind, profile in (
+            ("odom", Odometry, qos.STATE), ("imu", Imu, qos.STATE), ("range", Range, qos.STATE),
+            ("camera/image_raw", Image, qos.CAMERA), ("camera/camera_info", CameraInfo, qos.CAMERA),
+            ("robot_description", String, qos.LATCHED),
+        ):  # fmt: skip
+            self.heard[topic] = []
+            rig.node.create_subscription(kind, prefix + topic, self.heard[topic].append, profile)
+        for topic, profile in (("tf", qos.TRANSFORMS), ("tf_static", qos.LATCHED)):
+            rig.node.create_subscription(TFMessage, prefix + topic, self._on_transforms, profile)
+
+    def _on_transforms(self, message: TFMessage) -> None:
+        for each in message.transforms:
+            child, parent = each.child_frame_id, each.header.frame_id
+            if self.parents.setdefault(child, parent) != parent:
+                self.conflicts.add(f"{child} below {self.parents[child]} and {parent}")
+            q, t = each.transform.rotation, each.transform.translation
+            self._transforms[child] = matrix((q.w, q.x, q.y, q.z), (t.x, t.y, t.z))
+
+    def wait_for(self, expected: dict[str, str], *topics: str) -> None:
+        """Wait for exactly these frames, and for a message on each topic."""
+        self._rig.until(lambda: self.parents.keys() >= expected.keys(), what=f"the frames {sorted(expected)}")
+        self._rig.until(lambda: all(self.heard[topic] for topic in topics), what=f"messages on {topics}")
+        assert self.parents == expected and not self.conflicts
+
+    def lookup(self, frame: str, root: str = "odom") -> np.ndarray:
+        """The pose of a frame in another above it; fails for a circle."""
+        found = np.eye(4)
+        for _ in range(len(self.parents) + 1):
+            if frame == root:
+                return found
+            found, frame = self._transforms[frame] @ found, self.parents[frame]
+        raise AssertionError(f"{frame} goes round in a circle")
+
+
+def matrix(wxyz, xyz) -> np.ndarray:
+    w, x, y, z = wxyz
+    found = np.eye(4)
+    found[:3, :3] = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    found[:3, 3] = xyz
+    return found
+
+
+def check_the_picture(frames: Frames, world: World) -> None:
+    """The red ball of this world is where camera_info and the frames say."""
+    picture, info = frames.heard["camera/image_raw"][-1], frames.heard["camera/camera_info"][-1]
+    assert picture.header.frame_id == info.header.frame_id == "front_camera_optical_frame"
+    ball = np.array([world.target.x, world.target.y, RADIUS["ball"], 1.0])
+    x, y, z, _ = np.linalg.inv(frames.lookup(picture.header.frame_id)) @ ball
+    assert z > 0.5, "the ball is ahead"
+    u, v, w = np.array(info.k).reshape(3, 3) @ (x, y, z)
+    pixels = to_rgb(picture).astype(int)
+    rows, columns = np.nonzero(pixels[..., 0] > 2.5 * pixels[..., 1:].max(axis=-1))
+    assert len(rows) > 200
+    assert (u / w, v / w) == pytest.approx((columns.mean(), rows.mean()), abs=2.0)
+    # A camera's axes by REP 103: right of the middle is +x, below it +y.
+    assert (columns.mean() - picture.width / 2) * x > 0 and (rows.mean() - picture.height / 2) * y > 0
+
+
+@pytest.mark.parametrize("seed", [3, 8])  # the ball is to the right, to the left
+def test_the_simulated_robot_has_a_whole_tree_and_its_camera_an_optical_frame(rig, seed):
+    frames = Frames(rig)
+    rig.start("simulator_node", seed=seed, instruction="find the red ball")
+    frames.wait_for(ROBOT | {"front_range_link": "base_link"}, *frames.heard)
+    assert frames.heard["imu"][-1].header.frame_id == "imu_link"
+    assert frames.heard["range"][-1].header.frame_id == "front_range_link"
+    odometry = frames.heard["odom"][-1]
+    assert (odometry.header.frame_id, odometry.child_frame_id) == ("odom", "base_link")
+    place = odometry.pose.pose.position
+    assert frames.lookup("base_link")[:3, 3] == pytest.approx((place.x, place.y, place.z))
+    footprint = frames.lookup("base_footprint")
+    assert footprint[2, 3] == 0.0 and footprint[:3, 2] == pytest.approx((0.0, 0.0, 1.0))  # on the floor, and level
+    links = {
+        link.get("name") for link in ElementTree.fromstring(frames.heard["robot_description"][-1].data).iter("link")
+    }
+    assert links == frames.parents.keys() - {"odom"}
+    assert rig.node.count_publishers("/tf_static") == 1  # nothing is left to a viewer
+    check_the_picture(frames, World.from_seed(seed, "find the red ball"))
+
+
+def test_the_go2_has_the_same_tree_with_the_base_tilted_above_its_footprint(rig):
+    frames = Frames(rig)
+    rig.start("go2_standin_node", seed=8, instruction="find the red ball", lying=False)
+    rig.start("go2_node", **STANDIN_CAMERA)
+    topics = frames.heard.keys() - {"range"}
+    frames.wait_for(ROBOT, *topics)
+    check_the_picture(frames, World.from_seed(8, "find the red ball"))
+
+
+def test_covariances_say_how_far_odometry_and_imu_are_to_be_trusted(rig):
+    frames = Frames(rig)
+    rig.start("simulator_node", stddev__position=0.5, stddev__yaw=0.1, stddev__acceleration=2.0)
+    frames.wait_for(ROBOT | {"front_range_link": "base_link"}, "odom", "imu")
+    odometry, imu = frames.heard["odom"][-1], frames.heard["imu"][-1]
+    pose = np.array(odometry.pose.covariance).reshape(6, 6)
+    assert np.array_equal(pose, np.diag(np.diag(pose)))
+    assert np.diag(pose) == pytest.approx([0.25] * 3 + [0.02**2] * 2 + [0.01])
+    assert np.diag(np.array(odometry.twist.covariance).reshape(6, 6)) == pytest.approx([0.05**2] * 3 + [0.02**2] * 3)
+    assert np.diag(np.reshape(imu.orientation_covariance, (3, 3))) == pytest.approx([0.02**2, 0.02**2, 0.01])
+    assert np.diag(np.reshape(imu.angular_velocity_covariance, (3, 3))) == pytest.approx([0.02**2] * 3)
+    assert np.diag(np.reshape(imu.linear_acceleration_covariance, (3, 3))) == pytest.approx([4.0] * 3)
+
+
+def test_frames_are_named_by_parameters_and_left_to_others_where_they_say_so(rig):
+    """As beside robot_localization and robot_state_publisher, and a stack that has no footprint."""
+    frames = Frames(rig)
+    rig.start(
+        "simulator_node", publish_tf=False, odom_frame="odom_legs", base_frame="base", imu_frame="imu", map_frame="map",
+        camera_frame="eye",
+    )  # fmt: skip
+    named = {
+        "odom_legs": "map", "base": "base_footprint", "imu": "base", "front_camera_link": "base",
+        "eye": "front_camera_link", "front_range_link": "base",
+    }  # fmt: skip
+    frames.wait_for(named, "odom", "imu", "camera/image_raw")
+    odometry = frames.heard["odom"][-1]
+    assert (odometry.header.frame_id, odometry.child_frame_id) == ("odom_legs", "base")
+    assert frames.heard["camera/image_raw"][-1].header.frame_id == "eye"
+
+
+def test_without_footprint_and_description_one_transform_is_left(rig):
+    frames = Frames(rig)
+    rig.start("simulator_node", publish_description=False, footprint_frame="")
+    frames.wait_for({"base_link": "odom"}, "odom", "camera/image_raw")
+    place = frames.heard["odom"][-1].pose.pose.position
+    assert frames.lookup("base_link")[:3, 3] == pytest.approx((place.x, place.y, STANDING_HEIGHT))
+    assert not frames.heard["robot_description"] and rig.node.count_publishers("/robot_description") == 0
+
+
+def test_two_robots_share_tf_by_their_prefixes(rig):
+    frames = Frames(rig)
+    rig.start("simulator_node", seed=3, frame_prefix="go2_1/", map_frame="map")
+    rig.start("go2_standin_node", seed=4, world_frame="go2_2/odom")
+    rig.start("go2_node", frame_prefix="go2_2/")
+    first = {
+        f"go2_1/{child}": f"go2_1/{parent}" for child, parent in (ROBOT | {"front_range_link": "base_link"}).items()
+    }
+    second = {f"go2_2/{child}": f"go2_2/{parent}" for child, parent in ROBOT.items()}
+    frames.wait_for(first | second | {"go2_1/odom": "map"}, "imu", "camera/image_raw")
+    assert frames.heard["imu"][0].header.frame_id.startswith("go2_")
+    rig.until(lambda: {m.header.frame_id for m in frames.heard["odom"]} == {"go2_1/odom", "go2_2/odom"})
+    assert not math.isclose(
+        frames.lookup("go2_1/base_link", "map")[0, 3], frames.lookup("go2_2/base_link", "go2_2/odom")[0, 3]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"odom_frame": "/odom"}, "odom_frame: '/odom' is no frame; tf2 takes neither a leading slash"),
+        ({"base_frame": "odom"}, "odom_frame, footprint_frame and base_frame must differ"),
+        ({"description": "/nowhere/a.urdf"}, "The robot's description /nowhere/a.urdf cannot be read"),
+        ({"stddev__yaw": 0.0}, "'stddev.yaw' is not valid"),
+    ],
+)
+def test_bad_frames_end_it_with_a_sentence(rig, parameters, sentence):
+    child = rig.start("simulator_node", **parameters)
+    rig.until(lambda: child.process.poll() is not None)
+    child.reader.join(5.0)
+    assert child.process.returncode == 2
+    assert any(sentence in line for line in rig.lines), rig.lines
+
+
+def test_a_bad_camera_origin_ends_the_go2s_node_with_a_sentence(rig):
+    child = rig.start("go2_node", camera_origin="0.3 0 0")
+    rig.until(lambda: child.process.poll() is not None)
+    child.reader.join(5.0)
+    assert any("'0.3 0 0' does not place front_camera_link; give six numbers" in line for line in rig.lines), rig.lines

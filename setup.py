@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
 from glob import glob
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Command, find_packages, setup
+from setuptools.command.develop import develop
+from setuptools.command.install import install
 
 NAME = "dsd_ros"
 HERE = Path(__file__).resolve().parent
+MANIFEST = (HERE / "package.xml").read_text(encoding="utf-8")  # the one place for version, maintainer and pages
 NODES = (
     "simulator",
     "draft",
@@ -24,6 +32,12 @@ NODES = (
     "view",
 )
 EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag", "view")
+
+
+def stated(element: str, attribute: str = "") -> str:
+    """What package.xml gives as the text of its first ``element``, or as one of its attributes."""
+    inside = rf'[^>]*\b{attribute}="([^"]+)"' if attribute else r"[^>]*>([^<]+)"
+    return re.search(rf"<{element}\b{inside}", MANIFEST)[1].strip()
 
 
 def requirements(name: str) -> list[str]:
@@ -47,13 +61,57 @@ def shared(folder: str, pattern: str) -> list[tuple[str, list[str]]]:
     return list(places.items())
 
 
+def install_messages(command: Command) -> None:
+    """Build src/dsd_msgs and install it where ``command`` installs dsd_ros.
+
+    colcon, rosdep and bloom look no deeper than this folder's package.xml, so none of them finds src/dsd_msgs. pip
+    builds wheels without ROS: there `make setup` provides the messages.
+    """
+    if {"bdist_wheel", "editable_wheel"} & set(command.distribution.commands):
+        return
+    cmake, prefixes = shutil.which("cmake"), os.environ.get("AMENT_PREFIX_PATH")
+    if not (cmake and prefixes):
+        sys.exit("dsd_ros: dsd_msgs needs cmake and ROS 2; source /opt/ros/DISTRO/setup.bash and build again")
+    root = command.get_finalized_command("install").root or "/"
+    prefix = f"/{os.path.relpath(command.get_finalized_command('install_data').install_dir, root)}"
+    build = Path(command.get_finalized_command("build").build_base).resolve() / "dsd_msgs"
+    # colcon's sitecustomize changes sys.prefix, which would mislead cmake about where Python is.
+    paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [path for path in paths if not (Path(path) / "sitecustomize.py").is_file()]
+    changed = {"PYTHONPATH": os.pathsep.join(paths), "DESTDIR": root if root != "/" else ""}
+    changed["CMAKE_PREFIX_PATH"] = os.pathsep.join([prefixes, os.environ.get("CMAKE_PREFIX_PATH", "")])
+    environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1), **os.environ, **changed}
+    options = [f"-DCMAKE_INSTALL_PREFIX={prefix}", f"-DPython3_EXECUTABLE={sys.executable}", "-DBUILD_TESTING=OFF"]
+    for step in (
+        ["-S", str(HERE / "src" / "dsd_msgs"), "-B", str(build), *options],
+        ["--build", str(build)],
+        ["--install", str(build)],
+    ):
+        if subprocess.run([cmake, *step], env=environment, check=False).returncode:
+            sys.exit("dsd_ros: dsd_msgs could not be built; cmake gives the reason above")
+
+
+class Install(install):
+    def run(self) -> None:
+        install_messages(self)
+        super().run()
+
+
+class Develop(develop):
+    def run(self) -> None:
+        if not self.uninstall:
+            install_messages(self)
+        super().run()
+
+
 setup(
     name=NAME,
-    version="0.1.0",
+    version=stated("version"),
     description="Distributed speculative decoding for on-robot VLM control",
-    license="Apache-2.0",
-    maintainer="dsd_ros maintainers",
-    maintainer_email="maintainers@dsd-ros.org",
+    license=stated("license"),
+    maintainer=stated("maintainer"),
+    maintainer_email=stated("maintainer", "email"),
+    url=stated("url"),
     python_requires=">=3.11",
     package_dir={"": "src"},
     packages=find_packages("src", include=[NAME, f"{NAME}.*"]),
@@ -74,6 +132,7 @@ setup(
     install_requires=["setuptools"],
     extras_require={name: requirements(name) for name in EXTRAS} | {"test": requirements("dev")},
     zip_safe=False,
+    cmdclass={"install": Install, "develop": Develop},
     entry_points={
         "console_scripts": [
             "dsd = dsd_ros.cli.main:run",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -197,40 +195,6 @@ def test_wheels_cmake_files_name_this_python(tool: ModuleType) -> None:
     headers, numpy = path.read_text().strip().strip('"').split(";")
     assert (Path(headers) / "Python.h").is_file()
     assert (Path(numpy) / "numpy" / "arrayobject.h").is_file()
-
-
-@pytest.mark.slow
-def test_colcon_builds_and_installs_both_packages(tmp_path: Path) -> None:
-    """The documented `colcon build --base-paths . src/dsd_msgs`, on a copy, against whatever ROS 2 is here."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".", ":!models"]
-    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, files.split("\0")):
-        if (ROOT / name).is_file():
-            target = tmp_path / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((ROOT / name).read_bytes())
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "CMAKE_PREFIX_PATH": os.environ.get("CMAKE_PREFIX_PATH", sys.prefix),
-        "AMENT_PREFIX_PATH": os.environ.get("AMENT_PREFIX_PATH", sys.prefix),
-    }
-    build = "colcon build --base-paths . src/dsd_msgs --cmake-args -DBUILD_TESTING=OFF"
-    build += f" -DPython3_EXECUTABLE={sys.executable}"
-    subprocess.run(build, shell=True, cwd=tmp_path, env=environment, check=True, timeout=550)
-
-    executables = {path.name for path in (tmp_path / "install" / "dsd_ros" / "lib" / "dsd_ros").iterdir()}
-    scripts = importlib.metadata.distribution("dsd_ros").entry_points.select(group="console_scripts")
-    assert executables == {entry.name for entry in scripts}
-    code = "import dsd_msgs.action; from dsd_ros import paths; print(paths.share_directory())"
-    check = f'. install/local_setup.sh && command -v dsd && cd / && python -c "{code}"'
-    result = subprocess.run(check, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    installed = tmp_path / "install" / "dsd_ros"
-    assert result.stdout.split() == [
-        str(installed / "lib" / "dsd_ros" / "dsd"),
-        str(installed / "share" / "dsd_ros"),
-    ], result.stderr
-    assert (installed / "share" / "dsd_ros" / "config").is_dir()
 
 
 def test_the_robots_messages_are_built_only_where_no_system_has_them(tool: ModuleType, tmp_path: Path) -> None:

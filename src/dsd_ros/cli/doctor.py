@@ -221,7 +221,7 @@ _WITH_ROS = (
     Check(
         "dsd_msgs",
         _modules("dsd_msgs.msg", "dsd_msgs.action"),
-        "run `make setup`, or `colcon build --base-paths . src/dsd_msgs` and source it",
+        "run `make setup`, or `colcon build` and source its install/setup.bash",
     ),
     _optional(
         "Go2 messages",

@@ -13,7 +13,7 @@ from table_model import TableModel
 from tiny_models import make_tiny_model
 
 from dsd_ros.cloud.engine import VerifierEngine
-from dsd_ros.cloud.exits import ExitListener, ExitRules
+from dsd_ros.cloud.exits import ExitListener, ExitRules, Voice
 from dsd_ros.cloud.settings import EngineSettings
 from dsd_ros.decoding.methods import DraftVerdict
 from dsd_ros.vlm.exits import ExitAdapters
@@ -196,7 +196,7 @@ def listener(rows, said, clock=None, judge=None, cost=0.0, **rules):
     layers = tuple(range(1, len(rows) + 1))
     model = SimpleNamespace(exits=SimpleNamespace(layers=layers, logits=logits))
     chosen = ExitRules(**({"layers": layers, "min_confidence": 0.0, "share": 1.0} | rules))
-    return ExitListener(model, chosen, judge or first, lambda *a: said.append(a), clock)
+    return ExitListener(model, [Voice(chosen, judge or first, lambda *a: said.append(a))], clock)
 
 
 def peaked(token: int, height: float) -> torch.Tensor:
@@ -210,7 +210,7 @@ def test_equal_verdicts_are_said_once_and_weak_ones_not_at_all():
     rows = [peaked(1, 2.0), peaked(1, 9.0), peaked(2, 0.1), peaked(2, 5.0), peaked(1, 9.0)]
     hook = listener(rows, said, min_confidence=0.5)
     for index in range(6):
-        hook(index, torch.zeros(1, 8))
+        hook(index, [torch.zeros(1, 8)])
     assert [(verdict.next_token, layer) for verdict, layer, _ in said] == [(1, 1), (2, 4)]
     assert said[0][2] == pytest.approx(float(torch.softmax(rows[0][0], 0).amax()))
 
@@ -222,7 +222,7 @@ def test_exits_take_no_more_than_their_share(share, ran):
     hook = listener([peaked(0, 1.0)] * 20, said, clock, cost=1.0, share=share)
     for index in range(20):
         clock.now += 2.0
-        hook(index, torch.zeros(1, 8))
+        hook(index, [torch.zeros(1, 8)])
     assert hook._ran == ran
     assert hook._spent - 1.0 <= share * clock.now
 
@@ -234,6 +234,6 @@ def test_an_exit_that_fails_is_logged_once_and_the_others_keep_silent(caplog):
     said = []
     hook = listener([peaked(0, 1.0)] * 4, said, judge=broken)
     for index in range(5):
-        hook(index, torch.zeros(1, 8))
+        hook(index, [torch.zeros(1, 8)])
     hook.harvest()
     assert not said and caplog.text.count("failed; the round goes on") == 1

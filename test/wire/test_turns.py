@@ -45,6 +45,15 @@ def test_a_batch_holds_one_turn_of_each_owner(limit, first):
     assert len(queue) == 5 - len(first)
 
 
+def test_a_long_turn_is_taken_alone_and_weights_are_bounded():
+    queue: TurnQueue[str] = TurnQueue(10)
+    for owner, weight, alone in (("a", 3, False), ("b", 1, True), ("c", 9, False), ("d", 2, False)):
+        queue.put(owner, owner, weight=weight, alone=alone)
+    assert queue.ready(10, 0.0, 5) == ["a", "d"]
+    assert queue.ready(10, 0.0, 5) == ["b"]
+    assert queue.ready(10, 0.0, 5) == ["c"]  # heavier than all may be together
+
+
 def test_urgent_turns_overtake():
     queue: TurnQueue[str] = TurnQueue(10)
     put(queue, "a1", "b1")
@@ -279,6 +288,18 @@ def test_a_batch_is_charged_to_its_owners_alike():
     now[0] = 1.2
     put(queue, "a2")
     assert taken(queue) == ["b2", "a2"]
+
+
+def test_a_batch_is_charged_by_weight():
+    worker = Worker()
+    for _ in range(10):
+        worker.queue.put("tree", "tree 0", weight=63)
+        worker.queue.put("token", "token 0", weight=1)
+        assert len(worker.queue.ready(2, 0.0)) == 2
+        worker.now += 0.016
+    worker.queue.put("tree", "tree 0")
+    worker.queue.put("token", "token 0")
+    assert worker.queue.ready(1, 0.0) == ["token 0"]
 
 
 def test_accounts_of_robots_that_left_are_forgotten():

@@ -1,7 +1,8 @@
 """The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
 One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
-the target decodes alone, so that no robot waits for another's whole reply.
+the target decodes alone, so that no robot waits for another's whole reply. A step takes one turn of every robot that
+waits, and verifies their rounds in one pass; a robot alone waits for nobody.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ _log = logging.getLogger(__name__)
 
 # An observation and a draft wait at most, or the few drafts that a robot sends ahead; duplicates are dropped.
 MAX_WAITING_PER_SESSION = 20
-TURNS_A_STEP = 1  # the local target runs its rounds one after another
 
 NO_DOCUMENTS = (
     "this verifier was started without documents and answers no questions; start it with --documents FOLDER "
@@ -168,8 +168,18 @@ class VerifierEngine:
             sentence = "the verifier does not know this session (any more); open a new one"
             return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
         turn = _Turn(partial(self._receive, message, peer), time.perf_counter())
-        of, kind = accounts_of(peer), type(message).__name__
-        if self._queue.put(message.session, turn, of=of, kind=kind, key=_key(message), size=_size(message)):
+        # An observation's picture takes long to read, and a pass over several rounds would wait for it.
+        tokens, alone = (len(message.tokens), False) if isinstance(message, Draft) else (0, True)
+        if self._queue.put(
+            message.session,
+            turn,
+            of=accounts_of(peer),
+            kind=type(message).__name__,
+            key=_key(message),
+            size=_size(message),
+            weight=tokens + 1,
+            alone=alone,
+        ):
             return None
         return Refusal(message.session, message.reply, number, RefusalCode.OVERLOADED, _TOO_MANY)
 
@@ -186,8 +196,12 @@ class VerifierEngine:
         self._sessions.clear()
 
     def _step(self) -> None:
-        turns = self._queue.ready(TURNS_A_STEP, self._nap)  # 1. the next turn of every robot that waits
+        limit, tokens = self.settings.max_batch, self.settings.max_batch_tokens
+        turns = self._queue.ready(limit, self._nap, tokens)  # 1. the next turn of every robot that waits
         rounds = self._rounds(turns)
+        if not rounds:
+            return
+        self.metrics.passing(len(rounds))
         began = time.perf_counter()
         for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
             self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -45,8 +46,16 @@ class ExitRules:
         return cls(layers, request.min_exit_confidence, share) if request.exits and share > 0.0 and layers else None
 
 
+class Voice(NamedTuple):
+    """A round that exits speak for: ``say(verdict, layer, confidence)`` gets each new verdict; layers count from 1."""
+
+    rules: ExitRules
+    judge: Judge
+    say: Say
+
+
 class ExitListener:
-    """The layer hook of one pass: an outcome from every exit that speaks, before the deeper layers have run.
+    """The layer hook of one pass: an outcome of each round from every exit that speaks, before deeper layers have run.
 
     On a CPU an exit delays the pass. One is skipped when those before it took more than the rules' share of the
     pass's time so far; the first always runs. On a GPU the exits run on a stream of their own, and ``harvest``
@@ -54,87 +63,90 @@ class ExitListener:
     """
 
     def __init__(
-        self,
-        model: VisionLanguageModel,
-        rules: ExitRules,
-        judge: Judge,
-        say: Say,
-        clock: Callable[[], float] = time.perf_counter,
+        self, model: VisionLanguageModel, voices: Sequence[Voice], clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """``say(verdict, layer, confidence)`` is called with each new verdict; layers count from 1."""
         assert model.exits is not None
         self._model = model
         self._exits = model.exits
-        self._rules = rules
-        self._judge = judge
-        self._say = say
+        self._voices = voices
+        self._share = min(voice.rules.share for voice in voices)
         self._clock = clock
         self._began = clock()
         self._spent = 0.0
         self._ran = 0
-        self._said: set[DraftVerdict] = set()
-        self._broken = False
+        self._said: list[set[DraftVerdict]] = [set() for _ in voices]
+        self._broken: set[int] = set()
         self._stream: torch.cuda.Stream | None = None
-        self._pending: list[tuple[int, torch.Tensor, torch.cuda.Event]] = []
+        self._pending: list[tuple[int, list[int], list[torch.Tensor], torch.cuda.Event]] = []
 
-    def __call__(self, index: int, hidden: torch.Tensor) -> None:
-        """After decoder layer ``index`` (0-based): ``hidden`` (rows, hidden size), one row per verdict."""
+    def __call__(self, index: int, hidden: Sequence[torch.Tensor]) -> None:
+        """After decoder layer ``index`` (0-based): each voice's ``hidden`` (rows, hidden size), a row per verdict."""
         layer = index + 1
-        if self._broken or layer not in self._rules.layers:
+        speaking = [i for i, voice in enumerate(self._voices) if layer in voice.rules.layers and i not in self._broken]
+        if not speaking:
             return
+        heard = [hidden[i] for i in speaking]
         try:
-            if hidden.is_cuda:
-                self._launch(layer, hidden)
+            if heard[0].is_cuda:
+                self._launch(layer, speaking, heard)
                 return
             began = self._clock()
-            if self._ran and self._spent > self._rules.share * (began - self._began):
+            if self._ran and self._spent > self._share * (began - self._began):
                 return
-            self._speak(layer, self._logits(layer, hidden))
-            self._ran += 1
-            self._spent += self._clock() - began
+            logits = self._logits(layer, heard)
         except Exception:
-            self._give_up(layer)
+            self._give_up(layer, speaking)
+            return
+        self._speak(layer, speaking, logits)
+        self._ran += 1
+        self._spent += self._clock() - began
 
     def harvest(self) -> None:
         """On a GPU: report what the exits found, in order, until the pass is over. Elsewhere nothing is left to do."""
         if self._stream is None:
             return
         pass_over = torch.cuda.current_stream(self._stream.device).record_event()
-        layer = 0
-        try:
-            for layer, logits, ready in self._pending:
-                while not ready.query():
-                    if pass_over.query():
-                        return
-                    time.sleep(_POLL_S)
-                # The verdict waits for this stream only.
-                with torch.cuda.stream(self._stream):
-                    self._speak(layer, logits)
-        except Exception:
-            self._give_up(layer)
+        for layer, speaking, logits, ready in self._pending:
+            while not ready.query():
+                if pass_over.query():
+                    return
+                time.sleep(_POLL_S)
+            # The verdict waits for this stream only.
+            with torch.cuda.stream(self._stream):
+                self._speak(layer, speaking, logits)
 
-    def _launch(self, layer: int, hidden: torch.Tensor) -> None:
+    def _launch(self, layer: int, speaking: list[int], heard: list[torch.Tensor]) -> None:
+        device = heard[0].device
         if self._stream is None:
-            self._stream = torch.cuda.Stream(hidden.device)
-        self._stream.wait_stream(torch.cuda.current_stream(hidden.device))
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
-            # The allocator must not reuse this memory before the exit has read it.
-            hidden.record_stream(self._stream)
-            logits = self._logits(layer, hidden)
-            self._pending.append((layer, logits, self._stream.record_event()))
+            for hidden in heard:
+                # The allocator must not reuse this memory before the exit has read it.
+                hidden.record_stream(self._stream)
+            logits = self._logits(layer, heard)
+            self._pending.append((layer, speaking, logits, self._stream.record_event()))
 
-    def _logits(self, layer: int, hidden: torch.Tensor) -> torch.Tensor:
-        return self._exits.logits(self._model, layer, hidden)
+    def _logits(self, layer: int, heard: list[torch.Tensor]) -> list[torch.Tensor]:
+        if len(heard) == 1:
+            return [self._exits.logits(self._model, layer, heard[0])]
+        logits = self._exits.logits(self._model, layer, torch.cat(heard))
+        return list(logits.split([len(hidden) for hidden in heard]))
 
-    def _speak(self, layer: int, logits: torch.Tensor) -> None:
-        verdict = self._judge(logits)
-        if verdict in self._said:
-            return
-        confidence = confidence_of(logits[verdict.accepted])
-        if confidence >= self._rules.min_confidence:
-            self._said.add(verdict)
-            self._say(verdict, layer, confidence)
+    def _speak(self, layer: int, speaking: list[int], logits: list[torch.Tensor]) -> None:
+        for i, rows in zip(speaking, logits, strict=True):
+            voice = self._voices[i]
+            try:
+                verdict = voice.judge(rows)
+                if verdict in self._said[i]:
+                    continue
+                confidence = confidence_of(rows[verdict.accepted])
+                if confidence >= voice.rules.min_confidence:
+                    self._said[i].add(verdict)
+                    voice.say(verdict, layer, confidence)
+            except Exception:
+                self._give_up(layer, [i])
 
-    def _give_up(self, layer: int) -> None:
-        self._broken = True
+    def _give_up(self, layer: int, voices: list[int]) -> None:
+        self._broken.update(voices)
         _log.exception("exit %d failed; the round goes on without exits", layer)

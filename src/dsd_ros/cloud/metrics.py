@@ -29,6 +29,7 @@ disable_created_metrics()  # they would be a second series for each
 
 OTHER = "other"  # the label's value for what should not occur
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BATCH = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 ENDS = ("closed", "expired", "evicted")  # by the robot, unused for too long, to make room
 REFUSED_CONNECTIONS = ("token", "full", "address", "files", "memory", "flood")
@@ -96,6 +97,8 @@ class Metrics:
         self._accepted = self._counters("accepted_tokens_total", accepted, "mode", PRESETS)
         accepted = "Drafted tokens accepted, per round with a draft."
         self._round_accepted = self._histogram("round_accepted_tokens", accepted, TOKENS)
+        together = "Rounds verified together in one pass of the target."
+        self.passing = self._histogram("pass_rounds", together, BATCH).observe
         seconds = self._histogram("round_seconds", "One round in the target, exits included.", SECONDS, "mode")
         self._round_seconds = {mode: seconds.labels(mode) for mode in (*PRESETS, OTHER)}
         self._read_seconds = self._histogram("observation_seconds", "Reading one observation with the target.", SECONDS)

@@ -5,21 +5,25 @@ The engine, the sessions and the server know a target by the ``Target`` protocol
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from dsd_ros.cloud.exits import ExitListener, Judge, confidence_of
+from dsd_ros.cloud.exits import ExitListener, Judge, Voice, confidence_of
 from dsd_ros.cloud.sessions import Prefix
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
-from dsd_ros.vlm.sequence import LayerHook, Sequence as TokenSequence
+from dsd_ros.vlm.sequence import LayerHook, Sequence as TokenSequence, TreeCheck, verify_trees_together
 from dsd_ros.wire.messages import Outcome
+
+_log = logging.getLogger(__name__)
 
 OnEarly = Callable[[PendingRound, Outcome], object]
 
@@ -66,8 +70,25 @@ class Target(Protocol):
         """
 
 
+@dataclass
+class _Check:
+    """A round on its way through a pass."""
+
+    round: PendingRound
+    sequence: TokenSequence
+    tree: TokenTree
+    judge: Judge
+    before: int  # tokens of the reply, for a pass that fails
+    owed: int
+    voice: Voice | None = None
+
+    def undo(self) -> None:
+        self.sequence.rollback(self.before)
+        self.round.reply.owed = self.owed
+
+
 class LocalTarget:
-    """A model in this process: all methods, trees, early exits. One pass a round."""
+    """A model in this process: all methods, trees, early exits. One pass for all rounds."""
 
     def __init__(self, model: VisionLanguageModel) -> None:
         self.model = model
@@ -85,57 +106,98 @@ class LocalTarget:
     def verify(
         self, rounds: Sequence[PendingRound], on_early: OnEarly
     ) -> Iterator[tuple[PendingRound, Outcome | RoundRefused]]:
+        checks = []
         for round in rounds:
-            yield round, self._verify(round, on_early)
-
-    def _verify(self, round: PendingRound, on_early: OnEarly) -> Outcome | RoundRefused:
-        sequence, reply = _sequence(round), round.reply
-        before, owed = len(sequence.tokens), reply.owed
+            try:
+                checks.append(self._prepare(round, on_early))
+            except Exception as error:
+                yield round, RoundRefused.of(error)
+        if not checks:
+            return
+        began = time.perf_counter()
         try:
-            return self._run(round, sequence, on_early)
+            rows = self._pass(checks)
         except Exception as error:
-            sequence.rollback(before)
-            reply.owed = owed
-            return RoundRefused.of(error)
+            for check in checks:
+                check.undo()
+            if len(checks) == 1:
+                yield checks[0].round, RoundRefused.of(error)
+                return
+            _log.warning("a pass over %d rounds failed; each is verified by itself now", len(checks), exc_info=error)
+            for check in checks:
+                yield from self.verify([check.round], on_early)
+            return
+        ran_us = microseconds_since(began)
+        for check, logits in zip(checks, rows, strict=True):
+            try:
+                result: Outcome | RoundRefused = self._conclude(check, logits, ran_us)
+            except Exception as error:
+                check.undo()
+                result = RoundRefused.of(error)
+            yield check.round, result
 
-    def _run(self, round: PendingRound, sequence: TokenSequence, on_early: OnEarly) -> Outcome:
-        model, draft = self.model, round.draft
+    def _prepare(self, round: PendingRound, on_early: OnEarly) -> _Check:
+        """Read the draft, and bring the reply to where the draft begins."""
+        model, draft, sequence = self.model, round.draft, _sequence(round)
         # What exceeds the context cannot be verified; a shorter draft is just as exact.
         room = max(0, model.max_length - sequence.prompt_length - draft.confirmed)
         drafted = TokenTree.from_bytes(draft.tokens, draft.parents)
         tree = drafted.cut(room)
-        judge = _judge(round, drafted, tree)
+        check = _Check(round, sequence, tree, _judge(round, drafted, tree), len(sequence.tokens), round.reply.owed)
         take_recovered(round.reply, draft.resampled, model.vocab_size)
         began = time.perf_counter()
 
         def say(verdict: DraftVerdict, layer: int, confidence: float) -> None:
             on_early(round, round.outcome(verdict, layer, confidence, microseconds_since(began), final=False))
 
-        listener = None
         # The token after the prompt is known: without a draft there is no pass to run ahead of.
         if round.exits is not None and (len(tree) or draft.confirmed):
-            listener = ExitListener(model, round.exits, judge, say)
-        logits = self._pass(sequence, tree, listener)
+            check.voice = Voice(round.exits, check.judge, say)
+        return check
+
+    def _pass(self, checks: list[_Check]) -> list[torch.Tensor]:
+        """Each check's logits (nodes + 1, V) before its tree and after each node."""
+        voices = [check.voice for check in checks if check.voice is not None]
+        listener = ExitListener(self.model, voices) if voices else None
+        if len(checks) == 1:
+            rows = [self._pass_alone(checks[0], listener)]
+        else:
+            trees = [
+                TreeCheck(check.sequence, self._known(check.tree), check.tree.parents, check.voice is not None)
+                for check in checks
+            ]
+            rows = verify_trees_together(trees, listener)
         if listener is not None:
             listener.harvest()
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)
-        ran_us = microseconds_since(began)
-        verdict = judge(logits)
+        if rows[0].is_cuda:
+            torch.cuda.synchronize(rows[0].device)
+        return rows
+
+    def _pass_alone(self, check: _Check, listener: ExitListener | None) -> torch.Tensor:
+        on_layer: LayerHook | None = None if listener is None else lambda layer, hidden: listener(layer, [hidden])
+        if check.tree.branches:
+            return check.sequence.verify_tree(self._known(check.tree), check.tree.parents, on_layer)
+        return check.sequence.verify(self._known(check.tree), on_layer)
+
+    def _known(self, tree: TokenTree) -> list[int]:
+        """The tree's tokens. An id beyond the target's vocabulary is rejected anyway: any other can stand in for it."""
+        return [token if token < self.model.vocab_size else 0 for token in tree.tokens]
+
+    def _conclude(self, check: _Check, logits: torch.Tensor, ran_us: int) -> Outcome:
+        """Judge the draft, and leave the reply at its verified tokens."""
+        round, sequence, tree = check.round, check.sequence, check.tree
+        verdict = check.judge(logits)
         # When p itself travels, its confidence is not used.
         confidence = confidence_of(logits[verdict.accepted]) if verdict.target is None else 0.0
-        _keep(sequence, tree, draft.confirmed, verdict)
-        if verdict.target is not None:
+        if len(sequence.tokens) == round.draft.confirmed:  # the draft is attached as a tree
+            sequence.keep_path(tree.path_to(verdict.accepted - 1))
+        else:
+            sequence.rollback(round.draft.confirmed + verdict.accepted)
+        if verdict.target is None:
+            sequence.append([verdict.next_token])
+        else:
             round.reply.owed = split.most_recovered(tree, verdict.accepted - 1)
-        return round.outcome(verdict, model.num_layers, confidence, ran_us, final=True)
-
-    def _pass(self, sequence: TokenSequence, tree: TokenTree, on_layer: LayerHook | None) -> torch.Tensor:
-        """Logits (nodes + 1, V) before the tree and after each node."""
-        # An id beyond the target's vocabulary is rejected anyway, so any other can stand in for it.
-        tokens = [token if token < self.model.vocab_size else 0 for token in tree.tokens]
-        if tree.branches:
-            return sequence.verify_tree(tokens, tree.parents, on_layer)
-        return sequence.verify(tokens, on_layer)
+        return round.outcome(verdict, self.model.num_layers, confidence, ran_us, final=True)
 
 
 def _sequence(round: PendingRound) -> TokenSequence:
@@ -154,13 +216,3 @@ def _judge(round: PendingRound, drafted: TokenTree, tree: TokenTree) -> Judge:
     evidence = method.read(draft.evidence, drafted, session.request.vocab_size)
     context = RoundContext(session.sampling, session.request.seed, draft.reply, draft.round, draft.confirmed)
     return lambda logits: method.verify(tree, evidence, logits, context)
-
-
-def _keep(sequence: TokenSequence, tree: TokenTree, confirmed: int, verdict: DraftVerdict) -> None:
-    """Leave the sequence at the accepted tokens and, if the target drew it, the token that follows."""
-    if tree.branches:
-        sequence.keep_path(tree.path_to(verdict.accepted - 1))
-    else:
-        sequence.rollback(confirmed + verdict.accepted)
-    if verdict.target is None:
-        sequence.append([verdict.next_token])

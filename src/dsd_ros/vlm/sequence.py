@@ -171,16 +171,10 @@ class Sequence:
         ``verify``. After a failed pass there is no tree and the reply is unchanged. ContextError when tokens and tree
         depth exceed the context.
         """
-        tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
-        self._drop_tree()
-        if on_layer is not None and self._fed == len(self.tokens):
-            self._step_back()
-        feed = self.tree_feed(tokens, parents)
+        feed = self.whole_tree_feed(tokens, parents, on_layer is not None)
         if feed is None:
             return self.next_logits().unsqueeze(0)
-        rows = self.model.forward_tree(feed, on_layer)
-        self.record(feed, rows)
-        return rows if feed.text else torch.cat([self.next_logits().unsqueeze(0), rows])
+        return self.record_tree(feed, self.model.forward_tree(feed, on_layer))
 
     def grow_tree(self, tokens: Tokens[int], parents: Tokens[int]) -> torch.Tensor:
         """Add nodes to the attached tree and return the logits (new nodes, vocabulary) float32 after each.
@@ -266,6 +260,14 @@ class Sequence:
             return None
         return Feed(text + tokens, self._cache, self._rope_delta, [*tree.parents, *parents], len(tree.tokens))
 
+    def whole_tree_feed(self, tokens: Tokens[int], parents: Tokens[int], heard: bool) -> Feed | None:
+        """What the pass of ``verify_tree`` must be fed, with ``heard`` also the row before the tree if it is known."""
+        tokens, parents = self._checked(tokens), _checked_parents(parents, len(tokens), 0)
+        self._drop_tree()
+        if heard and self._fed == len(self.tokens):
+            self._step_back()
+        return self.tree_feed(tokens, parents)
+
     def record(self, feed: Feed, rows: torch.Tensor) -> torch.Tensor:
         """Record a pass' logits (feed.rows, vocabulary); return those after the new nodes."""
         if feed.text:
@@ -276,6 +278,11 @@ class Sequence:
             tokens = (*tree.tokens, *feed.tokens[feed.text :])
             self._tree = CachedTree(tokens, tuple(feed.parents), (*before, *rows))
         return rows
+
+    def record_tree(self, feed: Feed, rows: torch.Tensor) -> torch.Tensor:
+        """Record the pass of a whole tree; logits (nodes + 1, vocabulary) before it and after each node."""
+        self.record(feed, rows)
+        return rows if feed.text else torch.cat([self.next_logits().unsqueeze(0), rows])
 
     @property
     def _fed(self) -> int:
@@ -365,6 +372,43 @@ def grow_trees_together(growths: Tokens[tuple[Sequence, Tokens[int], Tokens[int]
         for (sequence, feed), rows in zip(group, together, strict=True):
             results[id(sequence)] = sequence.record(feed, rows)
     return [results[id(sequence)] if feed is not None else sequence.grow_tree([], []) for sequence, feed in feeds]
+
+
+class TreeCheck(NamedTuple):
+    """A token tree to attach to a sequence, as for ``Sequence.verify_tree``.
+
+    heard: hidden states of its rows are wanted, so its first row must be computed in the pass.
+    """
+
+    sequence: Sequence
+    tokens: Tokens[int]
+    parents: Tokens[int]
+    heard: bool = False
+
+
+def verify_trees_together(
+    checks: Tokens[TreeCheck], on_layer: Callable[[int, list[torch.Tensor]], object] | None = None
+) -> list[torch.Tensor]:
+    """``Sequence.verify_tree`` for several sequences of one model, in one pass.
+
+    Each result (nodes + 1, vocabulary) equals that sequence's own up to rounding; a draft without branches is a tree,
+    too. ``on_layer(index, hidden)`` gets the hidden states (rows, hidden size) of each check that is ``heard``. If the
+    pass fails, no reply has changed and no tree is attached.
+    """
+    feeds = [check.sequence.whole_tree_feed(check.tokens, check.parents, check.heard) for check in checks]
+    fed = [feed for feed in feeds if feed is not None]
+    heard = [check.heard for check, feed in zip(checks, feeds, strict=True) if feed is not None]
+    places = [(place, len(feed.tokens), feed.rows) for place, feed in enumerate(fed) if heard[place]]
+
+    def hook(index: int, hidden: torch.Tensor) -> None:
+        if on_layer is not None:
+            on_layer(index, [hidden[place, end - rows : end] for place, end, rows in places])
+
+    found = iter(checks[0].sequence.model.forward_batch(fed, hook) if fed else ())
+    return [
+        sequence.next_logits().unsqueeze(0) if feed is None else sequence.record_tree(feed, next(found))
+        for (sequence, *_), feed in zip(checks, feeds, strict=True)
+    ]
 
 
 def _by_model(feeds: list[tuple[Sequence, Feed]]) -> Iterable[list[tuple[Sequence, Feed]]]:

@@ -48,6 +48,8 @@ class _Waiting(NamedTuple, Generic[T]):
     key: Hashable
     size: int
     kind: str
+    weight: int
+    alone: bool
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class TurnQueue(Generic[T]):
         self._ordinary: dict[Path, deque[_Waiting[T]]] = {}
         self._accounts: dict[Path, _Account] = {(): _Account()}
         self._chains: dict[Path, tuple[_Account, ...]] = {}  # an owner's accounts, the root's first
-        self._running: list[tuple[Path, str]] = []  # the turns that ``ready`` gave last, with their kinds
+        self._running: list[tuple[Path, str, int]] = []  # the turns that ``ready`` gave last: owner, kind, weight
         self._since = 0.0
         self._recent: dict[Path, float] = {}  # when an owner's last turn ended
         self._awaited: set[Path] = set()  # the accounts that waiting turns let go first, since ``_idle_since``
@@ -103,6 +105,8 @@ class TurnQueue(Generic[T]):
         kind: str = "",
         key: Hashable = None,
         size: int = 0,
+        weight: int = 1,
+        alone: bool = False,
         urgent: bool = False,
         bounded: bool = True,
     ) -> bool:
@@ -112,6 +116,8 @@ class TurnQueue(Generic[T]):
 
         :param of: what the owner is a part of, the widest first: its address and its link.
         :param kind: turns of one kind take similarly long.
+        :param weight: its part of the work of the turns taken with it.
+        :param alone: it takes long, and is taken without others.
         """
         path = (*of, owner)
         with self._changed:
@@ -126,24 +132,25 @@ class TurnQueue(Generic[T]):
             )
             if full and bounded:
                 return False
-            lanes.setdefault(path, deque()).append(_Waiting(turn, key, size, kind))
+            lanes.setdefault(path, deque()).append(_Waiting(turn, key, size, kind, weight, alone))
             self._enter(path, size)
             if key is not None:
                 self._keys.add(key)
             self._changed.notify()
             return True
 
-    def ready(self, limit: int = 1, timeout: float | None = None) -> list[T]:
+    def ready(self, limit: int = 1, timeout: float | None = None, max_weight: int = sys.maxsize) -> list[T]:
         """Take the next turn of up to ``limit`` owners, and wait for one if there is none.
 
-        Empty after ``timeout`` seconds without one (None: no limit), or when the queue is closed.
+        Together they weigh at most ``max_weight``, but for the first. Empty after ``timeout`` seconds without one
+        (None: no limit), or when the queue is closed.
         """
         with self._changed:
             self._charge()
             until = None if timeout is None else self._clock() + timeout
             while not self._closed:
                 self._charge_idle_time()
-                wait, places = self._next(limit)
+                wait, places = self._next(limit, max_weight)
                 if places:
                     turns = [self._take(*place) for place in places]
                     self._awaited.clear()
@@ -197,11 +204,12 @@ class TurnQueue(Generic[T]):
 
     # --------------------------------------------------------------------- under self._changed
 
-    def _next(self, limit: int) -> tuple[float, list[tuple[dict[Path, deque[_Waiting[T]]], Path]]]:
+    def _next(self, limit: int, max_weight: int) -> tuple[float, list[tuple[dict[Path, deque[_Waiting[T]]], Path]]]:
         """The next turns; if there are none, how long the first of those that wait does so out of courtesy, s."""
         ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
         order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
-        shortest, found = math.inf, []
+        shortest, weight = math.inf, 0
+        found: list[tuple[dict[Path, deque[_Waiting[T]]], Path]] = []
         self._awaited.clear()
         for lanes in order:
             free = [path for path in lanes if path[-1] not in self._held]
@@ -209,10 +217,15 @@ class TurnQueue(Generic[T]):
                 if (wait := self._courtesy(lanes, path)) > 0.0:
                     shortest = min(shortest, wait)
                     continue
+                turn = lanes[path][0]
+                weight += turn.weight
+                if found and (turn.alone or weight > max_weight):
+                    weight -= turn.weight
+                    continue
                 found.append((lanes, path))
-                if len(found) == limit:
-                    break
-        return shortest, found[:limit]
+                if turn.alone or len(found) == limit:
+                    return 0.0, found
+        return shortest, found
 
     def _used(self, path: Path) -> list[int]:
         """What decides the order: the used time of the address, the link and the session."""
@@ -245,7 +258,7 @@ class TurnQueue(Generic[T]):
         for parent, account in pairwise(chain):
             parent.floor = max(parent.floor, account.used)
         self._forget(path, waiting)
-        self._running.append((path, waiting.kind))
+        self._running.append((path, waiting.kind, waiting.weight))
         return waiting.turn
 
     def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
@@ -256,12 +269,13 @@ class TurnQueue(Generic[T]):
             account.bytes -= waiting.size
 
     def _charge(self) -> None:
-        """Charge the time since the last turns were given to their owners, in equal parts."""
+        """Charge the time since the last turns were given to their owners, by their weights."""
         if not self._running:
             return
         now = self._clock()
-        seconds = (now - self._since) / len(self._running)
-        for path, kind in self._running:
+        unit = (now - self._since) / sum(weight for _, _, weight in self._running)
+        for path, kind, weight in self._running:
+            seconds = unit * weight
             if seconds >= _QUANTUM_S:  # a duplicate announces no next turn
                 self._recent[path] = now
             for account in self._chains[path][1:]:
@@ -277,7 +291,10 @@ class TurnQueue(Generic[T]):
         ago and are behind in time used: their next turn is on its way. Otherwise each of their short turns would wait
         for a long one. They are charged the time that it waits, see ``_charge_idle_time``.
         """
-        now, kind, wait = self._clock(), lanes[path][0].kind, 0.0
+        kind, wait = lanes[path][0].kind, 0.0
+        if self._chains[path][1].costs.get(kind, 0.0) <= _LONG_S:  # the widest account has the longest costs
+            return 0.0
+        now = self._clock()
         for other, ended in list(self._recent.items()):
             if now - ended >= _GRACE_S:
                 del self._recent[other]
@@ -305,7 +322,7 @@ class TurnQueue(Generic[T]):
 
     def _prune(self) -> None:
         """Forget accounts that are idle and owe nothing, or are simply the oldest idle ones."""
-        active = {path for path, _ in self._running} | self._recent.keys()
+        active = {path for path, *_ in self._running} | self._recent.keys()
         keep = {path[:end] for path in active for end in range(len(path) + 1)} | {()}
         for path in [path for path, account in self._accounts.items() if not account.waiting and path not in keep]:
             del self._accounts[path]

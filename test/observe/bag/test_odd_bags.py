@@ -216,6 +216,12 @@ def test_a_second_robot_is_named_and_can_be_chosen(tmp_path, capsys):
         open_bag(tmp_path / "two", "go2_3")
 
 
+BOMBS = (
+    "chunk.mcap", "liar.mcap", "many.mcap", "record.mcap", "string.mcap", "packed.mcap.zstd", "view.db3", "topics.db3",
+    "computed.db3",
+)  # fmt: skip
+
+
 def bombs(folder: Path) -> dict[str, Path]:
     message = framed(5, struct.pack("<HIQQ", 1, 0, 5, 5))
     many = chunk(zstandard.ZstdCompressor().compress(message * 1_100_000), len(message) * 1_100_000)
@@ -252,7 +258,7 @@ def bombs(folder: Path) -> dict[str, Path]:
 
 def test_bombs_are_refused_before_they_take_memory(tmp_path):
     found = bombs(tmp_path)
-    assert len(found) == 9
+    assert set(found) == set(BOMBS)
     for name, path in found.items():
         tracemalloc.start()
         try:
@@ -340,3 +346,80 @@ def test_a_full_disk_under_the_metadata_ends_the_bag_by_name(tmp_path, monkeypat
         with pytest.raises(RecordError, match=r"any further: the disk is full \(ENOSPC\). It can be read"):
             writer.set_metadata("parameters", "{}")
     assert writer.closed and [record.data for record in open_bag(tmp_path / "bag").messages()] == [data]
+
+
+def text_of(folder: Path) -> Path:
+    text_bag(folder / "bag", 600, file_bytes=8_000)
+    return folder / "bag"
+
+
+def without_a_file(folder: Path) -> Path:
+    next(text_of(folder).glob("*_1.mcap")).unlink()
+    return folder / "bag"
+
+
+def cut(folder: Path) -> Path:
+    text_bag(folder / "bag", 600)
+    file = folder / "bag" / "bag_0.mcap"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return folder / "bag"
+
+
+def with_evil_metadata(folder: Path) -> Path:
+    (text_of(folder) / "metadata.yaml").write_text("rosbag2_bagfile_information: " + "[" * 100_000)
+    return folder / "bag"
+
+
+def empty(folder: Path) -> Path:
+    text_bag(folder / "bag", 0)
+    return folder / "bag"
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe.mcap")
+    return folder / "pipe.mcap"
+
+
+def slow_where(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] if name == "many.mcap" else []  # a million records
+
+
+def no_bag(folder: Path) -> Path:
+    (folder / "text.mcap").write_text("no bag")
+    return folder / "text.mcap"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (text_of, "has nothing to replay. It has no complete reply. It has no messages on /"),
+        (without_a_file, "Files of the bag are missing, with all messages in them: bag_1.mcap."),
+        (cut, "was not closed"),
+        (with_evil_metadata, "metadata.yaml cannot be read ("),
+        (empty, "holds no message"),
+        (pipe, "There is no bag"),
+        (no_bag, "it is not an MCAP file"),
+        *(
+            pytest.param(lambda folder, name=name: bombs(folder)[name], name, id=name, marks=slow_where(name))
+            for name in BOMBS
+        ),
+    ],
+)
+def test_a_replay_of_an_odd_bag_ends_with_a_sentence(tmp_path, capsys, make, sentence):
+    assert main(["replay", str(make(tmp_path))]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told and "Traceback" not in told, told
+
+
+@pytest.mark.slow
+def test_what_odd_bags_hold_is_replayed_and_compared(ros_domain, tmp_path, capsys):
+    """Their replies are made up, so each differs: exit code 1, and the step is named."""
+    bag = make_bag(tmp_path / "bag", {"decode.mode": "dsd"})
+    pack = zstandard.ZstdCompressor().compress
+    rewrite(bag, tmp_path / "packed" / "packed_0.mcap", same, pack, compression=CompressionType.LZ4)
+    humble(bag, tmp_path / "humble" / "humble_0.db3")
+    bags = [str(tmp_path / name) for name in ("bag", "packed", "humble")]
+    assert main(["replay", *bags]) == 1
+    told = capsys.readouterr()
+    assert "3 replies replayed" in told.out and "3 of them differ" in told.out
+    assert "does not define all its message types" in told.err and "left out: 1 on /notes (json)" in told.err

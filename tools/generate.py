@@ -15,6 +15,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from dsd_ros.paths import share_directory
 from dsd_ros.ros import bringup
 from dsd_ros.ros.bringup import SYSTEMS
 from dsd_ros.ros.settings import NODES, ParameterSpec, specs
@@ -157,7 +158,7 @@ def _allowed(spec: ParameterSpec) -> str:
 def _said(value: Any) -> str:
     if isinstance(value, bool):
         value = str(value).lower()
-    text = str(value).replace(f"{ROOT}/", "")  # a file of this package
+    text = str(value).replace(f"{share_directory()}/", "")  # a file of this package
     return f"`{text}`" if text else "empty"
 
 

@@ -39,8 +39,8 @@ CLOCK = 1000.0  # the stamps' clock is this far ahead of the steady one
 class World:
     """Everything that speaks to a supervisor, each part of which can be silenced."""
 
-    def __init__(self, required: Requirements = REQUIRED) -> None:
-        self.supervisor = Supervisor(Timeouts(), SafetyLimits(), required)
+    def __init__(self, required: Requirements = REQUIRED, timeouts: Timeouts | None = None) -> None:
+        self.supervisor = Supervisor(timeouts or Timeouts(), SafetyLimits(), required)
         self.now = 50.0
         self.pose = Pose(0.0, 0.0, 0.0)
         self.tilt: float | None = 0.0
@@ -299,6 +299,19 @@ def test_the_operator_wins_and_the_action_is_over_after_it():
     world.step(30)
     assert world.decision.source is Source.NAVIGATION
     assert world.causes == [Cause.NO_ACTION] and world.decision.motion == STILL
+
+
+def test_a_resting_joystick_gives_the_robot_back_where_that_is_set():
+    world = World(timeouts=Timeouts(release_s=1.0))
+    world.joystick = STILL  # it repeats zero from the start
+    world.driving()
+    world.joystick = Motion(0.2)
+    assert world.step().source is Source.OPERATOR
+    world.joystick = STILL
+    world.step(40)
+    assert world.decision.source is Source.OPERATOR and world.decision.motion == STILL
+    world.step(40)
+    assert world.decision.source is Source.NAVIGATION and world.causes == [Cause.NO_ACTION]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from dsd_ros.paths import share_directory
+from dsd_ros.paths import config_directory, share_directory
 from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
 from dsd_ros.ros.settings import NODES, merged, parameter, write_parameters
@@ -305,11 +305,25 @@ def test_log_level_and_use_respawn_reach_every_node():
     assert all(start.arguments[-2:] == ["--log-level", "debug"] and not start.respawn for start in starts)
 
 
-def test_nav2_as_the_executor_may_command(tmp_path):
-    assert settled(start_of("robot", "supervisor_node"))["require.commands"] == "navigation_node"
-    assert settled(start_of("robot", "navigation_node", executor="nav2"))["executor"] == "nav2"
-    allowed = settled(start_of("robot", "supervisor_node", executor="nav2"))["require.commands"].split(",")
-    assert allowed[0] == "navigation_node" and "collision_monitor" in allowed
-    mine = file_with(tmp_path, "supervisor_node:\n  ros__parameters: {require: {commands: mine}}")
-    given = {"executor": "nav2", "params_file": mine}
-    assert settled(start_of("robot", "supervisor_node", **given))["require.commands"] == "mine"
+@pytest.mark.parametrize("stack", sorted(bringup.STACKS.keys() - {"none"}))
+def test_the_preset_of_a_stack_sets_what_nodes_have(stack):
+    file = config_directory() / "stacks" / f"{stack}.yaml"
+    sections = yaml.safe_load(file.read_text())
+    for pattern in sections:
+        node = pattern.removeprefix("/**/")
+        found, foreign = merged(node, "", [file])
+        assert found and not foreign
+        for name, value in found.items():
+            assert parameter(node, name).allows(value), name
+    started = plan("robot", {"stack": stack})
+    assert all(file in start.parameter_files for start in started)
+    for start in started:
+        assert start.remappings[: len(bringup.STACKS[stack])] == bringup.STACKS[stack]
+
+
+def test_a_stack_with_a_driver_of_its_own_needs_none_of_ours():
+    assert "go2_node" not in names("robot", stack="go2_ros2_sdk") and "go2_node" in names("robot", stack="unitree_ros2")
+    supervisor = start_of("robot", "supervisor_node", stack="go2_ros2_sdk")
+    assert "cmd_vel:=cmd_vel_out" in supervisor.arguments and "cmd_vel_joy:=cmd_vel" in supervisor.arguments
+    found = settled(supervisor)
+    assert found["require.imu"] is False and found["stop_speed"] == 0.001

@@ -100,6 +100,9 @@ class Timeouts:
 
     command_s: float = option(0.4, "navigation's command is valid for this long, s", 0.1, 0.5)
     operator_s: float = option(0.4, "the operator's command is valid for this long, s", 0.1, 0.5)
+    release_s: float = option(
+        0.0, "a joystick at zero gives the robot back after this long, s; 0: when it falls silent", 0.0, 10.0
+    )
     deadman_s: float = option(0.4, "the deadman's 'held' is valid for this long, s", 0.1, 0.5)
     odometry_s: float = option(0.4, "a pose is valid for this long, s", 0.1, 0.5)
     imu_s: float = option(0.4, "an IMU sample is valid for this long, s", 0.1, 0.5)
@@ -143,7 +146,7 @@ class Requirements:
     camera: str = option(
         "image", "pictures that must come: image, info (camera_info, for large ones) or none", choices=CAMERAS
     )
-    imu: bool = option(True, "IMU samples must come; tilt is watched either way")
+    imu: bool = option(True, "IMU samples must come; without any, the odometry tells the tilt")
     deadman: bool = option(False, "nothing moves, by anybody, unless the deadman is held")
     obstacle: str = option("none", "sensor that looks ahead: none, range, scan or depth (an image)", choices=OBSTACLES)
     heartbeats: str = option("navigation_node,draft_node", "nodes whose heartbeats must come, comma-separated")

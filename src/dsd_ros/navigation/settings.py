@@ -34,7 +34,6 @@ class RunOutcome(IntEnum):
     OSCILLATING = 17
     NOT_THERE = 18
     NOT_KNOWN = 19
-    EXECUTOR_FAILED = 20
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,7 @@ class Supervisor:
         self._emergency = self._fault = self._strangers = ""
         self._navigation, self._operator = STILL, STILL
         self._navigation_seen, self._operator_seen = _Seen(), _Seen()
+        self._operator_moved = -math.inf
         self._deadman_held = False
         self._deadman_seen = _Seen()
         self._odometry, self._imu, self._camera = _Seen(), _Seen(), _Seen()
@@ -126,8 +127,15 @@ class Supervisor:
             self._navigation_seen.note(now)
 
     def on_operator(self, motion: Motion, now: float) -> None:
-        """The operator's command. While it is fresh, even at zero, the operator has the robot; no action goes on."""
+        """The operator's command. While it is fresh, even at zero, the operator has the robot; no action goes on.
+
+        A joystick that repeats zero for ever counts until ``release_s`` after it last moved, where that is set.
+        """
         if self._trust(now) and motion.finite:
+            if motion.moving:
+                self._operator_moved = now
+            elif 0.0 < self._timeouts.release_s < now - self._operator_moved:
+                return
             self._operator = motion
             self._operator_seen.note(now)
             self._guard.taken_over()

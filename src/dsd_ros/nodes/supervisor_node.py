@@ -22,7 +22,7 @@ from std_srvs.srv import Trigger
 
 from dsd_msgs.msg import NavAction, SafetyState
 from dsd_ros.navigation.odometry import OdometryError
-from dsd_ros.navigation.safety import Cause, Motion, Source, names, tilt_of
+from dsd_ros.navigation.safety import STILL, Cause, Motion, Source, names, tilt_of
 from dsd_ros.navigation.supervisor import SafetyDecision, Supervisor
 from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
@@ -48,7 +48,7 @@ class SupervisorNode(RunnableNode):
         self._closing = False
         self._settings = settings = declare(self, SupervisorNodeSettings)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
-        self._command_time = self._state_time = self._picture_time = -math.inf
+        self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
         self._published: Any = None  # the last decision, as published
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
@@ -73,15 +73,18 @@ class SupervisorNode(RunnableNode):
     def close(self) -> None:
         self._closing = True  # callbacks still run, and must not publish after this
         for _ in range(3):
-            self._command.publish(Twist())
+            self._send(STILL)
             time.sleep(0.02)
+
+    def _send(self, motion: Motion) -> None:
+        self._command.publish(_twist(motion if motion.moving else Motion(self._settings.stop_speed)))
 
     def callback_failed(self, what: str, error: Exception) -> None:
         """Stop, by name, and go on: this process must not end."""
         super().callback_failed(what, error)
         self._supervisor.on_fault(f"{what} ({type(error).__name__})", time.monotonic())
         if not self._closing:
-            self._command.publish(Twist())
+            self._send(STILL)
 
     def _subscribe(self) -> None:
         subscribe = self.create_subscription
@@ -200,13 +203,18 @@ class SupervisorNode(RunnableNode):
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
         self._base_frame = message.child_frame_id
-        self._supervisor.on_odometry(pose, seconds(message.header.stamp), now)
+        stamp = seconds(message.header.stamp)
+        self._supervisor.on_odometry(pose, stamp, now)
+        if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.imu_s:
+            q = message.pose.pose.orientation
+            self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
 
     def _on_imu(self, message: Imu) -> None:
         if message.orientation_covariance[0] == -1.0:  # sensor_msgs: no orientation
             return
         q = message.orientation
         stamp, now = seconds(message.header.stamp), time.monotonic()
+        self._imu_time = now
         self._supervisor.on_tilt(tilt_of(q.x, q.y, q.z, q.w), stamp, now)
         self._decide()
 
@@ -255,7 +263,7 @@ class SupervisorNode(RunnableNode):
         due = now - self._command_time >= _COMMAND_PERIOD_S
         if decision.speaking and (commanded or changed or due):
             self._command_time = now
-            self._command.publish(_twist(decision.motion))
+            self._send(decision.motion)
         if changed or now - self._state_time >= _STATE_PERIOD_S:
             self._published, self._state_time = state, now
             self._state.publish(self._message(decision))

@@ -28,8 +28,8 @@ class PublisherWatch:
     """
 
     def __init__(self, node: Node, topic: str, belongs: Sequence[str], alone: bool = False) -> None:
-        self.topic = topic
-        self._node, self._alone = node, alone
+        self.topic = node.resolve_topic_name(topic).removeprefix(f"{node.get_namespace().rstrip('/')}/")  # as remapped
+        self._topic, self._node, self._alone = topic, node, alone
         full = [name if name.startswith("/") else f"{node.get_namespace().rstrip('/')}/{name}" for name in belongs]
         links = {f"{space}/_{name}_link" for space, _, name in (each.rpartition("/") for each in full)}
         self._belongs = links.union(full)  # see running.companion
@@ -39,7 +39,7 @@ class PublisherWatch:
         """The nodes that publish and do not belong, by name; ``now`` is steady time, s."""
         counts: Counter[str] = Counter()
         unnamed: dict[bytes, float] = {}
-        for info in self._node.get_publishers_info_by_topic(self.topic):
+        for info in self._node.get_publishers_info_by_topic(self._topic):
             if info.node_name == _UNNAMED:
                 key = bytes(info.endpoint_gid)
                 unnamed[key] = self._unnamed_since.get(key, now)

@@ -23,7 +23,6 @@ from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
 from dsd_ros.navigation.depth import DepthView
-from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.goals import WHEN
 from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
@@ -198,12 +197,6 @@ class GoalMemorySettings:
 class NavigationNodeSettings(ControlSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
-    executor: str = option(
-        EXECUTORS[0],
-        "who carries out an action; own: this node, by velocity commands; nav2: Nav2, as goals",
-        choices=EXECUTORS,
-    )
-    nav2: Nav2Settings = field(default_factory=Nav2Settings)
     run: RunSettings = field(default_factory=RunSettings)
     motion: MotionSettings = field(default_factory=MotionSettings)
     memory: GoalMemorySettings = field(default_factory=GoalMemorySettings)
@@ -215,6 +208,9 @@ class SupervisorNodeSettings(CameraSettings, Fallback):
 
     check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
+    stop_speed: float = option(
+        0.0, "speed ahead of a stop, m/s; 0.001 for a driver that ignores zeros and rounds this to zero", 0.0, 0.004
+    )
     timeout: Timeouts = field(default_factory=Timeouts)
     limit: SafetyLimits = field(default_factory=SafetyLimits)
     require: Requirements = field(default_factory=Requirements)

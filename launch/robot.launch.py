@@ -41,6 +41,7 @@ def arguments() -> list[Any]:
         DeclareLaunchArgument("mode", **setting("draft_node", "decode.mode")),
         DeclareLaunchArgument("temperature", **setting("draft_node", "decode.temperature")),
         DeclareLaunchArgument("speed", **setting("navigation_node", "motion.speed")),
+        DeclareLaunchArgument("executor", **setting("navigation_node", "executor")),
         DeclareLaunchArgument("fallback", **setting("navigation_node", "run.fallback")),
         DeclareLaunchArgument("arrival_check", **setting("navigation_node", "run.arrival_check")),
         DeclareLaunchArgument("history", **setting("draft_node", "history_frames")),
@@ -75,12 +76,8 @@ def generate_launch_description() -> LaunchDescription:
     recorded = NotEqualsSubstitution(LaunchConfiguration("record"), "")
     view = LaunchConfiguration("view")
     visual = OrSubstitution(LaunchConfiguration("visual"), LaunchConfiguration("rviz"))
-    navigation = {
-        "motion.speed": "speed",
-        "run.fallback": "fallback",
-        "run.arrival_check": "arrival_check",
-        "memory.when": "memory",
-    }
+    run = {"run.fallback": "fallback", "run.arrival_check": "arrival_check"}
+    navigation = {"motion.speed": "speed", "executor": "executor", "memory.when": "memory", **run}
     proof = {"token_file": "token_file", "allow_unauthenticated": "allow_unauthenticated"}
     draft = {
         **proof,

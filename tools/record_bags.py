@@ -105,13 +105,14 @@ def replace_in(path: Path, old: str, new: str) -> None:
 def record(name: str, bag: Path) -> int:
     """In the copy: run the demo once with its recorder."""
     settings = DemoSettings(**RUNS[name], headless=True, record=str(bag))
+    shown = {"visual": "true"}  # what RViz shows is in the bag
     if name != "faults":
-        return run_demo(settings)
+        return run_demo(settings, shown)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     link = BadLink(port)
     try:
-        return run_demo(settings, {"verifier": link.proxy.url, "verifier_port": str(port)})
+        return run_demo(settings, shown | {"verifier": link.proxy.url, "verifier_port": str(port)})
     finally:
         link.close()
 

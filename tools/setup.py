@@ -26,7 +26,8 @@ ROS_PREFIX = VENV / "ros"  # the messages, where a system's ROS 2 is used
 ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
 # Copies of other packages' messages, built into .venv only where the system lacks them. COLCON_IGNORE beside them keeps
 # colcon and rosdep from taking them for the real packages.
-OF_OTHERS = ("tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces")
+OF_OTHERS = ("nav2_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces")
+PARTIAL = ("nav2_msgs",)  # beside a system's ROS 2 these copies would hide the whole packages
 MESSAGES = {"dsd_msgs": "src/dsd_msgs", **{name: f"tools/msgs/{name}" for name in OF_OTHERS}}
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
@@ -304,7 +305,7 @@ def patch_wheels():
 
 
 def build_messages(ros, requirements):
-    names = ["dsd_msgs", *(name for name in OF_OTHERS if not system_has(name, ros))]
+    names = packages_to_build(ros)
     sources = [ROOT / MESSAGES[name] for name in names]
     if ros == "wheels":
         for source in sources:
@@ -325,6 +326,11 @@ def build_messages(ros, requirements):
     ROS_SCRIPT.write_text(f". {ROS_PREFIX}/local_setup.sh\n")
     shutil.rmtree(build, ignore_errors=True)
     mark("messages", fingerprint)
+
+
+def packages_to_build(ros):
+    wanted = [name for name in OF_OTHERS if ros == "wheels" or name not in PARTIAL]
+    return ["dsd_msgs", *(name for name in wanted if not system_has(name, ros))]
 
 
 def system_has(name, ros):

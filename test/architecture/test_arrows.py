@@ -37,6 +37,7 @@ ROS = {"rclpy", "dsd_msgs", "std_msgs", "std_srvs", "sensor_msgs", "geometry_msg
     "builtin_interfaces",
     "rcl_interfaces",
     "action_msgs",
+    "nav2_msgs",
     "tf2_msgs",
     "visualization_msgs",
     "cv_bridge",

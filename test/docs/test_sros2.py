@@ -19,6 +19,7 @@ FURTHER = {
     ("record_node", "listens"): {PICTURES, *TOPICS, *WHERE_THERE},
     ("record_node", "publishes"): {"/diagnostics"},
     ("view_node", "publishes"): {"/diagnostics"},
+    ("navigation_node", "publishes"): {"emergency_stop"},  # executor: nav2
     ("supervisor_node", "listens"): {"camera/camera_info"},  # require.camera: info
 }
 NOT_DEPLOYED = {"simulator_node", "go2_standin_node"}
@@ -92,6 +93,7 @@ def test_the_policy_allows_each_node_what_it_creates(common, ros_domain):
     assert {node: names for (node, way), names in allowed.items() if way == "execute"} == {
         "navigation_node": {"navigate"}
     }
+    assert allowed["navigation_node", "call"] == {"drive_on_heading", "navigate_to_pose", "spin"}  # executor: nav2
 
 
 def test_the_operator_may_not_command_the_robot_past_the_supervisor():

@@ -8,96 +8,20 @@ from __future__ import annotations
 import itertools
 import math
 import signal
-import threading
 import time
 
 import pytest
 from action_msgs.msg import GoalStatus
-from builtin_interfaces.msg import Time
 from geometry_msgs.msg import Twist
 from lifecycle_msgs.msg import Transition
-from rclpy.callback_groups import ReentrantCallbackGroup
-from ros_rig import GoalClient, OdometryRig
+from navigation_rig import FORWARD, HANG, LEFT, STOP, NavigationRig
 from std_msgs.msg import Bool
 from std_srvs.srv import Trigger
 
-from dsd_msgs.msg import NavAction, SafetyState
+from dsd_msgs.msg import NavAction
 from dsd_msgs.srv import Decode
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros import qos
-
-FORWARD = "I see it. Action: forward 25 cm"
-LEFT = "It is left. Action: turn left 45 degrees"
-STOP = "I am there. Action: stop"
-HANG = object()  # the service does not answer before the test is over
-
-
-class NavigationRig:
-    """Simulator and navigation node, a decode service that follows ``script``, a Navigate client."""
-
-    def __init__(self, rig, fallback: str = "stop", **parameters) -> None:
-        self.rig = rig
-        self.script: list = []
-        self.requests: list[Decode.Request] = []
-        self.age = 0.0  # the answers' pictures are this much older than asked for
-        self.release = threading.Event()
-        self.commands: list[tuple[float, Twist]] = []
-        self.actions: list[NavAction] = []
-        self.feedback: list = []
-        self.free = False  # the supervisor sees no cause to stop
-        group = ReentrantCallbackGroup()
-        self.service = rig.node.create_service(Decode, "decode", self._on_decode, callback_group=group)
-        rig.node.create_subscription(
-            Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
-        )
-        rig.node.create_subscription(NavAction, "nav_action", self.actions.append, qos.STATE)
-        rig.node.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED)
-        self.odometry = OdometryRig(rig)
-        self.client = GoalClient(rig)
-        self.simulator = rig.start("simulator_node")
-        self.navigation = rig.start("navigation_node", **parameters)
-        # The draft node is this rig itself, and has no heart.
-        self.supervisor = rig.start(
-            "supervisor_node", require__heartbeats="navigation_node", require__link="",
-            fallback=fallback,
-        )  # fmt: skip
-        rig.until(lambda: self.odometry.samples and self.client.ready() and self.free)
-
-    def _on_safety(self, message) -> None:
-        self.free = not message.causes
-
-    def _on_decode(self, request, answer):
-        self.requests.append(request)
-        said = self.script.pop(0) if self.script else STOP
-        if said is HANG:
-            self.release.wait(60.0)
-            said = FORWARD
-        if isinstance(said, tuple):
-            answer.code, answer.message = said
-            return answer
-        seconds_back = int(self.age)
-        answer.success, answer.verified, answer.text = True, True, said
-        answer.observation_stamp = Time(sec=request.not_before.sec - seconds_back, nanosec=request.not_before.nanosec)
-        return answer
-
-    def camera(self, on: bool) -> None:
-        self.rig.fault("camera ok" if on else "camera freeze")
-
-    def send(self, **goal):
-        return self.client.send(self.feedback.append, **{"instruction": "find it"} | goal)
-
-    def finish(self, handle):
-        return self.client.result(handle)()
-
-    def run(self, *script, **goal):
-        """One run; checks that the robot stands at its end."""
-        self.script = list(script)
-        status, result = self.finish(self.send(**goal))
-        assert result.message
-        count = len(self.odometry.samples)
-        self.rig.until(lambda: len(self.odometry.samples) > count + 2, 10.0)
-        assert abs(self.odometry.velocity.vx) < 0.03 and abs(self.odometry.velocity.wz) < 0.03
-        return status, result
 
 
 def test_carries_out_what_is_decoded_and_reports(rig):

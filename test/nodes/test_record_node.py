@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
+import pytest
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.serialization import deserialize_message, serialize_message
@@ -165,6 +169,69 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
         stage.act()
     rig.until(lambda: written(tmp_path / "bag", 19, 5), what="actions in the bag")
     assert steps_in(read(tmp_path / "bag")) == list(range(1, 21))
+
+
+def test_messages_that_were_left_out_fail_the_process(rig, tmp_path):
+    stage = Stage(rig)
+    recorder = rig.start("record_node", directory=tmp_path / "bag", queue_mb=1)
+    huge = from_rgb(picture(1, 500, 500))  # more than pictures may take of a queue of 1 MB
+    rig.until(lambda: (stage.act(), written(tmp_path / "bag", 10, 5))[1], what="a bag")
+    rig.until(
+        lambda: (stage.camera.publish(huge), time.sleep(0.1), any("left out: the disk" in line for line in rig.lines))[
+            2
+        ],
+        what="a loss",
+    )
+    recorder.process.send_signal(signal.SIGINT)
+    assert recorder.process.wait(30) == 1
+    rig.until(lambda: any("The bag is not whole: " in line for line in rig.lines), what="the loss as the last word")
+    assert any("messages were left out of" in line for line in rig.lines)
+    assert open_bag(tmp_path / "bag").whole
+
+
+# In a mount namespace of its own: a file system of 6 MB, and a recorder that is interrupted after a line on stdin.
+SMALL_DISK = """
+mount -t tmpfs -o size=6m none "$1" || exit 77
+"$2" -m dsd_ros.ros.entry record_node --ros-args -p directory:="$1/bag" &
+node=$!
+read line
+kill -INT $node; wait $node; code=$?
+cp -r "$1/bag" "$3"
+exit $code
+"""
+
+
+def test_a_disk_that_is_really_full_leaves_a_readable_bag_and_a_sentence(rig, tmp_path):
+    (tmp_path / "disk").mkdir()
+    places = [str(tmp_path / "disk"), sys.executable, str(tmp_path / "bag")]
+    command = ["unshare", "--user", "--mount", "--map-root-user", "sh", "-c", SMALL_DISK, "sh", *places]
+    if shutil.which("unshare") is None:
+        pytest.skip("util-linux is not installed here")
+    stage, reports = Stage(rig), [""]
+
+    def look(message: DiagnosticArray) -> None:
+        reports.extend(status.message for status in message.status if status.name == "record_node")
+
+    rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
+    large = from_rgb(picture(1, 300, 300))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        full = "cannot be written any further: the disk is full (ENOSPC). It can be read up to here."
+        try:
+            rig.until(
+                lambda: (stage.act(), stage.camera.publish(large), process.poll() is not None or full in reports[-1])[
+                    2
+                ],
+                what="a full disk",
+            )
+            _, told = process.communicate("enough\n", timeout=60.0)
+        finally:
+            process.kill()
+    if process.returncode == 77:
+        pytest.skip("no file system may be mounted here")
+    assert process.returncode == 1 and f"The bag is not whole: The bag {places[0]}/bag {full}" in told, told
+    bag = open_bag(tmp_path / "bag")
+    assert bag.whole and bag.counts["/camera/image_raw/compressed"] >= 5 and steps_in(bag)
+    assert sum(file.stat().st_size for file in (tmp_path / "bag").iterdir()) > 2 << 20
 
 
 def test_a_session_opened_before_the_recorder_was_discovered_is_kept(rig, tmp_path):

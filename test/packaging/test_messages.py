@@ -49,7 +49,7 @@ IN_USE = {
     "Ask.srv": "9d54af746a5dcfbb",
     "CheckArrival.srv": "f94a7eb30bea9512",
     "Decode.srv": "a555ab9d03a58482",
-    "Navigate.action": "3bcc2c74f25e4e14",
+    "Navigate.action": "4f05551d64d0e69e",
 }
 
 

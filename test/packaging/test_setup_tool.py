@@ -208,6 +208,12 @@ def test_the_robots_messages_are_built_only_where_no_system_has_them(tool: Modul
     assert not tool.system_has("unitree_go", "jazzy")
 
 
+def test_a_copy_of_part_of_nav2s_messages_never_hides_the_whole(tool: ModuleType, tmp_path: Path) -> None:
+    tool.PYTHON = executable(tmp_path / "python3", "exit 1")
+    assert "nav2_msgs" in tool.packages_to_build("wheels")
+    assert tool.packages_to_build("jazzy") == ["dsd_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces"]
+
+
 def test_each_package_of_messages_is_built_once(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
     monkeypatch.setattr(tool, "install_messages_into_environment", lambda source, *_: built.append(source.name))
@@ -216,7 +222,7 @@ def test_each_package_of_messages_is_built_once(tool: ModuleType, monkeypatch: p
         (tool.ROOT / place / "A.msg").write_text("int32 a\n")
     tool.build_messages("wheels", "r")
     tool.build_messages("wheels", "r")
-    assert built == ["dsd_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces"]
+    assert built == ["dsd_msgs", "nav2_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces"]
     (tool.ROOT / tool.MESSAGES["unitree_go"] / "A.msg").write_text("int64 a\n")
     tool.build_messages("wheels", "r")
-    assert built[5:] == ["unitree_go"]
+    assert built[6:] == ["unitree_go"]

@@ -305,6 +305,16 @@ def test_log_level_and_use_respawn_reach_every_node():
     assert all(start.arguments[-2:] == ["--log-level", "debug"] and not start.respawn for start in starts)
 
 
+def test_nav2_as_the_executor_may_command(tmp_path):
+    assert settled(start_of("robot", "supervisor_node"))["require.commands"] == "navigation_node"
+    assert settled(start_of("robot", "navigation_node", executor="nav2"))["executor"] == "nav2"
+    allowed = settled(start_of("robot", "supervisor_node", executor="nav2"))["require.commands"].split(",")
+    assert allowed[0] == "navigation_node" and "collision_monitor" in allowed
+    mine = file_with(tmp_path, "supervisor_node:\n  ros__parameters: {require: {commands: mine}}")
+    given = {"executor": "nav2", "params_file": mine}
+    assert settled(start_of("robot", "supervisor_node", **given))["require.commands"] == "mine"
+
+
 @pytest.mark.parametrize("stack", sorted(bringup.STACKS.keys() - {"none"}))
 def test_the_preset_of_a_stack_sets_what_nodes_have(stack):
     file = config_directory() / "stacks" / f"{stack}.yaml"

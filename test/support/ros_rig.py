@@ -78,7 +78,7 @@ class Rig:
 
     def start(self, executable: str, **parameters: Any) -> Child:
         """Start a node with its shipped parameter file; ``__`` in a name stands for a dot."""
-        texts = {key.replace("__", "."): str(value) for key, value in parameters.items()}
+        texts = {k.replace("__", "."): v if isinstance(v, bool) else str(v) for k, v in parameters.items()}
         return self.group.start_planned(Start(executable, texts))
 
     def until(self, done: Callable[[], Any], timeout: float = PATIENCE_S, what: str = "") -> Any:

@@ -115,6 +115,7 @@ class MotionController:
         self._settle_time = now
         self._still_since: float | None = None
         self._blocked = False
+        self.trouble = ""  # why it was blocked, where that is known
         self._turning = action.kind in (ActionKind.TURN_LEFT, ActionKind.TURN_RIGHT)
         self._goal = abs(action.radians) if self._turning else action.metres
         self._best = 0.0
@@ -137,6 +138,9 @@ class MotionController:
     @property
     def finished(self) -> bool:
         return self.status in (MotionStatus.DONE, MotionStatus.STUCK)
+
+    def drop(self) -> None:
+        """Give the action up, or put it away after its end."""
 
     def pause(self, now: float) -> None:
         """The command is not carried out: do not count as stuck, and accelerate from zero afterwards."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import MotionController, MotionSettings, MotionStatus, Pose, Velocity, predict
+from dsd_ros.navigation.executor import DelegatedMotion, GoalExecutor
 from dsd_ros.navigation.odometry import SpeedEstimate
 from dsd_ros.navigation.records import STAMP_ROUNDING_S, Moment
 from dsd_ros.navigation.retrace import Path
@@ -21,11 +22,12 @@ _MOST_TURNED_ON_SPOT = 2.6 * math.tau  # all in one direction
 class RobotMotion:
     """Where the robot is, the path it took, and the motion under way.
 
-    ``stood``: when the robot was first measured standing after the last motion. ``velocity``: the greater of the twist
-    and of what the poses show, without signs.
+    ``executor``: carries out the motions in place of commands. ``stood``: when the robot was first measured standing
+    after the last motion. ``velocity``: the greater of the twist and of what the poses show, without signs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, executor: GoalExecutor | None = None) -> None:
+        self._executor = executor
         self.pose = Pose(0.0, 0.0, 0.0)
         self.path = Path()
         self.motion: MotionController | None = None
@@ -66,7 +68,10 @@ class RobotMotion:
 
     def begin(self, action: Action, settings: MotionSettings, moment: Moment) -> MotionController:
         self.stood = None
-        self.motion = MotionController(action, settings, self.pose, moment.steady)
+        if self._executor is None or action.kind is ActionKind.STOP:
+            self.motion = MotionController(action, settings, self.pose, moment.steady)
+        else:
+            self.motion = DelegatedMotion(action, settings, self.pose, moment.steady, self._executor)
         return self.motion
 
     def update(self, motion: MotionController, at: float, moment: Moment) -> Velocity:
@@ -89,6 +94,8 @@ class RobotMotion:
     def drop(self) -> None:
         """Forget the motion under way."""
         self._distance = self.distance
+        if self.motion is not None:
+            self.motion.drop()
         self.motion = None
 
     def stood_at(self, stamp: float) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from dsd_ros.navigation.actions import Action, ActionKind, format_action
 from dsd_ros.navigation.controller import AT_REST, MotionController, MotionSettings, Pose, Velocity
 from dsd_ros.navigation.decode_request import PendingRequest, ReplyRefused, check_reply
+from dsd_ros.navigation.executor import GoalExecutor
 from dsd_ros.navigation.motion import OscillationDetector, RobotMotion
 from dsd_ros.navigation.records import (
     Announcement,
@@ -48,7 +49,10 @@ _LOST = (RunOutcome.LINK_LOST, RunOutcome.DECODE_TIMEOUT)
 class NavigationRun:
     """See the module. Not thread-safe: the caller serializes its calls."""
 
-    def __init__(self, settings: RunSettings, motion: MotionSettings, moment: Moment) -> None:
+    def __init__(
+        self, settings: RunSettings, motion: MotionSettings, moment: Moment, executor: GoalExecutor | None = None
+    ) -> None:
+        """``executor``: carries out the actions in place of this run's own commands; it outlives the run."""
         self.phase = Phase.SETTLING
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
@@ -58,7 +62,10 @@ class NavigationRun:
         self._slow_settings = motion.slower(settings.fallback_speed)
         self._now = self._began = self._odometry_time = moment.steady
         self._clock = ClockWatch(moment)
-        self._robot = RobotMotion()
+        self._robot = RobotMotion(executor)
+        self._executor = executor
+        if executor is not None:
+            executor.begin_run()
         self._bad_odometry = ""  # why messages about the pose are not used
         self._hold = Hold(settings, moment.steady)
         self._pending = PendingRequest()
@@ -115,7 +122,7 @@ class NavigationRun:
         if self._observes_next():
             self._ask_early(motion, at, moment)
         if motion.finished:
-            self._end_motion(motion.action, moment)
+            self._end_motion(motion, moment)
         elif self._hold.reason(moment.steady):
             motion.pause(moment.steady)
         else:
@@ -210,6 +217,10 @@ class NavigationRun:
     def _see(self, moment: Moment) -> None:
         """Note the time. When the stamps' clock was set, ask about a picture of the new time."""
         self._now = moment.steady
+        if self._executor is not None:
+            self._executor.on_time(self._now)
+            if self._executor.lost:
+                self.end(RunOutcome.EXECUTOR_FAILED, self._executor.lost)
         jump = self._clock.jump(moment)
         if not jump:
             return
@@ -269,7 +280,8 @@ class NavigationRun:
             return self.phase is Phase.SETTLING
         return self.steps[-1].reply.action.kind is not ActionKind.STOP
 
-    def _end_motion(self, action: Action, moment: Moment) -> None:
+    def _end_motion(self, motion: MotionController, moment: Moment) -> None:
+        action = motion.action
         stuck = self._robot.finish()
         self._stuck_in_a_row = self._stuck_in_a_row + 1 if stuck else 0
         too_often = self._stuck_in_a_row >= self._settings.max_stuck
@@ -287,6 +299,8 @@ class NavigationRun:
         if too_often:
             times = f"blocked {self._stuck_in_a_row} times in a row."
             sentence = f"'{format_action(action)}' did not move the robot as it should: {times}"
+            if motion.trouble:
+                sentence += f" The last time {motion.trouble}."
             self.end(RunOutcome.STUCK, sentence)
         elif len(self.steps) >= self._settings.max_steps:
             sentence = f"The target was not reached within {self._settings.max_steps} actions."

@@ -34,6 +34,7 @@ class RunOutcome(IntEnum):
     OSCILLATING = 17
     NOT_THERE = 18
     NOT_KNOWN = 19
+    EXECUTOR_FAILED = 20
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
 A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
-active, and deactivate stops the robot first. It publishes ``cmd_vel_nav``; the safety supervisor decides what of it
-reaches the robot. Every wait has a limit, and every run ends in a named outcome with the robot at rest. No model and no
-torch in this process.
+active, and deactivate stops the robot first. It publishes ``cmd_vel_nav``, or hands the actions to Nav2 (``executor``),
+whose commands then come on that topic; the safety supervisor decides what of them reaches the robot. Every wait has a
+limit, and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from geometry_msgs.msg import Twist
+from action_msgs.msg import GoalStatus
+from builtin_interfaces.msg import Duration
+from geometry_msgs.msg import Point, Twist
 from nav_msgs.msg import Odometry
-from rclpy.action import ActionServer, CancelResponse, GoalResponse
+from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.node import Node
 from rclpy.task import Future
-from std_msgs.msg import String
+from std_msgs.msg import Bool, String
 
 from dsd_msgs.action import Navigate
 from dsd_msgs.msg import DecodeStats, NavAction, ReplyProgress, SafetyState
@@ -29,6 +31,7 @@ from dsd_msgs.srv import Ask, CheckArrival, Decode
 from dsd_ros.navigation import goals
 from dsd_ros.navigation.actions import format_action
 from dsd_ros.navigation.controller import Velocity
+from dsd_ros.navigation.executor import GoalEnd, GoalExecutor, MotionGoal, Nav2Settings, Order
 from dsd_ros.navigation.goals import ResolvedGoal
 from dsd_ros.navigation.odometry import OdometryError
 from dsd_ros.navigation.records import Announcement, DecodeAnswer, DecodeRequest, Phase
@@ -41,7 +44,17 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.managed import ManagedNode
 from dsd_ros.ros.running import run_main, steady_timer
 from dsd_ros.ros.settings import NavigationNodeSettings
-from dsd_ros.ros.stamps import ACTION_KINDS, clock_trouble, moment_of, pose_of, seconds, to_stamp, to_twist, velocity_of
+from dsd_ros.ros.stamps import (
+    ACTION_KINDS,
+    clock_trouble,
+    moment_of,
+    pose_of,
+    quaternion,
+    seconds,
+    to_stamp,
+    to_twist,
+    velocity_of,
+)
 
 _REST_WAIT_S = 2.0  # how long the result waits for the robot to stand
 _END_WAIT_S, _CLOSE_WAIT_S = (3.0, 0.4)  # for the run to end, at deactivate and when the process ends
@@ -82,7 +95,9 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
-        self._command = self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
+        nav2 = settings.executor == "nav2"
+        self._command = None if nav2 else self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
+        self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
         self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "instruction", qos.LATCHED)
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
@@ -114,20 +129,26 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         deadline = time.monotonic() + (_CLOSE_WAIT_S if self.closing else _END_WAIT_S)
         while self._goal is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        self._command.publish(Twist())
+        self._send(Twist())
 
     def give_back(self) -> None:
-        self._command.publish(Twist())
+        self._send(Twist())
 
     def destroy_node(self) -> None:
         self._server.destroy()  # rclpy's own destroy_node does not
+        if self._nav2 is not None:
+            self._nav2.destroy()
         super().destroy_node()
 
     # -- motion --------------------------------------------------------------------------------
 
     def _halt(self) -> None:
         self._watchdog.stop()
-        self._command.publish(Twist())
+        self._send(Twist())
+
+    def _send(self, command: Twist) -> None:
+        if self._command is not None:
+            self._command.publish(command)
 
     def _on_odometry(self, message: Odometry) -> None:
         try:
@@ -142,12 +163,16 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._base_frame = message.child_frame_id
             moment = moment_of(self)
             self._watchdog.odometry(moment.steady)
+            if self._nav2 is not None:
+                self._nav2.frame = message.header.frame_id
             if self._run is None:
                 return
             stamp = seconds(message.header.stamp)
             command = self._run.on_odometry(pose, twist, moment, stamp)
             self._watchdog.command(command, moment.steady)
             self._follow()
+            if self._nav2 is not None:
+                self._nav2.carry_out()
 
     def _on_safety(self, message: SafetyState) -> None:
         report = SafetyReport(
@@ -171,7 +196,10 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             if self._run is None or self._run.ended:
                 self._watchdog.stop()
             if moment.steady < self._quiet_after:
-                self._command.publish(to_twist(self._watchdog.output(moment.steady)))
+                self._send(to_twist(self._watchdog.output(moment.steady)))
+            if self._nav2 is not None:
+                self._nav2.executor.on_time(moment.steady)
+                self._nav2.carry_out()
 
     def _follow(self) -> None:
         """Do what the run asks for after an event; wake the goal's thread at its end."""
@@ -358,7 +386,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
             self._instructions.publish(String(data=self._instruction))
             self._progress = ""
             self._stats, self._action = DecodeStats(), NavAction()
-            self._run = NavigationRun(settings, self._settings.motion, moment_of(self))
+            executor = None if self._nav2 is None else self._nav2.executor
+            self._run = NavigationRun(settings, self._settings.motion, moment_of(self), executor)
             self._run.on_safety(*self._safety)
         self._health.report(health.OK, f"carrying out: {self._instruction[:80]}")
         return True
@@ -392,7 +421,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         while time.monotonic() < deadline and not self.closing:
             with self._changed:
                 alive = self._watchdog.odometry_age(time.monotonic()) < 0.2
-                if alive and _still(run.velocity):
+                busy = self._nav2 is not None and self._nav2.executor.busy
+                if alive and _still(run.velocity) and not busy:
                     return
             time.sleep(_POLL_S)
 
@@ -437,6 +467,98 @@ class LatestCall:
         if self._pending is not None and not self._pending.done():
             self._client.remove_pending_request(self._pending)
         self._pending = None
+
+
+class Nav2:
+    """Action clients of Nav2's servers, which carry out what ``executor`` hands out.
+
+    :meth:`carry_out` may be called in callbacks of ``group`` only: rclpy's ActionClient loses an answer that another
+    thread takes before the asking one has noted the request. ``frame``: the odometry's.
+    """
+
+    def __init__(self, node: Node, settings: Nav2Settings, group: CallbackGroup, changed: threading.Condition) -> None:
+        try:
+            from nav2_msgs.action import DriveOnHeading, NavigateToPose, Spin
+        except ImportError as error:
+            raise ValueError(
+                f"executor is nav2, and Nav2's messages cannot be imported ({error}): install nav2_msgs "
+                "(apt-get install ros-$ROS_DISTRO-nav2-msgs) and source it, or set executor to own."
+            ) from None
+        self._kinds = {"spin": Spin, "drive_on_heading": DriveOnHeading, "navigate_to_pose": NavigateToPose}
+        self.executor = GoalExecutor(settings.response_s)
+        self.frame = "odom"
+        self._node, self._forward, self._changed = node, settings.forward, changed
+        self._clients = {
+            name: ActionClient(node, self._kinds[name], name, callback_group=group)
+            for name in ("spin", settings.forward)
+        }
+        self._alarm = node.create_publisher(Bool, "emergency_stop", qos.STATE)
+        self._handle: Any = None  # of the goal that Nav2 has accepted
+        self._asked = True  # for its result
+
+    def carry_out(self) -> None:
+        """Send what is due: a goal, the request for its result, its cancel, or an emergency stop."""
+        executor = self.executor
+        if executor.take_alarm():
+            self._node.get_logger().error(f"{executor.lost} The robot is stopped until emergency_stop_reset.")
+            self._alarm.publish(Bool(data=True))
+        if executor.goal is None:
+            return
+        number, client = executor.number, self._clients["spin" if executor.goal.turning else self._forward]
+        order = executor.take_order(client.server_is_ready())
+        if order is Order.SEND:
+            future = client.send_goal_async(self._message(executor.goal))
+            future.add_done_callback(lambda done: self._on_answer(number, done))
+        if self._handle is not None and not self._asked:
+            self._asked = True
+            self._handle.get_result_async().add_done_callback(lambda done: self._on_result(number, done))
+        if order is Order.CANCEL and self._handle is not None:
+            self._handle.cancel_goal_async()
+
+    def destroy(self) -> None:
+        for client in self._clients.values():
+            client.destroy()
+
+    def _message(self, goal: MotionGoal) -> Any:
+        allowed = Duration(sec=math.ceil(goal.time_allowance))
+        name = "spin" if goal.turning else self._forward
+        message = self._kinds[name].Goal()
+        if name == "spin":
+            message.target_yaw, message.time_allowance = goal.amount, allowed
+        elif name == "drive_on_heading":
+            message.target, message.speed, message.time_allowance = Point(x=goal.amount), goal.speed, allowed
+        else:
+            message.pose.header.frame_id = self.frame  # no stamp: the newest transform to the map
+            message.pose.pose.position = Point(x=goal.target.x, y=goal.target.y)
+            message.pose.pose.orientation = quaternion(goal.target.yaw)
+        return message
+
+    def _on_answer(self, number: int, future: Future) -> None:
+        with self._changed:
+            handle = future.result()
+            if number != self.executor.number or handle is None:
+                return
+            self._handle, self._asked = (handle, False) if handle.accepted else (None, True)
+            self.executor.on_answer(number, handle.accepted)
+
+    def _on_result(self, number: int, future: Future) -> None:
+        with self._changed:
+            answer = future.result()
+            if answer is None:
+                return  # the time-out will notice
+            end, why = _GOAL_ENDS.get(answer.status, GoalEnd.FAILED), ""
+            if end is GoalEnd.FAILED:  # Humble's results have no error code, and a navigator may leave it 0
+                code, said = getattr(answer.result, "error_code", 0), getattr(answer.result, "error_msg", "")
+                why = f"Nav2 aborted the goal (error {code}{': ' if said else ''}{said[:200]})"
+                self._node.get_logger().warning(why)
+            self.executor.on_result(number, end, why)
+
+
+_GOAL_ENDS = {
+    GoalStatus.STATUS_SUCCEEDED: GoalEnd.SUCCEEDED,
+    GoalStatus.STATUS_CANCELED: GoalEnd.CANCELLED,
+    GoalStatus.STATUS_ABORTED: GoalEnd.FAILED,
+}
 
 
 def action_message(announced: Announcement, frame: str) -> NavAction:

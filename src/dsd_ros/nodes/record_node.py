@@ -88,9 +88,13 @@ class RecordNode(RunnableNode):
         self.get_logger().info(f"recording into {self._settings.directory}")
 
     def close(self) -> None:
-        """Write everything that has come, and close the bag."""
+        """Write everything that has come, and close the bag; the process fails when the bag lacks something."""
         self._queue.put(None)
         self._thread.join(timeout=_CLOSE_S)
+        if self._thread.is_alive():
+            self.loss = f"The disk is too slow: {self._settings.directory} was not closed within {_CLOSE_S} s."
+        if self.loss:
+            self.failure = f"The bag is not whole: {self.loss}"
 
     def _further_topics(self) -> list[str]:
         """Topics besides TOPICS, each once, whatever form its name has.

@@ -128,8 +128,10 @@ def _checked(executable: str, name: str, argument: str, text: str) -> Any:
 
 
 def _files(values: Mapping[str, str]) -> list[Layer]:
-    """The parameter files that the arguments name: the stack's, then params_file."""
+    """The parameter files that the arguments name: Nav2's, the stack's, then params_file."""
     found: list[Layer] = []
+    if values.get("executor") == "nav2":
+        found.append(config_directory() / "nav2.yaml")
     if (stack := values.get("stack", "none")) != "none":
         found.append(config_directory() / "stacks" / f"{stack}.yaml")
     if file := values["params_file"]:

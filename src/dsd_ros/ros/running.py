@@ -84,7 +84,7 @@ class StartError(RuntimeError):
 class RunnableNode(TopicNode):
     """A node that :func:`run_node` runs."""
 
-    failure: str | None = None  # set to a sentence to end the process
+    failure: str | None = None  # set to a sentence to end the process; close() may still set it
     exit_code = EXIT_GAVE_UP  # after a failure
     guests: Sequence[Node] = ()  # other nodes of this process
 
@@ -146,16 +146,22 @@ def run_node(
             executor.spin_once(timeout_sec=wake_s)
         except RCLError as error:  # e.g. a lifecycle transition that the node's state does not allow
             node.get_logger().error(f"refused by ROS: {error}", throttle_duration_sec=1.0)
-    code = EXIT_OK
-    if node.failure is not None:
-        node.get_logger().error(node.failure)
-        code = node.exit_code
+    code = _reported(node)
     cancel = _force_end_later(code)
     _close(node, executor)
+    code = code or _reported(node)  # what only closing brought to light
     executor.shutdown(timeout_sec=0.1)
     code = _leave(node, code)
     cancel()
     return code
+
+
+def _reported(node: RunnableNode) -> int:
+    """Log the node's failure, if there is one; returns the exit code."""
+    if node.failure is None:
+        return EXIT_OK
+    node.get_logger().error(node.failure)
+    return node.exit_code
 
 
 def _cannot_start(sentence: str) -> int:

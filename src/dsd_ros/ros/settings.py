@@ -23,6 +23,7 @@ from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
 from dsd_ros.edge.client import LinkSettings
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
 from dsd_ros.navigation.depth import DepthView
+from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
 from dsd_ros.navigation.goals import WHEN
 from dsd_ros.navigation.safety import Fallback, Requirements, SafetyLimits, Timeouts
 from dsd_ros.navigation.settings import RunSettings
@@ -197,6 +198,12 @@ class GoalMemorySettings:
 class NavigationNodeSettings(ControlSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
+    executor: str = option(
+        EXECUTORS[0],
+        "who carries out an action; own: this node, by velocity commands; nav2: Nav2, as goals",
+        choices=EXECUTORS,
+    )
+    nav2: Nav2Settings = field(default_factory=Nav2Settings)
     run: RunSettings = field(default_factory=RunSettings)
     motion: MotionSettings = field(default_factory=MotionSettings)
     memory: GoalMemorySettings = field(default_factory=GoalMemorySettings)

@@ -13,6 +13,7 @@ from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayReq
 from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 
+_NEEDED = ("observation", "draft", "outcome", "reply_progress", "decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 
@@ -120,7 +121,10 @@ def prepare(bag: Bag, run: Run, options: ReplayOptions) -> ReplayTask:
             continue
         asked.append((step, ReplayRequest(step.stamp, *found, step.instruction, history_of(run, step))))
     if not asked:
-        why = " ".join(f"{note.capitalize()}." for note in notes) or "It has no complete reply."
+        why = " ".join(f"{note[0].upper()}{note[1:]}." for note in notes) or "It has no complete reply."
+        lacks = [bag.topic(name) for name in _NEEDED if bag.topic(name) not in bag.counts]
+        if lacks:
+            why += f" It has no messages on {', '.join(lacks)}: record these topics as well."
         raise BagError(f"{bag.path} has nothing to replay. {why}")
     recorded = settings_of(run)
     settings = replace(recorded, mode=options.mode, draft_length=-1) if options.mode else recorded

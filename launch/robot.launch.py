@@ -22,6 +22,7 @@ from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 
 from dsd_ros.paths import config_directory
+from dsd_ros.ros import launching
 from dsd_ros.ros.bringup import REMAPPINGS
 from dsd_ros.ros.launching import common_arguments, group, node, required, restarted, setting, stack_argument, switch
 from launch import LaunchDescription
@@ -37,6 +38,7 @@ def arguments() -> list[Any]:
             choices=["go2", "none"],
         ),
         *stack_argument(),
+        *launching.frame_arguments(),
         DeclareLaunchArgument("transport", **setting("draft_node", "transport", "websocket")),
         DeclareLaunchArgument("mode", **setting("draft_node", "decode.mode")),
         DeclareLaunchArgument("temperature", **setting("draft_node", "decode.temperature")),
@@ -94,7 +96,8 @@ def generate_launch_description() -> LaunchDescription:
     bridge = {"url": "verifier", "token_file": "token_file", "ca_file": "ca_file"}
     web = {"bind": "view_bind", "open_browser": "view_open", "visual": visual}
     nodes = [
-        node("go2_node", condition=IfCondition(driven), **required()),
+        node("go2_node", launching.driver_frames(), condition=IfCondition(driven), **required()),
+        launching.state_publisher(driven, **restarted()),
         node("supervisor_node", {"limit.speed": "speed", "fallback": "fallback"}, **required()),
         node("navigation_node", navigation, **restarted()),
         node("draft_node", draft, **restarted()),

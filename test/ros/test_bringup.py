@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from dsd_ros.nodes.simulator_node import sensors_of
 from dsd_ros.paths import config_directory, share_directory
+from dsd_ros.robot.frames import Description, FrameSettings, placed_by
+from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
 from dsd_ros.ros.settings import NODES, merged, parameter, write_parameters
@@ -135,6 +139,42 @@ def test_rviz_follows_the_robots_namespace():
     assert rviz.optional and "rviz2" not in names("robot")
     plain = start_of("robot", "rviz2", rviz="true", rviz_config="/my.rviz", use_sim_time="true").command
     assert plain == ("rviz2", "-d", "/my.rviz", "--ros-args", "-p", "use_sim_time:=true")
+
+
+def test_robot_state_publisher_gets_what_the_driver_would_publish(tmp_path, monkeypatch):
+    assert "robot_state_publisher" not in names("robot")
+    assert "publish_description" not in start_of("robot", "go2_node").parameters  # the parameter files decide
+    file = tmp_path / "params.yaml"
+    file.write_text("go2_node: {ros__parameters: {base_frame: trunk}}")
+    wanted = {"use_robot_state_pub": "true", "params_file": str(file), "frame_prefix": "go2_1/"}
+    given = wanted | {"camera_origin": "0.5 0 0.1 0 0 0", "namespace": "go2_1"}
+    assert start_of("robot", "go2_node", **given).parameters["publish_description"] == "false"
+    assert "robot_state_publisher" not in names("robot", driver="none", **wanted)
+    path = tmp_path / "lib/robot_state_publisher/robot_state_publisher"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    monkeypatch.setenv("AMENT_PREFIX_PATH", f"/nowhere:{tmp_path}")
+    command = start_of("robot", "robot_state_publisher", **given).command
+    assert command[0] == str(path) and "__ns:=/go2_1" in command and "/tf_static:=tf_static" in command
+    told = dict(word.split(":=", 1) for flag, word in itertools.pairwise(command) if flag == "-p")
+    assert yaml.safe_load(told["frame_prefix"]) == "go2_1/"
+    expected = Description(
+        FrameSettings(base_frame="trunk"), placed_by(given["camera_origin"], "front_camera_link", "trunk")
+    )
+    assert yaml.safe_load(told["robot_description"]) == expected.text
+
+
+def test_the_demos_stand_in_has_the_simulated_camera(tmp_path):
+    driver = start_of("demo", "go2_node", robot="go2-standin", frame_prefix="go2_1/")
+    values, _ = merged("go2_node", "", [*driver.layers, driver.parameters])
+    frames = FrameSettings()
+    (camera,) = placed_by(values["camera_origin"], "front_camera_link", frames.base_frame)
+    simulated = next(each for each in sensors_of(World.from_seed(0), frames) if each.child == camera.child)
+    assert camera.xyz == pytest.approx(simulated.xyz) and camera.rpy == pytest.approx(simulated.rpy, abs=1e-4)
+    assert camera.parent == simulated.parent
+    standin = start_of("demo", "go2_standin_node", robot="go2-standin", frame_prefix="go2_1/")
+    assert standin.parameters["world_frame"] == "go2_1/odom"
+    assert start_of("demo", "simulator_node", frame_prefix="go2_1/").parameters["frame_prefix"] == "go2_1/"
 
 
 def test_a_namespace_parts_robots_and_a_domain_parts_networks():

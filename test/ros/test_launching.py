@@ -20,7 +20,12 @@ from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, values
 RUNNING = SimpleNamespace(is_shutdown=False)
 SETTINGS = {
     "demo": [{}, {"robot": "go2-standin", "transport": "websocket"}, {"memory": "auto", "rviz": "true"}],
-    "robot": [{}, {"view": "true", "visual": "true"}, {"namespace": "go2_1", "record": "/bag", "visual": "true"}],
+    "robot": [
+        {},
+        {"view": "true", "visual": "true"},
+        {"use_robot_state_pub": "true"},
+        {"namespace": "go2_1", "record": "/bag", "visual": "true"},
+    ],
     "verifier": [{}, {"namespace": "go2_1", "domain": "7"}],
 }
 

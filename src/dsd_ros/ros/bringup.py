@@ -5,6 +5,8 @@ Imports nothing of ROS, so that the command line and the process runner can read
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -226,10 +228,21 @@ def _start(
         layers, given = source.layers(SimpleNamespace(launch_configurations=values))
         return Start(process.executable, given, layers=tuple(layers), guests=source.nodes[1:], **options)
     start = Start(process.executable, **options)
-    parameters = [f"{name}:={text(v.value, values)}" for each in process.parameters for name, v in each.items()]
+    parameters = [
+        f"{name}:={json.dumps(text(v.value, values)) if v.value_type is str else text(v.value, values)}"
+        for each in process.parameters
+        for name, v in each.items()
+    ]
     ros = ["--ros-args", *start.arguments, *(word for each in parameters for word in ("-p", each))]
     words = (text(word, values) for word in process.arguments)
-    return Start(process.executable, command=(process.executable, *words, *ros), **options)
+    return Start(process.executable, command=(_program(process.package, process.executable), *words, *ros), **options)
+
+
+def _program(package: str, executable: str) -> str:
+    """The path of another package's executable where that package is sourced; otherwise its name."""
+    prefixes = os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep)
+    paths = (Path(prefix, "lib", package, executable) for prefix in prefixes if prefix)
+    return next((str(path) for path in paths if path.is_file()), executable)
 
 
 def node_command(start: Start) -> list[str]:

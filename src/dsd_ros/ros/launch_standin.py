@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from msgspec import Struct
@@ -21,7 +21,10 @@ Values = dict[str, str]  # the launch configurations: argument -> value
 
 
 class Substitution:
-    """The base of substitutions that a launch file makes itself; they have ``perform(context)``."""
+    """The base of substitutions that a launch file makes itself."""
+
+    def perform(self, context: Any) -> str:
+        raise NotImplementedError
 
 
 def perform_substitutions(context: Any, substitutions: Any) -> str:
@@ -36,6 +39,8 @@ def text(value: Any, values: Values) -> str:
     """A substitution, a sequence of them to be joined, or plain text; a truth as "true" or "false"."""
     if isinstance(value, list | tuple):
         return "".join(text(part, values) for part in value)
+    if isinstance(value, Substitution):
+        return str(value.perform(SimpleNamespace(launch_configurations=values)))
     found = value.text(values) if hasattr(value, "text") else value
     return str(found).lower() if isinstance(found, bool) else str(found)
 

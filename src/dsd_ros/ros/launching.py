@@ -12,16 +12,17 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.environment import check_domain
 from dsd_ros.paths import config_directory, user_path
+from dsd_ros.robot.frames import CAMERA_LINK, Description, FrameSettings, placed_by
 from dsd_ros.ros.bringup import REMAPPINGS, STACKS
 from dsd_ros.ros.processes import FIRST_PAUSE_S, Restarts, how_it_ended
-from dsd_ros.ros.settings import NODES, Layer, ManagedSettings, parameter, write_parameters
+from dsd_ros.ros.settings import NODES, Layer, ManagedSettings, merged, parameter, write_parameters
 
 _NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
 _ADDRESSES = {"verifier": check_verifier_address, "view_bind": check_host}  # launch arguments that are addresses
@@ -51,7 +52,7 @@ def node(executable: str, given: Mapping[str, Any] | None = None, guest: str = "
     """A node of this package in the robot's namespace. Its parameters, each overriding those before it: its file under
     config/, the file of the stack, ``params_file``, and the launch arguments that were given.
 
-    :param given: parameter -> name of the launch argument that sets it, or a substitution.
+    :param given: parameter -> name of the launch argument that sets it, or a substitution; empty text sets nothing.
     :param guest: a node that may run in the same process; it has its own file.
     :param options: of launch_ros' Node, e.g. ``condition`` and ``on_exit``.
     """
@@ -92,10 +93,12 @@ def _parameters(executable: str, given: dict[str, Any], guest: str) -> Any:
         def layers(self, context: Any) -> tuple[list[Layer], dict[str, Any]]:
             """What the arguments override, and the values that they set."""
             values = context.launch_configurations
-            below, above = {}, {}
+            below: dict[str, Any] = {}
+            above: dict[str, Any] = {}
             for name, value in given.items():
                 if not isinstance(value, str):
-                    above[name] = perform_substitutions(context, normalize_to_list_of_substitutions(value))
+                    said = perform_substitutions(context, normalize_to_list_of_substitutions(value))
+                    above |= {name: said} if said else {}
                     continue
                 checked = _checked(executable, name, value, values[value])
                 if value in values[_GIVEN].split(","):
@@ -116,6 +119,74 @@ def _parameters(executable: str, given: dict[str, Any], guest: str) -> Any:
             return str(path)
 
     return ParameterLayers()
+
+
+def frame_arguments() -> list[Any]:
+    """The arguments that say what the robot's frames are, and who publishes the fixed ones."""
+    from launch.actions import DeclareLaunchArgument
+
+    wanted = "run robot_state_publisher for robot_description and the fixed frames, which the driver then leaves to it"
+    return [
+        DeclareLaunchArgument("frame_prefix", **setting("go2_node", "frame_prefix")),
+        DeclareLaunchArgument("description", **setting("go2_node", "description")),
+        DeclareLaunchArgument("camera_origin", **setting("go2_node", "camera_origin")),
+        DeclareLaunchArgument("use_robot_state_pub", **switch(wanted)),
+    ]
+
+
+def driver_frames() -> dict[str, Any]:
+    """What these arguments set of go2_node, as in :func:`node`."""
+    from launch.substitutions import IfElseSubstitution, LaunchConfiguration
+
+    own = {name: name for name in ("frame_prefix", "description", "camera_origin")}
+    return own | {"publish_description": IfElseSubstitution(LaunchConfiguration("use_robot_state_pub"), "false", "")}
+
+
+def state_publisher(driven: Any, **options: Any) -> Any:
+    """robot_state_publisher where it is asked for, with the description and the frame prefix that go2_node would use.
+
+    :param driven: substitution: whether go2_node runs.
+    """
+    from launch.conditions import IfCondition
+    from launch.substitutions import AndSubstitution, LaunchConfiguration
+    from launch_ros.actions import Node
+    from launch_ros.parameter_descriptions import ParameterValue
+
+    from launch import Substitution
+
+    driver = _parameters("go2_node", driver_frames(), "")
+
+    class OfDriver(Substitution):  # type: ignore[misc]
+        arguments, given = driver.arguments, driver.given
+
+        def __init__(self, read: Callable[[FrameSettings, str], str]) -> None:
+            super().__init__()
+            self.read = read
+
+        def perform(self, context: Any) -> str:
+            layers, above = driver.layers(context)
+            found, _ = merged("go2_node", context.launch_configurations["namespace"], [*layers, above])
+            names = {each.name for each in fields(FrameSettings)} & found.keys()
+            return self.read(FrameSettings(**{name: found[name] for name in names}), found["camera_origin"])
+
+    def described(frames: FrameSettings, origin: str) -> str:
+        return Description(frames, placed_by(origin, CAMERA_LINK, frames.base_frame)).text
+
+    values = {
+        "robot_description": ParameterValue(OfDriver(described), value_type=str),
+        "frame_prefix": ParameterValue(OfDriver(lambda frames, _: frames.frame_prefix), value_type=str),
+        "use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
+    }
+    return Node(
+        package="robot_state_publisher",
+        executable="robot_state_publisher",
+        namespace=LaunchConfiguration("namespace"),
+        parameters=[values],
+        remappings=REMAPPINGS,
+        output="screen",
+        condition=IfCondition(AndSubstitution(driven, LaunchConfiguration("use_robot_state_pub"))),
+        **options,
+    )
 
 
 def _checked(executable: str, name: str, argument: str, text: str) -> Any:

@@ -124,6 +124,7 @@ setup(
         *shared("launch", "*.launch.py"),
         *shared("config", "**/*.yaml"),
         *shared("config", "**/*.rviz"),
+        *shared("config", "*.foxglove.json"),
         *shared("config", "**/*.urdf"),
         *shared("config", "**/*.xml"),
         *shared("config", "documents/**/*.md"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import json
 import re
 from collections import defaultdict
 from typing import Any
@@ -78,3 +80,34 @@ def test_the_actions_are_those_of_the_code() -> None:
                 kind: Any = node.args[1]
                 served[ast.literal_eval(node.args[2])] = f"`dsd_msgs/{kind.id}`"
     assert {name: cells[0] for name, cells in rows("action").items()} == served
+
+
+def test_the_foxglove_layout_shows_what_is_published(ends: set[End]) -> None:
+    layout = json.loads((ROOT / "config" / "dsd.foxglove.json").read_text())
+    panels = layout["configById"]
+
+    def leaves(node: Any) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        assert node["direction"] in ("row", "column") and 10 <= node["splitPercentage"] <= 90
+        return leaves(node["first"]) + leaves(node["second"])
+
+    shown = leaves(layout["layout"])
+    assert sorted(shown) == sorted(panels)
+    assert {name.partition("!")[0] for name in shown} == {
+        "3D", "Image", "StateTransitions", "Plot", "DiagnosticSummary",
+    }  # fmt: skip
+    published = {"/" + end.name.lstrip("/"): end.kind for end in ends if end.way == "publishes"}
+    scene = panels["3D!dsdmap"]["topics"]
+    assert all(settings["visible"] for settings in scene.values())
+    wanted = {*scene, panels["Image!dsdview"]["imageMode"]["imageTopic"]}
+    wanted.add(panels["DiagnosticSummary!dsdnodes"]["topicToRender"])
+    assert wanted <= published.keys(), wanted - published.keys()
+    for panel in ("StateTransitions!dsdsafety", "Plot!dsdtokens"):
+        for path in panels[panel]["paths"]:
+            topic, *fields = path["value"].split(".")
+            package, _, name = published[topic].split("/")
+            message = getattr(importlib.import_module(f"{package}.msg"), name)()
+            for field in fields:
+                message = getattr(message, field)
+            assert isinstance(message, bool | int | float), path

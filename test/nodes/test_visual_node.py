@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import qos
 from dsd_ros.ros.base_messages import world_markers
 from dsd_ros.ros.images import to_rgb
+from dsd_ros.ros.settings import VisualNodeSettings
 
 # Display class of RViz 2 (rviz_default_plugins of Jazzy) -> the type it subscribes to.
 DISPLAYS = {
@@ -80,6 +82,41 @@ def test_every_class_of_the_configuration_is_one_of_rvizs():
     names = [display["Name"] for display in manager["Displays"]]
     assert len(set(names)) == len(names)
     assert manager["Global Options"]["Fixed Frame"] == FrameSettings.odom_frame  # there is a map only beside a SLAM
+
+
+def docks(state: bytes):
+    """Area (0 left, 1 right, 3 below) -> width and height, and dock -> visible, of QMainWindow::saveState (Qt 5)."""
+    marker, version, kind, count = struct.unpack_from(">iibi", state)
+    assert (marker, version, kind & 0xFF) == (0xFF, 0, 0xFD)
+    at, areas, visible = 13, {}, {}
+    for _ in range(count):
+        area, width, height, kind, _, items = struct.unpack_from(">iiibbi", state, at)
+        assert kind & 0xFF == 0xFC
+        areas[area], at = (width, height), at + 18
+        for _ in range(items):
+            kind, length = struct.unpack_from(">bi", state, at)
+            assert kind & 0xFF == 0xFB
+            name = state[at + 5 : at + 5 + length].decode("utf-16-be")
+            visible[name] = bool(state[at + 5 + length] & 1)
+            at += 5 + length + 1 + 16
+    return areas, visible
+
+
+@pytest.mark.parametrize(("width", "height"), [(1500, 980), (1366, 768)])
+def test_the_map_is_large_and_the_robots_view_is_legible_beside_it(width, height):
+    content = configuration()
+    window, displays = content["Window Geometry"], content["Visualization Manager"]["Displays"]
+    assert (window["Width"], window["Height"]) == (1500, 980)
+    areas, visible = docks(bytes.fromhex(window["QMainWindow State"]))
+    images = {display["Name"] for display in displays if display["Class"].endswith("/Image")}
+    panels = {panel["Name"] for panel in content["Panels"]}
+    assert visible == dict.fromkeys(panels | images, True)
+    assert not window["Hide Left Dock"] and not window["Hide Right Dock"]
+    assert not any(window[name]["collapsed"] for name in panels | images)
+    (left, _), (right, _), (_, below) = areas[0], areas[1], areas[3]
+    assert right >= 1.4 * VisualNodeSettings.overlay_width  # the overlay's text, enlarged
+    assert width - left - right > max(left, right) and height - below > 0.8 * height
+    assert all(display["Enabled"] and display["Value"] for display in displays)
 
 
 def test_the_configuration_against_the_live_graph(rig):

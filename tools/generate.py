@@ -131,7 +131,7 @@ def _node(node: str) -> str:
 
 def _system(system: str) -> str:
     rows = [
-        (f"`{a.name}`", _said(a.default), ", ".join(f"`{choice}`" for choice in a.choices), a.help)
+        (f"`{a.name}`", _said(a.default), ", ".join(f"`{choice}`" for choice in a.choices if choice.islower()), a.help)
         for a in bringup.arguments_of(system)
     ]
     return f"## `{system}.launch.py`\n\n{bringup.about(system)}.\n\n" + _table(

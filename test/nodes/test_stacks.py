@@ -12,14 +12,15 @@ import pytest
 from geometry_msgs.msg import Twist
 from nav_msgs.msg import Odometry
 from ros_rig import GoalClient
+from unitree_go.msg import WirelessController
 
 from dsd_msgs.msg import SafetyState
 from dsd_ros.navigation.safety import Cause, Source
 from dsd_ros.ros import qos
-from dsd_ros.ros.bringup import DEMO_SEED, plan
+from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, plan
 from dsd_ros.ros.stamps import pose_of
 
-HERE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Teleop:
@@ -52,7 +53,8 @@ class Robot:
         rig.node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
         rig.node.create_subscription(SafetyState, "safety_state", self.safety.append, qos.LATCHED)
         self.client = GoalClient(rig)
-        for start in (*plan("robot", {"stack": stack, "transport": "dds"}), *plan("verifier")):
+        example = str(ROOT / "examples" / f"{stack}.launch.py")
+        for start in (*plan(example, {"transport": "dds"}), *plan("verifier")):
             rig.group.start_planned(start)
 
     def _on_odometry(self, message: Odometry) -> None:
@@ -84,7 +86,9 @@ class Robot:
 def test_beside_go2_ros2_sdk_the_robot_drives_stops_and_obeys_the_joystick(rig):
     moves: list[Twist] = []
     rig.node.create_subscription(Twist, "standin/moves", moves.append, 10)
-    rig.group.start("go2_driver_node", [sys.executable, str(HERE / "support" / "go2_ros2_sdk.py"), str(DEMO_SEED)])
+    rig.group.start(
+        "go2_driver_node", [sys.executable, str(ROOT / "test" / "support" / "go2_ros2_sdk.py"), str(DEMO_SEED)]
+    )
     teleop = Teleop(rig, "cmd_vel")  # as its teleop_twist_joy has it
     robot = Robot(rig, "go2_ros2_sdk")
     robot.until_ready()
@@ -111,6 +115,35 @@ def test_beside_go2_ros2_sdk_the_robot_drives_stops_and_obeys_the_joystick(rig):
     rig.node.create_publisher(Twist, "cmd_vel_out", 10)  # as twist_mux would, with teleop:=true
     rig.until(lambda: Cause.FOREIGN_PUBLISHER in robot.safety[-1].causes, what="another publisher noticed")
     assert any("cmd_vel_out has a publisher that does not belong there" in text for text in robot.safety[-1].sentences)
+    assert not any("Traceback" in line for line in rig.lines)
+
+
+@pytest.mark.usefixtures("without_shared_memory")
+def test_beside_unitree_ros2_the_robot_drives_stops_and_obeys_its_remote_control(rig):
+    commands: list[Twist] = []
+    rig.node.create_subscription(Twist, "cmd_vel", commands.append, 10)
+    remote = rig.node.create_publisher(WirelessController, "wirelesscontroller", 10)
+    rig.start("go2_standin_node", seed=DEMO_SEED, instruction=DEMO_INSTRUCTION)
+    robot = Robot(rig, "unitree_ros2")
+    robot.until_ready()
+
+    start = robot.poses[-1]
+    handle = robot.client.send()
+    rig.until(lambda: robot.moved_from(start), what="the robot moving by a verified action")
+    robot.client.cancel(handle)
+    rig.until(robot.stands, 10.0)
+
+    second = robot.client.send()
+    rig.until(lambda: robot.source() is Source.NAVIGATION and speed(commands[-1]) > 0.0)
+    deadline = time.monotonic() + 30.0
+    while robot.source() is not Source.OPERATOR or commands[-1].angular.z != pytest.approx(-0.4):
+        assert time.monotonic() < deadline, (robot.source(), commands[-1])
+        remote.publish(WirelessController(rx=0.5))  # to the right
+        time.sleep(0.05)
+    robot.client.cancel(second)
+    remote.publish(WirelessController())
+    rig.until(lambda: speed(commands[-1]) == 0.0 and robot.source() is not Source.OPERATOR, 5.0, "a released stick")
+    rig.until(robot.stands, 10.0)
     assert not any("Traceback" in line for line in rig.lines)
 
 

@@ -15,6 +15,7 @@ from dsd_ros.robot.frames import Description, FrameSettings, placed_by
 from dsd_ros.robot.sim.world import World
 from dsd_ros.ros import bringup, entry as entries, launch_standin
 from dsd_ros.ros.bringup import SYSTEMS, arguments_of, launch_file, plan, set_by_arguments
+from dsd_ros.ros.launching import SWITCH
 from dsd_ros.ros.settings import NODES, merged, parameter, write_parameters
 
 
@@ -43,7 +44,7 @@ def test_every_argument_sets_a_parameter_of_its_type(system):
         for name, argument in set_by_arguments(system, node).items():
             spec = parameter(node, name)
             assert type(spec.read(known[argument].default)) is spec.kind
-            assert set(known[argument].choices) <= {*spec.choices, "false", "true"}
+            assert set(known[argument].choices) <= {*spec.choices, *SWITCH}
             place = written
             for part in name.split("."):
                 place = place[part]
@@ -299,7 +300,7 @@ def test_a_systems_own_default_gives_way_to_a_parameter_file(tmp_path):
 
 
 def test_a_clock_and_autostart_are_for_every_node():
-    starts = plan("robot", {"use_sim_time": "true", "autostart": "false", "view": "true", "visual": "true"})
+    starts = plan("robot", {"use_sim_time": "True", "autostart": "false", "view": "true", "visual": "true"})
     for start in starts:
         assert settled(start)["use_sim_time"] is True
         assert settled(start).get("autostart", False) is False
@@ -341,7 +342,7 @@ def test_a_wrong_value_names_its_argument(given, sentence):
 
 
 def test_log_level_and_use_respawn_reach_every_node():
-    starts = plan("robot", {"log_level": "debug", "use_respawn": "false"})
+    starts = plan("robot", {"log_level": "debug", "use_respawn": "False"})
     assert all(start.arguments[-2:] == ["--log-level", "debug"] and not start.respawn for start in starts)
 
 

@@ -25,6 +25,7 @@ SETTINGS = {
         {"view": "true", "visual": "true"},
         {"use_robot_state_pub": "true"},
         {"namespace": "go2_1", "record": "/bag", "visual": "true"},
+        {"stack": "go2_ros2_sdk"},
     ],
     "verifier": [{}, {"namespace": "go2_1", "domain": "7"}],
 }

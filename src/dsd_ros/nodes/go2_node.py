@@ -41,6 +41,8 @@ _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
 _THREADS_S = 0.1
 _CAMERA_SILENT_S = 2.0
+_STICK_AT_REST = 0.1  # deflection of the remote control's sticks, of 1
+_STICK_RELEASED_S = 0.5  # a released stick says zero for this long
 
 
 class Go2Node(ManagedNode[Go2NodeSettings]):
@@ -62,6 +64,8 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._battery = self.create_publisher(BatteryState, "battery_state", qos.STATE)
+        self._joystick = self.create_publisher(Twist, "cmd_vel_joy", qos.COMMAND)  # of the Go2's remote control
+        self._remote_time = -math.inf
         self._robot = MutuallyExclusiveCallbackGroup()
         self._link: Any = None
         self._driver: Go2Driver | None = None
@@ -98,7 +102,24 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
             return link
         from dsd_ros.ros.go2_messages import RosLink  # raises StartError where the messages are not built
 
-        return RosLink(self, settings.robot_prefix, self._robot)
+        ros_link = RosLink(self, settings.robot_prefix, self._robot)
+        if settings.remote.speed > 0.0:
+            ros_link.on_remote = self._on_remote
+        return ros_link
+
+    def _on_remote(self, message: Any) -> None:
+        """The Go2's own remote control: the operator's command while its sticks are moved, and a moment longer."""
+        sticks = (message.ly, -message.lx, -message.rx)
+        now = time.monotonic()
+        if max(map(abs, sticks)) > _STICK_AT_REST:
+            self._remote_time = now
+        elif not now - self._remote_time < _STICK_RELEASED_S:  # NaN and silence are no commands
+            return
+        ahead, left, turn = (stick if abs(stick) > _STICK_AT_REST else 0.0 for stick in sticks)
+        remote, command = self._settings.remote, Twist()
+        command.linear.x, command.linear.y = ahead * remote.speed, left * remote.speed
+        command.angular.z = turn * remote.turn_rate
+        self._joystick.publish(command)
 
     def begin(self) -> None:
         driver = self._driver

@@ -18,7 +18,7 @@ SERVICES = (SPORT, OBSTACLES_AVOID, VIDEO)
 
 try:
     from unitree_api.msg import Request as RequestMessage, Response as ResponseMessage
-    from unitree_go.msg import LowState, SportModeState
+    from unitree_go.msg import LowState, SportModeState, WirelessController
 except ImportError as error:
     raise StartError(
         f"The Go2's messages are not built ({error}): build unitree_api and unitree_go of "
@@ -37,6 +37,7 @@ class RosLink:
     def __init__(self, node: Node, prefix: str, group: CallbackGroup | None = None) -> None:
         self._driver: Any = None
         self.on_arrival: Callable[[], None] = lambda: None  # called after every state message
+        self.on_remote: Callable[[Any], None] | None = None  # takes the remote control's WirelessController
         self._requests = {
             service: node.create_publisher(RequestMessage, topic(prefix, f"api/{service}/request"), qos.ROBOT_SERVICE)
             for service in SERVICES
@@ -56,6 +57,9 @@ class RosLink:
         self._subscribe(
             LowState, "lf/lowstate", lambda message: driver.on_battery(message.bms_state.soc / 100.0), qos.ROBOT_STATE
         )
+
+        if self.on_remote is not None:
+            self._subscribe(WirelessController, "wirelesscontroller", self.on_remote, qos.ROBOT_STATE)
 
     def close(self) -> None:
         """Destroy publishers and subscriptions; call it after the driver's close."""

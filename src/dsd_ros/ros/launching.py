@@ -26,6 +26,7 @@ from dsd_ros.ros.settings import NODES, Layer, ManagedSettings, merged, paramete
 
 _NAMESPACE = re.compile(r"(/?[A-Za-z][A-Za-z0-9_]*)(/[A-Za-z][A-Za-z0-9_]*)*")
 _ADDRESSES = {"verifier": check_verifier_address, "view_bind": check_host}  # launch arguments that are addresses
+SWITCH = ("false", "true", "False", "True")  # Nav2's pages write True
 LOG_LEVELS = ("debug", "info", "warn", "error", "fatal")
 _GIVEN = "dsd_given"  # launch configuration: the arguments that were given, and not left at their defaults
 _GROUP = "DSD_LAUNCH_GROUP"  # environment variable of every process of a group
@@ -39,13 +40,13 @@ def setting(node: str, name: str, default: str | None = None) -> dict[str, Any]:
     spec = parameter(node, name)
     own = str(spec.default).lower() if spec.kind is bool else str(spec.default)
     options: dict[str, Any] = {"default_value": own if default is None else default, "description": spec.help}
-    choices = ("false", "true") if spec.kind is bool else spec.choices
+    choices = SWITCH if spec.kind is bool else spec.choices
     return options | ({"choices": list(choices)} if choices else {})
 
 
 def switch(description: str, default: str = "false") -> dict[str, Any]:
     """Default, description and choices of a launch argument that turns something on."""
-    return {"default_value": default, "description": description, "choices": ["false", "true"]}
+    return {"default_value": default, "description": description, "choices": list(SWITCH)}
 
 
 def node(executable: str, given: Mapping[str, Any] | None = None, guest: str = "", **options: Any) -> Any:
@@ -281,7 +282,7 @@ def _check(context: Any) -> None:
                 raise ValueError(f"{name}: {error}") from error
     if _GROUP not in given:  # not included by another file of this package
         given[_GROUP] = f"{os.getpid()}-{next(_numbers)}"
-        _groups[given[_GROUP]] = _Group(given["use_respawn"] == "true", given["end_scope"] == "launch")
+        _groups[given[_GROUP]] = _Group(given["use_respawn"].lower() == "true", given["end_scope"] == "launch")
 
 
 @dataclass

@@ -225,6 +225,14 @@ class SupervisorNodeSettings(CameraSettings, Fallback):
 
 
 @dataclass(frozen=True)
+class RemoteSettings:
+    """The Go2's own remote control, as an operator's joystick."""
+
+    speed: float = option(0.5, "speed at full deflection of a stick, m/s; 0: do not listen to it", 0.0, 1.5)
+    turn_rate: float = option(0.8, "turn rate at full deflection, rad/s", 0.0, 3.0)
+
+
+@dataclass(frozen=True)
 class Go2NodeSettings(FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
 
@@ -247,6 +255,7 @@ class Go2NodeSettings(FrameSettings, ManagedSettings):
         "the description says",
     )
     drive: Go2Settings = field(default_factory=Go2Settings)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
     limits: MotionLimits = field(default_factory=MotionLimits)
 
 

@@ -12,10 +12,14 @@ from sensor_msgs.msg import CameraInfo, Image, Imu, Range
 from std_msgs.msg import String
 from tf2_msgs.msg import TFMessage
 
+from dsd_msgs.msg import SafetyState
+from dsd_ros.robot.driver import Posture, RobotState
+from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.robot.sim.driver import STANDING_HEIGHT
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD
 from dsd_ros.robot.sim.world import CAMERA_HEIGHT, CAMERA_PITCH, RADIUS, World
 from dsd_ros.ros import qos
+from dsd_ros.ros.base_messages import BasePublisher
 from dsd_ros.ros.images import to_rgb
 
 ROBOT = {  # child: parent
@@ -87,6 +91,12 @@ def matrix(wxyz, xyz) -> np.ndarray:
     return found
 
 
+def product(a, b) -> np.ndarray:
+    """Of two quaternions (w, x, y, z)."""
+    w, v = a[0] * b[0] - a[1:] @ b[1:], a[0] * b[1:] + b[0] * a[1:] + np.cross(a[1:], b[1:])
+    return np.array([w, *v])
+
+
 def check_the_picture(frames: Frames, world: World) -> None:
     """The red ball of this world is where camera_info and the frames say."""
     picture, info = frames.heard["camera/image_raw"][-1], frames.heard["camera/camera_info"][-1]
@@ -124,13 +134,66 @@ def test_the_simulated_robot_has_a_whole_tree_and_its_camera_an_optical_frame(ri
     check_the_picture(frames, World.from_seed(seed, "find the red ball"))
 
 
-def test_the_go2_has_the_same_tree_with_the_base_tilted_above_its_footprint(rig):
+def test_the_go2_has_the_same_tree_and_optical_frame(rig):
     frames = Frames(rig)
     rig.start("go2_standin_node", seed=8, instruction="find the red ball", lying=False)
     rig.start("go2_node", **STANDIN_CAMERA)
     topics = frames.heard.keys() - {"range"}
     frames.wait_for(ROBOT, *topics)
     check_the_picture(frames, World.from_seed(8, "find the red ball"))
+
+
+def test_the_footprint_stays_level_below_a_tilted_base(rig):
+    """The transforms from odom to base_link make up odometry's pose, roll and pitch included."""
+    frames, base = Frames(rig), BasePublisher(rig.node)
+    base.describe(FrameSettings())
+    # Of yaw 2.0, pitch 0.3, roll -0.2 in this order.
+    turned = np.array([math.cos(1.0), 0, 0, math.sin(1.0)])
+    for angle, axis in ((0.3, 2), (-0.2, 1)):
+        turn = np.zeros(4)
+        turn[0], turn[axis] = math.cos(angle / 2), math.sin(angle / 2)
+        turned = product(turned, turn)
+    still = (0.0, 0.0, 0.0)
+    state = RobotState(
+        0.0,
+        0.0,
+        (1.0, -2.0, 0.3),
+        tuple(map(float, turned)),
+        (-0.2, 0.3, 2.0),
+        still,
+        0.0,
+        still,
+        still,
+        Posture.MOVING,
+    )
+
+    def known() -> bool:
+        base.publish(state, rig.node.get_clock().now().to_msg())
+        return frames.parents.keys() >= ROBOT.keys()
+
+    rig.until(known, what="the frames")
+    frames.wait_for(ROBOT, "odom")
+    footprint = frames.lookup("base_footprint")
+    assert footprint == pytest.approx(matrix((math.cos(1.0), 0.0, 0.0, math.sin(1.0)), (1.0, -2.0, 0.0)))
+    assert frames.lookup("base_link") == pytest.approx(matrix(turned, (1.0, -2.0, 0.3)))
+    q = frames.heard["odom"][-1].pose.pose.orientation
+    assert (q.w, q.x, q.y, q.z) == pytest.approx(tuple(turned))
+
+
+def test_the_supervisor_speaks_of_the_frame_that_odometry_names(rig):
+    states = []
+    rig.node.create_subscription(SafetyState, "safety_state", states.append, qos.LATCHED)
+    publisher = rig.node.create_publisher(Odometry, "odom", qos.STATE)
+    rig.start("supervisor_node", realtime=False)
+    message = Odometry(child_frame_id="go2_1/trunk")
+    message.pose.pose.orientation.w = 1.0
+
+    def named() -> bool:
+        publisher.publish(message)
+        return bool(states) and states[-1].header.frame_id == "go2_1/trunk"
+
+    rig.until(named, what="the frame in safety_state")
+    assert states[0].header.frame_id in ("base_link", "go2_1/trunk")
 
 
 def test_covariances_say_how_far_odometry_and_imu_are_to_be_trusted(rig):

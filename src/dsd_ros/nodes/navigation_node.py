@@ -160,7 +160,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
                     self._run.on_bad_odometry(str(error))
             return
         with self._changed:
-            self._base_frame = message.child_frame_id
+            self._base_frame = message.child_frame_id or self._base_frame
             moment = moment_of(self)
             self._watchdog.odometry(moment.steady)
             if self._nav2 is not None:

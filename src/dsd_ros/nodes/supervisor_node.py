@@ -202,7 +202,7 @@ class SupervisorNode(RunnableNode):
         except OdometryError as error:
             self.get_logger().warning(str(error), throttle_duration_sec=5.0)
             return
-        self._base_frame = message.child_frame_id
+        self._base_frame = message.child_frame_id or self._base_frame
         stamp = seconds(message.header.stamp)
         self._supervisor.on_odometry(pose, stamp, now)
         if not self._settings.require.imu and now - self._imu_time > self._settings.timeout.imu_s:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 from setuptools import Command, find_packages, setup
 from setuptools.command.develop import develop
@@ -31,7 +32,20 @@ NODES = (
     "visual",
     "view",
 )
-EXTRAS = ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag", "view")
+EXTRAS = (
+    "cloud",
+    "robot",
+    "beside-ros",
+    "ros",
+    "sim",
+    "train",
+    "dev",
+    "real-models",
+    "go2",
+    "text-model",
+    "rag",
+    "view",
+)
 
 
 def stated(element: str, attribute: str = "") -> str:
@@ -102,6 +116,11 @@ class Develop(develop):
         if not self.uninstall:
             install_messages(self)
         super().run()
+
+    def write_script(self, script_name: str, contents: str, *rest: Any) -> None:
+        """Begin a script as setup.cfg says for others: develop ignores [build_scripts]."""
+        (_, line) = self.distribution.get_option_dict("build_scripts")["executable"]
+        super().write_script(script_name, f"#!{line}\n{contents.partition(chr(10))[2]}", *rest)
 
 
 setup(

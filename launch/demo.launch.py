@@ -5,7 +5,6 @@
 The robot's nodes and most arguments come from robot.launch.py.
 """
 
-import sys
 from pathlib import Path
 
 from launch.actions import DeclareLaunchArgument, ExecuteProcess, IncludeLaunchDescription
@@ -19,7 +18,7 @@ from dsd_ros.robot.sim.driver import STANDING_HEIGHT
 from dsd_ros.robot.sim.scene import CAMERA_AHEAD
 from dsd_ros.robot.sim.world import CAMERA_HEIGHT, CAMERA_PITCH
 from dsd_ros.ros.bringup import DEMO_INSTRUCTION, DEMO_SEED, ROBOTS
-from dsd_ros.ros.launching import common_arguments, group, node, required, restarted, setting
+from dsd_ros.ros.launching import common_arguments, group, installed, node, required, restarted, setting
 from launch import LaunchDescription
 
 
@@ -68,7 +67,7 @@ def generate_launch_description() -> LaunchDescription:
         node("verifier_node", verifier, condition=IfCondition(on_topics), **restarted()),
         ExecuteProcess(
             cmd=[
-                *(sys.executable, "-m", "dsd_ros.cli", "verifier"),
+                *(installed("dsd"), "verifier"),
                 *("--port", LaunchConfiguration("verifier_port")),
                 *("--model", LaunchConfiguration("target_model")),
                 *("--documents", LaunchConfiguration("cloud_documents")),

@@ -1,4 +1,5 @@
-"""Writes requirements/lock.txt: each package that the requirements bring in, at one version, with its files' hashes.
+"""Writes requirements/lock.txt and lock-system.txt: each package that the requirements bring in, at one version, with
+its files' hashes. The second has what a ROS 2 from apt brings, so that an installation beside one can leave it out.
 
     make lock                                      # after a change in requirements/; keeps the versions it can
     make lock ARGS="--upgrade-package numpy"       # the options are those of `uv pip compile`
@@ -16,12 +17,18 @@ from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements"
 LOCK = REQUIREMENTS / "lock.txt"
+LOCK_SYSTEM = REQUIREMENTS / "lock-system.txt"
+OF_THE_SYSTEM = ("numpy", "opencv-python-headless", "pillow", "pyyaml")  # apt's: python3-numpy, -opencv, -pil, -yaml
 ALONE = ("rag-model",)  # installed without their dependencies, so locked without them
-NOT_LOCKED = ("lock", "pip", *ALONE)
+NOT_LOCKED = ("lock", "lock-system", "pip", *ALONE)
 LINUX = "sys_platform == 'linux' and python_full_version < '3.15'"
 HEADER = """\
 # Written by `make lock` (tools/lock.py); do not edit. Each package that the requirements bring in, at the version
 # tested, with the hashes of its files: pip's constraints file. It takes pip 26.1 or newer (requirements/pip.txt).
+"""
+SYSTEM = """\
+# The part of the lock that an apt ROS 2 has as system packages (python3-numpy, -opencv, -pil, -yaml): its messages and
+# cv_bridge are compiled against those. beside-ros.txt does without this file; cloud.txt includes it.
 """
 
 
@@ -31,7 +38,7 @@ def compile_lock(folder, names, *options):
         lines = (REQUIREMENTS / f"{name}.txt").read_text().splitlines()
         lines = [line for line in lines if not line.startswith("-c ")]  # the lock must be able to change
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
-    (folder / "lock.txt").write_text(LOCK.read_text())
+    (folder / "lock.txt").write_text(LOCK.read_text() + LOCK_SYSTEM.read_text())
     (folder / "pyproject.toml").write_text(f'[tool.uv]\nenvironments = ["{LINUX}"]\n')
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"]
     command += ["--no-annotate", "--no-header", "--output-file", "lock.txt", *options]
@@ -62,7 +69,9 @@ def main():
         entries += compile_lock(Path(folder), ALONE, "--no-deps")
     entries = without_needless_markers(sorted(entries))
     entries = [with_cpu_wheels(entry) if entry.startswith("torch==") else entry for entry in entries]
-    LOCK.write_text(HEADER + "\n".join(entries) + "\n")
+    system = [entry for entry in entries if entry.split("==")[0] in OF_THE_SYSTEM]
+    LOCK.write_text(HEADER + "\n".join(entry for entry in entries if entry not in system) + "\n")
+    LOCK_SYSTEM.write_text(HEADER + SYSTEM + "\n".join(system) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes a bill of materials (CycloneDX 1.6, JSON): the packages of requirements/lock.txt and the shipped models.
+"""Writes a bill of materials (CycloneDX 1.6, JSON): the packages of requirements/lock*.txt and the shipped models.
 
     python tools/sbom.py sbom.cdx.json      # or make sbom
 
@@ -47,7 +47,8 @@ def model(path):
 def bill():
     """The whole document."""
     version = re.search(r'version="([^"]+)"', (ROOT / "setup.py").read_text())[1]
-    libraries = [library(*package) for package in packages((ROOT / "requirements" / "lock.txt").read_text())]
+    locks = (path.read_text() for path in sorted((ROOT / "requirements").glob("lock*.txt")))
+    libraries = [library(*package) for lock in locks for package in packages(lock)]
     models = [model(path) for path in sorted((ROOT / "models").rglob("*.safetensors"))]
     product = {
         "type": "application", "bom-ref": "dsd_ros", "name": "dsd_ros", "version": version,

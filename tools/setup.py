@@ -30,8 +30,10 @@ OF_OTHERS = ("nav2_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfac
 PARTIAL = ("nav2_msgs",)  # beside a system's ROS 2 these copies would hide the whole packages
 MESSAGES = {"dsd_msgs": "src/dsd_msgs", **{name: f"tools/msgs/{name}" for name in OF_OTHERS}}
 WHEEL_PYTHONS = ((3, 11), (3, 12))
-# These two come from the system where it has them: its cv_bridge and message packages are compiled against them.
-OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2"}
+# These stay the system's where it has them (requirements/lock-system.txt): its cv_bridge and message packages are
+# compiled against them. Where it lacks one, that one is installed from the lock.
+OF_THE_SYSTEM = {"numpy": "numpy", "opencv-python-headless": "cv2", "pillow": "PIL", "pyyaml": "yaml"}
+NUMPY_2 = "import numpy; print(1 if int(numpy.__version__.split('.')[0]) >= 2 else '')"
 ALONE = ("rag-model",)  # installed without what they ask for: only their files are used
 # Each file is checked against a hash in requirements/lock.txt, wherever pip takes it from. What builds a package is the
 # environment's own setuptools, since pip would fetch another unchecked.
@@ -233,18 +235,20 @@ def is_usable(ros):
 
 
 def install_requirements(ros):
-    files = ["cloud", "robot", "rag", "sim", "train", "dev"] + (["ros"] if ros == "wheels" else [])
-    paths = [ROOT / "requirements" / f"{name}.txt" for name in [*files, *ALONE, "lock", "pip"]]
-    fingerprint = digest(paths, ros)
+    files = ["rag", "sim", "train", "dev"]
+    files += ["robot", "ros"] if ros == "wheels" else ["beside-ros", "torch"]
+    folder = ROOT / "requirements"
+    fingerprint = digest(list(folder.glob("*.txt")), ros)
     if done("requirements", fingerprint):
         return fingerprint
     unmark("requirements", "messages", "package")
     say("installing requirements/*.txt (1.5 GB the first time)")
-    folder = ROOT / "requirements" if ros == "wheels" else without_system_packages(paths)
     UNFINISHED.touch()
     command = [PYTHON, *CHECKED]
     for name in files:
         command += ["-r", folder / f"{name}.txt"]
+    if ros != "wheels":
+        command += missing_system_packages(folder / "lock-system.txt", find_python(ros))
     first = not (STAMPS / "environment").exists()
     try:
         run([PYTHON, *CHECKED, "-r", folder / "pip.txt"], "installing requirements/pip.txt")
@@ -273,18 +277,16 @@ def install_cpu_torch(lock):
         subprocess.run([str(part) for part in wheel], env=environment(), capture_output=True, check=False)
 
 
-def without_system_packages(paths):
-    """A copy of the requirements without what the system's ROS 2 has been compiled against."""
-    kept = [name for name, module in OF_THE_SYSTEM.items() if output_of(PYTHON, f"import {module}; print(1)")]
-    if kept == ["numpy"] and not output_of(PYTHON, "import numpy; print(1 if numpy.__version__ >= '2' else '')"):
-        kept = []  # the OpenCV of the lock needs numpy 2
-    folder = CACHE / "requirements"
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        lines = re.split(r"(?<=\n)(?<!\\\n)", path.read_text())  # with the hashes that follow a package's name
-        lines = [line for line in lines if re.split("[<>=!~ ]", line.strip(), maxsplit=1)[0].lower() not in kept]
-        (folder / path.name).write_text("".join(lines))
-    return folder
+def missing_system_packages(lock, system):
+    """pip's arguments for those packages of ``lock`` that the Python ``system`` lacks, at the lock's versions."""
+    missing = [name for name, module in OF_THE_SYSTEM.items() if not output_of(system, f"import {module}; print(1)")]
+    if "opencv-python-headless" in missing and not output_of(system, NUMPY_2):
+        missing = list(dict.fromkeys(["numpy", *missing]))  # the lock's OpenCV is compiled against numpy 2
+    entries = re.split(r"(?<=\n)(?<!\\\n)", lock.read_text())  # with the hashes that follow a package's name
+    CACHE.mkdir(exist_ok=True)
+    constraints = CACHE / lock.name
+    constraints.write_text("".join(entry for entry in entries if entry.split("==")[0] in missing))
+    return ["-c", constraints, *missing]
 
 
 def patch_wheels():

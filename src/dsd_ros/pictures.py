@@ -143,7 +143,7 @@ def _check(picture: ImageFile.ImageFile, name: str, announced: tuple[int, int] |
     """Check what the header says before the picture is unpacked; return how its samples are packed ("" if unknown)."""
     width, height = picture.size
     check_size(height, width, name)
-    form = picture.tile[0].args if picture.tile else ""
+    form = picture.tile[0][3] if picture.tile else ""  # of Pillow 11: .args
     packed = str(form[0] if isinstance(form, tuple) and form else form)
     if announced is not None and (
         (height, width) != announced or (picture.mode, packed) != ("RGB", "RGB") or "transparency" in picture.info

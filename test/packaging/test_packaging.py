@@ -113,16 +113,16 @@ def test_dsd_is_on_the_path_and_helps() -> None:
 def test_requirements_are_ranges_and_the_lock_is_exact(path: Path) -> None:
     assert requirements(path.stem)
     for name, requirement in requirements(path.stem).items():
-        if path.stem in ("lock", "pip", "ros") or name in EXACT:
+        if path.stem in ("lock", "lock-system", "pip", "ros") or name in EXACT:
             assert pin(requirement), f"{path.name}: '{requirement}' does not pin one version"
         else:
             operators = {part.operator for part in requirement.specifier}
             assert ">=" in operators and "==" not in operators, f"{path.name}: '{requirement}' is no range"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if path.stem != "lock"))
+@pytest.mark.parametrize("name", sorted(path.stem for path in REQUIREMENTS.glob("*.txt") if "lock" not in path.stem))
 def test_the_lock_fulfils_the_requirements(name: str) -> None:
-    lock = requirements("lock")
+    lock = requirements("lock") | requirements("lock-system")
     for key, requirement in requirements(name).items():
         version = pin(lock[key])
         assert version and requirement.specifier.contains(version), requirement
@@ -131,7 +131,7 @@ def test_the_lock_fulfils_the_requirements(name: str) -> None:
 @pytest.mark.parametrize("path", sorted(REQUIREMENTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_each_file_is_installed_with_the_lock_as_constraints(path: Path) -> None:
     first = [line.split()[0] for line in path.read_text().splitlines() if line.startswith("-")]
-    assert path.stem in ("lock", "pip") or (first and first[0] in ("-c", "-r"))
+    assert path.stem in ("lock", "lock-system", "pip") or (first and first[0] in ("-c", "-r"))
 
 
 def test_each_half_is_free_of_the_others_parts() -> None:
@@ -143,6 +143,21 @@ def test_each_half_is_free_of_the_others_parts() -> None:
     assert not robot.keys() & (training.keys() - cloud.keys())
 
 
+def test_beside_a_sourced_ros_nothing_asks_for_what_apt_brings() -> None:
+    system = requirements("lock-system").keys()
+    assert (
+        system == {"numpy", "opencv-python-headless", "pillow", "pyyaml"} and not system & requirements("lock").keys()
+    )
+    for name in ("beside-ros", "torch", "rag", "sim", "train", "dev", "view"):
+        assert not system & requirements(name).keys(), name
+        files = [name, *re.findall(r"^-r (\S+)\.txt", (REQUIREMENTS / f"{name}.txt").read_text(), re.MULTILINE)]
+        assert not any("lock-system" in (REQUIREMENTS / f"{each}.txt").read_text().split() for each in files)
+    robot = requirements("robot")
+    ubuntu = {"numpy": "1.26.4", "opencv-python-headless": "4.6.0", "pillow": "10.2.0", "pyyaml": "6.0.1"}  # of 24.04
+    assert all(robot[name].specifier.contains(version) for name, version in ubuntu.items())
+    assert robot.keys() - system == requirements("beside-ros").keys() | {"torch"}
+
+
 def test_extras_are_the_requirements_files() -> None:
     declared: dict[str, set[Requirement]] = {}
     for line in importlib.metadata.requires("dsd_ros") or []:
@@ -150,7 +165,8 @@ def test_extras_are_the_requirements_files() -> None:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", condition)
         if extra:
             declared.setdefault(extra[1], set()).add(Requirement(requirement.strip().lower()))
-    for name in ("cloud", "robot", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag"):
+    names = ("cloud", "robot", "beside-ros", "ros", "sim", "train", "dev", "real-models", "go2", "text-model", "rag")
+    for name in names:
         assert declared[name] == {Requirement(str(line).lower()) for line in requirements(name).values()}, name
 
 

@@ -90,8 +90,8 @@ def test_refused_update_keeps_a_working_environment(tool: ModuleType, monkeypatc
 
     monkeypatch.setattr(tool, "run", refuse)
     (tool.ROOT / "requirements").mkdir()
-    for name in ("cloud", "robot", "rag", "rag-model", "sim", "train", "dev", "ros", "lock", "pip"):
-        (tool.ROOT / "requirements" / f"{name}.txt").touch()
+    for path in (ROOT / "requirements").glob("*.txt"):
+        (tool.ROOT / "requirements" / path.name).touch()
     tool.mark("environment", f"wheels {tool.ROOT}")
     with pytest.raises(tool.SetupError):
         tool.install_requirements("wheels")
@@ -127,25 +127,28 @@ def test_a_sourced_ros_is_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch
     assert tool.find_ros() == "wheels"
 
 
-def test_system_packages_are_left_to_a_sourced_ros(
-    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("system", "installed"),
+    [
+        ("numpy cv2 PIL yaml", []),
+        ("numpy PIL yaml", ["numpy", "opencv-python-headless"]),  # the lock's OpenCV needs a numpy from 2 on
+        ("numpy numpy-2 PIL yaml", ["opencv-python-headless"]),
+        ("", ["numpy", "opencv-python-headless", "pillow", "pyyaml"]),
+    ],
+)
+def test_only_what_a_sourced_ros_lacks_is_installed_from_the_lock(
+    tool: ModuleType, tmp_path: Path, system: str, installed: list[str]
 ) -> None:
-    tool.PYTHON = executable(tmp_path / "python3", 'case "$2" in *numpy*) echo 1;; *) exit 1;; esac')
-    path = tmp_path / "robot.txt"
-    path.write_text("-r cloud.txt\nnumpy==2.4.6\nnumpy>=2.3\nopencv-python-headless>=4.10\n")
-    folder = tool.without_system_packages([path])
-    assert (folder / "robot.txt").read_text() == "-r cloud.txt\nopencv-python-headless>=4.10\n"
-    path.write_text("mypy==1 \\\n    --hash=sha256:a\nnumpy==2.4.6 \\\n    --hash=sha256:b \\\n    --hash=sha256:c\n")
-    tool.without_system_packages([path])
-    assert (folder / "robot.txt").read_text() == "mypy==1 \\\n    --hash=sha256:a\n"
-
-
-def test_the_systems_numpy_gives_way_where_the_locks_opencv_needs_another(tool: ModuleType, tmp_path: Path) -> None:
-    only = 'case "$2" in *__version__*) ;; *numpy*) echo 1;; *) exit 1;; esac'  # a numpy below 2, and no OpenCV
-    tool.PYTHON = executable(tmp_path / "python3", only)
-    path = tmp_path / "robot.txt"
-    path.write_text("numpy==2.4.6\n")
-    assert (tool.without_system_packages([path]) / "robot.txt").read_text() == "numpy==2.4.6\n"
+    answer = 'wanted=$(echo "$2" | cut -d" " -f2 | tr -d ";"); case "$2" in *__version__*) wanted=numpy-2;; esac\n'
+    answer += f'case " {system} " in *" $wanted "*) echo 1;; *) exit 1;; esac'
+    python = executable(tmp_path / "python3", answer)
+    lock = tmp_path / "lock-system.txt"
+    lock.write_bytes((ROOT / "requirements" / "lock-system.txt").read_bytes())
+    option, constraints, *names = tool.missing_system_packages(lock, python)
+    assert option == "-c" and names == installed
+    kept = [entry for entry in constraints.read_text().splitlines() if not entry.startswith(" ")]
+    assert [entry.split("==")[0] for entry in kept] == installed
+    assert constraints.read_text().count("--hash=sha256:") >= 5 * len(installed)
 
 
 @pytest.mark.parametrize("ros", ["wheels", "jazzy"])

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 ENTRIES = {
     entry.split("==")[0]: entry
-    for name in ("lock", "pip")
+    for name in ("lock", "lock-system", "pip")
     for entry in re.split(r"\n(?=\S)", (REQUIREMENTS / f"{name}.txt").read_text())
     if not entry.startswith("#")
 }
@@ -93,7 +93,8 @@ def test_known_vulnerabilities_are_looked_up_by_schedule_not_by_tests() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "audit.yml").read_text())
     assert workflow[True]["schedule"]  # YAML 1.1 reads `on` as true
     commands = " ".join(step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"])
-    assert "pip_audit" in commands and "requirements/lock.txt" in commands
+    assert "pip_audit" in commands
+    assert all(f"--requirement requirements/{name}.txt" in commands for name in ("lock", "lock-system"))
     assert "pip-audit" not in (ROOT / "Makefile").read_text()
 
 
@@ -102,7 +103,8 @@ def test_the_bill_of_materials_has_each_locked_package_and_model() -> None:
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     references = [component["bom-ref"] for component in bill["components"]]
     assert len(references) == len(set(references))
-    lock = re.findall(r"^([\w.-]+)==([^\s;\\]+)", (REQUIREMENTS / "lock.txt").read_text(), re.MULTILINE)
+    text = "".join((REQUIREMENTS / f"{name}.txt").read_text() for name in ("lock", "lock-system"))
+    lock = re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, re.MULTILINE)
     assert {f"pkg:pypi/{name}@{version}" for name, version in lock} == {r for r in references if r.startswith("pkg:")}
     torch = next(component for component in bill["components"] if component["name"] == "torch")
     hashes = {value["content"] for value in torch["externalReferences"][0]["hashes"]}

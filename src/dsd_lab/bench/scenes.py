@@ -16,9 +16,9 @@ import numpy as np
 from dsd_lab.report import BenchError
 from dsd_lab.train.data import TEST_SEEDS, shared_offscreen, world_frames
 from dsd_ros.decoding.settings import DecodeSettings
-from dsd_ros.edge.client import LinkSettings
 from dsd_ros.edge.results import DecodedReply
 from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.robot.sim.simulator import Simulator
 from dsd_ros.robot.sim.world import World
 from dsd_ros.vlm.loading import ModelSettings

@@ -46,8 +46,8 @@ def command(args: DecodeArguments) -> int:
     Decodes in this process when no verifier is named.
     """
     from dsd_ros.cloud.engine import in_process_channel
-    from dsd_ros.edge.client import PATIENT_LINK
     from dsd_ros.edge.session import EdgeSession
+    from dsd_ros.edge.settings import PATIENT_LINK
     from dsd_ros.edge.vocabulary import Vocabulary
     from dsd_ros.pictures import read_picture
     from dsd_ros.vlm.loading import load_model

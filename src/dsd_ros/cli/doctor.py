@@ -199,7 +199,13 @@ def _unitree_sdk(role: Role) -> str:
     return f"cyclonedds {cyclone}"
 
 
-_CLOUD = "pip install -r requirements/cloud.txt"
+_SOURCED = bool(os.environ.get("ROS_DISTRO") and os.environ.get("AMENT_PREFIX_PATH"))  # a system's ROS 2
+_CLOUD = (
+    "activate the virtual environment that has it; in one made with --system-site-packages: "
+    "pip install -r requirements/beside-ros.txt -r requirements/torch.txt"
+    if _SOURCED
+    else "pip install -r requirements/cloud.txt"
+)
 _EVERYWHERE = (
     Check("python", lambda _: platform.python_version(), ""),
     Check("torch", _torch, _CLOUD),
@@ -230,7 +236,11 @@ _WITH_ROS = (
         "or run `make setup`",
     ),
     Check("DDS discovery", _discovery, "set ROS_DOMAIN_ID to a number from 0 to 232; above 101, ports may be in use"),
-    Check("cv2", _package("cv2", "opencv-python-headless"), "pip install -r requirements/robot.txt"),
+    Check(
+        "cv2",
+        _package("cv2", "opencv-python-headless"),
+        "apt install python3-opencv" if _SOURCED else "pip install -r requirements/robot.txt",
+    ),
     _optional(
         "cv_bridge",
         _modules("cv_bridge.boost.cv_bridge_boost"),

@@ -17,7 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+try:
+    from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+except ModuleNotFoundError as error:
+    sys.exit(f"dsd: {error} in {sys.executable}; activate the virtual environment that has it (docs/install.md)")
 
 from dsd_ros.cli import shared
 from dsd_ros.cli.arguments import arguments, with_json_value, word

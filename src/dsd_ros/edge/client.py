@@ -10,10 +10,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.limits import largest_vocabulary
-from dsd_ros.options import check_options, option
 from dsd_ros.wire.channel import Channel, LinkClosed, LinkError, LinkTimeout
 from dsd_ros.wire.client import Connection, Limits
 from dsd_ros.wire.messages import (
@@ -27,7 +26,6 @@ from dsd_ros.wire.messages import (
     SessionReply,
     SessionRequest,
 )
-from dsd_ros.wire.pictures import ENCODINGS
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_RETRY_S = 1.0
@@ -47,24 +45,6 @@ class SessionLost(Exception):
 
 class TargetChanged(Exception):
     """Another target answers before anything is verified; the reply starts over. Not raised outside this room."""
-
-
-@dataclass(frozen=True)
-class LinkSettings:
-    """How long the robot's half waits for link and verifier; ValueError for a value out of range."""
-
-    response_timeout_s: float = option(
-        2.0, "a round is sent again after this much silence, s", 0.05, 600.0, allowed="0.05 to 600 seconds"
-    )
-    attempts: int = option(4, "times a round is sent, or the link dialled, before giving up", 1, 100)
-    image_encoding: str = option("png", "encoding of pictures on the link, both lossless", choices=ENCODINGS)
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-# For a person at a prompt, where a large model may take seconds for a round; the defaults suit a moving robot.
-PATIENT_LINK = LinkSettings(response_timeout_s=5.0, attempts=5)
 
 
 class VerifierClient(Connection):

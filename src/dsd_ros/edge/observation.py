@@ -26,7 +26,7 @@ class SessionPictures:
     """
 
     def __init__(self, encoding: str) -> None:
-        """``encoding``: one of wire.pictures.ENCODINGS."""
+        """``encoding``: one of limits.ENCODINGS."""
         self._encoding = encoding
         self._image: np.ndarray | None = None
         self._data = b""

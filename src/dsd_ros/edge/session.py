@@ -13,7 +13,7 @@ from dsd_ros.decoding.modes import MAX_DRAFT_LENGTH, Proof, Shape
 from dsd_ros.decoding.sampling import generator_for, sample, transform
 from dsd_ros.decoding.settings import DecodeSettings, expansion_nodes
 from dsd_ros.edge.ahead import Ahead
-from dsd_ros.edge.client import LinkSettings, TargetChanged, VerifierClient
+from dsd_ros.edge.client import TargetChanged, VerifierClient
 from dsd_ros.edge.draft_length import Tuner
 from dsd_ros.edge.draft_model import Drafting, DraftModel
 from dsd_ros.edge.loop import DecodeLoop
@@ -21,6 +21,7 @@ from dsd_ros.edge.observation import History, SessionPictures
 from dsd_ros.edge.proposer import NoDraft, Proposer, ReplyRequest
 from dsd_ros.edge.reply_client import ReplyClient
 from dsd_ros.edge.results import DecodedReply, Progress, resources
+from dsd_ros.edge.settings import LinkSettings
 from dsd_ros.edge.translation import Translating, Translation, check_translatable
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.vlm.errors import ContextError

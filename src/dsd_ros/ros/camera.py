@@ -13,13 +13,13 @@ from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.node import Node
 from sensor_msgs.msg import CompressedImage, Image
 
+from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.records import ClockWatch
 from dsd_ros.ros import qos
 from dsd_ros.ros.images import Picture
 from dsd_ros.ros.running import steady_timer
 from dsd_ros.ros.settings import CameraSettings
 from dsd_ros.ros.stamps import clock_trouble, moment_of, seconds
-from dsd_ros.wire.messages import MAX_HISTORY
 
 CAMERA = "camera/image_raw"
 LOOK_S = 0.5  # between two looks at which of the camera's topics is published

@@ -37,8 +37,10 @@ def _start(name: str) -> None:
         check_environment()
         module = importlib.import_module(f"dsd_ros.nodes.{name}")
     except (ImportError, ValueError) as error:
-        remedy = "; 'dsd doctor --role robot' says how to get it" if isinstance(error, ImportError) else ""
-        print(f"{name}: {shown(' '.join(str(error).split()))}{remedy}", file=sys.stderr, flush=True)
+        sentence = f"{name}: {shown(' '.join(str(error).split()))}"
+        if isinstance(error, ImportError):
+            sentence += f" in {sys.executable}; activate the virtual environment that has it (docs/install.md)"
+        print(sentence, file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_START)
     module.main()
 

@@ -10,14 +10,21 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
-
-from msgspec import Struct
+from typing import Any, dataclass_transform
 
 Values = dict[str, str]  # the launch configurations: argument -> value
+
+
+@dataclass_transform(field_specifiers=(field,))
+class Struct:
+    """Makes a dataclass of each subclass."""
+
+    def __init_subclass__(cls, kw_only: bool = False) -> None:
+        dataclass(kw_only=kw_only)(cls)
 
 
 class Substitution:
@@ -139,7 +146,7 @@ class GroupAction(Struct):
     """Launch configurations and environment variables that are set inside stay inside."""
 
     actions: Sequence[Any]
-    launch_configurations: Mapping[str, Any] = {}
+    launch_configurations: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SetRemap(Struct):

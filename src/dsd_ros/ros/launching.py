@@ -11,6 +11,8 @@ import atexit
 import itertools
 import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -42,6 +44,13 @@ def setting(node: str, name: str, default: str | None = None) -> dict[str, Any]:
     options: dict[str, Any] = {"default_value": own if default is None else default, "description": spec.help}
     choices = SWITCH if spec.kind is bool else spec.choices
     return options | ({"choices": list(choices)} if choices else {})
+
+
+def installed(program: str) -> str:
+    """The path of an installed program of this package. It says itself which Python it needs: `ros2 launch` runs in the
+    system's, which may lack what the program imports.
+    """
+    return shutil.which(program, path=f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}") or program
 
 
 def switch(description: str, default: str = "false") -> dict[str, Any]:

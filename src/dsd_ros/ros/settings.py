@@ -1,6 +1,7 @@
 """The parameters of every node: one dataclass per node, nested ones for its groups (``model.path``, ``decode.mode``).
 
-Loads neither rclpy nor torch: launch files, the command line and the generator of config/*.yaml read it, too.
+Loads neither rclpy nor torch, nor anything else that `ros2 launch` may lack: launch files, the command line and the
+generator of config/*.yaml read it, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dsd_ros.addresses import check_host, check_verifier_address
 from dsd_ros.cloud.settings import DocumentSettings, EngineSettings, MetricsSettings, VerifierSettings
 from dsd_ros.decoding.settings import DecodeSettings
 from dsd_ros.dragon.settings import AggregationSettings, ServiceSettings
-from dsd_ros.edge.client import LinkSettings
+from dsd_ros.edge.settings import LinkSettings
+from dsd_ros.limits import MAX_HISTORY
 from dsd_ros.navigation.controller import ControlSettings, MotionSettings
 from dsd_ros.navigation.depth import DepthView
 from dsd_ros.navigation.executor import EXECUTORS, Nav2Settings
@@ -34,8 +36,6 @@ from dsd_ros.robot.frames import FrameSettings, check_frame
 from dsd_ros.robot.go2.driver import Go2Settings
 from dsd_ros.ros.bringup import STORAGES, TRANSPORTS
 from dsd_ros.vlm.settings import ModelSettings
-from dsd_ros.wire.channel import read_token
-from dsd_ros.wire.messages import MAX_HISTORY
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class SharedToken:
 
     def token(self) -> str | None:
         """The token, None without one; ValueError for a file that holds none, or where there must be one."""
+        from dsd_ros.wire.channel import read_token
+
         if self.token_file:
             return read_token(self.token_file)
         if reaches_other_machines() and not self.allow_unauthenticated:

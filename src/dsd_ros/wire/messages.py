@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dsd_ros.decoding.modes import EXIT_POLICIES as EXIT_POLICIES, MAX_DRAFT_LENGTH as MAX_DRAFT, MAX_EXITS
-from dsd_ros.limits import MAX_INSTRUCTION_CHARS, MAX_SIDE
+from dsd_ros.limits import MAX_HISTORY, MAX_INSTRUCTION_CHARS, MAX_SIDE
 
 PROTOCOL_VERSION = 7
 
@@ -26,7 +26,6 @@ MAX_VOCABULARY = 1 << 20
 MAX_EVIDENCE_BYTES = 4 * MAX_DRAFT * 163_840  # 64 float32 rows of the largest vocabulary in use, padded
 MAX_FRAME_BYTES = MAX_EVIDENCE_BYTES + 4096  # of any encoded message
 FIRST_FRAME_BYTES = 256 << 10  # of a message over a websocket before a session or a question is open
-MAX_HISTORY = 8  # earlier pictures of an observation
 MAX_IMAGE_BYTES = 16 << 20
 TICKET_BYTES = 16
 NONCE_BYTES = 16

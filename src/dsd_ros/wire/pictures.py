@@ -12,12 +12,11 @@ import numpy as np
 from cachetools import LRUCache
 from PIL import Image
 
-from dsd_ros.limits import MAX_PIXELS
+from dsd_ros.limits import ENCODINGS, MAX_HISTORY, MAX_PIXELS
 from dsd_ros.pictures import PictureError, check_size, read_picture
 from dsd_ros.wire.codec import WireError
-from dsd_ros.wire.messages import DIGEST_BYTES, MAX_HISTORY, MAX_IMAGE_BYTES, Observation, Past
+from dsd_ros.wire.messages import DIGEST_BYTES, MAX_IMAGE_BYTES, Observation, Past
 
-ENCODINGS = ("png", "rgb8")
 NO_PICTURE = "none"
 MAX_HISTORY_PIXELS = MAX_PIXELS  # of all earlier pictures of an observation together
 KEPT_PICTURES = MAX_HISTORY + 1  # by the verifier, of each session: a history and the present one

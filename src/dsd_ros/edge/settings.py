@@ -1,0 +1,28 @@
+"""The robot's settings of its link to the verifier. Loads nothing of the wire: launch files read it, in a Python that
+may have none of the packages that the nodes need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsd_ros.limits import ENCODINGS
+from dsd_ros.options import check_options, option
+
+
+@dataclass(frozen=True)
+class LinkSettings:
+    """How long the robot's half waits for link and verifier; ValueError for a value out of range."""
+
+    response_timeout_s: float = option(
+        2.0, "a round is sent again after this much silence, s", 0.05, 600.0, allowed="0.05 to 600 seconds"
+    )
+    attempts: int = option(4, "times a round is sent, or the link dialled, before giving up", 1, 100)
+    image_encoding: str = option("png", "encoding of pictures on the link, both lossless", choices=ENCODINGS)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+# For a person at a prompt, where a large model may take seconds for a round; the defaults suit a moving robot.
+PATIENT_LINK = LinkSettings(response_timeout_s=5.0, attempts=5)

@@ -104,7 +104,6 @@ def make_all(notes: Notes) -> None:
     args = ["--ros-args"]
     for name in MANAGED:
         args += ["-p", f"{name}_node:autostart:=false"]
-    args += ["-p", "navigation_node:memory.when:=auto"]  # otherwise it makes no such client
     rclpy.init(args=args)
     made: list[Any] = []
     try:
@@ -126,7 +125,7 @@ def make_all(notes: Notes) -> None:
             settings = supervisor._settings
             for sensor in ("range", "scan", "depth"):
                 wants = replace(settings.require, obstacle=sensor)
-                sensor_ahead.subscribe_obstacle_sensor(supervisor, wants, settings.limit, settings.depth, print)
+                sensor_ahead.subscribe_obstacle_sensor(supervisor, wants, lambda: supervisor._settings, print)
             seen = live.Live(nodes["visual_node"])
             seen.picture()
             seen.close()

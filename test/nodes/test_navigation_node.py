@@ -60,6 +60,33 @@ def test_carries_out_what_is_decoded_and_reports(rig):
     assert all(not c.linear.x and not c.angular.z for _, c in nav.commands[count:])
 
 
+def test_speed_changes_in_mid_run(rig):
+    nav = NavigationRig(rig, motion__speed=0.1)
+    nav.script = ["It is ahead. Action: forward 75 cm"]
+    handle = nav.send()
+    rig.until(lambda: any(twist.linear.x > 0.05 for _, twist in nav.commands), what="slow motion")
+    assert max(twist.linear.x for _, twist in nav.commands) <= 0.1 + 1e-6
+
+    # Refused, by name, and without effect.
+    assert "1.5" in rig.refused("navigation_node", "motion.speed", 9.0)
+    assert "choose from stop" in rig.refused("navigation_node", "run.fallback", "panic")
+    assert "type" in rig.refused("navigation_node", "motion.speed", "fast")
+    assert "did you mean 'motion.speed'" in rig.refused("navigation_node", "motion.sped", 0.4)
+    assert "read when the node starts" in rig.refused("navigation_node", "autostart", False)
+    assert "while a run is under way" in rig.refused("navigation_node", "use_sim_time", True)
+    assert max(twist.linear.x for _, twist in nav.commands) <= 0.1 + 1e-6
+
+    assert rig.set_parameter("navigation_node", "motion.speed", 0.4).successful
+    rig.until(lambda: any(twist.linear.x > 0.3 for _, twist in nav.commands), 10.0, "fast motion")
+    _, result = nav.finish(handle)
+    assert result.outcome == RunOutcome.ARRIVED and result.steps == 2
+    assert max(twist.linear.x for _, twist in nav.commands) <= 0.4 + 1e-6
+    # The next run's budget.
+    assert rig.set_parameter("navigation_node", "run.max_steps", 1).successful
+    _, result = nav.run("Action: forward 25 cm", "Action: forward 25 cm")
+    assert result.outcome == RunOutcome.STEP_BUDGET and result.steps == 1
+
+
 def test_bad_ends_are_named_and_the_next_run_works(rig):
     nav = NavigationRig(rig, run__decode_timeout_s=2.0, run__odometry_timeout_s=1.0)
     start = nav.odometry.pose

@@ -11,7 +11,6 @@ import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from geometry_msgs.msg import Twist, TwistStamped
 from nav_msgs.msg import Odometry
-from rclpy.parameter import Parameter
 from rclpy.qos import ReliabilityPolicy
 from rclpy.signals import SignalHandlerOptions
 from ros_rig import OdometryRig
@@ -241,13 +240,3 @@ def test_a_process_refuses_a_misspelt_override(rig):
     child = rig.start("supervisor_node", **{"qos_overrides./odm.subscription.depth": 7})
     assert child.process.wait(60.0) == EXIT_BAD_START
     rig.until(lambda: any("qos_overrides./odm.subscription.depth" in line for line in rig.lines), what="the sentence")
-
-
-def test_the_clock_is_chosen_at_the_start_only(overridden):
-    overridden()
-    for make in (SupervisorNode, NavigationNode):
-        node = make()
-        (result,) = node.set_parameters([Parameter("use_sim_time", value=True)])
-        assert not result.successful and not node.get_parameter("use_sim_time").value
-        node.close()
-        node.destroy_node()

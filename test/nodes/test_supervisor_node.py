@@ -66,6 +66,17 @@ def test_what_stops_the_robot_in_other_settings(rig, setting):
         assert standin.trial(provocation) < LATEST_S, provocation.name
 
 
+def test_the_supervisors_limits_hold_from_their_change_on(rig):
+    standin, _ = started(rig)
+    assert standin.newest.linear.x == 0.4
+    assert rig.set_parameter("supervisor_node", "limit.speed", 0.2).successful
+    rig.until(lambda: Cause.MOTION_REFUSED in standin.causes, what="a refusal")
+    assert "faster than 0.20 m/s" in standin.state.sentences[standin.causes.index(Cause.MOTION_REFUSED)]
+    assert rig.set_parameter("supervisor_node", "limit.speed", 1).successful  # an integer is a number
+    standin.drive()
+    assert "read when the node starts" in rig.refused("supervisor_node", "require.camera", "none")
+
+
 def test_arbitration_and_what_is_published(rig):
     standin, _ = started(rig)
     rig.until(lambda: len(rig.node.get_publishers_info_by_topic("cmd_vel")) == 1)

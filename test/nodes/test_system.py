@@ -13,7 +13,7 @@ from ros_rig import GoalClient, OdometryRig
 
 from dsd_ros.navigation.run import RunOutcome
 from dsd_ros.ros.bringup import Start
-from dsd_ros.ros.settings import NODES
+from dsd_ros.ros.settings import NODES, specs
 
 # Declared by rclpy for every node, not by ours.
 RCLPY_OWN = {"use_sim_time", "start_type_description_service"}
@@ -130,7 +130,11 @@ def test_the_parameter_file_and_the_declarations_are_the_same(rig, tiny_pair, tm
         ParameterType.PARAMETER_DOUBLE: float,
         ParameterType.PARAMETER_STRING: str,
     }
+    changes = {spec.name: spec.change for spec in specs(NODES[executable])}
     for item in described.descriptors:
         assert item.description, item.name
         assert type(written[item.name]) is kinds[item.type], item.name
-        assert item.read_only, item.name
+        change = changes[item.name]
+        assert item.read_only == (change == "start"), item.name
+        said = {"live": "Takes effect at once.", "configure": "at the next configure.", "start": "the node starts."}
+        assert item.additional_constraints.endswith(said[change]), item.name

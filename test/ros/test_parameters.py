@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import rclpy
 import yaml
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter, parameter_value_to_python
+from rclpy.parameter_client import AsyncParameterClient
 from rclpy.signals import SignalHandlerOptions
 
 from dsd_ros.ros.parameters import ParameterError
 from dsd_ros.ros.running import RunnableNode
-from dsd_ros.ros.settings import NODES, ManagedSettings
+from dsd_ros.ros.settings import NODES, ManagedSettings, specs
 from dsd_ros.ros.topic_node import given_by_name
 
 Make = Callable[..., Any]
@@ -63,10 +66,10 @@ def file(tmp_path: Path) -> Callable[[dict[str, Any]], str]:
 @pytest.mark.parametrize("name", NODES)
 def test_parameters_for_other_nodes_are_warned_of(make, file, capfd, name):
     path = file({"/**": {"fleet": {"size": 3}}, "controller_server": {"odom_topic": "odom"}, "/**/other": {"x": 1}})
-    node = make(name, "--params-file", path, "-p", "footprint:=0.3")
+    node = make(name, "--params-file", path, "-p", "inflation:=0.3")
     node.check_overrides(complete=False)
     warned = [line for line in capfd.readouterr().err.splitlines() if "has no parameter" in line]
-    sentence = "has no parameter 'fleet.size', 'footprint': ignored."
+    sentence = "has no parameter 'fleet.size', 'inflation': ignored."
     assert sorted(line.partition(": ")[2] for line in warned) == sorted(
         f"The node '{each.get_name()}' {sentence}" for each in (node, *node.guests)
     )
@@ -118,6 +121,78 @@ def test_names_given_to_a_node(tmp_path):
         path.write_text(broken)
         assert given_by_name("guard", ["node", "--params-file", str(path)]) == set()
     assert given_by_name("guard", ["--params-file", "/nowhere", "--params-file"]) == set()
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_loads_its_own_dump(make, file, name):
+    """As `ros2 param dump` and `ros2 param load` do, with rclpy's own client."""
+    node = make(
+        name, "-p", "qos_overrides./heartbeat.publisher.depth:=3", "-p", "qos_overrides./odom.publisher.depth:=3"
+    )
+    client = AsyncParameterClient(node, node.get_name())
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+
+    def answer(future: Any) -> Any:
+        executor.spin_until_future_complete(future, 60.0)
+        return future.result()
+
+    assert client.wait_for_services(30.0)
+    names = sorted(answer(client.list_parameters()).result.names)
+    assert {spec.name for spec in specs(NODES[name])} < set(names)
+    values = answer(client.get_parameters(names)).values
+    dump: dict[str, Any] = {}
+    for full, value in zip(names, values, strict=True):
+        *groups, leaf = full.split(".")
+        place = dump
+        for group in groups:
+            place = place.setdefault(group, {})
+        place[leaf] = parameter_value_to_python(value)
+    results = answer(client.load_parameter_file(file({f"/{name}": dump}))).results
+    assert len(results) == len(names)
+    assert [result.reason for result in results if not result.successful] == []
+    executor.shutdown()
+
+
+def test_a_change_that_waits_for_the_next_configure(make):
+    node = make("bridge_node")
+    url = node._settings.url
+    node.trigger_configure()
+    (result,) = node.set_parameters([Parameter("url", value="ws://127.0.0.1:1")])
+    assert result.successful and node.get_parameter("url").value == "ws://127.0.0.1:1"
+    assert node._settings.url == url
+    node.trigger_cleanup()
+    node.trigger_configure()
+    assert node._settings.url == "ws://127.0.0.1:1"
+    # What the settings refuse does not wait: the sentence comes at once.
+    (result,) = node.set_parameters([Parameter("url", value="http://127.0.0.1:1")])
+    assert not result.successful and "url" in result.reason and "use ws://host:port" in result.reason
+    assert node.get_parameter("url").value == "ws://127.0.0.1:1"
+
+
+def test_several_parameters_change_together_or_not_at_all(make):
+    node = make("supervisor_node")
+    good, bad = Parameter("limit.speed", value=0.7), Parameter("limit.tilt_deg", value=500.0)
+    result = node.set_parameters_atomically([good, bad])
+    assert not result.successful and "limit.tilt_deg" in result.reason
+    assert node.get_parameter("limit.speed").value == 0.5
+    assert node.set_parameters_atomically([good, Parameter("limit.tilt_deg", value=20)]).successful
+    assert (node._settings.limit.speed, node._settings.limit.tilt_deg) == (0.7, 20.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast", None, True])
+def test_a_value_that_is_none_is_refused_by_name(make, value):
+    node = make("supervisor_node")
+    (result,) = node.set_parameters([Parameter("limit.speed", value=value)])
+    assert not result.successful and "limit.speed" in result.reason
+    assert node.get_parameter("limit.speed").value == node._settings.limit.speed == 0.5
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_live_parameter_is_a_parameter(name):
+    names = [spec.name for spec in specs(NODES[name])]
+    for live in (*getattr(NODES[name], "live", ()), *getattr(NODES[name], "fixed", ())):
+        assert any(f"{each}.".startswith(f"{live}.") for each in names), live
 
 
 def hidden(node: Any) -> list[str]:

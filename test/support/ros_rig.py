@@ -14,11 +14,13 @@ import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from nav_msgs.msg import Odometry
-from rcl_interfaces.srv import ListParameters
+from rcl_interfaces.msg import SetParametersResult
+from rcl_interfaces.srv import ListParameters, SetParameters
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import NodeNameNonExistentError
+from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import Image
 from std_msgs.msg import String
@@ -144,6 +146,18 @@ class Rig:
 
         node = self.until(server, what=f"a node that offers {service}")
         self.ask(ListParameters, f"{node}/list_parameters", ListParameters.Request())
+
+    def set_parameter(self, node: str, name: str, value: Any) -> SetParametersResult:
+        """As `ros2 param set`."""
+        request = SetParameters.Request(parameters=[Parameter(name, value=value).to_parameter_msg()])
+        (result,) = self.call(SetParameters, f"{node}/set_parameters", request).results
+        return result
+
+    def refused(self, node: str, name: str, value: Any) -> str:
+        """Why a node refuses to set a parameter; the reason names it."""
+        result = self.set_parameter(node, name, value)
+        assert not result.successful and name in result.reason, result
+        return str(result.reason)
 
     def fault(self, text: str) -> None:
         """Inject a fault into the simulated robot, or end it: "camera freeze", "robot ok"."""

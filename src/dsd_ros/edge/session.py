@@ -62,27 +62,22 @@ class EdgeSession:
         """``vocabulary``: the target's, if the draft model may have another (``target_tokenizer``). ``tuner``: that of
         an earlier session with the same settings, which has learned draft lengths.
 
-        ValueError when the mode needs a draft model, or one that shares the target's tokenizer, or distributions too
-        large for a message.
+        ValueError as from :func:`check_settings`.
         """
+        check_settings(settings, draft_model, vocabulary)
         self.settings = settings
         self._text_model = draft_model
         self._draft_model: VisionLanguageModel | None = None
         self._translation: Translation | None = None
         self._tuner: Tuner | None = None
-        if settings.needs_draft:
-            if draft_model is None or not hasattr(draft_model, "prefill"):
-                raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
+        if settings.needs_draft and draft_model is not None:
             self._draft_model = cast("VisionLanguageModel", draft_model)
-            _check_room(settings, draft_model.vocab_size)
             self._tuner = tuner or tuner_for(settings, draft_model.vocab_size)
             if self._tuner is not None:
                 self._tuner.begin_session()
-        own = draft_model.tokenizer_fingerprint if draft_model is not None else ""
-        if vocabulary is not None and vocabulary.tokenizer_fingerprint != own:
+        if vocabulary is not None and _translates(draft_model, vocabulary):
             self._text_model = vocabulary
             if self._draft_model is not None:
-                check_translatable(settings)
                 self._translation = Translation(vocabulary, self._draft_model)
         self._link = VerifierClient(channel, self._request, link or LinkSettings())
         self._pictures = SessionPictures(self._link.settings.image_encoding)
@@ -224,6 +219,29 @@ class EdgeSession:
     def text(self, tokens: list[int]) -> str:
         """The text of reply tokens; "" without a tokenizer."""
         return self._text_model.decode_text(tokens) if self._text_model is not None else ""
+
+
+def check_settings(
+    settings: DecodeSettings, draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None = None
+) -> None:
+    """Check whether a session with these models can have the settings.
+
+    :raises ValueError: when the mode needs a draft model, or one that shares the target's tokenizer, or distributions
+        too large for a message.
+    """
+    if not settings.needs_draft:
+        return
+    if draft_model is None or not hasattr(draft_model, "prefill"):
+        raise ValueError(f"mode {settings.mode} needs a draft model; give one, or use mode ar")
+    _check_room(settings, draft_model.vocab_size)
+    if _translates(draft_model, vocabulary):
+        check_translatable(settings)
+
+
+def _translates(draft_model: VisionLanguageModel | TextModel | None, vocabulary: Vocabulary | None) -> bool:
+    """Whether the draft model has another tokenizer than the target."""
+    own = draft_model.tokenizer_fingerprint if draft_model is not None else ""
+    return vocabulary is not None and vocabulary.tokenizer_fingerprint != own
 
 
 def tuner_for(settings: DecodeSettings, vocab_size: int) -> Tuner | None:

@@ -106,7 +106,7 @@ class MotionController:
         self.action = action
         self.status = MotionStatus.MOVING
         self.travelled = 0.0  # length of the path, m
-        self._settings = settings
+        self.settings = settings
         self._start = self._last_pose = pose
         self._last_time = now
         self._turned = 0.0  # rad, unwrapped
@@ -160,7 +160,7 @@ class MotionController:
         return AT_REST
 
     def _move(self, step: float, now: float) -> Velocity:
-        settings = self._settings
+        settings = self.settings
         top, acceleration, tolerance = self._limits()
         progress = self.progress
         remaining = self._goal - progress
@@ -171,6 +171,7 @@ class MotionController:
         elif now - self._best_time > settings.stuck_s:
             self._blocked = True
             return self._begin_rest(now)
+        top = max(top, self._speed - acceleration * step)  # where settings have lowered it
         braking = math.sqrt(2.0 * acceleration * remaining)
         wanted = min(top, max(braking, _CREEP * top))
         # Deceleration needs no limit of its own: the profile has it.
@@ -183,7 +184,7 @@ class MotionController:
 
     def _limits(self) -> tuple[float, float, float]:
         """Top speed, acceleration and tolerance of the motion, in m or rad."""
-        settings = self._settings
+        settings = self.settings
         if not self._turning:
             return settings.speed, settings.acceleration, settings.distance_tolerance
         return (
@@ -199,7 +200,7 @@ class MotionController:
         return AT_REST
 
     def _settle(self, measured: Velocity, now: float) -> None:
-        settings = self._settings
+        settings = self.settings
         if not settings.still(measured):
             self._still_since = None
             if now - self._settle_time > _REST_LIMIT_S:

@@ -23,16 +23,14 @@ class ActionGuard:
     A refusal lasts until the next admissible action, or until navigation has commanded zero for a while.
     """
 
-    def __init__(self, limits: SafetyLimits, action_s: float, fallback: Fallback | None = None) -> None:
+    def __init__(self, limits: SafetyLimits, action_s: float, fallback: Fallback) -> None:
         self.refusal: tuple[Cause, str] | None = None
         self.action: Action | None = None
         self.verified = True  # the target verified the action under way
-        self._fallback = fallback or Fallback()
         self._unverified_in_a_row = 0
         self._retracing = False
         self._trail = Trail(limits.distance_margin)
-        self._limits = limits
-        self._action_s = action_s
+        self.adopt(limits, action_s, fallback)
         self._began = -math.inf
         self._observed = -math.inf  # stamp of the newest picture that was acted upon
         self._pose: Pose | None = None
@@ -40,6 +38,11 @@ class ActionGuard:
         self._turned = 0.0  # rad since the start, unwrapped
         self._moved = False
         self._zero_since: float | None = None
+
+    def adopt(self, limits: SafetyLimits, action_s: float, fallback: Fallback) -> None:
+        """:param action_s: longest time of an action, s."""
+        self._limits, self._action_s, self._fallback = limits, action_s, fallback
+        self._trail.within = limits.distance_margin
 
     @property
     def drives_ahead(self) -> bool:
@@ -211,10 +214,10 @@ class ActionGuard:
 
 
 class Trail:
-    """Where the robot has been, to within a distance (m): its way back may lead nowhere else."""
+    """Where the robot has been, to ``within`` a distance (m): its way back may lead nowhere else."""
 
     def __init__(self, within: float) -> None:
-        self._within = max(within, _TRAIL_LEAST)
+        self.within = within
         self._places: dict[tuple[int, int], tuple[float, float]] = {}
 
     def add(self, x: float, y: float) -> None:
@@ -223,11 +226,12 @@ class Trail:
         self._places.setdefault((math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)), (x, y))
 
     def near(self, x: float, y: float) -> bool:
+        within = max(self.within, _TRAIL_LEAST)
         column, row = math.floor(x / _TRAIL_CELL), math.floor(y / _TRAIL_CELL)
-        reach = math.ceil(self._within / _TRAIL_CELL)
+        reach = math.ceil(within / _TRAIL_CELL)
         return any(
             (place := self._places.get((column + i, row + j))) is not None
-            and math.hypot(place[0] - x, place[1] - y) <= self._within
+            and math.hypot(place[0] - x, place[1] - y) <= within
             for i in range(-reach, reach + 1)
             for j in range(-reach, reach + 1)
         )

@@ -113,8 +113,8 @@ class OscillationDetector:
     """
 
     def __init__(self, repeats: int, reversals: int) -> None:
-        self._repeats = repeats
-        self._reversals = reversals
+        self.repeats = repeats
+        self.reversals = reversals
         self._done: list[tuple[Pose, Action]] = []
         self._turns: list[float] = []  # rad, since the last drive
 
@@ -123,11 +123,11 @@ class OscillationDetector:
         if action.kind is ActionKind.STOP:
             return ""
         same = sum(1 for then, what in self._done if what == action and _same(then, pose))
-        if same + 1 >= self._repeats:
+        if same + 1 >= self.repeats:
             return f"'{format_action(action)}' was decided {same + 1} times at the same place"
         turns = [*self._turns, action.radians] if action.radians else []
         changes = sum(1 for a, b in itertools.pairwise(turns) if a * b < 0.0)
-        if changes >= self._reversals:
+        if changes >= self.reversals:
             return f"it turned to and fro {len(turns)} times without driving"
         if abs(sum(turns)) > _MOST_TURNED_ON_SPOT:
             return f"it turned by {math.degrees(abs(sum(turns))):.0f} degrees without driving"

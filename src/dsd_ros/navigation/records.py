@@ -159,7 +159,7 @@ class Hold:
 
     def __init__(self, settings: RunSettings, now: float) -> None:
         self.report = SafetyReport()
-        self._settings = settings
+        self.settings = settings
         self._time = now
         self._since: float | None = None
         self._link_well_since = now
@@ -177,7 +177,7 @@ class Hold:
 
     def reason(self, now: float) -> str:
         """Why the robot is held; empty when it is not."""
-        limit = self._settings.safety_timeout_s
+        limit = self.settings.safety_timeout_s
         if now - self._time > limit:
             return f"The safety supervisor has been silent for more than {limit:.1f} s."
         return self.report.sentence if self.report.holds else ""
@@ -194,9 +194,9 @@ class Hold:
             return ""
         if self._since is None:
             self._since = now
-        patience = self._settings.safety_patience_s
-        if self.only_by_link(now) and self._settings.fallback == "stop":
-            patience = max(patience, self._settings.link_patience_s)
+        patience = self.settings.safety_patience_s
+        if self.only_by_link(now) and self.settings.fallback == "stop":
+            patience = max(patience, self.settings.link_patience_s)
         if not REFUSALS.isdisjoint(self.report.causes):
             patience = min(patience, _REFUSED_S)
         return held if now - self._since > patience else ""
@@ -207,11 +207,11 @@ class Hold:
 
     def only_by_link(self, now: float) -> bool:
         """Whether nothing but the lost link holds the robot."""
-        silent = now - self._time > self._settings.safety_timeout_s
+        silent = now - self._time > self.settings.safety_timeout_s
         return not silent and set(self.report.causes) == {Cause.LINK_LOST}
 
     def link_back(self, now: float, since: float) -> bool:
         """Whether the link has been up for a second, counted from ``since`` at the earliest."""
-        if now - self._time > self._settings.safety_timeout_s:
+        if now - self._time > self.settings.safety_timeout_s:
             return False
         return now - max(since, self._link_well_since) >= LINK_BACK_S

@@ -57,9 +57,7 @@ class NavigationRun:
         self.outcome = RunOutcome.UNKNOWN
         self.sentence = ""
         self.steps: list[RunStep] = []
-        self._settings = settings
-        self._motion_settings = motion
-        self._slow_settings = motion.slower(settings.fallback_speed)
+        self._settings, self._motion_settings = settings, motion
         self._now = self._began = self._odometry_time = moment.steady
         self._clock = ClockWatch(moment)
         self._robot = RobotMotion(executor)
@@ -78,6 +76,20 @@ class NavigationRun:
         self._unverified_in_a_row = 0
         self._check_since: float | None = None  # None: the check has not been requested
         self._retrace: Retrace | None = None
+
+    def adopt(self, settings: RunSettings, motion: MotionSettings) -> None:
+        """Go on with other settings; the action under way goes on at its new speed."""
+        self._settings, self._motion_settings = settings, motion
+        self._hold.settings = settings
+        self._oscillation.repeats, self._oscillation.reversals = settings.max_repeats, settings.max_reversals
+        if self._robot.motion is not None:
+            self._robot.motion.settings = self._pace
+
+    @property
+    def _pace(self) -> MotionSettings:
+        """The settings of the motion under way or next: slower for what the target has not verified."""
+        verified = self.phase is Phase.SETTLING or (self.phase is Phase.EXECUTING and self.steps[-1].verified)
+        return self._motion_settings if verified else self._motion_settings.slower(self._settings.fallback_speed)
 
     @property
     def ended(self) -> bool:
@@ -252,16 +264,14 @@ class NavigationRun:
     # -- motion ---------------------------------------------------------------------------------
 
     def _begin_motion(self, moment: Moment) -> MotionController | None:
-        settings = self._motion_settings
         if self.phase is Phase.SETTLING:
-            return self._robot.begin(Action(ActionKind.STOP), settings, moment)
+            return self._robot.begin(Action(ActionKind.STOP), self._pace, moment)
         if self.phase is Phase.EXECUTING:
-            settings = settings if self.steps[-1].verified else self._slow_settings
-            return self._robot.begin(self.steps[-1].reply.action, settings, moment)
+            return self._robot.begin(self.steps[-1].reply.action, self._pace, moment)
         if self._retrace is not None:
             if self._retrace.leg is not None:
-                return self._robot.begin(self._retrace.leg, self._slow_settings, moment)
-            if settings.still(self._robot.velocity):
+                return self._robot.begin(self._retrace.leg, self._pace, moment)
+            if self._motion_settings.still(self._robot.velocity):
                 self._next_leg(self._retrace)
         return None
 

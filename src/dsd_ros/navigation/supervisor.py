@@ -99,7 +99,7 @@ class Supervisor:
         self._timeouts = timeouts or Timeouts()
         self._limits = limits or SafetyLimits()
         self._required = required or Requirements()
-        self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback)
+        self._guard = ActionGuard(self._limits, self._timeouts.action_s, fallback or Fallback())
         self._called = -math.inf
         self._distrust_until = -math.inf
         self._emergency = self._fault = self._strangers = ""
@@ -117,6 +117,11 @@ class Supervisor:
         self._robot = dict.fromkeys(names(self._required.robot), "")
         self._spoken = -math.inf
         self._clock: ClockWatch | None = None
+
+    def adopt(self, timeouts: Timeouts, limits: SafetyLimits, fallback: Fallback) -> None:
+        """Judge by other settings from now on, the action under way too."""
+        self._timeouts, self._limits = timeouts, limits
+        self._guard.adopt(limits, timeouts.action_s, fallback)
 
     # -- commands ------------------------------------------------------------------------------
 

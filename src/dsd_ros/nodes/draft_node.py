@@ -23,7 +23,7 @@ from dsd_msgs.srv import Decode
 from dsd_ros.edge.client import VerifierRefused
 from dsd_ros.edge.observation import History
 from dsd_ros.edge.results import DecodedReply, RoundRecord
-from dsd_ros.edge.session import EdgeSession
+from dsd_ros.edge.session import EdgeSession, check_settings
 from dsd_ros.edge.vocabulary import Vocabulary
 from dsd_ros.limits import MAX_INSTRUCTION_CHARS
 from dsd_ros.ros import health, qos
@@ -36,6 +36,7 @@ from dsd_ros.ros.running import NodeLog, run_main
 from dsd_ros.ros.settings import DraftNodeSettings
 from dsd_ros.ros.stamps import seconds
 from dsd_ros.vlm.loading import load_model
+from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.wire.authentication import AuthenticatedChannel
 from dsd_ros.wire.channel import LinkClosed, LinkError, LinkRefused, LinkTimeout
 from dsd_ros.wire.client import DeadlineExceeded, DecodeCancelled
@@ -62,6 +63,7 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._channel = DdsChannel(self)
         self._proven: AuthenticatedChannel | None = None  # the same with a token
         self._session: EdgeSession | None = None
+        self._loaded: tuple[VisionLanguageModel, Vocabulary | None] | None = None
         self._lock = threading.Lock()
         self._generation = 0  # of decode requests: a newer one cancels earlier ones
         self._interruptions = 0  # of opening the session, which a decode request does not interrupt
@@ -82,9 +84,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._proven = AuthenticatedChannel(self._channel, token) if token else None
         model = load_model(settings.model)
         vocabulary = Vocabulary.load(settings.target_tokenizer) if settings.target_tokenizer else None
-        channel = self._proven or self._channel
         with self._lock:
-            self._session = EdgeSession(channel, model, settings.decode, settings.link, vocabulary)
+            self._loaded = model, vocabulary
+            self._session = self._new_session()
         self.get_logger().info(f"draft model {model.name} loaded")
 
     def begin(self) -> None:
@@ -97,6 +99,10 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
             except DecodeCancelled as error:
                 raise LinkClosed("opening the session was interrupted") from error
         self._health.report(health.OK, f"session open, mode {self._settings.decode.mode}", self._proof())
+
+    def change(self, settings: DraftNodeSettings) -> None:
+        if self._loaded is not None:  # the next decode uses a new session
+            check_settings(settings.decode, *self._loaded)
 
     def interrupt(self) -> None:
         self._interruptions += 1
@@ -111,13 +117,20 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
 
     def unload(self) -> None:
         with self._lock:
-            self._session = None  # and the model with it
+            self._session = self._loaded = None  # and the model with them
 
     def give_back(self) -> None:
         self._generation += 1
         self._keeper.close()
         self._channel.close()
         self._log_lines.close()
+
+    def _new_session(self) -> EdgeSession:
+        """A session with the present settings. Call with the lock held, after :meth:`load`."""
+        assert self._loaded is not None
+        self._made_with = made_with = self._settings.decode, self._settings.link
+        model, vocabulary = self._loaded
+        return EdgeSession(self._proven or self._channel, model, *made_with, vocabulary)
 
     # -- the session ---------------------------------------------------------------------------
 
@@ -189,6 +202,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         """Get a picture, decode, publish statistics. Call with the session held; raises DecodeCancelled."""
         if self._session is None or not self.active:
             return _fail(answer, Answer.LINK_LOST, f"There is no session with a verifier: {self.reason}")
+        if self._made_with != (self._settings.decode, self._settings.link):
+            self._session.close()
+            self._session = self._new_session()
         wait = min(self._settings.image_timeout_s, max(0.0, deadline - time.monotonic()))
         not_before = seconds(request.not_before)
         image = self._camera.fresh(not_before, wait, cancelled)

@@ -92,6 +92,11 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         link.on_arrival = self._on_state
         link.attach(driver)
 
+    def change(self, settings: Go2NodeSettings) -> None:
+        self._watchdog.timeout = settings.command_timeout_s
+        if self._driver is not None:
+            self._driver.settings, self._driver.limits = settings.drive, settings.limits
+
     def _make_link(self) -> Any:
         settings = self._settings
         if settings.link == "sdk":
@@ -288,7 +293,6 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
 
     def _watch(self, driver: Go2Driver, stop: threading.Event) -> None:
         """Request pictures at the camera's rate, one at a time."""
-        period = 1.0 / self._settings.camera_rate
         due = time.monotonic()
         until_connected(driver, math.inf, stop.is_set)
         while not stop.is_set():
@@ -303,7 +307,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
                 if not stop.is_set():
                     self.give_up(f"The camera's thread ended: {type(error).__name__}: {error}")
                 return
-            due = max(due + period, time.monotonic())
+            due = max(due + 1.0 / self._settings.camera_rate, time.monotonic())
             stop.wait(due - time.monotonic())
 
     def _picture(self, driver: Go2Driver) -> np.ndarray:

@@ -39,7 +39,7 @@ class Go2StandinNode(RunnableNode):
 
     def __init__(self) -> None:
         super().__init__("go2_standin_node")
-        settings = declare(self, StandinNodeSettings)
+        settings = declare(self, StandinNodeSettings, adopt=self._adopt)
         world = World.from_seed(settings.seed, settings.instruction or None)
         import_mujoco()  # raises now what the first picture would raise
         self._simulator = Simulator(world)
@@ -64,12 +64,16 @@ class Go2StandinNode(RunnableNode):
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self._truth = GroundTruthPublisher(self, self._simulator, settings.world_frame)
         self._health = health.Health(self, "stand-in Go2")
-        steady_timer(self, 1.0 / settings.state_rate, self._tick)
+        self._timer = steady_timer(self, 1.0 / settings.state_rate, self._tick)
         self._camera = threading.Thread(target=self._draw, name="camera", daemon=True)
         self._camera.start()
         self.get_logger().info(
             f"stand-in Go2 in world {settings.seed}: {world.instruction!r}, {'lying' if settings.lying else 'standing'}"
         )
+
+    def _adopt(self, settings: StandinNodeSettings) -> None:
+        self._settings = settings
+        self._timer.timer_period_ns = round(1e9 / settings.state_rate)
 
     def _topic(self, name: str) -> str:
         return topic(self._settings.robot_prefix, name)

@@ -72,9 +72,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._generation = 0  # of questions: a newer one cancels earlier ones
         self._ears = Polled(self)
         self._odometry = self._ears.subscribe(Odometry, "odom", qos.SENSOR)
-        if self._settings.remember:
-            group = MutuallyExclusiveCallbackGroup()
-            self.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE, callback_group=group)
+        group = MutuallyExclusiveCallbackGroup()
+        self.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE, callback_group=group)
         self.create_service(Ask, "ask", self._on_ask, callback_group=ReentrantCallbackGroup())
         self.autostart()
 
@@ -188,7 +187,7 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         if odometry := take(self._odometry):  # none is new when two actions come at once
             with suppress(OdometryError):
                 self._pose = pose_of(odometry[-1])
-        if memory is None or self._pose is None:
+        if memory is None or self._pose is None or not self._settings.remember:
             return
         if not action.verified or action.retracing:  # only what the target itself has seen
             return

@@ -18,10 +18,12 @@ from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
 from geometry_msgs.msg import Point, Twist
 from nav_msgs.msg import Odometry
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.action import ActionClient, ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
 from rclpy.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.task import Future
 from std_msgs.msg import Bool, String
 
@@ -106,10 +108,10 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         self._decode = LatestCall(self, Decode, "decode", service)
         self._request = 0  # number of the newest decode request
         self._check = LatestCall(self, CheckArrival, "check_arrival", service)
-        asks = settings.memory.when != "never"
-        self._ask = self.create_client(Ask, "ask", callback_group=service) if asks else None
+        self._ask = self.create_client(Ask, "ask", callback_group=service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
-        steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
+        self._timer = steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
+        self.add_on_set_parameters_callback(self._keep_clock)
         callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
         self._server = ActionServer(self, Navigate, "navigate", self._execute, callback_group=service, **callbacks)
         self.autostart()
@@ -118,6 +120,19 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def begin(self) -> None:
         self._health.report(health.OK, "idle")
+
+    def change(self, settings: NavigationNodeSettings) -> None:
+        with self._changed:
+            self._watchdog.timeout = settings.watchdog_timeout_s
+            self._timer.timer_period_ns = round(1e9 / settings.control_rate)
+            if self._run is not None and self._goal is not None:
+                goal = self._goal.request
+                self._run.adopt(settings.run.within(goal.max_steps, goal.time_limit), settings.motion)
+
+    def _keep_clock(self, given: list[Parameter]) -> SetParametersResult:
+        refused = self._goal is not None and any(each.name == "use_sim_time" for each in given)
+        reason = "use_sim_time cannot change while a run is under way: cancel it first." if refused else ""
+        return SetParametersResult(successful=not refused, reason=reason)
 
     def end(self) -> None:
         """Stop the robot, end the run under way, and let its result get out."""
@@ -345,7 +360,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
     def _resolve(self, goal: ServerGoalHandle) -> ResolvedGoal:
         """The instruction to carry out: the goal's own, or what the service ``ask`` says it means."""
         settings, client = self._settings.memory, self._ask
-        if client is None or not goals.needs_memory(self._instruction, settings.when):
+        if not goals.needs_memory(self._instruction, settings.when):
             return ResolvedGoal(self._instruction)
         began = time.monotonic()
         deadline = began + settings.timeout_s

@@ -55,11 +55,10 @@ class RecordNode(RunnableNode):
         """:param given: parameters in addition to those of the command line."""
         overrides = [Parameter(name, value=value) for name, value in (given or {}).items()]
         super().__init__("record_node", parameter_overrides=overrides)
-        self._settings = declare(self, RecordNodeSettings)
+        self._settings = declare(self, RecordNodeSettings, adopt=self._adopt)
         if not self._settings.directory:
             raise StartError("The parameter 'directory' is empty: name a folder for the bag.")
         self._pictures = PictureSelector(self._settings.camera_hz)
-        self._room = self._settings.queue_mb << 20
         self._lock = threading.Lock()
         self._waiting = self.dropped = 0
         self._queue: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
@@ -86,6 +85,10 @@ class RecordNode(RunnableNode):
             self._subscribe(name, profile(name))
         self._timer = steady_timer(self, _LOOK_S, self._look, self._group)
         self.get_logger().info(f"recording into {self._settings.directory}")
+
+    def _adopt(self, settings: RecordNodeSettings) -> None:
+        self._settings = settings
+        self._pictures.rate = settings.camera_hz
 
     def close(self) -> None:
         """Write everything that has come, and close the bag; the process fails when the bag lacks something."""
@@ -163,7 +166,8 @@ class RecordNode(RunnableNode):
         size = len(payload) + _OVERHEAD
         with self._lock:
             # Pictures fill the queue; leave room for the messages about them.
-            if self._waiting + size > (self._room // 2 if name == CAMERA else self._room):
+            room = self._settings.queue_mb << 20
+            if self._waiting + size > (room // 2 if name == CAMERA else room):
                 self.dropped += 1
                 return
             self._waiting += size

@@ -60,7 +60,7 @@ class SimulatorNode(RunnableNode):
 
     def __init__(self) -> None:
         super().__init__("simulator_node")
-        settings = declare(self, SimulatorNodeSettings)
+        settings = declare(self, SimulatorNodeSettings, adopt=self._adopt)
         self._settings = settings
         world = World.from_seed(settings.seed, settings.instruction or None)
         self._simulator = Simulator(world)
@@ -78,7 +78,7 @@ class SimulatorNode(RunnableNode):
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
-        steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
+        self._timer = steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)
         self._camera = SimulatedCamera(
             self, self._simulator, settings.camera_rate, lambda: to_stamp(self._stamp()), self._faults,
@@ -88,6 +88,12 @@ class SimulatorNode(RunnableNode):
             f"world {settings.seed}: {world.instruction!r}, {len(world.things)} things in a room "
             f"of {2 * world.half_x:.1f} m x {2 * world.half_y:.1f} m"
         )
+
+    def _adopt(self, settings: SimulatorNodeSettings) -> None:
+        self._settings = settings
+        self._driver.hold_s = settings.command_timeout_s
+        self._timer.timer_period_ns = round(1e9 / settings.odometry_rate)
+        self._camera.rate = settings.camera_rate
 
     def close(self) -> None:
         self._camera.close()
@@ -181,10 +187,9 @@ class SimulatedCamera:
         on_failure: Callable[..., None],
         frame: str,
     ) -> None:
-        self.frames = 0
-        self._frame = frame
+        self.frames, self.rate, self._frame = 0, rate, frame
         self._simulator, self._faults = simulator, faults
-        self._period, self._stamp, self._on_failure = 1.0 / rate, stamp, on_failure
+        self._stamp, self._on_failure = stamp, on_failure
         self._last: Image | None = None
         self._image = node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = node.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
@@ -204,7 +209,7 @@ class SimulatedCamera:
             while not self._stop.is_set():
                 self._publish()
                 # A slow renderer skips pictures instead of queueing them.
-                due = max(due + self._period, time.monotonic())
+                due = max(due + 1.0 / self.rate, time.monotonic())
                 self._stop.wait(due - time.monotonic())
         except SimulatorError as error:  # no renderer, which a restart does not bring
             self._on_failure(str(error), EXIT_BAD_START)

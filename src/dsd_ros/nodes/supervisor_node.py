@@ -46,7 +46,7 @@ class SupervisorNode(RunnableNode):
     def __init__(self) -> None:
         super().__init__("supervisor_node")
         self._closing = False
-        self._settings = settings = declare(self, SupervisorNodeSettings)
+        self._settings = settings = declare(self, SupervisorNodeSettings, adopt=self._adopt)
         self._supervisor = Supervisor(settings.timeout, settings.limit, settings.require, settings)
         self._command_time = self._state_time = self._picture_time = self._imu_time = -math.inf
         self._misfits: list[str] = []  # sentences about publishers of other types
@@ -64,6 +64,10 @@ class SupervisorNode(RunnableNode):
         steady_timer(self, 1.0 / settings.check_rate, self.guarded("the timer", self._tick))
         steady_timer(self, LOOK_S, self.guarded("the camera's timer", self._resubscribe))
         steady_timer(self, _GRAPH_PERIOD_S, self.guarded("the graph's timer", self._look_around))
+
+    def _adopt(self, settings: SupervisorNodeSettings) -> None:
+        self._settings = settings
+        self._supervisor.adopt(settings.timeout, settings.limit, settings)
 
     def claim_processor(self) -> None:
         """Ask for real-time scheduling of this process if the settings say so."""
@@ -107,7 +111,7 @@ class SupervisorNode(RunnableNode):
         ):  # fmt: skip
             if names(belongs):
                 self._watches.append(PublisherWatch(self, topic, names(belongs)))
-        subscribe_obstacle_sensor(self, settings.require, settings.limit, settings.depth, self._on_distance)
+        subscribe_obstacle_sensor(self, settings.require, lambda: self._settings, self._on_distance)
         self._camera = CameraTopic(self, settings.image_transport)
         self._pictures = self._subscribe_to_camera()
 

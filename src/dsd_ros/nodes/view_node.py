@@ -42,7 +42,7 @@ class ViewNode(RunnableNode):
 
     def __init__(self) -> None:
         super().__init__("view_node")
-        settings = declare(self, ViewNodeSettings)
+        settings = declare(self, ViewNodeSettings, adopt=self._adopt)
         self.visual = VisualNode(self) if settings.visual else None
         self.guests = [] if self.visual is None else [self.visual]
         self._health = health.Health(self)
@@ -61,13 +61,15 @@ class ViewNode(RunnableNode):
         self._due = dict.fromkeys(("board", "map", "path", "figures"), 0.0)
         self._seen: dict[str, object] = {}
         self._number = 0  # of the picture shown last
-        self._beat, self._seldom = RateTimer(settings.rate), RateTimer(min(settings.rate, _UNSEEN_RATE))
+        self._adopt(settings)
         self._checked = float("-inf")  # when the server was checked last
         self._watched = True
-        rates = [settings.rate] + ([self.visual.rate] if self.visual is not None else [])
-        self._period = 1.0 / max(rates)
         self._pace = PacedThread(self, self._tick)
         self._pace.start()
+
+    def _adopt(self, settings: ViewNodeSettings) -> None:
+        self._rate = settings.rate
+        self._beat, self._seldom = RateTimer(settings.rate), RateTimer(min(settings.rate, _UNSEEN_RATE))
 
     def close(self) -> None:
         self._pace.close()
@@ -104,7 +106,7 @@ class ViewNode(RunnableNode):
             self.visual.show(self._sight, now)  # first: its picture is the larger one
         if self._web is not None:
             self._send(self._web, due, now)
-        return self._period
+        return 1.0 / max(self._rate, self.visual.rate if self.visual is not None else 0.0)
 
     def _check_server(self, web: _Web) -> None:
         """Check that the server is alive, and whether anyone has the page open."""

@@ -41,7 +41,7 @@ class VisualNode(RunnableNode):
 
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
-        self._settings = settings = declare(self, VisualNodeSettings, host)
+        self._settings = settings = declare(self, VisualNodeSettings, host, self._adopt)
         self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
         self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
         self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
@@ -61,6 +61,9 @@ class VisualNode(RunnableNode):
         if host is None:
             self._pace = PacedThread(self, self._work)
             self._pace.start()
+
+    def _adopt(self, settings: VisualNodeSettings) -> None:
+        self._settings, self.rate, self._beat = settings, settings.rate, RateTimer(settings.rate)
 
     def close(self) -> None:
         if self._pace is not None:

@@ -24,7 +24,7 @@ from rclpy.lifecycle.node import LifecycleNodeMixin
 from rclpy.node import Node
 
 from dsd_ros.ros import health
-from dsd_ros.ros.parameters import declare
+from dsd_ros.ros.parameters import NodeParameters
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RCLError, RunnableNode
 from dsd_ros.ros.settings import ManagedSettings
 from dsd_ros.ros.topic_node import OverrideError
@@ -63,7 +63,8 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
         # even get_state.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self.reason = f"The {name} is not configured."  # why it is not active
-        self._settings = declare(self, schema)
+        self._declared = NodeParameters(self, schema, adopt=self._adopt)
+        self._settings = self._declared.settings
         self._transition = threading.RLock()
         self._closing = threading.Event()
         self._active = False
@@ -85,6 +86,9 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
 
     def unload(self) -> None:
         """inactive -> unconfigured: free memory. Also called after a failed :meth:`load`."""
+
+    def change(self, settings: NodeSettings) -> None:
+        """Live parameters change, in any state; ``_settings`` are still the old ones. Raises ValueError to refuse."""
 
     def interrupt(self) -> None:
         """A transition was requested: hooks and callbacks should stop waiting. Called from any thread."""
@@ -138,6 +142,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     # -- transitions ---------------------------------------------------------------------------
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._settings = self._declared.configure()
         sentence = self._attempt(self.load)
         if sentence is not None:
             self._attempt(self.unload)
@@ -208,6 +213,10 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
                 if self.trigger_activate() == SUCCESS or self.failure is not None:
                     return
             self._closing.wait(backoff.next_delay())
+
+    def _adopt(self, settings: NodeSettings) -> None:
+        self.change(settings)
+        self._settings = settings
 
     def _attempt(self, hook: Any) -> str | None:
         """Call a hook; returns None, or a sentence for what it raised."""

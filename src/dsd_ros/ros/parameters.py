@@ -1,24 +1,26 @@
-"""Declares a node's settings dataclass as ROS parameters: typed, ranged, described."""
+"""Declares a node's settings dataclass as ROS parameters: typed, ranged, described; and follows their changes."""
 
 from __future__ import annotations
 
-import difflib
 import math
+import threading
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, ParameterType
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, ParameterType, SetParametersResult
 from rclpy.exceptions import (
     InvalidParameterTypeException,
     InvalidParameterValueException,
     ParameterUninitializedException,
 )
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 
-from dsd_ros.ros.settings import ParameterSpec, specs
-from dsd_ros.ros.topic_node import given_by_name
+from dsd_ros.ros.settings import CONFIGURE, LIVE, START, ParameterSpec, specs
+from dsd_ros.ros.topic_node import given_by_name, nearest
+from dsd_ros.shown import masked
 
 Settings = TypeVar("Settings")
 
@@ -29,34 +31,86 @@ _TYPES = {
     str: ParameterType.PARAMETER_STRING,
 }
 _LARGEST = (1 << 63) - 1
+_CHANGES = {
+    LIVE: "Takes effect at once.",
+    CONFIGURE: "Takes effect at the next configure.",
+    START: "Read when the node starts.",
+}
 
 
 class ParameterError(ValueError):
     """A parameter that is missing, unknown, of the wrong type or out of range; one sentence."""
 
 
-def declare(node: Node, schema: type[Settings], host: Node | None = None) -> Settings:
-    """Declare a parameter for each field of a settings dataclass and return the settings as given.
-
-    Parameters are read-only, ``use_sim_time`` too: a clock that changes while the robot moves would mix two times.
+class NodeParameters(Generic[Settings]):
+    """A node's parameters, as the settings dataclass whose fields they are.
 
     A parameter that the node lacks, and rclpy would silently drop, is an error where it is given to this node by its
     name, e.g. misspelt in its parameter file. Otherwise it may be meant for another node, and is only warned of.
 
     :param host: the node in whose process this one runs; launch gives its parameters to every node of the process.
+    :param adopt: called with new settings when live parameters change; refuses them by a ValueError of one sentence.
     :raises ParameterError: when a value has the wrong type, is out of range, or the dataclass refuses it; or when the
         node is given a parameter by its name that it lacks.
     """
-    settings: Settings = _made(schema, {spec.name: _declare_one(node, spec) for spec in specs(schema)})
-    sim_time = "read when the node starts: the clock's time comes from /clock"
-    descriptor = ParameterDescriptor(type=ParameterType.PARAMETER_BOOL, description=sim_time, read_only=True)
-    node.set_descriptor("use_sim_time", descriptor)
-    own = [each for each in (node, host) if each is not None]
-    given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
-    unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
-    if unknown:
-        _refuse_or_warn(node, unknown, [spec.name for spec in specs(schema)])
-    return settings
+
+    def __init__(
+        self,
+        node: Node,
+        schema: type[Settings],
+        host: Node | None = None,
+        adopt: Callable[[Settings], None] | None = None,
+    ) -> None:
+        self._node, self._schema, self._adopt = node, schema, adopt
+        self._specs = {spec.name: spec for spec in specs(schema)}
+        self._lock = threading.Lock()
+        self._values = {name: _declare_one(node, spec) for name, spec in self._specs.items()}
+        self._in_effect = dict(self._values)
+        self.settings: Settings = _made(schema, self._values)  # those in effect
+        own = [each for each in (node, host) if each is not None]
+        given = node._parameter_overrides  # rclpy offers no public view of what a file brought along
+        unknown = sorted(name for name in given if not any(_known(each, name) for each in own))
+        if unknown:
+            _refuse_or_warn(node, unknown, list(self._specs))
+        node.add_on_set_parameters_callback(self._on_set)
+
+    def configure(self) -> Settings:
+        """Put every change into effect that waits for the next configure; returns the settings."""
+        with self._lock:
+            self._in_effect = dict(self._values)
+            self.settings = _made(self._schema, self._in_effect)
+            return self.settings
+
+    def _on_set(self, given: list[Parameter]) -> SetParametersResult:
+        changes = {each.name: each.value for each in given if each.name in self._specs}
+        with self._lock:
+            try:
+                for name, value in changes.items():
+                    _check(self._specs[name], value)
+                values = self._values | changes
+                _made(self._schema, values)
+                live = {name: value for name, value in changes.items() if self._specs[name].change == LIVE}
+                in_effect = self._in_effect | live
+                settings = _made(self._schema, in_effect)
+                if live and self._adopt is not None:
+                    self._adopt(settings)
+            except ValueError as error:
+                return SetParametersResult(successful=False, reason=str(error))
+            for name, value in changes.items():
+                when = "" if name in live else " from the next configure"
+                before, after = (
+                    masked(each) if isinstance(each, str) else each for each in (self._values[name], value)
+                )
+                self._node.get_logger().info(f"{name} is {after!r} instead of {before!r}{when}")
+            self._values, self._in_effect, self.settings = values, in_effect, settings
+        return SetParametersResult(successful=True)
+
+
+def declare(
+    node: Node, schema: type[Settings], host: Node | None = None, adopt: Callable[[Settings], None] | None = None
+) -> Settings:
+    """The settings of a node as it starts; see :class:`NodeParameters`."""
+    return NodeParameters(node, schema, host, adopt).settings
 
 
 def _refuse_or_warn(node: Node, unknown: list[str], declared: list[str]) -> None:
@@ -91,21 +145,16 @@ def _declare_one(node: Node, spec: ParameterSpec) -> Any:
     except (InvalidParameterValueException, ParameterUninitializedException) as error:
         limits = "" if spec.low is None else f" (allowed: {spec.low} to {spec.high})"
         raise ParameterError(f"The parameter '{spec.name}' is not valid{limits}: {error}") from error
+    _check(spec, value)
+    return value
+
+
+def _check(spec: ParameterSpec, value: Any) -> None:
+    """What a descriptor cannot say: choices, and that a number is finite."""
     if spec.choices and value not in spec.choices:
         raise ParameterError(f"The parameter '{spec.name}' is {value!r}; choose from {', '.join(spec.choices)}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ParameterError(f"The parameter '{spec.name}' must be a finite number.")
-    return value
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, as " (did you mean '...'?)"; empty when none is like it."""
-    known = list(known)
-    leaf = name.rpartition(".")[2]
-    likely = difflib.get_close_matches(name, known, 1, 0.75) or [
-        each for each in known if each.rpartition(".")[2] == leaf
-    ]
-    return f" (did you mean '{likely[0]}'?)" if likely else ""
 
 
 def _known(node: Node, name: str) -> bool:
@@ -113,9 +162,13 @@ def _known(node: Node, name: str) -> bool:
 
 
 def _descriptor(spec: ParameterSpec) -> ParameterDescriptor:
-    choices = f"One of: {', '.join(spec.choices)}." if spec.choices else ""
+    choices = f"One of: {', '.join(spec.choices)}. " if spec.choices else ""
     descriptor = ParameterDescriptor(
-        name=spec.name, type=_TYPES[spec.kind], description=spec.help, additional_constraints=choices, read_only=True
+        name=spec.name,
+        type=_TYPES[spec.kind],
+        description=spec.help,
+        additional_constraints=choices + _CHANGES[spec.change],
+        read_only=spec.change == START,
     )
     if spec.low is None and spec.high is None:
         return descriptor

@@ -9,8 +9,9 @@ from rclpy.node import Node
 from sensor_msgs.msg import CameraInfo, Image, LaserScan, Range
 
 from dsd_ros.navigation.depth import DepthCorridor, DepthError, DepthView, Intrinsics, read_depth
-from dsd_ros.navigation.safety import Requirements, SafetyLimits, nearest_ahead, range_reading
+from dsd_ros.navigation.safety import Requirements, nearest_ahead, range_reading
 from dsd_ros.ros import qos
+from dsd_ros.ros.settings import SupervisorNodeSettings
 from dsd_ros.ros.stamps import seconds
 
 # Takes metres (infinite: nothing ahead; None: unknown) and a stamp in seconds, or None.
@@ -18,9 +19,12 @@ OnDistance = Callable[[float | None, float | None], None]
 
 
 def subscribe_obstacle_sensor(
-    node: Node, required: Requirements, limits: SafetyLimits, view: DepthView, on_distance: OnDistance
+    node: Node, required: Requirements, settings: Callable[[], SupervisorNodeSettings], on_distance: OnDistance
 ) -> None:
-    """Subscribe to the sensor that ``required.obstacle`` names, and report every distance."""
+    """Subscribe to the sensor that ``required.obstacle`` names, and report every distance.
+
+    :param settings: returns the present ones, for ``limit`` and ``depth``.
+    """
     if required.obstacle == "range":
 
         def on_range(message: Range) -> None:
@@ -30,12 +34,12 @@ def subscribe_obstacle_sensor(
     elif required.obstacle == "scan":
 
         def on_scan(scan: LaserScan) -> None:
-            cone, limits_m = math.radians(limits.obstacle_cone_deg), (scan.range_min, scan.range_max)
+            cone, limits_m = math.radians(settings().limit.obstacle_cone_deg), (scan.range_min, scan.range_max)
             on_distance(nearest_ahead(scan.ranges, scan.angle_min, scan.angle_increment, *limits_m, cone), None)
 
         node.create_subscription(LaserScan, "scan", on_scan, qos.SENSOR)
     elif required.obstacle == "depth":
-        camera = _DepthCamera(node, limits, view, on_distance)
+        camera = _DepthCamera(node, settings, on_distance)
         node.create_subscription(CameraInfo, "depth/camera_info", camera.on_info, qos.SENSOR)
         node.create_subscription(Image, "depth/image_raw", camera.on_image, qos.CAMERA)
 
@@ -43,19 +47,20 @@ def subscribe_obstacle_sensor(
 class _DepthCamera:
     """Reports nothing until the camera's info has arrived."""
 
-    def __init__(self, node: Node, limits: SafetyLimits, view: DepthView, on_distance: OnDistance) -> None:
-        self._node, self._limits, self._view = node, limits, view
-        self._on_distance = on_distance
+    def __init__(self, node: Node, settings: Callable[[], SupervisorNodeSettings], on_distance: OnDistance) -> None:
+        self._node, self._settings, self._on_distance = node, settings, on_distance
+        self._made_for: tuple[DepthView, float] | None = None
         self._corridor: DepthCorridor | None = None
 
     def on_info(self, message: CameraInfo) -> None:
         k = message.k
         camera = Intrinsics(k[0], k[4], k[2], k[5], message.width, message.height)
-        if self._corridor is not None and self._corridor.camera == camera:
+        wanted = self._settings().depth, 2.0 * self._settings().limit.obstacle_distance
+        if self._corridor is not None and self._corridor.camera == camera and self._made_for == wanted:
             return
-        self._corridor = None
+        self._corridor, self._made_for = None, wanted
         try:
-            self._corridor = DepthCorridor(self._view, camera, 2.0 * self._limits.obstacle_distance)
+            self._corridor = DepthCorridor(wanted[0], camera, wanted[1])
         except DepthError as error:
             self._warn(error)
             return

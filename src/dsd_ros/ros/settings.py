@@ -42,6 +42,8 @@ from dsd_ros.vlm.settings import ModelSettings
 class ManagedSettings:
     """Parameters that every lifecycle node has."""
 
+    fixed: ClassVar[tuple[str, ...]] = ("autostart",)
+
     autostart: bool = option(True, "configure and activate without being asked")
 
 
@@ -126,6 +128,9 @@ class CameraSettings:
 class DraftNodeSettings(CameraSettings, SharedToken, ManagedSettings):
     """The draft model, the decoding mode and the session with the verifier."""
 
+    live: ClassVar = ("image_timeout_s", "decode_timeout_s", "link_patience_s", "history_frames", "decode", "link")
+    fixed: ClassVar = ("autostart", "image_transport")
+
     transport: str = option(
         TRANSPORTS[0], "dds: verifier_node; websocket: bridge_node. The node only reports it", choices=TRANSPORTS
     )
@@ -146,6 +151,8 @@ class DraftNodeSettings(CameraSettings, SharedToken, ManagedSettings):
 @dataclass(frozen=True)
 class MemoryNodeSettings(SharedToken, ManagedSettings):
     """The robot's own documents, and questions answered from them together with the cloud."""
+
+    live: ClassVar = ("remember", "ask_timeout_s", "answer")
 
     documents: str = option(
         OWN,
@@ -200,6 +207,9 @@ class GoalMemorySettings:
 class NavigationNodeSettings(ControlSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
+    live: ClassVar = ("control_rate", "watchdog_timeout_s", "run", "motion", "memory")
+    fixed: ClassVar = ("autostart", "executor", "nav2")
+
     executor: str = option(
         EXECUTORS[0],
         "who carries out an action; own: this node, by velocity commands; nav2: Nav2, as goals",
@@ -214,6 +224,8 @@ class NavigationNodeSettings(ControlSettings, ManagedSettings):
 @dataclass(frozen=True)
 class SupervisorNodeSettings(CameraSettings, Fallback):
     """The causes that stop the robot, and after how long."""
+
+    live: ClassVar = ("fallback", "unverified_replies", "fallback_speed", "stop_speed", "timeout", "limit", "depth")
 
     check_rate: float = option(50.0, "rate at which every cause is checked, Hz", 20.0, 200.0)
     realtime: bool = option(True, "ask for real-time scheduling, where that is allowed: models must not delay a stop")
@@ -237,6 +249,12 @@ class RemoteSettings:
 @dataclass(frozen=True)
 class Go2NodeSettings(FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
+
+    live: ClassVar = (
+        "command_timeout_s", "odometry_rate", "camera_rate", "camera_delay_s", "camera_fov_deg", "limits",
+        "drive.request_timeout_s", "drive.attempts", "drive.state_timeout_s", "drive.command_timeout_s",
+        "drive.move_rate", "drive.posture_timeout_s", "drive.velocity_frame",
+    )  # fmt: skip
 
     link: str = option(
         "ros", "ros: plain ROS 2 messages; sdk: the vendor's SDK in a process of its own", choices=("ros", "sdk")
@@ -273,6 +291,8 @@ class WorldSettings:
 class SimulatorNodeSettings(FrameSettings, WorldSettings):
     """The simulated Go2 and its world."""
 
+    live: ClassVar = ("camera_rate", "odometry_rate", "command_timeout_s")
+
     camera_rate: float = option(15.0, "rate of pictures, Hz", 1.0, 60.0)
     odometry_rate: float = option(50.0, "rate of odometry, Hz", 5.0, 200.0)
     rate: float = option(1.0, "simulated seconds per second; other than 1 needs use_sim_time everywhere", 0.1, 20.0)
@@ -288,6 +308,8 @@ class SimulatorNodeSettings(FrameSettings, WorldSettings):
 class StandinNodeSettings(WorldSettings):
     """A stand-in Go2: the real robot's topics, in the simulated world."""
 
+    live: ClassVar = ("state_rate", "battery")
+
     robot_prefix: str = option("", "prefix of the robot's topics; empty: a real robot's")
     state_rate: float = option(50.0, "rate of states, Hz", 5.0, 500.0)
     lying: bool = option(True, "start lying down; it must stand up before it can move")
@@ -300,6 +322,8 @@ class StandinNodeSettings(WorldSettings):
 class RecordNodeSettings(CameraSettings):
     """A bag of the run."""
 
+    live: ClassVar = ("camera_hz", "queue_mb")
+
     directory: str = option("", "folder to create for the bag; it must not exist")
     storage: str = option(STORAGES[0], "file format of the bag", choices=STORAGES)
     camera_hz: float = option(0.0, "pictures kept per second, besides those that replies are about; 0: all", 0.0, 1e3)
@@ -311,6 +335,8 @@ class RecordNodeSettings(CameraSettings):
 class VisualNodeSettings(CameraSettings):
     """What RViz shows. The node does nothing without subscribers."""
 
+    live: ClassVar = ("rate", "overlay_width")
+
     rate: float = option(15.0, "highest rate of overlaid pictures, Hz", 0.5, 60.0)
     overlay_width: int = option(336, "width of the overlaid picture, pixels; wider ones cost more", 240, 1920)
 
@@ -318,6 +344,8 @@ class VisualNodeSettings(CameraSettings):
 @dataclass(frozen=True)
 class ViewNodeSettings(CameraSettings):
     """The web view: read-only, and for this machine alone unless bind says otherwise."""
+
+    live: ClassVar = ("rate",)
 
     bind: str = option("127.0.0.1", "address the web view listens on; 0.0.0.0: for the whole network", check=check_host)
     web_port: int = option(9090, "port of the page; a free one if it is taken", 0, 65535)
@@ -347,9 +375,13 @@ NODES: dict[str, type] = {
 }
 
 
+# When a parameter's change takes effect: at once; at the next configure; or never, as it is read when the node starts.
+LIVE, CONFIGURE, START = "live", "configure", "start"
+
+
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter as a node declares it."""
+    """One parameter as a node declares it. ``change``: LIVE, CONFIGURE or START."""
 
     name: str
     kind: type
@@ -358,6 +390,7 @@ class ParameterSpec:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    change: str = START
 
     def read(self, text: str) -> Any:
         """A text as this parameter's type; what cannot be read stays text, for the node to refuse by name."""
@@ -385,21 +418,37 @@ class ParameterSpec:
         return kind + low + high
 
 
-def specs(schema: type, prefix: str = "") -> Iterator[ParameterSpec]:
-    """The parameters of a settings dataclass, those of nested dataclasses after ``NAME.``."""
+def specs(schema: type, prefix: str = "", node: type | None = None) -> Iterator[ParameterSpec]:
+    """The parameters of a settings dataclass, those of nested dataclasses after ``NAME.``.
+
+    The class variable ``live`` of a node's settings names the parameters, or whole groups, that change at once. The
+    others of a lifecycle node change at the next configure, except for those in ``fixed``.
+
+    :param node: the node's settings, where ``schema`` is nested in them.
+    """
+    node = node or schema
     hints = typing.get_type_hints(schema)
     for item in fields(schema):
         kind = hints[item.name]
         if isinstance(kind, type) and is_dataclass(kind):
-            yield from specs(kind, f"{prefix}{item.name}.")
+            yield from specs(kind, f"{prefix}{item.name}.", node)
         elif kind in (bool, int, float, str):
             known = item.metadata
             yield ParameterSpec(
                 prefix + item.name, kind, item.default, known["help"], known.get("min"), known.get("max"),
-                known.get("choices", ()),
+                known.get("choices", ()), _change(node, prefix + item.name),
             )  # fmt: skip
         else:
             raise TypeError(f"The setting '{item.name}' of type {kind} cannot become a parameter.")
+
+
+def _change(node: type, name: str) -> str:
+    def among(groups: Iterable[str]) -> bool:
+        return any(f"{name}.".startswith(f"{group}.") for group in groups)
+
+    if among(getattr(node, "live", ())):
+        return LIVE
+    return CONFIGURE if issubclass(node, ManagedSettings) and not among(node.fixed) else START
 
 
 def parameter(node: str, name: str) -> ParameterSpec:
@@ -428,9 +477,9 @@ def merged(node: str, namespace: str, layers: Iterable[Layer]) -> tuple[dict[str
     foreign: dict[str, Any] = {}  # the node warns of these, and refuses the same names in a section of its own
     for layer in layers:
         if isinstance(layer, Path):
-            for pattern, section in _sections(layer):
+            for pattern, section in sections(layer):
                 if _applies(pattern, namespace, node):
-                    for name, value in _flat(section).items():
+                    for name, value in flat(section).items():
                         (foreign if pattern.endswith("*") and name not in known else found)[name] = value
         else:
             found |= {
@@ -447,25 +496,26 @@ def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Laye
     """
     files = [layer for layer in layers if isinstance(layer, Path)]
     clock = {name: value for name, value in values.items() if name == "use_sim_time"}
-    sections: dict[str, dict[str, Any]] = {"/**": {}}
+    written: dict[str, dict[str, Any]] = {"/**": {}}
     for node in nodes:
         found, foreign = merged(node, namespace, [*layers, values] if node == nodes[0] else [*files, clock])
-        sections["/**"] |= foreign
-        sections[f"/**/{node}"] = found
-    content = {pattern: {"ros__parameters": given} for pattern, given in sections.items() if given}
+        written["/**"] |= foreign
+        written[f"/**/{node}"] = found
+    content = {pattern: {"ros__parameters": given} for pattern, given in written.items() if given}
     with tempfile.NamedTemporaryFile("w", prefix=f"{nodes[0]}_", suffix=".yaml", delete=False) as made:
         yaml.safe_dump(content, made)
     return Path(made.name)
 
 
-def _sections(file: Path) -> list[tuple[str, dict[str, Any]]]:
+def sections(file: Path) -> list[tuple[str, dict[str, Any]]]:
     """The sections of a parameter file: the pattern of the nodes' names, and the parameters."""
 
     def walk(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for key, value in tree.items():
             if isinstance(value, dict):
                 if "ros__parameters" in value:
-                    yield f"{prefix}{key}", value["ros__parameters"] or {}
+                    given = value["ros__parameters"]
+                    yield f"{prefix}{key}", given if isinstance(given, dict) else {}
                 else:
                     yield from walk(value, f"{prefix}{key}/")
 
@@ -473,12 +523,12 @@ def _sections(file: Path) -> list[tuple[str, dict[str, Any]]]:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"The parameter file {file} cannot be read: {' '.join(str(error).split())}.") from error
-    sections = list(walk(content, "")) if isinstance(content, dict) else []
-    if not sections:
+    found = list(walk(content, "")) if isinstance(content, dict) else []
+    if not found:
         raise ValueError(
             f"The parameter file {file} has no section NODE: ros__parameters: ...; write one, or leave it."
         )
-    return sections
+    return found
 
 
 def _applies(pattern: str, namespace: str, node: str) -> bool:
@@ -489,9 +539,9 @@ def _applies(pattern: str, namespace: str, node: str) -> bool:
     return any(re.fullmatch(form, name) for name in names)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested parameters by full name ("decode.mode")."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import yaml
+from rcl_interfaces.msg import ParameterType, SetParametersResult
 from rclpy.context import Context
 from rclpy.exceptions import InvalidParameterTypeException
 from rclpy.node import Node
+from rclpy.parameter import Parameter
 from rclpy.qos import QoSPolicyKind, QoSProfile
 from rclpy.qos_overriding_options import QoSOverridingOptions
+
+from dsd_ros.ros.settings import flat, sections
 
 _PREFIX = "qos_overrides."
 _POLICIES = (QoSPolicyKind.HISTORY, QoSPolicyKind.DEPTH, QoSPolicyKind.RELIABILITY, QoSPolicyKind.DURABILITY)
@@ -28,6 +32,15 @@ _taken: WeakKeyDictionary[Context, set[str]] = WeakKeyDictionary()
 
 class OverrideError(ValueError):
     """A QoS override that is malformed or that no topic takes; one sentence."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, as " (did you mean '...'?)"; empty when none is like it."""
+    known = list(known)
+    leaf = name.rpartition(".")[2]
+    likely = difflib.get_close_matches(name, known, 1, 0.75)
+    likely += [each for each in known if each.rpartition(".")[2] == leaf]
+    return f" (did you mean '{likely[0]}'?)" if likely else ""
 
 
 def given_by_name(node: str, words: Sequence[str] | None = None) -> set[str]:
@@ -45,26 +58,13 @@ def given_by_name(node: str, words: Sequence[str] | None = None) -> set[str]:
         if flag in ("-p", "--param") and _names(owner, node):
             found.add(rest)
         elif flag == "--params-file":
-            with suppress(OSError, UnicodeDecodeError, yaml.YAMLError):  # rcl has read it, or refused it
-                found.update(_sections(yaml.safe_load(Path(word).read_text(encoding="utf-8")), node))
+            with suppress(ValueError):  # rcl takes what this does not, such as an empty file
+                found.update(*(flat(given) for pattern, given in sections(Path(word)) if _names(pattern, node)))
     return found
 
 
-def _names(owner: object, node: str) -> bool:
-    return str(owner).rpartition("/")[2] == node
-
-
-def _sections(content: object, node: str) -> Iterator[str]:
-    """The names in a parameter file's sections for this node; a namespace may be a mapping of its own."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        if isinstance(value, dict) and _names(key, node):
-            yield from _leaves(value.get("ros__parameters"), "")
-        yield from _sections(value, node)
-
-
-def _leaves(content: object, prefix: str) -> Iterator[str]:
-    for key, value in content.items() if isinstance(content, dict) else ():
-        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else (f"{prefix}{key}",)
+def _names(pattern: str, node: str) -> bool:
+    return pattern.rpartition("/")[2] == node
 
 
 class TopicNode(Node):
@@ -101,6 +101,43 @@ class TopicNode(Node):
                 return response  # as it is made: not a success
 
         return super().create_service(srv_type, srv_name, serve, *given, **options)
+
+    def set_parameters(self, parameter_list: list[Parameter]) -> list[SetParametersResult]:
+        return [self.set_parameters_atomically([parameter]) for parameter in parameter_list]
+
+    def set_parameters_atomically(self, parameter_list: list[Parameter]) -> SetParametersResult:
+        """As rclpy's; it also serves ``ros2 param set`` and ``load``. A refusal names the parameter and the remedy.
+
+        A value that a parameter has already may be set again, even where it is read-only: a node's own dump can be
+        loaded. An integer is taken for a number or a text where one is declared, as ``ros2 param`` guesses the type.
+        """
+        changes = [each for each in map(self._as_declared, parameter_list) if not self._holds(each)]
+        for name in (each.name for each in changes):
+            reason = ""
+            if not self.has_parameter(name):
+                reason = f"The node '{self.get_name()}' has no parameter '{name}'{nearest(name, self._parameters)}."
+            elif self.describe_parameter(name).read_only:
+                reason = f"'{name}' is read when the node starts: set it in a parameter file, and start the node again."
+            if reason:
+                return SetParametersResult(successful=False, reason=reason)
+        if not changes:
+            return SetParametersResult(successful=True)
+        result = super().set_parameters_atomically(changes)
+        names = ", ".join(f"'{each.name}'" for each in changes)
+        if not result.successful and not any(each.name in result.reason for each in changes):
+            result.reason = f"{names}: {result.reason}"
+        return result
+
+    def _holds(self, parameter: Parameter) -> bool:
+        own = self.get_parameter_or(parameter.name)
+        return own.type_ is parameter.type_ and own.value == parameter.value
+
+    def _as_declared(self, parameter: Parameter) -> Parameter:
+        if parameter.type_ is not Parameter.Type.INTEGER or not self.has_parameter(parameter.name):
+            return parameter
+        declared = {ParameterType.PARAMETER_DOUBLE: float, ParameterType.PARAMETER_STRING: str}
+        kind = declared.get(self.describe_parameter(parameter.name).type)
+        return Parameter(parameter.name, value=kind(parameter.value)) if kind else parameter
 
     def guarded(self, what: str, callback: Callable[..., object]) -> Callable[..., None]:
         """A callback that reports what it raises to :meth:`callback_failed`."""

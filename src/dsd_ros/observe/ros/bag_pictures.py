@@ -41,7 +41,7 @@ class PictureSelector:
     """
 
     def __init__(self, rate: float) -> None:
-        self._rate = rate
+        self.rate = rate
         self._held: deque[tuple[int, int, bytes, bool]] = deque()  # (stamp, received, CDR, compressed)
         self._held_bytes = 0
         self._last = self._newest = -(2**63)
@@ -49,11 +49,11 @@ class PictureSelector:
 
     def take(self, payload: bytes, received: int, compressed: bool = False) -> tuple[int, bytes] | None:
         """Add a picture (CDR); returns (received, CDR of a CompressedImage) if it is kept now."""
-        if self._rate > 0.0:
+        if self.rate > 0.0:
             stamp = self._newest = header_stamp(payload)
             if stamp in self._missing:
                 self._missing.remove(stamp)
-            elif received - self._last < 1e9 / self._rate:
+            elif received - self._last < 1e9 / self.rate:
                 self._hold(stamp, payload, received, compressed)
                 return None
             else:

@@ -29,7 +29,7 @@ class SimulatedDriver:
         self.limits = MotionLimits(VX_MIN, VX_MAX, VY_MAX, WZ_MAX)
         self.simulator = simulator
         self.posture = Posture.STANDING
-        self._hold, self._rate = hold_s, rate
+        self.hold_s, self._rate = hold_s, rate
         self._lock = threading.RLock()
         self._command = _AT_REST
         self._command_time = -math.inf
@@ -41,7 +41,7 @@ class SimulatedDriver:
         """Move until ``now``; a command that expires earlier counts only until then."""
         with self._lock:
             now = self._clock() if now is None else now
-            runs_out = self._command_time + self._hold
+            runs_out = self._command_time + self.hold_s
             before, simulated = self.simulator.velocity, self.simulator.time
             for until in sorted({min(max(runs_out, self._time), now), now}):
                 if until <= self._time:
@@ -60,7 +60,7 @@ class SimulatedDriver:
     def command(self) -> tuple[float, float, float]:
         """The last commanded velocity while it is kept; otherwise zero."""
         with self._lock:
-            kept = self._clock() - self._command_time < self._hold
+            kept = self._clock() - self._command_time < self.hold_s
             return self._command if kept else _AT_REST
 
     def state(self) -> RobotState:

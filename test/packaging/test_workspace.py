@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from configparser import ConfigParser
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -25,7 +27,8 @@ MESSAGES = ROOT / "src" / "dsd_msgs"
 RESOLVED = {
     *("action_msgs", "ament_cmake", "ament_index_python", "builtin_interfaces", "cv_bridge", "diagnostic_msgs"),
     *("geometry_msgs", "launch", "launch_ros", "lifecycle_msgs", "nav_msgs", "rcl_interfaces", "rclpy"),
-    *("rosgraph_msgs", "rosidl_default_generators", "rosidl_default_runtime", "rviz2", "sensor_msgs", "std_msgs"),
+    *("robot_state_publisher", "rosgraph_msgs", "rosidl_default_generators", "rosidl_default_runtime"),
+    *("sensor_msgs", "std_msgs"),
     *("std_srvs", "tf2_msgs", "visualization_msgs"),
     *("python3-numpy", "python3-opencv", "python3-pil", "python3-pytest", "python3-yaml"),
 }
@@ -109,6 +112,10 @@ def modules(folder: str) -> set[str]:
 def test_every_import_is_declared(folder: str) -> None:
     """In package.xml what ROS and apt have; in requirements/lock.txt what pip installs."""
     declared = dependencies(parse_package(str(ROOT)))
+    if folder == "test":
+        declared |= {
+            path.name for path in (ROOT / "tools" / "msgs").iterdir()
+        }  # what a stand-in for another stack needs
     lock = re.findall(r"^([\w.-]+)==", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
     from_pip = {canonicalize_name(name) for name in lock if not name.startswith("ros-")}
     distributions = packages_distributions()
@@ -121,7 +128,7 @@ def test_every_import_is_declared(folder: str) -> None:
 
 def test_launch_files_start_declared_packages_only() -> None:
     declared = dependencies(parse_package(str(ROOT))) | {"dsd_ros"}
-    for path in (ROOT / "launch").glob("*.py"):
+    for path in (*(ROOT / "launch").glob("*.py"), *(ROOT / "src" / "dsd_ros" / "ros").glob("*.py")):
         assert set(re.findall(r'package="(\w+)"', path.read_text())) <= declared, path.name
 
 
@@ -130,6 +137,15 @@ def test_there_is_one_version() -> None:
     assert re.search(r'^version = "(.*)"$', laboratory, re.MULTILINE)[1] == dsd_ros.__version__
     assert parse_package(str(MESSAGES)).version == parse_package(str(ROOT)).version == dsd_ros.__version__
     assert dsd_ros.__version__ not in (ROOT / "setup.py").read_text()
+
+
+def test_ament_flake8_asks_for_no_other_line_length_than_ruff() -> None:
+    settings = ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
+    assert settings.getint("flake8", "max-line-length") == ruff["line-length"]
+    for line in settings["flake8"]["per-file-ignores"].strip().splitlines():
+        assert list(ROOT.glob(line.split(":")[0])), f"setup.cfg: {line} is about no file"
 
 
 def test_a_build_without_ros_says_what_to_source(tmp_path: Path) -> None:

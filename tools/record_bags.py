@@ -4,8 +4,8 @@
     .venv/bin/python tools/record_bags.py [NAME ...]
 
 Each is a run of the demo. A run is checked for what its test requires, and repeated if it lacks any of it; only a bag
-that passes replaces the old one. The demo runs in a copy of this checkout in the temporary folder, because a bag
-contains the paths of its models.
+that passes replaces the old one. What comes before the run, while the models load, is left out. The demo runs in a copy
+of this checkout in the temporary folder, because a bag contains the paths of its models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import defaultdict, deque
 from pathlib import Path
+from typing import Any
+
+from rosbags.interfaces import QosDurability
+from rosbags.rosbag2 import Reader
 
 from dsd_lab.links.emulation import LinkProfile
 from dsd_lab.links.proxy import Conditions, LinkProxy, Way
@@ -26,6 +31,7 @@ from dsd_ros.cli.demo import DemoSettings
 from dsd_ros.cli.demo_run import run_demo
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.run import read_run
+from dsd_ros.observe.bag.writer import BagWriter
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = Path(tempfile.gettempdir()) / "dsd_ros"
@@ -42,6 +48,9 @@ PATIENT = (
     ("supervisor.yaml", "observation_age_s: 5.0", "observation_age_s: 14.0"),
 )
 SPARE = ("record.yaml", "camera_hz: 0.0", "camera_hz: 1.0")
+SHOWN = ("robot_description", "tf", "tf_static", "visual/markers", "visual/path_walked", "visual/path_intended")
+TRIM_NS, SAVE_NS = 1_000_000_000, 500_000_000
+LATCHED = 10  # messages of a latched topic that a trimmed bag begins with
 PICTURE_BYTES = 15_000  # an upload of at least this much within a quarter of a second is a picture
 
 
@@ -83,9 +92,11 @@ def again(name: str) -> bool:
                 place = ROOT / "test" / "bags" / name
                 part = ROOT / ".cache" / f"{name}.part"  # swapped in whole
                 shutil.rmtree(part, ignore_errors=True)
-                shutil.copytree(bag, part)
+                part.parent.mkdir(exist_ok=True)
+                trim(bag, part / name)
                 shutil.rmtree(place, ignore_errors=True)
-                part.rename(place)
+                (part / name).rename(place)
+                part.rmdir()
                 print(f"{name}: recorded into {place}")
                 return True
             print(f"{name}: {lacks}; trying again.")
@@ -154,6 +165,34 @@ class BadLink:
                 self.proxy.restore()
 
 
+def trim(bag: Path, out: Path) -> None:
+    """Copy a bag from a second before its first instruction on, with what is latched then."""
+    with Reader(bag) as reader:
+        texts = {c.msgtype: (str(c.msgdef.data), c.digest) for c in reader.connections}
+        begin = min(at for c, at, _ in reader.messages() if c.topic.endswith("/instruction")) - TRIM_NS
+        writer = BagWriter(out, texts.__getitem__)
+        for key, text in open_bag(bag).custom.items():
+            writer.set_metadata(key, text)
+
+        def write(connection: Any, at: int, data: bytes) -> None:
+            writer.write(connection.topic, connection.msgtype, connection.ext.offered_qos_profiles, at, data)
+
+        latched: dict[str, deque[tuple[Any, bytes]]] = defaultdict(lambda: deque(maxlen=LATCHED))
+        for connection, _, data in reader.messages(stop=begin):
+            if connection.ext.offered_qos_profiles[0].durability is QosDurability.TRANSIENT_LOCAL:
+                latched[connection.topic].append((connection, data))
+        for early in latched.values():
+            for connection, data in early:
+                write(connection, begin, data)
+        saved = begin
+        for connection, at, data in reader.messages(start=begin):
+            if at - saved > SAVE_NS:
+                writer.save()
+                saved = at
+            write(connection, at, data)
+        writer.close()
+
+
 def missing(name: str, bag: Path) -> str:
     """What a bag lacks of what test_replay.py requires; "" for nothing."""
     if not bag.is_dir():
@@ -165,6 +204,9 @@ def missing(name: str, bag: Path) -> str:
         return "the opening of the session is missing"
     if not run.ends or not run.ends[-1][1].startswith("ARRIVED: "):
         return "the robot did not arrive"
+    lacks = sorted(set(SHOWN) - {topic.removeprefix("/") for topic in run.bag.counts})
+    if lacks:
+        return f"what RViz shows is missing: {', '.join(lacks)}"
     if name == "faults" and not any("LINK_LOST" in stop.causes for stop in run.stops):
         return "the link was not lost in the middle of a reply"
     if name == "faults" and max(step.stats["seconds"] for step in run.steps) <= 3.0:

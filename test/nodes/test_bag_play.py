@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import yaml
 from bag_player import BagPlayer
 from builtin_interfaces.msg import Time
-from sensor_msgs.msg import Image
 
 from dsd_msgs.srv import Decode
 from dsd_ros.observe.bag.reader import open_bag
 from dsd_ros.observe.bag.replay import history_of
 from dsd_ros.observe.bag.run import read_run
+from dsd_ros.observe.ros.message_types import message_class
+from dsd_ros.paths import config_directory
 from dsd_ros.ros import qos
 
 BAGS = Path(__file__).parents[1] / "bags"
+OVERLAY = "sensor_msgs/msg/Image"  # drawn by visual_node on the played pictures
 EARLY_S = 0.15  # a reply is asked for so much before its picture is due
+
+
+def rviz_topics() -> dict[str, bool]:
+    """What RViz subscribes to with the shipped configuration, and whether it is latched."""
+    displays = yaml.safe_load((config_directory() / "dsd.rviz").read_text())["Visualization Manager"]["Displays"]
+    topics = [display.get("Topic", display.get("Description Topic")) for display in displays]
+    found = {f"/{each['Value'].lstrip('/')}": "Transient" in each["Durability Policy"] for each in topics if each}
+    return found | {"/tf": False, "/tf_static": True}
 
 
 def stamp(at: int) -> Time:
@@ -28,8 +40,12 @@ def test_a_played_bag_gives_the_recorded_replies(rig):
     rig.start("verifier_node", use_sim_time=True)
     rig.start("draft_node", use_sim_time=True)
     rig.start("visual_node", use_sim_time=True)
-    drawn: list[Image] = []
-    rig.node.create_subscription(Image, "visual/image", drawn.append, qos.NEWEST_STATE)
+    heard: dict[str, list[Any]] = {}
+    for topic, latched in rviz_topics().items():
+        kind = message_class(player.kinds.get(topic, OVERLAY))
+        profile = qos.LATCHED if latched else qos.SENSOR
+        rig.node.create_subscription(kind, topic, heard.setdefault(topic, []).append, profile)
+    assert [topic.rpartition("/")[2] for topic in heard if topic not in player.kinds] == ["image"]
     rig.until_active()
     rig.until_known_to("decode")
     client = rig.node.create_client(Decode, "decode")
@@ -57,5 +73,5 @@ def test_a_played_bag_gives_the_recorded_replies(rig):
             assert (answer.text, answer.stats.tokens) == (step.text, len(step.tokens))
     finally:
         player.close()
-    rig.until(lambda: drawn, what="an overlaid picture")
+    rig.until(lambda: all(heard.values()), what=f"what RViz shows: {[t for t, got in heard.items() if not got]}")
     assert not any("Traceback" in line for line in rig.lines)

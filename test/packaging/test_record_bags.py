@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
+
+from dsd_ros.observe.bag.reader import open_bag
+from dsd_ros.observe.bag.run import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BAGS = ROOT / "test" / "bags"
@@ -44,3 +48,22 @@ def test_the_settings_it_changes_are_there_once(tool, tmp_path) -> None:
         assert (tmp_path / file).read_text().count(new) == 1
         with pytest.raises(SystemExit, match="0 times, not once"):
             tool.replace_in(tmp_path / file, old, new)
+
+
+def test_a_trimmed_bag_begins_with_the_run_and_what_is_latched(tool, tmp_path):
+    tool.trim(BAGS / "straight", tmp_path / "straight")
+    bag, whole = open_bag(tmp_path / "straight"), open_bag(BAGS / "straight")
+    instruction = next(record.at for record in whole.messages(["/instruction"]))
+    times = [record.at for record in bag.messages()]
+    assert times == sorted(times) and times[0] == instruction - tool.TRIM_NS
+    assert bag.custom == whole.custom and bag.counts["/collision"] == 1
+    assert [step.tokens for step in read_run(bag).steps] == [step.tokens for step in read_run(whole).steps]
+    late = sorted((record.at, record.topic, record.data) for record in whole.messages() if record.at >= times[0])
+    assert sorted((record.at, record.topic, record.data) for record in bag.messages())[-len(late) :] == late
+    information = [yaml.safe_load((place / "straight" / "metadata.yaml").read_text()) for place in (tmp_path, BAGS)]
+    profiles = [
+        {t["topic_metadata"]["name"]: t["topic_metadata"]["offered_qos_profiles"] for t in topics}
+        for each in information
+        for topics in [each["rosbag2_bagfile_information"]["topics_with_message_count"]]
+    ]
+    assert profiles[0].items() <= profiles[1].items()

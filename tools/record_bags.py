@@ -48,7 +48,14 @@ PATIENT = (
     ("supervisor.yaml", "observation_age_s: 5.0", "observation_age_s: 14.0"),
 )
 SPARE = ("record.yaml", "camera_hz: 0.0", "camera_hz: 1.0")
-SHOWN = ("robot_description", "tf", "tf_static", "visual/markers", "visual/path_walked", "visual/path_intended")
+SHOWN = (
+    "robot_description",
+    "tf",
+    "tf_static",
+    "dsd/visual/markers",
+    "dsd/visual/path_walked",
+    "dsd/visual/path_intended",
+)
 TRIM_NS, SAVE_NS = 1_000_000_000, 500_000_000
 LATCHED = 10  # messages of a latched topic that a trimmed bag begins with
 PICTURE_BYTES = 15_000  # an upload of at least this much within a quarter of a second is a picture

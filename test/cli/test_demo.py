@@ -242,7 +242,7 @@ def test_a_recorder_that_fails_does_not_end_the_run(ros_domain, tiny_pair, tmp_p
 def test_a_verifier_that_dies_on_the_way_is_a_named_end(rig):
     odometry = OdometryRig(rig)
     actions = []
-    rig.node.create_subscription(NavAction, "nav_action", actions.append, qos.STATE)
+    rig.node.create_subscription(NavAction, "dsd/nav_action", actions.append, qos.STATE)
     client = GoalClient(rig)
     rig.start("simulator_node", instruction="find the silver bottle")
     rig.start("supervisor_node")

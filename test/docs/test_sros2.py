@@ -91,7 +91,7 @@ def test_the_policy_allows_each_node_what_it_creates(common, ros_domain):
         for way, names in wanted.items():
             assert allowed.get((node, way), set()) == names, (node, way)
     assert {node: names for (node, way), names in allowed.items() if way == "execute"} == {
-        "navigation_node": {"navigate"}
+        "navigation_node": {"dsd/navigate"}
     }
     assert allowed["navigation_node", "call"] == {"drive_on_heading", "navigate_to_pose", "spin"}  # executor: nav2
 
@@ -99,11 +99,11 @@ def test_the_policy_allows_each_node_what_it_creates(common, ros_domain):
 def test_the_operator_may_not_command_the_robot_past_the_supervisor():
     allowed, enclaves = policy()
     assert enclaves["operator"] == "/dsd/operator"
-    assert allowed["operator", "publish"] & {"cmd_vel", "cmd_vel_nav", "nav_action", "odom", "outcome"} == set()
+    assert allowed["operator", "publish"] & {"cmd_vel", "cmd_vel_dsd", "dsd/nav_action", "odom", "dsd/outcome"} == set()
     assert {node for (node, way), names in allowed.items() if way == "publish" and "cmd_vel" in names} == {
         "supervisor_node"
     }
-    assert allowed["operator", "call"] == {"navigate"}
+    assert allowed["operator", "call"] == {"dsd/navigate"}
     heard = {name for (_, way), names in allowed.items() if way in ("publish", "reply") for name in names}
     assert allowed["operator", "request"] <= heard and allowed["operator", "subscribe"] - {"/clock"} <= heard
 

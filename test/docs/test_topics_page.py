@@ -61,6 +61,14 @@ def test_the_page_is_what_the_nodes_create(ends: set[End]) -> None:
                 assert {end.qos for end in made[out] or made[into]} == set(rest[0].split("; ")), name
 
 
+def test_what_only_this_project_has_is_under_its_own_prefix(ends: set[End]) -> None:
+    own = {end.name for end in ends if end.kind.startswith("dsd_msgs/")}
+    own |= set(rows("action"))
+    assert own and all(name.startswith("dsd/") for name in own)
+    nav2 = {"cmd_vel_nav", "cmd_vel_smoothed", "cmd_vel_teleop", "navigate_to_pose", "plan", "map", "goal_pose"}
+    assert not nav2 & {end.name for end in ends}
+
+
 def test_every_listener_can_be_served(ends: set[End]) -> None:
     offered: dict[str, list[End]] = defaultdict(list)
     for end in ends:

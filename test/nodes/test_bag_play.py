@@ -47,8 +47,8 @@ def test_a_played_bag_gives_the_recorded_replies(rig):
         rig.node.create_subscription(kind, topic, heard.setdefault(topic, []).append, profile)
     assert [topic.rpartition("/")[2] for topic in heard if topic not in player.kinds] == ["image"]
     rig.until_active()
-    rig.until_known_to("decode")
-    client = rig.node.create_client(Decode, "decode")
+    rig.until_known_to("dsd/decode")
+    client = rig.node.create_client(Decode, "dsd/decode")
     rig.until(client.service_is_ready)
     player.rate = 20.0
     player.start()

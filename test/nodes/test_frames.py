@@ -182,7 +182,7 @@ def test_the_footprint_stays_level_below_a_tilted_base(rig):
 
 def test_the_supervisor_speaks_of_the_frame_that_odometry_names(rig):
     states = []
-    rig.node.create_subscription(SafetyState, "safety_state", states.append, qos.LATCHED)
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", states.append, qos.LATCHED)
     publisher = rig.node.create_publisher(Odometry, "odom", qos.STATE)
     rig.start("supervisor_node", realtime=False)
     message = Odometry(child_frame_id="go2_1/trunk")

@@ -153,9 +153,9 @@ def test_the_views_draw_on_whatever_they_see(ros_domain, monkeypatch):
     sent = {
         kind: node.create_publisher(kind, topic, profile)
         for kind, topic, profile in (
-            (Odometry, "odom", qos.STATE), (ReplyProgress, "reply_progress", qos.STATE),
-            (DecodeStats, "decode_stats", qos.STATE), (NavAction, "nav_action", qos.STATE),
-            (SafetyState, "safety_state", qos.LATCHED), (DiagnosticArray, "/diagnostics", qos.STATE),
+            (Odometry, "odom", qos.STATE), (ReplyProgress, "dsd/reply_progress", qos.STATE),
+            (DecodeStats, "dsd/decode_stats", qos.STATE), (NavAction, "dsd/nav_action", qos.STATE),
+            (SafetyState, "dsd/safety_state", qos.LATCHED), (DiagnosticArray, "/diagnostics", qos.STATE),
             (Image, "camera/image_raw", qos.CAMERA),
         )
     }  # fmt: skip
@@ -187,10 +187,10 @@ def test_the_views_draw_on_whatever_they_see(ros_domain, monkeypatch):
 
 TOPICS: list[tuple[type, str, Any]] = [
     (Odometry, "odom", qos.STATE), (Imu, "imu", qos.STATE), (Image, "camera/image_raw", qos.CAMERA),
-    (Range, "range", qos.STATE), (BatteryState, "battery_state", qos.STATE), (String, "heartbeat", qos.STATE),
+    (Range, "range", qos.STATE), (BatteryState, "battery_state", qos.STATE), (String, "dsd/heartbeat", qos.STATE),
     (DiagnosticArray, "/diagnostics", qos.STATE), (Bool, "operator/deadman", qos.STATE),
-    (Twist, "cmd_vel_nav", qos.STATE),
-    (Twist, "cmd_vel_joy", qos.STATE), (NavAction, "nav_action", qos.STATE), (LaserScan, "scan", qos.STATE),
+    (Twist, "cmd_vel_dsd", qos.STATE),
+    (Twist, "cmd_vel_joy", qos.STATE), (NavAction, "dsd/nav_action", qos.STATE), (LaserScan, "scan", qos.STATE),
     (CameraInfo, "depth/camera_info", qos.STATE),
 ]  # fmt: skip
 

@@ -49,7 +49,7 @@ class CompressedCamera:
     def ask(self, message: CompressedImage):
         """A decode about a picture from now on, which is shown again and again."""
         stamp = self.rig.node.get_clock().now().to_msg()
-        client = self.rig.node.create_client(Decode, "decode")
+        client = self.rig.node.create_client(Decode, "dsd/decode")
         future = client.call_async(Decode.Request(instruction="find it", not_before=stamp, timeout=20.0))
         self.rig.until(lambda: (self.show(message), time.sleep(0.05), future.done())[2], 60.0, "a reply")
         self.rig.node.destroy_client(client)
@@ -86,7 +86,7 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
     rig.until(lambda: not camera.publisher.get_subscription_count(), what="the compressed topic left alone")
     shown = from_rgb(pixels)
     shown.header.stamp = rig.node.get_clock().now().to_msg()
-    client = rig.node.create_client(Decode, "decode")
+    client = rig.node.create_client(Decode, "dsd/decode")
     future = client.call_async(Decode.Request(instruction="find it", not_before=shown.header.stamp, timeout=20.0))
     rig.until(lambda: (raw.publish(shown), time.sleep(0.05), future.done())[2], 60.0, "a reply")
     assert future.result().text == first.text
@@ -95,7 +95,7 @@ def test_models_see_what_a_compressed_camera_saw(rig, tiny_pair):
 
 def test_the_supervisor_watches_a_compressed_camera(rig):
     states: list[SafetyState] = []
-    rig.node.create_subscription(SafetyState, "safety_state", states.append, qos.LATCHED)
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", states.append, qos.LATCHED)
     rig.start("supervisor_node")
     rig.until(lambda: states and Cause.CAMERA_STALE in states[-1].causes, what="a missing camera")
     camera = CompressedCamera(rig)
@@ -109,7 +109,7 @@ def test_the_supervisor_watches_a_compressed_camera(rig):
 
 def test_the_overlay_is_drawn_on_compressed_pictures(rig):
     drawn: list[Image] = []
-    rig.node.create_subscription(Image, "visual/image", drawn.append, qos.NEWEST_STATE)
+    rig.node.create_subscription(Image, "dsd/visual/image", drawn.append, qos.NEWEST_STATE)
     rig.start("visual_node")
     camera = CompressedCamera(rig)
     blue = np.zeros((112, 168, 3), np.uint8)

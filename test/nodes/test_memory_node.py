@@ -1,4 +1,4 @@
-"""The service `ask` with real nodes: over DDS, through a bridge, without documents, with the link lost."""
+"""The service `dsd/ask` with real nodes: over DDS, through a bridge, without documents, with the link lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_verifier(rig: Rig, pair, reader, documents):
 
 def ask(rig: Rig, question: str = QUESTION, **fields):
     fields = {"timeout": 40.0} | fields
-    return rig.call(Ask, "ask", Ask.Request(question=question, **fields), 60.0)
+    return rig.call(Ask, "dsd/ask", Ask.Request(question=question, **fields), 60.0)
 
 
 def test_questions_are_answered_over_topics_and_outlive_the_cloud(rig, tiny_pair, reader, places):
@@ -104,16 +104,16 @@ class LostInMidAnswer:
 
     def __init__(self, rig: Rig, process) -> None:
         self._rig, self._process = rig, process
-        self._client = rig.node.create_client(Ask, "ask")
+        self._client = rig.node.create_client(Ask, "dsd/ask")
         self._armed = False
         self._asks: dict[int, list[int]] = {}  # of each answer: with how many tokens it was asked for
         self._done_with: set[int] = set()
-        rig.node.create_subscription(Question, "question", self._on_question, qos.LINK)
-        for topic in ("verdict_up", "verdict_down"):
+        rig.node.create_subscription(Question, "dsd/question", self._on_question, qos.LINK)
+        for topic in ("dsd/verdict_up", "dsd/verdict_down"):
             rig.node.create_subscription(Verdict, topic, self._on_verdict, qos.PROPOSALS)
         rig.until(self._client.service_is_ready)
-        rig.until_known_to("ask")
-        rig.until(lambda: rig.node.count_publishers("verdict_up"))
+        rig.until_known_to("dsd/ask")
+        rig.until(lambda: rig.node.count_publishers("dsd/verdict_up"))
 
     def _on_question(self, question: Question) -> None:
         self._asks.setdefault(question.ask, []).append(len(question.answered))
@@ -175,7 +175,7 @@ def test_without_a_cloud_there_is_no_answer(rig, reader):
     rig.until_active("memory_node")
     lost = ask(rig)
     assert not lost.success and lost.code == Ask.Response.LINK_LOST
-    client = rig.node.create_client(Ask, "ask")
+    client = rig.node.create_client(Ask, "dsd/ask")
     client.call_async(Ask.Request(question=QUESTION))
     memory.process.send_signal(signal.SIGINT)
     assert memory.process.wait(5.0) == 0
@@ -260,7 +260,7 @@ def test_only_verified_replies_are_remembered(rig, reader):
     start_memory(rig, reader, "")
     rig.until_active("memory_node")
     odometry = rig.node.create_publisher(Odometry, "odom", qos.STATE)
-    actions = rig.node.create_publisher(NavAction, "nav_action", qos.STATE)
+    actions = rig.node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
     rig.until(lambda: odometry.get_subscription_count() and actions.get_subscription_count())
     at = Odometry()
     at.pose.pose.orientation = quaternion(0.0)
@@ -292,7 +292,7 @@ def test_a_goal_that_memory_cannot_make_plain_ends_at_once(rig):
     told = "bring me to the chair I like"
     _, absent = client.result(client.send(instruction=told))()
     assert absent.outcome == RunOutcome.NOT_KNOWN and "start the memory node" in absent.message
-    rig.node.create_service(Ask, "ask", answer)
+    rig.node.create_service(Ask, "dsd/ask", answer)
     rig.until(lambda: not _absent(client, told))
     _, unknown = client.result(client.send(instruction=told))()
     assert unknown.outcome == RunOutcome.NOT_KNOWN and asked[-1] == told
@@ -323,7 +323,7 @@ def test_a_goal_can_be_cancelled_while_memory_is_asked(rig):
         rig.until(lambda: go_on)
         return response
 
-    rig.node.create_service(Ask, "ask", answer)
+    rig.node.create_service(Ask, "dsd/ask", answer)
     handle = client.send(instruction="find the red chair")
     rig.until(lambda: asked)
     refused = client.result(client.send(instruction="find the red chair"))()[1]

@@ -74,22 +74,22 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     assert {f"/{topic}" for topic in AGGREGATION.up.values()} < set(tap.counts)
     for topic in tap.counts:
         rig.until(lambda topic=topic: rig.node.count_publishers(topic))
-    answer = rig.call(Ask, "ask", Ask.Request(question=QUESTION, timeout=40.0), 60.0)
+    answer = rig.call(Ask, "dsd/ask", Ask.Request(question=QUESTION, timeout=40.0), 60.0)
     assert answer.stats.documents == len(OWN) and answer.stats.cloud_documents == len(OTHERS)
     assert answer.stats.tokens == 6
-    rig.until(lambda: tap.counts["/question"] and tap.counts["/proposal_up"])
+    rig.until(lambda: tap.counts["/dsd/question"] and tap.counts["/dsd/proposal_up"])
     rig.until(lambda: QUESTION.encode() in watch.seen)
     assert watch.leaks() == []
 
     # What is planted on these very topics is found.
     channel = DdsChannel(rig.node, match_timeout=30.0, topics=AGGREGATION)
     rig.at_end(channel.close)
-    before = tap.counts["/question"]
+    before = tap.counts["/dsd/question"]
     channel.send(
         Question(
             9, 0, PROTOCOL_VERSION, "t", 8, " ".join(OWN[1].split()[2 : 2 + WORDS]), 2, 0.0, 0, 1,
             "shared", "sparse", 2, 8, 4, 0, "auto", "device",
         )
     )  # fmt: skip
-    rig.until(lambda: tap.counts["/question"] > before)
+    rig.until(lambda: tap.counts["/dsd/question"] > before)
     assert watch.leaks()

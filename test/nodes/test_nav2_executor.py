@@ -25,7 +25,7 @@ pytest.importorskip("nav2_msgs.action", reason="Nav2's messages are not installe
 
 STANDIN = Path(__file__).resolve().parents[1] / "support" / "nav2_standin.py"
 FAR = "It is far. Action: forward 75 cm"
-COMMAND = "cmd_vel_nav"
+COMMAND = "cmd_vel_dsd"
 ACTIONS = ("spin", "drive_on_heading", "navigate_to_pose")
 
 

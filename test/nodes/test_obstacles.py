@@ -32,10 +32,10 @@ class Navigation:
         self.collisions = 0
         self.slowest = 1.0
         node = rig.node
-        self._command = node.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
-        self._action = node.create_publisher(NavAction, "nav_action", qos.STATE)
-        node.create_subscription(SafetyState, "safety_state", self._on_state, qos.LATCHED)
-        node.create_subscription(UInt32, "collision", self._on_collision, qos.LATCHED)
+        self._command = node.create_publisher(Twist, "cmd_vel_dsd", qos.COMMAND)
+        self._action = node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
+        node.create_subscription(SafetyState, "dsd/safety_state", self._on_state, qos.LATCHED)
+        node.create_subscription(UInt32, "ground_truth/collisions", self._on_collision, qos.LATCHED)
         node.create_subscription(Twist, "cmd_vel", self._on_command, qos.STATE)
         self.odometry = OdometryRig(rig)
         self._stop = threading.Event()

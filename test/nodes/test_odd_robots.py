@@ -38,10 +38,10 @@ class OddRobot:
         self.asked: list[tuple[float, float]] = []  # speed and turn rate when a picture was asked for
         self.on_tick = lambda: None
         node = self.node = rig.node
-        node.create_subscription(Twist, "cmd_vel_nav", self._on_command, qos.COMMAND)
-        node.create_service(Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup())
+        node.create_subscription(Twist, "cmd_vel_dsd", self._on_command, qos.COMMAND)
+        node.create_service(Decode, "dsd/decode", self._on_decode, callback_group=ReentrantCallbackGroup())
         self._odometry = node.create_publisher(Odometry, "odom", qos.STATE)
-        self._safety = node.create_publisher(SafetyState, "safety_state", qos.LATCHED)
+        self._safety = node.create_publisher(SafetyState, "dsd/safety_state", qos.LATCHED)
         self._clock = node.create_publisher(Clock, "/clock", qos.CLOCK) if clock else None
         self.client = GoalClient(rig)
         words = ["navigation_node", "--ros-args", "-p", f"use_sim_time:={str(simulated).lower()}"]

@@ -36,9 +36,9 @@ class Stage:
     def __init__(self, rig) -> None:
         self.node = rig.node
         self.camera = rig.node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
-        self.progress = rig.node.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
-        self.actions = rig.node.create_publisher(NavAction, "nav_action", qos.STATE)
-        state = rig.node.create_publisher(SafetyState, "safety_state", qos.LATCHED)
+        self.progress = rig.node.create_publisher(ReplyProgress, "dsd/reply_progress", qos.STATE)
+        self.actions = rig.node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
+        state = rig.node.create_publisher(SafetyState, "dsd/safety_state", qos.LATCHED)
         state.publish(SafetyState(stopped=True))
         best_effort = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
         self.gossip = rig.node.create_publisher(String, "gossip", best_effort)
@@ -74,11 +74,11 @@ def written(path, actions: int, pictures: int) -> bool:
     """Whether the bag holds more than so many of each."""
     counts = {} if (bag := read(path)) is None else bag.counts
     seen = counts.get("/camera/image_raw/compressed", 0)
-    return counts.get("/nav_action", 0) > actions and seen > pictures
+    return counts.get("/dsd/nav_action", 0) > actions and seen > pictures
 
 
 def steps_in(bag) -> list[int]:
-    return [bag.decode(record).step for record in bag.messages([bag.topic("nav_action")])]
+    return [bag.decode(record).step for record in bag.messages([bag.topic("dsd/nav_action")])]
 
 
 def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
@@ -91,7 +91,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
         bag = read(tmp_path / "bag") if stage.actions_sent % 10 == 0 else None
         return bag is not None and bag.counts.get(topic, 0) >= count
 
-    rig.until(lambda: recorded("/nav_action", 40), what="actions in the bag")
+    rig.until(lambda: recorded("/dsd/nav_action", 40), what="actions in the bag")
     rig.until(lambda: recorded("/gossip", 5), what="another topic in the bag")
     rig.until(
         lambda: (
@@ -108,7 +108,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
     assert "was not closed" in bag.notes[0]
     steps = steps_in(bag)
     assert steps == list(range(steps[0], newest + 1))
-    assert bag.counts["/safety_state"] == 1  # latched: from before the recorder was there
+    assert bag.counts["/dsd/safety_state"] == 1  # latched: from before the recorder was there
     kept = {}
     for record in bag.messages(["/camera/image_raw/compressed"]):
         message = bag.decode(record)
@@ -130,7 +130,7 @@ def test_what_is_sent_is_kept_and_a_kill_takes_next_to_nothing(rig, tmp_path):
     recorder.process.send_signal(signal.SIGINT)
     assert recorder.process.wait(30) == 0
     second = open_bag(tmp_path / "second")
-    assert not second.notes and second.counts["/nav_action"] > 10
+    assert not second.notes and second.counts["/dsd/nav_action"] > 10
     assert second.counts["/camera/image_raw/compressed"] > 5  # all of them, and not one a second
 
     taken = rig.start("record_node", directory=tmp_path / "second")
@@ -161,9 +161,9 @@ def test_nothing_is_missed_from_when_it_says_that_it_hears(rig, tmp_path):
     rig.node.create_subscription(DiagnosticArray, "/diagnostics", look, 10)
     foreign = rig.node.create_publisher(String, "odom", 10)  # of another type
     rig.start("record_node", directory=tmp_path / "bag")
-    published = {"camera/image_raw", "reply_progress", "nav_action", "safety_state"}
+    published = {"camera/image_raw", "dsd/reply_progress", "dsd/nav_action", "dsd/safety_state"}
     rig.until(lambda: published <= said[-1], what="a recorder that hears")
-    assert not said[-1] & {"draft", "odom"}  # those have no publisher
+    assert not said[-1] & {"dsd/draft", "odom"}  # those have no publisher
     foreign.publish(String())
     for _ in range(20):
         stage.act()
@@ -235,15 +235,15 @@ def test_a_disk_that_is_really_full_leaves_a_readable_bag_and_a_sentence(rig, tm
 
 
 def test_a_session_opened_before_the_recorder_was_discovered_is_kept(rig, tmp_path):
-    verifier = VerifierTopics(rig.node, lambda _: None, TopicSet({}, {wire.SessionReply: "session_reply"}))
+    verifier = VerifierTopics(rig.node, lambda _: None, TopicSet({}, {wire.SessionReply: "dsd/session_reply"}))
     verifier.publish(wire.SessionReply(1, 7, "", "big", "f", 512))
     try:
         rig.start("record_node", directory=tmp_path / "bag")
-        rig.until(lambda: (bag := read(tmp_path / "bag")) and "/session_reply" in bag.counts, what="the session")
+        rig.until(lambda: (bag := read(tmp_path / "bag")) and "/dsd/session_reply" in bag.counts, what="the session")
     finally:
         verifier.close()
     bag = open_bag(tmp_path / "bag")
-    (record,) = bag.messages(["/session_reply"])
+    (record,) = bag.messages(["/dsd/session_reply"])
     assert bag.decode(record).target_fingerprint == "f"
 
 

@@ -28,7 +28,7 @@ def heard(rig):
         "camera/camera_info": (CameraInfo, qos.CAMERA),
         "imu": (Imu, qos.STATE),
         "/clock": (Clock, qos.CLOCK),
-        "collision": (UInt32, qos.LATCHED),
+        "ground_truth/collisions": (UInt32, qos.LATCHED),
         "ground_truth/target_distance": (Float64, qos.STATE),
     }
     found = {topic: [] for topic in topics}
@@ -55,11 +55,11 @@ def test_topics_and_their_contents(rig, heard):
     assert min(np.diff(frames)) > 0.0  # how many there are is the machine's affair, up to the rate
     assert np.median(np.diff(frames)) > 0.8 / 15
     assert heard["imu"][-1].linear_acceleration.z == pytest.approx(9.81)
-    assert heard["/clock"] and heard["collision"][-1].data == 0
+    assert heard["/clock"] and heard["ground_truth/collisions"][-1].data == 0
     distance = heard["ground_truth/target_distance"][-1].data
     assert distance > 0.6
     request = CheckArrival.Request(instruction="find the silver bottle")
-    answer = rig.call(CheckArrival, "check_arrival", request)
+    answer = rig.call(CheckArrival, "dsd/check_arrival", request)
     assert not answer.arrived and answer.distance == pytest.approx(distance)
     assert "silver bottle" in answer.message
 
@@ -82,7 +82,7 @@ def test_moves_while_commands_come_and_stops_half_a_second_after_the_last(rig, h
     stopped_after = moving[-1][0] - last
     assert 0.3 < stopped_after < 0.5 + 0.15  # and what braking takes: 0.6 / 12 s
     assert odometry.pose != odometry.samples[0][2]
-    assert rig.call(Trigger, "reset_world", Trigger.Request()).success
+    assert rig.call(Trigger, "simulator/reset_world", Trigger.Request()).success
     rig.until(lambda: odometry.pose == odometry.samples[0][2])
 
 

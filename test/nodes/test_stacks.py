@@ -51,7 +51,7 @@ class Robot:
         self.poses: list[tuple[float, float, float]] = []
         self.safety: list[SafetyState] = []
         rig.node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
-        rig.node.create_subscription(SafetyState, "safety_state", self.safety.append, qos.LATCHED)
+        rig.node.create_subscription(SafetyState, "dsd/safety_state", self.safety.append, qos.LATCHED)
         self.client = GoalClient(rig)
         example = str(ROOT / "examples" / f"{stack}.launch.py")
         for start in (*plan(example, {"transport": "dds"}), *plan("verifier")):

@@ -30,7 +30,7 @@ GIVEN = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
 
 def states(rig: Any) -> list[SafetyState]:
     heard: list[SafetyState] = []
-    rig.node.create_subscription(SafetyState, "safety_state", heard.append, qos.LATCHED)
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", heard.append, qos.LATCHED)
     return heard
 
 
@@ -38,7 +38,7 @@ def test_a_stranger_on_any_topic_of_motion_stops_the_robot_by_name(rig):
     rig.start("supervisor_node", **GIVEN)
     standin = StandIn(rig.node)
     standin.drive()
-    for kind, topic in ((Outcome, "outcome"), (Twist, "cmd_vel")):
+    for kind, topic in ((Outcome, "dsd/outcome"), (Twist, "cmd_vel")):
         stranger = rig.node.create_publisher(kind, topic, qos.COMMAND)
         rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes, what=f"a stranger on {topic}")
         sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
@@ -53,7 +53,7 @@ def test_commands_and_actions_of_other_nodes_than_those_named_do_not_move_the_ro
     standin = StandIn(rig.node)
     rig.until(lambda: Cause.FOREIGN_PUBLISHER in standin.causes)
     sentence = standin.state.sentences[standin.causes.index(Cause.FOREIGN_PUBLISHER)]
-    assert "cmd_vel_nav" in sentence and "nav_action" in sentence and "/test_rig" in sentence
+    assert "cmd_vel_dsd" in sentence and "dsd/nav_action" in sentence and "/test_rig" in sentence
     standin.announce()
     time.sleep(0.5)
     assert not any(moves for _, moves in standin.commands)
@@ -181,7 +181,7 @@ def overridden(ros_domain, monkeypatch):
 def test_qos_overrides_work_on_subscriptions_and_publishers(overridden):
     overridden(
         "qos_overrides./odom.subscription.reliability:=reliable", "qos_overrides./odom.subscription.depth:=7",
-        "qos_overrides./cmd_vel.publisher.reliability:=best_effort", "qos_overrides./heartbeat.publisher.depth:=3",
+        "qos_overrides./cmd_vel.publisher.reliability:=best_effort", "qos_overrides./dsd/heartbeat.publisher.depth:=3",
     )  # fmt: skip
     node = SupervisorNode()
     node.check_overrides(complete=True)

@@ -103,7 +103,7 @@ def test_arbitration_and_what_is_published(rig):
     rig.until(lambda: Cause.EMERGENCY_STOP in standin.causes)
     standin.joystick = (0.3, 0.0)
     heard: list[SafetyState] = []
-    rig.node.create_subscription(SafetyState, "safety_state", heard.append, qos.LATCHED)
+    rig.node.create_subscription(SafetyState, "dsd/safety_state", heard.append, qos.LATCHED)
     rig.until(lambda: heard and heard[0].causes[0] == SafetyState.EMERGENCY_STOP)
     assert "emergency_stop" in heard[0].sentences[0]
     count = len(standin.commands)

@@ -36,12 +36,12 @@ def test_both_views_in_one_process(rig):
     def on_health(message: DiagnosticArray) -> None:
         levels.update((status.name, (status.level, status.message)) for status in message.status)
 
-    node.create_subscription(Image, "visual/image", pictures.append, qos.NEWEST_STATE)
+    node.create_subscription(Image, "dsd/visual/image", pictures.append, qos.NEWEST_STATE)
     node.create_subscription(DiagnosticArray, "/diagnostics", on_health, qos.STATE)
     rig.until(lambda: len(pictures) > 3, what="pictures")
     assert {"view_node", "visual_node"} <= set(node.get_node_names())
     assert node.count_subscribers("/camera/image_raw") == 1
-    assert node.count_subscribers("/reply_progress") == 1
+    assert node.count_subscribers("/dsd/reply_progress") == 1
     rig.until(lambda: {"view_node", "visual_node"} <= levels.keys(), what="both nodes' health")
     assert "web view at" in levels["view_node"][1]
     (server,) = map(int, Path(f"/proc/{view.pid}/task/{view.pid}/children").read_text().split())

@@ -135,17 +135,17 @@ def test_the_configuration_against_the_live_graph(rig):
             verdict, reason = qos_check_compatible(publisher.qos_profile, profile)
             assert verdict != QoSCompatibility.ERROR, f"{name}: {topic}: {reason}"
     # Without subscribers the camera and the rest are left alone.
-    assert node.count_subscribers("/reply_progress") == 0
-    assert node.count_subscribers("/visual/image") == 0
+    assert node.count_subscribers("/dsd/reply_progress") == 0
+    assert node.count_subscribers("/dsd/visual/image") == 0
 
     pictures, markers, walked, intended = [], [], [], []
-    node.create_subscription(Image, "visual/image", pictures.append, qos.CAMERA)
-    node.create_subscription(MarkerArray, "visual/markers", markers.append, qos.STATE)
-    node.create_subscription(Path, "visual/path_walked", walked.append, qos.LATCHED)
-    node.create_subscription(Path, "visual/path_intended", intended.append, qos.LATCHED)
+    node.create_subscription(Image, "dsd/visual/image", pictures.append, qos.CAMERA)
+    node.create_subscription(MarkerArray, "dsd/visual/markers", markers.append, qos.STATE)
+    node.create_subscription(Path, "dsd/visual/path_walked", walked.append, qos.LATCHED)
+    node.create_subscription(Path, "dsd/visual/path_intended", intended.append, qos.LATCHED)
     rig.until(lambda: pictures and walked, what="a picture and a path")
-    tell = node.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
-    act = node.create_publisher(NavAction, "nav_action", qos.STATE)
+    tell = node.create_publisher(ReplyProgress, "dsd/reply_progress", qos.STATE)
+    act = node.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
     last = RoundStats(drafted=3, accepted=2, gained=["I ", "see ", "it."], rejected=["no "])
     progress = ReplyProgress(instruction="find it", text="I see it.", last_round=last)
     progress.header.stamp = Time(sec=5)

@@ -162,8 +162,8 @@ class DecodeRig:
         self.rig = rig
         self.progress: list[ReplyProgress] = []
         self.stats: list[DecodeStats] = []
-        rig.node.create_subscription(ReplyProgress, "reply_progress", self.progress.append, qos.STATE)
-        rig.node.create_subscription(DecodeStats, "decode_stats", self.stats.append, qos.STATE)
+        rig.node.create_subscription(ReplyProgress, "dsd/reply_progress", self.progress.append, qos.STATE)
+        rig.node.create_subscription(DecodeStats, "dsd/decode_stats", self.stats.append, qos.STATE)
         self.camera = CameraRig(rig)
         self.verifier = rig.start("verifier_node", model__path=pair[0])
         self.draft = rig.start("draft_node", model__path=pair[1], **draft)
@@ -196,7 +196,7 @@ def test_the_decode_service(rig, tiny_pair, models):
     ]:
         request = Decode.Request(instruction=instruction, timeout=timeout)
         request.not_before = rig.node.get_clock().now().to_msg()
-        answer = rig.call(Decode, "decode", request)
+        answer = rig.call(Decode, "dsd/decode", request)
         assert not answer.success and answer.code == code and answer.message.endswith(".")
 
     bad = nodes.camera.show(picture(0))

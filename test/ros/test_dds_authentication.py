@@ -48,10 +48,12 @@ class Answering:
     def __init__(self, rig) -> None:
         self.sent = 0
         self._heard: list[bytes] = []
-        self._outcomes = rig.node.create_publisher(ros.Outcome, "outcome", qos.OUTCOMES)
-        self._refusals = rig.node.create_publisher(ros.Refusal, "refusal", qos.LINK)
-        rig.node.create_subscription(ros.Outcome, "outcome", lambda o: self._heard.append(bytes(o.tag)), qos.OUTCOMES)
-        rig.node.create_subscription(ros.Draft, "draft", self._answer, qos.LINK)
+        self._outcomes = rig.node.create_publisher(ros.Outcome, "dsd/outcome", qos.OUTCOMES)
+        self._refusals = rig.node.create_publisher(ros.Refusal, "dsd/refusal", qos.LINK)
+        rig.node.create_subscription(
+            ros.Outcome, "dsd/outcome", lambda o: self._heard.append(bytes(o.tag)), qos.OUTCOMES
+        )
+        rig.node.create_subscription(ros.Draft, "dsd/draft", self._answer, qos.LINK)
 
     def _answer(self, draft: ros.Draft) -> None:
         name = draft.session, draft.reply, draft.round

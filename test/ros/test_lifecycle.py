@@ -174,7 +174,7 @@ def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     request = Decode.Request(instruction=INSTRUCTION, timeout=1.0)
     camera_of_other.show(picture(1))
     request.not_before = rig.node.get_clock().now().to_msg()
-    assert rig.call(Decode, "go2_1/decode", request).code == Decode.Response.NO_IMAGE
+    assert rig.call(Decode, "go2_1/dsd/decode", request).code == Decode.Response.NO_IMAGE
     Nodes(rig, tiny_pair, "verifier_node", namespace="go2_2")
     rig.until(lambda: decode_once(rig, camera_of_other) == Decode.Response.OK)
     assert rig.change("go2_1/verifier_node", *DOWN)
@@ -182,5 +182,5 @@ def test_two_namespaces_in_one_domain_do_not_hear_each_other(rig, tiny_pair):
     assert decode_once(rig, camera_of_other) == Decode.Response.OK
     names = {name for name, _ in rig.node.get_topic_names_and_types()}
     assert {name for name in names if not name.startswith(("/go2_1/", "/go2_2/"))} <= SHARED
-    assert {"/go2_1/cmd_vel", "/go2_1/draft", "/go2_2/draft"} <= names
+    assert {"/go2_1/cmd_vel", "/go2_1/dsd/draft", "/go2_2/dsd/draft"} <= names
     assert rig.group.child("go2_2/draft_node").running

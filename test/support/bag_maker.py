@@ -139,7 +139,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
 
     put("odom", "nav_msgs/msg/Odometry")
     put(
-        "session_request",
+        "dsd/session_request",
         "dsd_msgs/msg/SessionRequest",
         mode="dsd",
         temperature=temperature,
@@ -147,8 +147,13 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
         proof="full",
         seed=3,
     )
-    put("session_reply", "dsd_msgs/msg/SessionReply", session=1, target_name="big", target_fingerprint="f")
-    put("safety_state", "dsd_msgs/msg/SafetyState", stopped=True, causes=maker.make("dsd_msgs/msg/SafetyState").causes)
+    put("dsd/session_reply", "dsd_msgs/msg/SessionReply", session=1, target_name="big", target_fingerprint="f")
+    put(
+        "dsd/safety_state",
+        "dsd_msgs/msg/SafetyState",
+        stopped=True,
+        causes=maker.make("dsd_msgs/msg/SafetyState").causes,
+    )
     for number, reply in enumerate(replies, 1):
         stamp = (50 + number) * SECOND + 7
         _pixels, data = png(number)
@@ -160,13 +165,22 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
                 format="bgr8; png compressed bgr8",
                 data=np.frombuffer(data, np.uint8),
             )
-        put("observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it")
-        put("draft", "dsd_msgs/msg/Draft", session=1, reply=reply, round=1, tokens=np.array([4, 5], np.uint32))
-        put("outcome", "dsd_msgs/msg/Outcome", session=1, reply=reply, round=1, accepted=2, next_token=6, is_final=True)
+        put("dsd/observation", "dsd_msgs/msg/Observation", session=1, reply=reply, instruction="find it")
+        put("dsd/draft", "dsd_msgs/msg/Draft", session=1, reply=reply, round=1, tokens=np.array([4, 5], np.uint32))
+        put(
+            "dsd/outcome",
+            "dsd_msgs/msg/Outcome",
+            session=1,
+            reply=reply,
+            round=1,
+            accepted=2,
+            next_token=6,
+            is_final=True,
+        )
         rounds = maker.make("dsd_msgs/msg/RoundStats", drafted=2, accepted=2, bytes_up=11)
         for done in (False, True):
             put(
-                "reply_progress",
+                "dsd/reply_progress",
                 "dsd_msgs/msg/ReplyProgress",
                 header=maker.header(stamp),
                 text=REPLY,
@@ -176,7 +190,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
                 done=done,
             )
         put(
-            "decode_stats",
+            "dsd/decode_stats",
             "dsd_msgs/msg/DecodeStats",
             observation_stamp=maker.stamp(stamp),
             mode="dsd",
@@ -186,7 +200,7 @@ def make_bag(folder, parameters=None, temperature=0.0, replies=(1, 2), storage="
             tau=3.0,
         )
         put(
-            "nav_action",
+            "dsd/nav_action",
             "dsd_msgs/msg/NavAction",
             kind=1,
             amount=25,

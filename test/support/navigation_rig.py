@@ -34,12 +34,12 @@ class NavigationRig:
         self.feedback: list = []
         self.free = False  # the supervisor sees no cause to stop
         group = ReentrantCallbackGroup()
-        self.service = rig.node.create_service(Decode, "decode", self._on_decode, callback_group=group)
+        self.service = rig.node.create_service(Decode, "dsd/decode", self._on_decode, callback_group=group)
         rig.node.create_subscription(
             Twist, "cmd_vel", lambda m: self.commands.append((time.monotonic(), m)), qos.COMMAND
         )
-        rig.node.create_subscription(NavAction, "nav_action", self.actions.append, qos.STATE)
-        rig.node.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED)
+        rig.node.create_subscription(NavAction, "dsd/nav_action", self.actions.append, qos.STATE)
+        rig.node.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED)
         self.odometry = OdometryRig(rig)
         self.client = GoalClient(rig)
         self.simulator = rig.start("simulator_node")

@@ -240,7 +240,7 @@ class CameraRig:
         try:
             fields = {"instruction": instruction, "not_before": first, "timeout": timeout} | fields
             request = Decode.Request(**fields)
-            return self._rig.call(Decode, f"{self._prefix}decode", request, timeout + patience)
+            return self._rig.call(Decode, f"{self._prefix}dsd/decode", request, timeout + patience)
         finally:
             stop.set()
             thread.join()
@@ -282,7 +282,7 @@ class GoalClient:
         self._node = rclpy.create_node("goal_client")
         self._executor = SingleThreadedExecutor()
         self._executor.add_node(self._node)
-        self._client = ActionClient(self._node, Navigate, "navigate")
+        self._client = ActionClient(self._node, Navigate, "dsd/navigate")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._spin, daemon=True)
         self._thread.start()
@@ -294,7 +294,7 @@ class GoalClient:
     def send(self, feedback: Callable[[Any], None] | None = None, **goal: Any) -> Any:
         """Send a goal and return its handle."""
         message = Navigate.Goal(**{"instruction": "find the silver bottle"} | goal)
-        self._rig.until_known_to("navigate/_action/send_goal")
+        self._rig.until_known_to("dsd/navigate/_action/send_goal")
         return self._run(lambda: self._client.send_goal_async(message, feedback))()
 
     def result(self, handle: Any, timeout: float = 60.0) -> Callable[[], Any]:

@@ -48,12 +48,12 @@ _TOPICS = {  # name -> type, topic, QoS
     "depth": (Image, "depth/image_raw", qos.CAMERA),
     "depth info": (CameraInfo, "depth/camera_info", qos.CAMERA),
     "battery": (BatteryState, "battery_state", qos.STATE),
-    "heartbeat": (String, "heartbeat", qos.STATE),
+    "heartbeat": (String, "dsd/heartbeat", qos.STATE),
     "diagnostics": (DiagnosticArray, "/diagnostics", qos.STATE),
     "deadman": (Bool, "operator/deadman", qos.STATE),
-    "command": (Twist, "cmd_vel_nav", qos.COMMAND),
+    "command": (Twist, "cmd_vel_dsd", qos.COMMAND),
     "joystick": (Twist, "cmd_vel_joy", qos.STATE),
-    "action": (NavAction, "nav_action", qos.STATE),
+    "action": (NavAction, "dsd/nav_action", qos.STATE),
     "emergency stop": (Bool, "emergency_stop", qos.STATE),
 }
 _PERIODS = (
@@ -99,7 +99,7 @@ class StandIn:
         self.stop_client = node.create_client(Trigger, "emergency_stop")
         self.reset_client = node.create_client(Trigger, "emergency_stop_reset")
         node.create_subscription(Twist, "cmd_vel", self._on_command, qos.STATE)
-        node.create_subscription(SafetyState, "safety_state", self._on_state, qos.LATCHED)
+        node.create_subscription(SafetyState, "dsd/safety_state", self._on_state, qos.LATCHED)
         steady = Clock(clock_type=ClockType.STEADY_TIME)
         for period, names in _PERIODS:
             node.create_timer(period, lambda names=names: self._publish(names), clock=steady)

@@ -213,9 +213,9 @@ class _Client:
         node = self._ros.node
         self.frames = 0
         # Reliable: pictures that come while this process waits for the processor count as well.
-        node.create_subscription(Image, "visual/image", self._count, qos.STATE, raw=True)
-        node.create_subscription(MarkerArray, "visual/markers", lambda _: None, qos.STATE, raw=True)
-        self._decode = node.create_client(Decode, "decode")
+        node.create_subscription(Image, "dsd/visual/image", self._count, qos.STATE, raw=True)
+        node.create_subscription(MarkerArray, "dsd/visual/markers", lambda _: None, qos.STATE, raw=True)
+        self._decode = node.create_client(Decode, "dsd/decode")
         self._draft_node = LifecycleWatch(node, "draft_node")
         self._ros.start()
         return self

@@ -77,18 +77,18 @@ class Watcher:
         listen = node.create_subscription
         listen(Twist, "cmd_vel", self._on_command, qos.STATE)
         listen(Odometry, "odom", self._on_odometry, qos.STATE)
-        listen(NavAction, "nav_action", self._on_action, qos.STATE)
-        listen(SafetyState, "safety_state", self._on_verdict, qos.LATCHED)
-        listen(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
+        listen(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
+        listen(SafetyState, "dsd/safety_state", self._on_verdict, qos.LATCHED)
+        listen(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
         listen(Image, "camera/image_raw", self._on_picture, _ALL_PICTURES)
-        listen(String, "heartbeat", self._on_heartbeat, qos.STATE)
+        listen(String, "dsd/heartbeat", self._on_heartbeat, qos.STATE)
         listen(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
-        self._navigate = ActionClient(node, Navigate, "navigate")
-        self._reset = node.create_client(Trigger, "reset_world")
+        self._navigate = ActionClient(node, Navigate, "dsd/navigate")
+        self._reset = node.create_client(Trigger, "simulator/reset_world")
         self._fault = node.create_publisher(String, "simulator/fault", qos.STATE)
         self._nonsense = {
-            "up": node.create_publisher(Draft, "draft", qos.LINK),
-            "down": node.create_publisher(Outcome, "outcome", qos.OUTCOMES),
+            "up": node.create_publisher(Draft, "dsd/draft", qos.LINK),
+            "down": node.create_publisher(Outcome, "dsd/outcome", qos.OUTCOMES),
         }
         self._ros.executor.create_task(_take_priority)  # in the spinning thread
         self._ros.start()

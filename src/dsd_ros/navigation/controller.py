@@ -53,7 +53,7 @@ def predict(pose: Pose, velocity: Velocity, span: float) -> Pose:
 class ControlSettings:
     """Rate of the velocity commands, and the time-out after which they are zero."""
 
-    control_rate: float = option(25.0, "rate of cmd_vel_nav messages, Hz", 20.0, 100.0)
+    control_rate: float = option(25.0, "rate of cmd_vel_dsd messages, Hz", 20.0, 100.0)
     watchdog_timeout_s: float = option(0.5, "zero is sent this long after the last command or odometry, s", 0.1, 0.5)
 
 

@@ -153,7 +153,7 @@ class Requirements:
     link: str = option("draft_node,bridge_node", "nodes whose warnings mean that the link is lost, comma-separated")
     robot: str = option("go2_node", "nodes whose warnings mean that the robot has a fault, comma-separated")
     commands: str = option(
-        "navigation_node", "nodes that may publish cmd_vel_nav and nav_action, comma-separated; empty: any"
+        "navigation_node", "nodes that may publish cmd_vel_dsd and dsd/nav_action, comma-separated; empty: any"
     )
     outcomes: str = option("verifier_node,bridge_node", "nodes that may publish outcome, comma-separated; empty: any")
 

@@ -1,4 +1,4 @@
-"""The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier, service ``decode``.
+"""The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier, ``dsd/decode``.
 
 configure loads the draft model, activate opens the session, deactivate closes it, cleanup frees the model. With
 ``autostart`` the node activates itself, and keeps trying while no verifier answers. A session that breaks later is
@@ -71,9 +71,9 @@ class DraftNode(ManagedNode[DraftNodeSettings]):
         self._keeper = LinkKeeper(self._reconnect, self._on_link_found, self._on_link_still_lost)
 
         self._camera = Camera(self, self._settings.image_transport)
-        self._progress = self.create_publisher(ReplyProgress, "reply_progress", qos.STATE)
-        self._stats = self.create_publisher(DecodeStats, "decode_stats", qos.STATE)
-        self.create_service(Decode, "decode", self._on_decode, callback_group=ReentrantCallbackGroup())
+        self._progress = self.create_publisher(ReplyProgress, "dsd/reply_progress", qos.STATE)
+        self._stats = self.create_publisher(DecodeStats, "dsd/decode_stats", qos.STATE)
+        self.create_service(Decode, "dsd/decode", self._on_decode, callback_group=ReentrantCallbackGroup())
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------

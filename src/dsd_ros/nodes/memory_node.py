@@ -1,6 +1,6 @@
 """The robot's half of answering questions, and its memory: a text model, its own documents, what it has seen.
 
-configure loads the text model and opens the documents, activate answers the service ``ask`` together with the cloud
+configure loads the text model and opens the documents, activate answers the service ``dsd/ask`` together with the cloud
 (``dragon.client``), deactivate ends an answer under way, cleanup frees the model. The cloud's half is a verifier with
 documents: a verifier_node, or a remote one through a bridge_node. The documents never leave this process.
 """
@@ -73,8 +73,8 @@ class MemoryNode(ManagedNode[MemoryNodeSettings]):
         self._ears = Polled(self)
         self._odometry = self._ears.subscribe(Odometry, "odom", qos.SENSOR)
         group = MutuallyExclusiveCallbackGroup()
-        self.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE, callback_group=group)
-        self.create_service(Ask, "ask", self._on_ask, callback_group=ReentrantCallbackGroup())
+        self.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE, callback_group=group)
+        self.create_service(Ask, "dsd/ask", self._on_ask, callback_group=ReentrantCallbackGroup())
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------

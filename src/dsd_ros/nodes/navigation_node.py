@@ -1,7 +1,7 @@
 """Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
 A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is
-active, and deactivate stops the robot first. It publishes ``cmd_vel_nav``, or hands the actions to Nav2 (``executor``),
+active, and deactivate stops the robot first. It publishes ``cmd_vel_dsd``, or hands the actions to Nav2 (``executor``),
 whose commands then come on that topic; the safety supervisor decides what of them reaches the robot. Every wait has a
 limit, and every run ends in a named outcome with the robot at rest. No model and no torch in this process.
 """
@@ -98,22 +98,24 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         nav2 = settings.executor == "nav2"
-        self._command = None if nav2 else self.create_publisher(Twist, "cmd_vel_nav", qos.COMMAND)
+        self._command = None if nav2 else self.create_publisher(Twist, "cmd_vel_dsd", qos.COMMAND)
         self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
-        self._actions = self.create_publisher(NavAction, "nav_action", qos.STATE)
-        self._instructions = self.create_publisher(String, "instruction", qos.LATCHED)
+        self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
+        self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
         self.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR, callback_group=motion)
-        self.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE, callback_group=service)
-        self.create_subscription(SafetyState, "safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
-        self._decode = LatestCall(self, Decode, "decode", service)
+        self.create_subscription(
+            ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE, callback_group=service
+        )
+        self.create_subscription(SafetyState, "dsd/safety_state", self._on_safety, qos.LATCHED, callback_group=motion)
+        self._decode = LatestCall(self, Decode, "dsd/decode", service)
         self._request = 0  # number of the newest decode request
-        self._check = LatestCall(self, CheckArrival, "check_arrival", service)
-        self._ask = self.create_client(Ask, "ask", callback_group=service)
+        self._check = LatestCall(self, CheckArrival, "dsd/check_arrival", service)
+        self._ask = self.create_client(Ask, "dsd/ask", callback_group=service)
         # Steady clocks: a simulator that dies takes /clock with it, and the watchdog must outlive it.
         self._timer = steady_timer(self, 1.0 / settings.control_rate, self._tick, motion)
         self.add_on_set_parameters_callback(self._keep_clock)
         callbacks: dict[str, Any] = {"goal_callback": lambda _: GoalResponse.ACCEPT, "cancel_callback": self._on_cancel}
-        self._server = ActionServer(self, Navigate, "navigate", self._execute, callback_group=service, **callbacks)
+        self._server = ActionServer(self, Navigate, "dsd/navigate", self._execute, callback_group=service, **callbacks)
         self.autostart()
 
     # -- lifecycle -----------------------------------------------------------------------------
@@ -358,7 +360,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
         return None
 
     def _resolve(self, goal: ServerGoalHandle) -> ResolvedGoal:
-        """The instruction to carry out: the goal's own, or what the service ``ask`` says it means."""
+        """The instruction to carry out: the goal's own, or what the service ``dsd/ask`` says it means."""
         settings, client = self._settings.memory, self._ask
         if not goals.needs_memory(self._instruction, settings.when):
             return ResolvedGoal(self._instruction)

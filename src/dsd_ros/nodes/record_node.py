@@ -226,7 +226,7 @@ class RecordNode(RunnableNode):
         if name == CAMERA:
             self._write_picture(bag, topic, qos, lambda: self._pictures.take(data, at, kind == PICTURE_TYPE))
             return
-        if name == "reply_progress" and self._settings.camera_hz > 0.0:
+        if name == "dsd/reply_progress" and self._settings.camera_hz > 0.0:
             pictures = self.resolve_topic_name(PICTURES)
             known = self._listening[CAMERA][1]
             self._write_picture(bag, pictures, [as_recorded(known)], lambda: self._pictures.named(_picture_of(data)))

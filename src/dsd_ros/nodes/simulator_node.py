@@ -76,7 +76,7 @@ class SimulatorNode(RunnableNode):
         self._commands = CommandWatch(self)
         self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
-        self.create_service(Trigger, "reset_world", self._on_reset)
+        self.create_service(Trigger, "simulator/reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
         self._timer = steady_timer(self, 1.0 / settings.odometry_rate, self._tick)
         steady_timer(self, _RANGE_PERIOD_S, self._measure_range)

@@ -55,7 +55,7 @@ class SupervisorNode(RunnableNode):
         self._logged: tuple[Cause, ...] = ()
 
         self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
-        self._state = self.create_publisher(SafetyState, "safety_state", qos.LATCHED)
+        self._state = self.create_publisher(SafetyState, "dsd/safety_state", qos.LATCHED)
         self._health = health.Health(self, heartbeat=True)
         self._subscribe()
         self.create_service(Trigger, "emergency_stop", self._on_stop_call)
@@ -92,22 +92,22 @@ class SupervisorNode(RunnableNode):
 
     def _subscribe(self) -> None:
         subscribe = self.create_subscription
-        subscribe(Twist, "cmd_vel_nav", self._on_navigation, qos.SENSOR)
+        subscribe(Twist, "cmd_vel_dsd", self._on_navigation, qos.SENSOR)
         self._joystick, self._joystick_type = self._subscribe_to_joystick(Twist), Twist
         subscribe(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
         for profile in (qos.STATE, qos.SENSOR):  # said once: nothing may be lost, and a best-effort button is heard
             subscribe(Bool, "emergency_stop", self._on_stop_message, profile)
-        subscribe(NavAction, "nav_action", self._on_action, qos.STATE)
+        subscribe(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
         subscribe(Odometry, "odom", self._on_odometry, qos.SENSOR)
         subscribe(Imu, "imu", self._on_imu, qos.SENSOR)
         subscribe(BatteryState, "battery_state", self._on_battery, qos.SENSOR)
-        subscribe(String, "heartbeat", self._on_heartbeat, qos.REPEATED)
+        subscribe(String, "dsd/heartbeat", self._on_heartbeat, qos.REPEATED)
         subscribe(DiagnosticArray, "/diagnostics", self._on_diagnostics, qos.STATE)
         settings = self._settings
         require = settings.require
         self._watches = [PublisherWatch(self, "cmd_vel", [self.get_name()], alone=True)]
         for topic, belongs in (
-            ("cmd_vel_nav", require.commands), ("nav_action", require.commands), ("outcome", require.outcomes),
+            ("cmd_vel_dsd", require.commands), ("dsd/nav_action", require.commands), ("dsd/outcome", require.outcomes),
         ):  # fmt: skip
             if names(belongs):
                 self._watches.append(PublisherWatch(self, topic, names(belongs)))

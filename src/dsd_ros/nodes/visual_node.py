@@ -42,10 +42,10 @@ class VisualNode(RunnableNode):
     def __init__(self, host: Node | None = None) -> None:
         super().__init__("visual_node", **(named("visual_node", host) if host is not None else {}))
         self._settings = settings = declare(self, VisualNodeSettings, host, self._adopt)
-        self._image = self.create_publisher(Image, "visual/image", qos.NEWEST_STATE)
-        self._walked = self.create_publisher(Path, "visual/path_walked", qos.LATCHED)
-        self._intended = self.create_publisher(Path, "visual/path_intended", qos.LATCHED)
-        self._markers = self.create_publisher(MarkerArray, "visual/markers", qos.STATE)
+        self._image = self.create_publisher(Image, "dsd/visual/image", qos.NEWEST_STATE)
+        self._walked = self.create_publisher(Path, "dsd/visual/path_walked", qos.LATCHED)
+        self._intended = self.create_publisher(Path, "dsd/visual/path_intended", qos.LATCHED)
+        self._markers = self.create_publisher(MarkerArray, "dsd/visual/markers", qos.STATE)
         self.rate = settings.rate
         self._beat = RateTimer(settings.rate)
         self._sight: Sight | None = None  # None with a host, or without subscribers

@@ -137,7 +137,7 @@ def _diagonal(*deviations: float) -> list[float]:
 
 
 class GroundTruthPublisher:
-    """Publishes the simulator's ground truth, and serves ``check_arrival``, which judges a run by it.
+    """Publishes the simulator's ground truth, and serves ``dsd/check_arrival``, which judges a run by it.
 
     :param frame: of the world, which odometry begins in.
     """
@@ -145,14 +145,14 @@ class GroundTruthPublisher:
     def __init__(self, node: Node, simulator: Simulator, frame: str) -> None:
         self._node, self._simulator = node, simulator
         self._collisions = -1
-        self._collision = node.create_publisher(UInt32, "collision", qos.LATCHED)
+        self._collision = node.create_publisher(UInt32, "ground_truth/collisions", qos.LATCHED)
         self._distance = node.create_publisher(Float64, "ground_truth/target_distance", qos.STATE)
         self._reached = node.create_publisher(Bool, "ground_truth/reached", qos.STATE)
         self._world = node.create_publisher(MarkerArray, "ground_truth/markers", qos.LATCHED)
         header = Header(stamp=node.get_clock().now().to_msg(), frame_id=frame)
         self._world.publish(world_markers(simulator.world, header))
 
-        node.create_service(CheckArrival, "check_arrival", self._on_check)
+        node.create_service(CheckArrival, "dsd/check_arrival", self._on_check)
 
     def _on_check(self, request: CheckArrival.Request, answer: CheckArrival.Response) -> CheckArrival.Response:
         arrival = check_arrival(self._simulator, request.instruction)

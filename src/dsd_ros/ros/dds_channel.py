@@ -97,14 +97,25 @@ class TopicSet:
     down: Mapping[type, str]
 
 
-_UP: dict[type, str] = {wire.SessionRequest: "session_request", wire.Observation: "observation", wire.Draft: "draft"}
-_DOWN: dict[type, str] = {wire.SessionReply: "session_reply", wire.Outcome: "outcome", wire.Refusal: "refusal"}
-DECODING = TopicSet(_UP | {wire.SessionClose: "session_close"}, _DOWN)
+_UP: dict[type, str] = {
+    wire.SessionRequest: "dsd/session_request",
+    wire.Observation: "dsd/observation",
+    wire.Draft: "dsd/draft",
+}
+_DOWN: dict[type, str] = {
+    wire.SessionReply: "dsd/session_reply",
+    wire.Outcome: "dsd/outcome",
+    wire.Refusal: "dsd/refusal",
+}
+DECODING = TopicSet(_UP | {wire.SessionClose: "dsd/session_close"}, _DOWN)
 # Messages that go both ways have a topic for each, so that no side hears its own.
-_BOTH = {wire.Proposal: "proposal", wire.Verdict: "verdict", wire.Reveal: "reveal", wire.QuestionEnd: "question_end"}
+_BOTH = {
+    wire.Proposal: "dsd/proposal", wire.Verdict: "dsd/verdict", wire.Reveal: "dsd/reveal",
+    wire.QuestionEnd: "dsd/question_end",
+}  # fmt: skip
 AGGREGATION = TopicSet(
-    {wire.Question: "question", **{struct: f"{name}_up" for struct, name in _BOTH.items()}},
-    {wire.QuestionReply: "question_reply", **{struct: f"{name}_down" for struct, name in _BOTH.items()}},
+    {wire.Question: "dsd/question", **{struct: f"{name}_up" for struct, name in _BOTH.items()}},
+    {wire.QuestionReply: "dsd/question_reply", **{struct: f"{name}_down" for struct, name in _BOTH.items()}},
 )
 EVERYTHING = TopicSet({**DECODING.up, **AGGREGATION.up}, {**DECODING.down, **AGGREGATION.down})
 _OPENING = (wire.SessionRequest, wire.SessionReply)

@@ -63,18 +63,18 @@ class DemoClient:
 
         for kind, topic, profile in (
             (CameraInfo, "camera/camera_info", qos.CAMERA),
-            (UInt32, "collision", qos.LATCHED),
+            (UInt32, "ground_truth/collisions", qos.LATCHED),
             (Float64, "ground_truth/target_distance", qos.STATE),
             (Bool, "ground_truth/reached", qos.STATE),
         ):
             node.create_subscription(kind, topic, partial(self._newest.__setitem__, topic), profile)
         node.create_subscription(Odometry, "odom", self._on_odometry, qos.SENSOR)
-        node.create_subscription(DecodeStats, "decode_stats", self._on_stats, qos.STATE)
-        node.create_subscription(NavAction, "nav_action", self._on_action, qos.STATE)
-        node.create_subscription(ReplyProgress, "reply_progress", self._on_progress, qos.STATE)
+        node.create_subscription(DecodeStats, "dsd/decode_stats", self._on_stats, qos.STATE)
+        node.create_subscription(NavAction, "dsd/nav_action", self._on_action, qos.STATE)
+        node.create_subscription(ReplyProgress, "dsd/reply_progress", self._on_progress, qos.STATE)
         if driver or recorded:
             node.create_subscription(DiagnosticArray, "/diagnostics", self._on_health, qos.STATE)
-        self._navigate = ActionClient(node, Navigate, "navigate")
+        self._navigate = ActionClient(node, Navigate, "dsd/navigate")
         # After the action client: DDS announces both in this order, so a node that answers has discovered the
         # client, and its acceptance of a goal is not dropped.
         names = ["navigation_node", "draft_node"] + ["memory_node"] * memory
@@ -117,7 +117,9 @@ class DemoClient:
         with self._lock:
             self._join(force=True)
             report.steps, report.path = self._steps, self._path
-            distance, collision = (self._newest.get(name) for name in ("ground_truth/target_distance", "collision"))
+            distance, collision = (
+                self._newest.get(name) for name in ("ground_truth/target_distance", "ground_truth/collisions")
+            )
             report.distance_m = None if distance is None else round(distance.data, 4)
             report.collisions = 0 if collision is None else collision.data
             if self._result is not None:

@@ -26,7 +26,7 @@ ERROR = DiagnosticStatus.ERROR
 class Health:
     """Publishes a node's status. Thread-safe.
 
-    :param heartbeat: also publish the node's name on ``heartbeat``, from the executor, so that a blocked executor
+    :param heartbeat: also publish the node's name on ``dsd/heartbeat``, from the executor, so that a blocked executor
         silences it.
     """
 
@@ -41,7 +41,7 @@ class Health:
         self._publisher = node.create_publisher(DiagnosticArray, "/diagnostics", 10)
         self._timer = steady_timer(node, 1.0, self.publish, MutuallyExclusiveCallbackGroup())
         if heartbeat:
-            self._heart = node.create_publisher(String, "heartbeat", qos.STATE)
+            self._heart = node.create_publisher(String, "dsd/heartbeat", qos.STATE)
             self._beat = steady_timer(
                 node,
                 HEARTBEAT_S,

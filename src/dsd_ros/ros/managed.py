@@ -49,7 +49,7 @@ class ManagedNode(LifecycleNode, RunnableNode, Generic[NodeSettings]):
     Spin it with two threads or more: a transition occupies one.
 
     :param schema: of the node's parameters.
-    :param heartbeat: publish the node's name on ``heartbeat`` in every state, to show that the process is alive.
+    :param heartbeat: publish the node's name on ``dsd/heartbeat`` in every state, to show that the process is alive.
     :param options: rclpy's, e.g. ``context``.
     """
 

@@ -17,32 +17,34 @@ TOPICS: dict[str, str] = {
     CAMERA: "sensor_msgs/msg/Image",
     "camera/camera_info": "sensor_msgs/msg/CameraInfo",
     "odom": "nav_msgs/msg/Odometry",
-    "instruction": "std_msgs/msg/String",
-    "session_request": "dsd_msgs/msg/SessionRequest",
-    "session_reply": "dsd_msgs/msg/SessionReply",
-    "session_close": "dsd_msgs/msg/SessionClose",
-    "observation": "dsd_msgs/msg/Observation",
-    "draft": "dsd_msgs/msg/Draft",
-    "outcome": "dsd_msgs/msg/Outcome",
-    "refusal": "dsd_msgs/msg/Refusal",
-    "decode_stats": "dsd_msgs/msg/DecodeStats",
-    "reply_progress": "dsd_msgs/msg/ReplyProgress",
-    "nav_action": "dsd_msgs/msg/NavAction",
-    "safety_state": "dsd_msgs/msg/SafetyState",
-    "cmd_vel_nav": "geometry_msgs/msg/Twist",
+    "dsd/instruction": "std_msgs/msg/String",
+    "dsd/session_request": "dsd_msgs/msg/SessionRequest",
+    "dsd/session_reply": "dsd_msgs/msg/SessionReply",
+    "dsd/session_close": "dsd_msgs/msg/SessionClose",
+    "dsd/observation": "dsd_msgs/msg/Observation",
+    "dsd/draft": "dsd_msgs/msg/Draft",
+    "dsd/outcome": "dsd_msgs/msg/Outcome",
+    "dsd/refusal": "dsd_msgs/msg/Refusal",
+    "dsd/decode_stats": "dsd_msgs/msg/DecodeStats",
+    "dsd/reply_progress": "dsd_msgs/msg/ReplyProgress",
+    "dsd/nav_action": "dsd_msgs/msg/NavAction",
+    "dsd/safety_state": "dsd_msgs/msg/SafetyState",
+    "cmd_vel_dsd": "geometry_msgs/msg/Twist",
     "cmd_vel": "geometry_msgs/msg/Twist",
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
 }
 # Required for a replay.
-CORE = frozenset({CAMERA, "instruction", "observation", "draft", "outcome", "reply_progress", "nav_action"})
+CORE = frozenset(
+    {CAMERA, "dsd/instruction", "dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/nav_action"}
+)
 # Recorded with whatever type they have, once published.
 WHERE_THERE = (
-    "/tf", "/tf_static", "/clock", "imu", "collision", "ground_truth/target_distance",
-    "ground_truth/reached", "ground_truth/markers", "simulator/fault", "robot_description", "visual/markers",
-    "visual/path_walked", "visual/path_intended",
+    "/tf", "/tf_static", "/clock", "imu", "ground_truth/collisions", "ground_truth/target_distance",
+    "ground_truth/reached", "ground_truth/markers", "simulator/fault", "robot_description", "dsd/visual/markers",
+    "dsd/visual/path_walked", "dsd/visual/path_intended",
 )  # fmt: skip
-_LATCHED = frozenset({"instruction", "safety_state", "session_request", "session_reply"})
+_LATCHED = frozenset({"dsd/instruction", "dsd/safety_state", "dsd/session_request", "dsd/session_reply"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})
 _DEPTH = 200  # messages queued for this process
 _CAMERA_DEPTH = 20

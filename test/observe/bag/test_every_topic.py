@@ -27,9 +27,9 @@ from dsd_ros.ros.images import to_rgb
 SHIPPED = Path(__file__).parents[2] / "bags" / "straight"
 PICTURES = "/camera/image_raw/compressed"
 HIDDEN = {
-    "/decode/_service_event": "dsd_msgs/srv/Decode_Event",
-    "/navigate/_action/feedback": "dsd_msgs/action/Navigate_FeedbackMessage",
-    "/navigate/_action/status": "action_msgs/msg/GoalStatusArray",
+    "/dsd/decode/_service_event": "dsd_msgs/srv/Decode_Event",
+    "/dsd/navigate/_action/feedback": "dsd_msgs/action/Navigate_FeedbackMessage",
+    "/dsd/navigate/_action/status": "action_msgs/msg/GoalStatusArray",
     "/parameter_events": "rcl_interfaces/msg/ParameterEvent",
     "/events/write_split": "rosbag2_interfaces/msg/WriteSplitEvent",
 }
@@ -127,7 +127,7 @@ def test_what_a_replay_lacks_is_named(tmp_path, lost):
     topic = next(name for name in open_bag(SHIPPED).counts if name.endswith(f"/{lost}"))
     bag = open_bag(record_all(tmp_path / "lacking", (topic,)))
     with pytest.raises(
-        BagError, match=rf"has nothing to replay\. .*It has no messages on {topic}: record these topics"
+        BagError, match=rf"has nothing to replay\. .*It has no messages on /dsd/{lost}: record these topics"
     ):
         prepare(bag, read_run(bag), ReplayOptions())
 

@@ -204,6 +204,17 @@ def test_what_another_robot_says_is_not_this_robots(tmp_path):
         assert run.parameters_of("draft_node") == {"a": number}
 
 
+def test_a_bag_with_the_names_of_earlier_versions_is_read(tmp_path):
+    bag = make_bag(tmp_path / "bag")
+    rewrite(bag, tmp_path / "old" / "old_0.mcap", lambda r: [(r.topic.replace("/dsd/", "/"), r.data)])
+    old = open_bag(tmp_path / "old")
+    assert old.namespace == bag.namespace and not any("Other robots" in note for note in old.notes)
+    assert "/go2_1/reply_progress" in old.counts and "/go2_1/dsd/reply_progress" not in old.counts
+    kept, found = read_run(bag), read_run(old)
+    assert [step.tokens for step in found.steps] == [step.tokens for step in kept.steps] != []
+    assert [step.executed for step in found.steps] == [step.executed for step in kept.steps]
+
+
 def test_a_second_robot_is_named_and_can_be_chosen(tmp_path, capsys):
     bag = make_bag(tmp_path / "bag")
     other = lambda record: [(record.topic, record.data), (record.topic.replace("go2_1", "go2_2"), record.data)]  # noqa: E731

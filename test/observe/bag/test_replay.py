@@ -201,7 +201,7 @@ def test_stops_that_come_back_at_once_are_one(tmp_path):
             kind, stopped=bool(causes), causes=np.array(causes, np.uint8),
             sentences=[f"cause {cause}" for cause in causes],
         )  # fmt: skip
-        writer.write("/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))
+        writer.write("/dsd/safety_state", kind, (), int(at * SECOND), maker.cdr(kind, message))
     writer.close()
     stops = read_run(open_bag(tmp_path / "bag")).stops
     assert [(s.began / SECOND, s.ended / SECOND, s.causes) for s in stops] == [

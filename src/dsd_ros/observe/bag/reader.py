@@ -31,7 +31,10 @@ _METADATA_LIMIT = 4 << 20  # bytes of metadata.yaml
 _METADATA_DEPTH = 50
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NUMBERED = re.compile(r"(.*)_(\d{1,9})(\.\w+)")
-_MARKS = ("/reply_progress", "/observation", "/decode_stats", "/odom")  # topics that a robot has, the surest first
+# Topics that a robot has, the surest first. Bags of earlier versions have them without dsd/.
+_MARKS = [re.compile(rf"(.*?)(?:/dsd)?/{name}") for name in ("reply_progress", "observation", "decode_stats")]
+_MARKS.append(re.compile(r"(.*)/odom"))
+_EARLIER = {"cmd_vel_dsd": "cmd_vel_nav", "ground_truth/collisions": "collision"}  # other names that have changed
 _SHOWN = 5  # names that a note lists
 _ADDED = range(0, 68, 4)  # bytes of empty fields that a later definition of a type may have at its end
 _ARRAY_LIMIT = 1 << 20  # elements of an array of fixed length, and of all that it contains
@@ -51,8 +54,12 @@ class Bag(Findings):
     _assumed: set[str] = field(default_factory=set)  # types that the bag does not define
 
     def topic(self, name: str) -> str:
-        """The full name of one of the robot's topics."""
-        return name if name.startswith("/") else f"{self.namespace}/{name}"
+        """The full name of one of the robot's topics, in a bag of an earlier version that version's."""
+        if name.startswith("/"):
+            return name
+        topic = f"{self.namespace}/{name}"
+        earlier = f"{self.namespace}/{_EARLIER.get(name, name.removeprefix('dsd/'))}"
+        return earlier if topic not in self.counts and earlier in self.counts else topic
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[Record]:
         """Messages of these topics (None: all) in the order in which they were written."""
@@ -164,7 +171,7 @@ def open_bag(path: Path | str, namespace: str | None = None) -> Bag:
 
 
 def _choose_robot(bag: Bag, wanted: str | None) -> None:
-    owners = [topic.removesuffix(mark) for mark in _MARKS for topic in bag.counts if topic.endswith(mark)]
+    owners = [found[1] for mark in _MARKS for topic in bag.counts if (found := mark.fullmatch(topic))]
     robots = list(dict.fromkeys(owners))
     if wanted is not None:
         bag.namespace = "/" + wanted.strip("/") if wanted.strip("/") else ""

@@ -13,7 +13,7 @@ from dsd_ros.observe.bag.replay_system import ReplayPlan, ReplayReply, ReplayReq
 from dsd_ros.observe.bag.run import RecordedStep, Run, action_of, executed_phrase, picture_sent, pictures_of, stamp_of
 from dsd_ros.observe.bag.storage import BagError
 
-_NEEDED = ("observation", "draft", "outcome", "reply_progress", "decode_stats")
+_NEEDED = ("dsd/observation", "dsd/draft", "dsd/outcome", "dsd/reply_progress", "dsd/decode_stats")
 _HISTORY = 8  # previous steps, as many as the navigation node sends
 _SAME_DRAWS = {"dsd", "fsd"}  # presets that draw the same tokens when sampling
 

@@ -47,10 +47,10 @@ class Live:
         self._subscriptions = subscriptions = Polled(node)
         # Best effort: acknowledging odometry would wake both sides 50 times a second.
         self._odometry = subscriptions.subscribe(Odometry, "odom", qos.SENSOR)
-        self._progress = subscriptions.subscribe(ReplyProgress, "reply_progress", qos.LINK)
-        self._stats = subscriptions.subscribe(DecodeStats, "decode_stats", qos.STATE)
-        self._actions = subscriptions.subscribe(NavAction, "nav_action", qos.STATE)
-        self._safety = subscriptions.subscribe(SafetyState, "safety_state", qos.LATCHED)
+        self._progress = subscriptions.subscribe(ReplyProgress, "dsd/reply_progress", qos.LINK)
+        self._stats = subscriptions.subscribe(DecodeStats, "dsd/decode_stats", qos.STATE)
+        self._actions = subscriptions.subscribe(NavAction, "dsd/nav_action", qos.STATE)
+        self._safety = subscriptions.subscribe(SafetyState, "dsd/safety_state", qos.LATCHED)
         self._health = subscriptions.subscribe(DiagnosticArray, "/diagnostics", qos.STATE)
         self._topic, self._looked = CameraTopic(node, image_transport), float("-inf")
         self._camera: object = None

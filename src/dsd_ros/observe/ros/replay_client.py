@@ -44,13 +44,13 @@ class ReplayClient:
         self._camera = node.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._clock = node.create_publisher(Clock, "clock", qos.CLOCK)
         for kind, topic, take in (
-            (Observation, "observation", lambda m: self._log.observation(m, time.time_ns())),
-            (Draft, "draft", lambda m: self._log.draft(m)),
-            (Outcome, "outcome", lambda m: self._log.outcome(m)),
-            (SessionReply, "session_reply", self._opened),
+            (Observation, "dsd/observation", lambda m: self._log.observation(m, time.time_ns())),
+            (Draft, "dsd/draft", lambda m: self._log.draft(m)),
+            (Outcome, "dsd/outcome", lambda m: self._log.outcome(m)),
+            (SessionReply, "dsd/session_reply", self._opened),
         ):
             node.create_subscription(kind, topic, self._locked(take), qos.OUTCOMES)
-        self._decode = node.create_client(Decode, "decode")
+        self._decode = node.create_client(Decode, "dsd/decode")
         # Created after the subscriptions: DDS announces both in this order, so a node that answers has discovered the
         # subscriptions, and nothing of the first reply is missed.
         self._watches = [LifecycleWatch(node, name) for name in nodes]

@@ -37,9 +37,9 @@ STANDIN_CAMERA = {
 
 
 class Frames:
-    """What a robot publishes of its frames, and the messages that are in them. ``prefix``: of the topics."""
+    """What a robot publishes of its frames, and the messages that are in them."""
 
-    def __init__(self, rig, prefix: str = "/") -> None:
+    def __init__(self, rig) -> None:
         self._rig = rig
         self.parents: dict[str, str] = {}
         self.conflicts: set[str] = set()
@@ -51,9 +51,9 @@ class Frames:
             ("robot_description", String, qos.LATCHED),
         ):  # fmt: skip
             self.heard[topic] = []
-            rig.node.create_subscription(kind, prefix + topic, self.heard[topic].append, profile)
+            rig.node.create_subscription(kind, topic, self.heard[topic].append, profile)
         for topic, profile in (("tf", qos.TRANSFORMS), ("tf_static", qos.LATCHED)):
-            rig.node.create_subscription(TFMessage, prefix + topic, self._on_transforms, profile)
+            rig.node.create_subscription(TFMessage, topic, self._on_transforms, profile)
 
     def _on_transforms(self, message: TFMessage) -> None:
         for each in message.transforms:

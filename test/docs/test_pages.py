@@ -55,7 +55,11 @@ def test_dsd_understands_its_command(command: Command) -> None:
 
 
 # Launch files of other packages that a page starts, with the arguments that they declare.
-OTHERS_ARGUMENTS = {("go2_robot_sdk", "robot.launch.py"): {"rviz2", "nav2", "slam", "foxglove", "joystick", "teleop"}}
+OTHERS_ARGUMENTS = {
+    ("go2_robot_sdk", "robot.launch.py"): {"rviz2", "nav2", "slam", "foxglove", "joystick", "teleop"},
+    ("nav2_bringup", "navigation_launch.py"): {"params_file", "use_sim_time", "namespace"},
+    ("foxglove_bridge", "foxglove_bridge_launch.xml"): {"port", "address"},
+}
 
 
 @pytest.mark.parametrize("command", sorted(set(of("ros2", "launch")), key=str), ids=str)

@@ -76,6 +76,7 @@ def test_a_whole_run_is_carried_out_by_nav2(rig):
     start = nav.odometry.pose
     status, result = nav.run(LEFT, FORWARD, STOP)
     assert (status, result.outcome) == (GoalStatus.STATUS_SUCCEEDED, RunOutcome.ARRIVED), result.message
+    assert result.steps == 3
     pose = nav.odometry.pose
     # Nav2 looks at 10 Hz and does not brake: it goes on for one period and its reaction.
     assert 0.7 < math.remainder(pose.yaw - start.yaw, math.tau) < math.radians(45) + 0.35

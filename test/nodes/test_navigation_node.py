@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -288,3 +291,14 @@ def test_the_robot_stops_when_the_navigation_node_does(rig, number):
         assert end()[1].outcome == RunOutcome.SHUTDOWN
         assert nav.navigation.process.wait(5.0) == 0
     assert not any("Traceback" in line for line in rig.lines)
+
+
+def test_nav2_as_the_executor_takes_nav2s_messages(ros_domain, tmp_path):
+    (tmp_path / "nav2_msgs").mkdir()
+    (tmp_path / "nav2_msgs" / "__init__.py").write_text("")  # as where they are not installed
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "dsd_ros.ros.entry", "navigation_node", "--ros-args", "-p", "executor:=nav2"]
+    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert "executor is nav2, and Nav2's messages cannot be imported" in ended.stderr
+    assert "or set executor to own." in ended.stderr

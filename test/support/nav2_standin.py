@@ -69,14 +69,18 @@ class Nav2Standin(Node):
     def _execute(self, name, handle):
         self._under_way += 1
         print(f"{name}: {self._under_way} under way", flush=True)
+        result = _SERVERS[name].Result()
         try:
-            return self._drive(name, handle)
+            result.error_code, end = self._drive(name, handle)
         finally:
-            self._command.publish(Twist())
+            self._command.publish(Twist())  # before the client hears of the end, as Nav2 does
             self._under_way -= 1
+        end()
+        return result
 
     def _drive(self, name, handle):
-        goal, result, start = handle.request, _SERVERS[name].Result(), self._pose
+        """Drive until the goal's end; returns the error code, and what sets the goal's state."""
+        goal, start = handle.request, self._pose
         assert start is not None
         began, turned, last = time.monotonic(), 0.0, start.yaw
         allowed = math.inf
@@ -100,15 +104,11 @@ class Nav2Standin(Node):
                 done = ahead <= 0.02
                 command.linear.x = _SPEED
             if handle.is_cancel_requested and self._fault != "deaf":
-                handle.canceled()
-                return result
+                return 0, handle.canceled
             if self._fault == "abort" or time.monotonic() - began > allowed:
-                result.error_code = (_COLLISION_AHEAD if self._fault == "abort" else _TIMEOUT)[name]
-                handle.abort()
-                return result
+                return (_COLLISION_AHEAD if self._fault == "abort" else _TIMEOUT)[name], handle.abort
             if done or self._fault == "still":
-                handle.succeed()
-                return result
+                return 0, handle.succeed
             self._command.publish(command)
             time.sleep(_PERIOD_S)
 

@@ -1,0 +1,41 @@
+"""examples/navigate.py against real nodes: it arrives, it cancels, it says when nobody is there."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from navigation_rig import FORWARD, STOP, NavigationRig
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "navigate.py"
+FAR = "It is far. Action: forward 75 cm"
+
+
+def start() -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE), "find the silver bottle"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_it_is_short():
+    assert len(EXAMPLE.read_text().splitlines()) < 80
+
+
+def test_it_drives_to_the_end_and_cancels_at_ctrl_c(rig):
+    nav = NavigationRig(rig)
+    nav.script = [FORWARD, STOP]
+    said, _ = start().communicate(timeout=120.0)
+    assert said.splitlines()[0] == "I see it." and "target is reached" in said.splitlines()[-1], said
+    nav.script = [FAR]
+    program = start()
+    rig.until(lambda: nav.odometry.velocity.vx > 0.1, what="the robot driving")
+    program.send_signal(signal.SIGINT)
+    said, _ = program.communicate(timeout=30.0)
+    assert program.returncode == 1 and said.splitlines()[-1] == "Cancelled by the operator.", said
+
+
+def test_it_says_when_nobody_is_there(ros_domain):
+    program = start()
+    said, _ = program.communicate(timeout=60.0)
+    assert program.returncode == 1 and "start the robot's nodes" in said

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from dsd_ros.ros.bringup import SYSTEMS, plan
-from dsd_ros.ros.settings import NODES, specs
+from dsd_ros.ros.settings import NODES, ManagedSettings, specs
 from tools import generate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +42,23 @@ def test_a_node_declares_its_settings_and_nothing_else(node: str) -> None:
     assert declared == [NODES[node].__name__]
     assert not managed or declared[0] in given
     assert not any(ast.unparse(call.func).endswith("declare_parameter") for call in calls)
+
+
+@pytest.mark.parametrize("node", [name for name, schema in NODES.items() if issubclass(schema, ManagedSettings)])
+def test_no_constructor_reads_what_a_configure_changes(node: str) -> None:
+    """Such a change would never take effect; the parameter belongs into ``live`` or ``fixed``, or is read in `load`."""
+    tree = ast.parse((ROOT / "src/dsd_ros/nodes" / f"{node}.py").read_text(encoding="utf-8"))
+    (made,) = (
+        method
+        for item in tree.body
+        if isinstance(item, ast.ClassDef) and any("ManagedNode[" in ast.unparse(base) for base in item.bases)
+        for method in item.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+    )
+    texts = {ast.unparse(each) for each in ast.walk(made) if isinstance(each, ast.Attribute)}
+    read = {text.partition("settings.")[2] for text in texts if text.startswith(("settings.", "self._settings."))}
+    waiting = [spec.name for spec in specs(NODES[node]) if spec.change == "configure"]
+    assert [name for name in waiting if any(f"{name}.".startswith(f"{each}.") for each in read)] == []
 
 
 def flat(tree: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -409,7 +409,7 @@ def test_settings_out_of_place_are_refused(given):
 
 # ------------------------------------------------------------------------------------ the names
 
-UNITS = ("seconds", "bytes", "tokens")
+UNITS = ("seconds", "bytes", "tokens", "rounds")
 
 
 def test_names_follow_the_conventions():

@@ -117,7 +117,7 @@ class TableModel:
         if any(feed.past + feed.text + max(node_depths(feed.parents), default=0) > self.max_length for feed in feeds):
             raise ContextError(f"{self.name} holds {self.max_length} tokens; ask for a shorter reply")
         if on_layer is not None:
-            on_layer(0, torch.zeros((len(feeds), 1, 1)))
+            on_layer(0, torch.zeros((sum(len(feed.tokens) for feed in feeds), 1)))
         return [self.forward_tree(feed) for feed in feeds]
 
     def decode_text(self, tokens: list[int]) -> str:

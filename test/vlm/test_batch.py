@@ -31,9 +31,9 @@ def forwards(model, monkeypatch):
     seen = []
     run_layers = model._run_layers
 
-    def counting(hidden, *rest):
-        seen.append(len(hidden))
-        return run_layers(hidden, *rest)
+    def counting(hidden, rotations, cache, mask, *rest):
+        seen.append(len(mask) if isinstance(mask, list) else 1)
+        return run_layers(hidden, rotations, cache, mask, *rest)
 
     monkeypatch.setattr(model, "_run_layers", counting)
     return seen

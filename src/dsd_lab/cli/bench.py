@@ -155,6 +155,57 @@ def modes(args: BenchModesArguments = BenchModesArguments()) -> int:
     return EXIT_DONE if report["exact"] else EXIT_GOAL_MISSED
 
 
+@arguments
+class BenchFleetArguments:
+    profile: str = flag("go2-a100", "one of config/profiles.yaml")
+    mode: str = flag("dsd", "decoding mode")
+    robots: str = flag("1,2,4,8", "how many robots at once", metavar="N,...")
+    batches: str = flag("1,32", "rounds in a pass at most; 1: the target takes turns", metavar="N,...")
+    replies: int = flag(3, "pictures that each robot decodes")
+    time_scale: float = flag(
+        1.0, "multiply every held time and delay by S while measuring, and divide what is reported by it", metavar="S"
+    )
+    decoding: ModesDecoding = part(ModesDecoding)
+    draft: str = model_option("draft")
+    target: str = model_option("target")
+    plot: Path | None = file_option("draw tokens a second and seconds a reply (.png, .svg, .pdf)")
+    json: Path | None = json_option()
+
+
+@command.command
+def fleet(args: BenchFleetArguments = BenchFleetArguments()) -> int:
+    """Several robots on one verifier.
+
+    Each robot decodes held-out pictures over a link of its own; prints tokens a second in all, seconds a reply and the
+    size of batches, for each number of robots and each limit of a pass. Exits with 1 if a reply is not the one that
+    the robot gets alone.
+    """
+    from dsd_lab.bench.fleet import draw, measure_fleet, render
+    from dsd_lab.bench.profiles import load_profile
+    from dsd_lab.plotting import check_plot
+
+    if args.plot is not None:
+        check_plot(args.plot)
+    profile = load_profile(args.profile)
+    settings = DecodeSettings(**({"mode": args.mode, "draft_length": profile.gamma} | _given(args.decoding)))
+    numbers = [
+        [_whole(name, word) for word in text.split(",")]
+        for name, text in (("robots", args.robots), ("batches", args.batches))
+    ]
+    with Progress() as bar:
+        report = measure_fleet(
+            profile, settings, *numbers, args.replies, **_models(args), time_scale=args.time_scale, progress=bar.to
+        )
+    _finish(report, render(report), args, draw)
+    return EXIT_GOAL_MISSED if report["exact"] is False else EXIT_DONE
+
+
+def _whole(name: str, word: str) -> int:
+    if not word.strip().isdigit() or int(word) < 1:
+        raise ValueError(f"--{name} has {word!r}; use whole numbers of 1 or more, separated by commas")
+    return int(word)
+
+
 def _said(label: str, reply: Any) -> str:
     return f"{label}: {len(reply.tokens)} tokens in {reply.seconds:.2f} s"
 

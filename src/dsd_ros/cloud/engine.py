@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -187,12 +188,8 @@ class VerifierEngine:
 
     def _run(self) -> None:
         while not self._queue.closed:
-            try:
+            with self._surviving("a step"):
                 self._step()
-            except Exception:
-                # One robot's failure must not end the verifier. Expected errors are answered, not raised.
-                self.metrics.failed()
-                _log.exception("a turn failed")
         self._sessions.clear()
 
     def _step(self) -> None:
@@ -204,7 +201,8 @@ class VerifierEngine:
         self.metrics.passing(len(rounds))
         began = time.perf_counter()
         for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
-            self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
+            with self._surviving("a round"):
+                self._finish(round, result, time.perf_counter() - began)  # 3. each result to its robot
 
     def _rounds(self, turns: list[_Turn]) -> list[PendingRound]:
         """What the target has to verify; everything else about the turns is done here."""
@@ -216,10 +214,20 @@ class VerifierEngine:
         for turn in turns:
             if turn.since is not None:
                 self.metrics.waited(time.perf_counter() - turn.since)
-            round = turn.schedule()
-            if round is not None:
-                rounds.append(round)
+            with self._surviving("a turn"):
+                round = turn.schedule()
+                if round is not None:
+                    rounds.append(round)
         return rounds
+
+    @contextmanager
+    def _surviving(self, what: str) -> Iterator[None]:
+        """One robot's failure ends neither the verifier nor the others' rounds. Expected errors are answered."""
+        try:
+            yield
+        except Exception:
+            self.metrics.failed()
+            _log.exception("%s failed", what)
 
     def _finish(self, round: PendingRound, result: Outcome | RoundRefused, seconds: float) -> None:
         session, reply, draft = round.session, round.reply, round.draft

@@ -25,6 +25,7 @@ from dsd_ros.limits import MAX_PIXELS
 from dsd_ros.vlm.errors import ImageError, ModelError
 
 MAX_ASPECT_RATIO = 200
+_ATTENTION = "dsd_ros"  # the name of ``attend`` in transformers' registry
 _FEATURES_BYTES = 128 << 20  # of pictures that are shown again
 _FEATURES_PICTURES = 64  # those of seven robots with a history of eight each
 
@@ -119,6 +120,34 @@ class ImageProcessor:
         return batch["pixel_values"], batch["image_grid_thw"]
 
 
+def attend(
+    module: torch.nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: Any, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Attention of a decoder layer: transformers' own, for each sequence by itself where a pass has several.
+
+    query: (1, heads, n, head size). With a ``cache.BatchCache``, key, value and attention_mask are lists, one of each
+    per sequence, whose queries stand one after another; a mask of None lets every row attend to all.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if not isinstance(key, list):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    counts = [len(mask[0, 0]) if mask is not None else 1 for mask in attention_mask]
+    parts = zip(query.split(counts, 2), key, value, attention_mask, strict=True)
+    found = [sdpa_attention_forward(module, q, k, v, mask, **options)[0] for q, k, v, mask in parts]
+    return torch.cat(found, 1), None
+
+
+def _use_attend(config: Any) -> None:
+    """Let the layers of a model with this text configuration call ``attend``."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(_ATTENTION, attend)
+    AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+    config._attn_implementation = _ATTENTION
+
+
 class Picture(NamedTuple):
     """A picture as the vision tower reads it, with the number of prompt tokens it takes.
 
@@ -154,6 +183,7 @@ class TextBackbone:
         self.hf = hf
         self.config: Any = hf.config.get_text_config()
         self.language: Any = hf.model
+        _use_attend(self.config)
 
     @property
     def images(self) -> ImageProcessor:

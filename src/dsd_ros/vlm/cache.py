@@ -1,4 +1,4 @@
-"""KV caches: one per sequence, cropped by moving a length, and a view of several for a batched pass."""
+"""KV caches: one per sequence, cropped by moving a length; and several as one for a pass over all of them."""
 
 from __future__ import annotations
 
@@ -82,38 +82,28 @@ class KeyValueCache:
 
 
 class BatchCache:
-    """Copies of several sequences' caches, side by side for one forward pass.
+    """Several sequences' caches in one forward pass over all their new tokens, one sequence after another.
 
-    Each ends at column ``past``; shorter ones are padded with zeros at the start. So new rows have the same columns in
-    all of them. ``commit`` appends the new rows to the sequences' own caches, which are untouched until then.
+    Takes the place of a ``KeyValueCache``: ``update`` writes each sequence's rows into its own cache, and returns the
+    sequences' keys and values as lists, which ``backbones.attend`` understands. ``commit`` makes the rows count.
 
-    caches: at least one, all of one model. counts: the number of tokens each is fed, at least 1.
+    counts: the number of tokens each is fed, at least 1.
     """
 
     def __init__(self, caches: list[KeyValueCache], counts: list[int]) -> None:
-        self.past = max(cache.length for cache in caches)
         self._caches, self._counts = caches, counts
-        layers, pair, _, heads, _, head_size = caches[0]._data.shape
-        shape = (layers, pair, len(caches), heads, self.past + max(counts), head_size)
-        self._data = caches[0]._data.new_zeros(shape)
-        for index, (cache, count) in enumerate(zip(caches, counts, strict=True)):
+        for cache, count in zip(caches, counts, strict=True):
             cache.reserve(cache.length + count)
-            held = cache._data[:, :, 0, :, : cache.length]
-            self._data[:, :, index, :, self.past - cache.length : self.past] = held
-        self._layers = [(layer[0], layer[1]) for layer in self._data]
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (batch, heads, n, head size) after ``past``; return all, (batch, heads, past + n, head size)."""
-        all_keys, all_values = self._layers[layer_idx]
-        all_keys[:, :, self.past :] = keys
-        all_values[:, :, self.past :] = values
-        return all_keys, all_values
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Take (1, heads, all new tokens, head size); each sequence's whole (1, heads, length + count, head size)."""
+        parts = zip(self._caches, keys.split(self._counts, 2), values.split(self._counts, 2), strict=True)
+        held = [cache.update(new_keys, new_values, layer_idx) for cache, new_keys, new_values in parts]
+        return [pair[0] for pair in held], [pair[1] for pair in held]
 
     def commit(self) -> None:
-        """Append each sequence's new rows to its own cache."""
-        for index, (cache, count) in enumerate(zip(self._caches, self._counts, strict=True)):
-            rows = self._data[:, :, index, :, self.past : self.past + count]
-            cache._data[:, :, 0, :, cache.length : cache.length + count] = rows
+        """Advance each cache over its new rows."""
+        for cache, count in zip(self._caches, self._counts, strict=True):
             cache.length += count

@@ -187,28 +187,29 @@ class VisionLanguageModel:
     def forward_batch(self, feeds: list[Feed], on_layer: LayerHook | None = None) -> list[torch.Tensor]:
         """Feed several caches, each its own, in one pass; logits (feed.rows, vocabulary) float32 of each feed.
 
-        ``on_layer`` gets all hidden states (batch, longest feed, hidden size). ContextError, before any cache is
-        touched, when one of them would grow too long; no cache grows when the hook raises.
+        All tokens go through a layer's matrices together, and each sequence attends to its own cache: nothing is
+        padded or copied. ``on_layer`` gets the hidden states (all tokens, hidden size), feed after feed. ContextError,
+        before any cache is touched, when one of them would grow too long; no cache grows when the hook raises.
         """
         layouts = [self._layout(feed) for feed in feeds]
         counts = [len(feed.tokens) for feed in feeds]
-        most = max(counts)
         cache = BatchCache([feed.cache for feed in feeds], counts)
-        mask = np.zeros((len(feeds), most, cache.past + most), np.bool_)
-        positions = np.zeros((len(feeds), most), np.int64)
-        for index, (feed, layout, count) in enumerate(zip(feeds, layouts, counts, strict=True)):
-            columns = slice(cache.past - feed.cache.length, cache.past + count)
-            mask[index, :count, columns] = layout.mask
-            mask[index, count:, columns] = layout.mask[-1]
-            positions[index, :count] = layout.positions + feed.rope_delta
-        # A shorter feed repeats its last token; the hidden states of those columns are never read.
-        padded = [feed.tokens + feed.tokens[-1:] * (most - count) for feed, count in zip(feeds, counts, strict=True)]
-        hidden = self._language.embed_tokens(torch.tensor(padded, device=self._device))
+        tokens = [token for feed in feeds for token in feed.tokens]
+        hidden = self._language.embed_tokens(torch.tensor([tokens], device=self._device))
+        positions = np.concatenate(
+            [layout.positions + feed.rope_delta for feed, layout in zip(feeds, layouts, strict=True)]
+        )
         cos, sin = self._text_rotations(int(positions.max()) + 1)
         places = torch.from_numpy(positions).to(self._device)
-        allowed = None if mask.all() else torch.from_numpy(mask).to(self._device)[:, None]
-        hidden = self._run_layers(hidden, (cos[0][places], sin[0][places]), cache, allowed, on_layer)
-        wanted = [hidden[i, n - f.rows : n] for i, (f, n) in enumerate(zip(feeds, counts, strict=True))]
+        masks = [
+            None if layout.mask.all() else torch.from_numpy(layout.mask).to(self._device)[None, None]
+            for layout in layouts
+        ]
+        rotations = cos[:, places], sin[:, places]
+        hidden = self._run_layers(
+            hidden, rotations, cache, masks, None if on_layer is None else partial(_first, on_layer)
+        )
+        wanted = [part[-feed.rows :] for feed, part in zip(feeds, hidden[0].split(counts), strict=True)]
         logits = self.head(torch.cat(wanted))
         cache.commit()
         return list(logits.split([feed.rows for feed in feeds]))
@@ -218,12 +219,13 @@ class VisionLanguageModel:
         hidden: torch.Tensor,
         rotations: Rotations,
         cache: KeyValueCache | BatchCache,
-        mask: torch.Tensor | None,
+        mask: torch.Tensor | list[torch.Tensor | None] | None,
         on_layer: LayerHook | None = None,
     ) -> torch.Tensor:
-        """Hidden states (batch, n, hidden size) through all layers; ``mask`` None means causal.
+        """Hidden states (1, n, hidden size) through all layers; ``mask`` None means causal.
 
-        ``on_layer`` gets all hidden states. The caller advances the cache's length.
+        A ``BatchCache`` needs a list with each sequence's mask, None where every row attends to all. ``on_layer`` gets
+        all hidden states. The caller advances the cache's length.
         """
         for index, layer in enumerate(self._language.layers):
             hidden = layer(
@@ -272,6 +274,11 @@ class VisionLanguageModel:
         positions = torch.arange(length, device=self._device)[None]
         like = torch.empty(0, dtype=self._dtype, device=self._device)
         return self._backbone.rotations(like, positions)
+
+
+def _first(hook: LayerHook, index: int, hidden: torch.Tensor) -> None:
+    """Call a hook with hidden states (1, n, hidden size) as (n, hidden size)."""
+    hook(index, hidden[0])
 
 
 def _last_rows(hook: LayerHook, rows: int, index: int, hidden: torch.Tensor) -> None:

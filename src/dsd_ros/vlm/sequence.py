@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Tokens
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -398,11 +399,12 @@ def verify_trees_together(
     feeds = [check.sequence.whole_tree_feed(check.tokens, check.parents, check.heard) for check in checks]
     fed = [feed for feed in feeds if feed is not None]
     heard = [check.heard for check, feed in zip(checks, feeds, strict=True) if feed is not None]
-    places = [(place, len(feed.tokens), feed.rows) for place, feed in enumerate(fed) if heard[place]]
+    ends = list(accumulate(len(feed.tokens) for feed in fed))
+    places = [slice(end - feed.rows, end) for feed, end, wanted in zip(fed, ends, heard, strict=True) if wanted]
 
     def hook(index: int, hidden: torch.Tensor) -> None:
         if on_layer is not None:
-            on_layer(index, [hidden[place, end - rows : end] for place, end, rows in places])
+            on_layer(index, [hidden[place] for place in places])
 
     found = iter(checks[0].sequence.model.forward_batch(fed, hook) if fed else ())
     return [

@@ -47,6 +47,8 @@ def test_a_batch_takes_longer_as_it_grows():
     assert pace.seconds() == pytest.approx(7.76e-3)
     assert pace.seconds(8) == pytest.approx(8.97e-3, rel=0.01)  # FSD Table 9
     assert Pace(0.5).seconds(30) == 0.5
+    target = Pace(0.1, batch_curve=((1, 1.0), (8, 1.7), (32, 5.4)))
+    assert [target.seconds(n) for n in (1, 8, 20, 32, 64)] == pytest.approx([0.1, 0.17, 0.355, 0.54, 1.08])
 
 
 @pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])

@@ -148,6 +148,7 @@ def test_the_robots_unit_starts_what_was_installed(installed: Jazzy) -> None:
     assert done.stdout.endswith(f"in {installed.root}/opt/dsd/.venv/bin/python3\n")
 
 
+@pytest.mark.slow
 def test_the_verifiers_unit_starts_what_was_installed(jazzy: Jazzy) -> None:
     """docs/install.md's lines for the cloud, without ROS, from a checkout."""
     checkout = "git clone -q <this repository> checkout && cd checkout\n"

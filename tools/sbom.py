@@ -46,7 +46,7 @@ def model(path):
 
 def bill():
     """The whole document."""
-    version = re.search(r'version="([^"]+)"', (ROOT / "setup.py").read_text())[1]
+    version = re.search(r"<version>([^<]+)", (ROOT / "package.xml").read_text())[1]
     locks = (path.read_text() for path in sorted((ROOT / "requirements").glob("lock*.txt")))
     libraries = [library(*package) for lock in locks for package in packages(lock)]
     models = [model(path) for path in sorted((ROOT / "models").rglob("*.safetensors"))]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs dsd_ros, by pip as well as by colcon (ament_python); the dependencies are kept in requirements/."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ask a verifier on this machine for /healthz: exit code 0 if it answers, as a container's HEALTHCHECK expects.
 
     python healthcheck.py [PORT]

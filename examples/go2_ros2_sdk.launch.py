@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's nodes beside go2_ros2_sdk, which drives the Go2 over WebRTC.
 
     ros2 launch go2_robot_sdk robot.launch.py teleop:=false nav2:=false

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Send an instruction to a running robot, print what it does, and exit with 0 when it has arrived.
 
     python examples/navigate.py "find the silver bottle"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's nodes on the DDS network of a Go2, with the messages of unitree_ros2; our go2_node is the driver.
 
     source ~/unitree_ros2/setup.sh

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole system on one machine: a simulated Go2 in its world, the robot's nodes and a verifier.
 
     ros2 launch dsd_ros demo.launch.py seed:=0 mode:=dsd

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's nodes: driver, safety supervisor, navigation, draft, and the bridge to a verifier in the cloud.
 
     ros2 launch dsd_ros robot.launch.py verifier:=wss://cloud.example:8765 token_file:=/etc/dsd/token
@@ -104,9 +105,8 @@ def generate_launch_description() -> LaunchDescription:
         node("memory_node", memory, condition=IfCondition(asked), **restarted()),
         node("bridge_node", bridge, condition=IfCondition(remote), **restarted()),
         node("record_node", {"directory": "record"}, condition=IfCondition(recorded)),
-        # One process serves both views: it receives and draws for both.
         node("visual_node", condition=IfCondition(AndSubstitution(visual, NotSubstitution(view)))),
-        node("view_node", web, guest="visual_node", condition=IfCondition(view)),
+        node("view_node", web, guest="visual_node", condition=IfCondition(view)),  # one process serves both
         Node(
             package="rviz2",
             executable="rviz2",

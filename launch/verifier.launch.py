@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verifier as a ROS node, for a robot in the same DDS domain and namespace.
 
     ros2 launch dsd_ros verifier.launch.py target_model:=Qwen/Qwen2-VL-7B-Instruct token_file:=/etc/dsd/token

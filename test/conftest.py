@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every test gets: one thread per process, no network look-ups, and ROS domains that don't meet."""
 
 from __future__ import annotations

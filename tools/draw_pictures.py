@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of the documentation that come from a run.
 
     python tools/draw_pictures.py run run.json docs/images/demo.png     (run.json: from `dsd demo --json run.json`)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes what is made from the settings dataclasses: config/*.yaml of the nodes, and docs/parameters.md.
 
     python -m tools.generate           # write them

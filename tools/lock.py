@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes requirements/lock.txt and lock-system.txt: each package that the requirements bring in, at one version, with
 its files' hashes. The second has what a ROS 2 from apt brings, so that an installation beside one can leave it out.
 

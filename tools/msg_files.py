@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The .msg files of the protocol's messages, generated from their structs in src/dsd_ros/wire/messages.py.
 
 python -m tools.msg_files      # writes src/dsd_msgs/msg; a test fails where these differ from what is committed

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Record the shipped bags (test/bags) again, as is needed after every training of the pair.
 
     .venv/bin/python tools/record_bags.py [NAME ...]

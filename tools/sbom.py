@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a bill of materials (CycloneDX 1.6, JSON): the packages of requirements/lock*.txt and the shipped models.
 
     python tools/sbom.py sbom.cdx.json      # or make sbom

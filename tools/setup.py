@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Prepares a checkout: .venv with every dependency, the messages built, `dsd` and the nodes installed.
 
 Where a ROS 2 is sourced (ROS_DISTRO set, rclpy importable) it is used: the environment sees the system's packages

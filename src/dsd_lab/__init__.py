@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The laboratory of dsd_ros: trains the shipped models, measures, reproduces the papers, breaks things on purpose."""
 
 from __future__ import annotations

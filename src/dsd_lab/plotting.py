@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every plot of the laboratory shares: the check of its file's name, and the look of its axes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every bench shares: a report's header, its tables, and the error for what cannot be measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the process of a pool begins: so that it never outlives who made the pool."""
 
 from __future__ import annotations

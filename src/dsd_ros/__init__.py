@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributed speculative decoding for on-robot VLM control."""
 
 from __future__ import annotations

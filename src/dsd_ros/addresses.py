@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses as people type them: of a verifier to dial, and of this machine to listen on.
 
 Everything that takes an address (flags, parameters, launch arguments) checks it here, when it is given.

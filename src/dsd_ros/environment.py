@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ROS needs of a process's environment, checked before ROS is loaded.
 
 For what is found here, ROS ends the process without an exception or with a traceback. Imports nothing of ROS.

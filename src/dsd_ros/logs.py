@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured log lines on stderr, as text or JSON, with fields such as session, reply and round.
 
 Code logs as usual and passes fields in ``extra``; only FIELDS are written. Control characters are escaped, so that

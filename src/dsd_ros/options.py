@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings dataclasses: each field is one setting with its default, help text, range and choices.
 
 Command line flags, ROS parameters, launch arguments, config/*.yaml and docs/parameters.md are all made from these

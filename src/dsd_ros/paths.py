@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the files beside the code are: models/, config/ and launch/; and where a person's own are kept."""
 
 from __future__ import annotations

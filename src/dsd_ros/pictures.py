@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a picture from a file, from bytes or from an Image message's pixels; nothing else in the product does.
 
 Every picture means one thing, RGB of 8 bits, upright; what has no such meaning is refused:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text from outside (peers, files, other nodes) as a terminal, a log or a bag may hold it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports between rooms point one way, and code that reads untrusted bytes cannot execute them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each default is written once: no other class or function of the product repeats it as a literal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small folders and functions, unique class names, no import cycles."""
 
 from __future__ import annotations

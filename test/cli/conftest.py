@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random models and a picture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd ask`, with both halves in this process, and with a verifier that has documents."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd` from the user's side: replies, exit codes, and one sentence for every bad input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd demo`: the whole system finds the silver bottle, reports it truthfully, and ends on request."""
 
 from __future__ import annotations

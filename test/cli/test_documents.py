@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd documents`: add, list, search and remove; a mistake gives one sentence."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole demo through the real robot's driver, against the stand-in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd` at a terminal and in a script: errors, --debug, --json, --version, colours, progress, completion."""
 
 from __future__ import annotations

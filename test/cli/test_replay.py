@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped bags are replayed through the real nodes: every reply, action and token as recorded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd demo --scenario my-chair`: robot and cloud find the chair together, and neither does alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a verifier, a bag, a document or another program says cannot control the terminal; `~` means home everywhere."""
 
 from __future__ import annotations

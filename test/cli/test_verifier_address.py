@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The address that `dsd verifier` prints."""
 
 from __future__ import annotations

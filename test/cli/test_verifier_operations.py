@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd verifier` as an operator runs it: a metrics port, log lines without secrets, a quick shutdown."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What many connections, idle ones, half-sent frames and floods may take of a verifier."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early outcomes: which exits send them and when, and that they never change the final outcome."""
 
 from __future__ import annotations

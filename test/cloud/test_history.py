@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Observations with earlier pictures: what the verifier keeps, requests and answers."""
 
 from __future__ import annotations

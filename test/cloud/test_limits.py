@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits that keep one robot from harming the others: what it names, holds and takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics equal what robots saw over a real link, and no peer can make them grow."""
 
 from __future__ import annotations

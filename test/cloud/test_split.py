@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split verification, message by message: the verifier's state between a rejection and the robot's own draw."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds with token trees, message by message: every proof, the end of the context, and invalid trees."""
 
 from __future__ import annotations

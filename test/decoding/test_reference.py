@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference algorithms have exactly the target's distribution, by enumeration of every draw."""
 
 from __future__ import annotations

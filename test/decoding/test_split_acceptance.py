@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split verification with rounded-up probabilities is exact; the plain residual would not be."""
 
 from __future__ import annotations

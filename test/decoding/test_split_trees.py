@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split verification of trees: the cloud's half, the robot's half, and their joint distribution."""
 
 from __future__ import annotations

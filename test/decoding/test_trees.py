@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token trees: encoded, grown, and verified with the target's distribution."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records the topics and services that nodes create on the ROS graph; spins nothing and loads no model."""
 
 from __future__ import annotations

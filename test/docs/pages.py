@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses the documentation: links, quotations, code blocks and commands."""
 
 from __future__ import annotations

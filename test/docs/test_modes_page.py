@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every figure in the tables of docs/modes.md is in benchmarks/*.json, and the page names every mode."""
 
 from __future__ import annotations

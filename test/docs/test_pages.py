@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links resolve, commands parse, and blocks marked `bash run` run as written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """config/*.yaml and docs/parameters.md equal what the settings dataclasses generate."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every room has a README, and the files that it names exist."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deploy/sros2/policy.xml allows each node just what it creates."""
 
 from __future__ import annotations

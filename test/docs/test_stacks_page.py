@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/beside-your-stack.md and its examples: what is for our nodes is right, what is for others fits it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/topics.md lists what the nodes create: names, types, ends and quality of service."""
 
 from __future__ import annotations

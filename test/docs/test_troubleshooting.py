@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every sentence that docs/troubleshooting.md quotes is in the code."""
 
 from __future__ import annotations

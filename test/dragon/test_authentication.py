@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A question over a link on which a stranger answers first: the same tokens as in one thread."""
 
 from __future__ import annotations

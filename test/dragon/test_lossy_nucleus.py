@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evidence "lossy-nucleus" against its definition, computed by hand, and the ways in which it is not exact.
 
 Whoever aggregates knows of the other side's p a nucleus of 0.8 (the likeliest tokens up to the one that reaches it) in

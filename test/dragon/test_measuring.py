@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The offline stage measures decoding delays, and scheduling uses them from the first question on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A side's mixture, with real tiny models, equals reading each document alone, whatever happened before."""
 
 from __future__ import annotations

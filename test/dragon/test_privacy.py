@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No text of a side's documents leaves it: every byte of many answers is inspected, on sockets and DDS topics.
 
 The answer itself leaves by design, and an answer that quotes a document says what it quotes. So the models here are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No text of a side's documents is in the bytes of real connections, recorded by a tap between robot and cloud."""
 
 from __future__ import annotations

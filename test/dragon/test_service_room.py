@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client that vanishes silently does not keep others from asking."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Device and cloud in one process: with any settings, the tokens are those of the joint mixture."""
 
 from __future__ import annotations

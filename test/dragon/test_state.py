@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two halves of an answer under any order of drafts and deliveries: same tokens, nothing stale, no deadlock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unverified replies, and how long the robot waits before it accepts one."""
 
 from __future__ import annotations

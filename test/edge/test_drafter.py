@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts of every shape, and the drafts that can follow each of their outcomes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a verifier names is bounded by the robot's own model, and no token outside the vocabulary counts as verified."""
 
 from __future__ import annotations

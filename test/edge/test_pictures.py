@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pictures of an observation are sent in full, and which by digest."""
 
 from __future__ import annotations

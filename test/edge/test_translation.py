@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two vocabularies: incremental detokenizing, and drafts in the target's tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Automatic draft lengths, simulated with known probabilities and times, against the best constant length."""
 
 from __future__ import annotations

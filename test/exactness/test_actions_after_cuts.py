@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run whose link is cut, doubled, or loses its verifier at any message: what is carried out is a prefix of the
 undisturbed run's actions, and all of it where the link comes back."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A question answered by two sides over real websockets that break: the same tokens as in one thread."""
 
 from __future__ import annotations

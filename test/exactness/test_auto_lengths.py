@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Automatic lengths and trees change no token and no distribution of tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reply is the same whatever a link does to the messages."""
 
 from __future__ import annotations

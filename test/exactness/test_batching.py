@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One pass for many robots: every reply is the one that its robot would have got alone."""
 
 from __future__ import annotations

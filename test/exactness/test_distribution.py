@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The joint distribution of sampled tokens is the target's, whatever was drafted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early outcomes and rounds sent ahead change no final outcome, even if lost or reordered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fsd gives the tokens of dsd, greedy and sampled, with any exits and any pre-drafting worker."""
 
 from __future__ import annotations

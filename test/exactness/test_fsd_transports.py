@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fsd against ar and dsd through a real websocket to a verifier in another process."""
 
 from __future__ import annotations

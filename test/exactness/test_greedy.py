@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """dsd gives exactly the tokens of ar."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reply about earlier pictures and actions is the target's own as well."""
 
 from __future__ import annotations

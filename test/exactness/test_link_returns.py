@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Over real websockets: a verifier that is killed and restarted, and a robot whose address changes."""
 
 from __future__ import annotations

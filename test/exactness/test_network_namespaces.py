@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Robot and verifier in two network namespaces: the cable is pulled, and the robot roams."""
 
 from __future__ import annotations

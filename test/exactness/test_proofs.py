@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every proof gives the target's tokens, within its number of bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every mode, through the real session, equals the reference: by tokens, or by distribution when it samples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A verifier that restarts at any message: the reply continues, and no token is repeated or changed."""
 
 from __future__ import annotations

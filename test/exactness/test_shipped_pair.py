@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped pair on rendered pictures: the modes agree for trained models too."""
 
 from __future__ import annotations

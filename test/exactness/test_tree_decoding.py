@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replies decoded by token trees, draft and target in one process, are the target's own."""
 
 from __future__ import annotations

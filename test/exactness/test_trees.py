@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token trees through real sessions give the target's own tokens, with every proof."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draft and target with different tokenizers: the tokens are the target's, and good drafts are accepted."""
 
 from __future__ import annotations

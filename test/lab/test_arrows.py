@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The laboratory's rooms: imports point one way, and no folder or function is too large."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reply grammar: what parses, and that nothing else moves the robot."""
 
 from __future__ import annotations

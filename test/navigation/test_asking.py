@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the draft node dies, the run asks the next one again, within the same time-out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stamps' clock is set, stands still or runs at another rate while a run is under way."""
 
 from __future__ import annotations

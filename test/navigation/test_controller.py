@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The motion controller against a small planar robot with latency, limits and slip."""
 
 from __future__ import annotations

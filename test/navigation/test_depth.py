@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distances from depth images of made-up scenes, whose truth is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Actions as another navigator's goals: one at a time, held, cancelled, refused, lost, and judged by odometry. Pure."""
 
 from __future__ import annotations

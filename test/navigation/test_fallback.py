@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the supervisor allows navigation without the target's word: every combination."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which instructions are put to memory first, and how its answers are used."""
 
 from __future__ import annotations

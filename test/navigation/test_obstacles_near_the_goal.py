@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole runs of the expert under a supervisor with an obstacle sensor: the goal stays reachable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Odometry with parts missing or wrong: no twist, a frozen or wrong twist, frozen poses, odd orientations."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs without progress are detected; runs with progress are not."""
 
 from __future__ import annotations

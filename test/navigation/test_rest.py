@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures are taken at rest, and errors of single actions do not add up over a run."""
 
 from __future__ import annotations

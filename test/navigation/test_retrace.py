@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way back ends where the run began, follows the path, and takes a bounded number of actions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Navigate run as a state machine: the good path, every bad end, and that the robot stands in all
 of them.
 """

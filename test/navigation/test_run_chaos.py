@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any order of events: motion only by an announced action, nothing twice, nothing stale, and no life after the end."""
 
 from __future__ import annotations

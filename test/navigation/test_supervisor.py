@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor's decisions: every cause, arbitration, and what holds for any sequence of events."""
 
 from __future__ import annotations

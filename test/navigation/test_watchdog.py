@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The watchdog: zero half a second after the last fresh command or odometry, and never before the
 first.
 """

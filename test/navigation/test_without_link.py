@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run does when the link is lost: stop, a few replies by the draft alone, or the way back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A test that fails must not leave its ROS context to the next one."""
 
 from __future__ import annotations

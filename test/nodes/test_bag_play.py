@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shipped bag, played as `ros2 bag play --clock` does, drives the real nodes to the recorded replies, and RViz."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From DDS topics over a real websocket to a verifier in another process, and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robots' frames over DDS: a whole tree from each driver, the optical frame against the picture, parameters."""
 
 from __future__ import annotations

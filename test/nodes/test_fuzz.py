@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No message that DDS can deliver ends a node, or makes a callback fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Go2's node against the stand-in over DDS: topics, both layouts of the state, every fault, the end."""
 
 from __future__ import annotations

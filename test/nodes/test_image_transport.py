@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures on camera/image_raw or camera/image_raw/compressed: every node that looks at them takes either."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters that change while nodes run, over their own services as `ros2 param` calls them."""
 
 from __future__ import annotations

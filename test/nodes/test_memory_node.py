@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service `dsd/ask` with real nodes: over DDS, through a bridge, without documents, with the link lost."""
 
 from __future__ import annotations

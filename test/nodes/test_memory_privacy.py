@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No text of the robot's documents is in what its memory node publishes, in the serialized samples of any topic."""
 
 from __future__ import annotations

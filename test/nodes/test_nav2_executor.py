@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``executor: nav2``: verified actions as goals of Nav2's action types, served by a stand-in that drives the simulator.
 
 The stand-in's velocities reach the robot through the safety supervisor, as docs/beside-your-stack.md has it.

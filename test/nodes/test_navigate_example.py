@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """examples/navigate.py against real nodes: it arrives, it cancels, it says when nobody is there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Navigate runs against the simulated robot, with a scripted decode service.
 
 Every run must end in a named outcome with the robot at rest, and the next one must work.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sensors stop the simulated robot before a wall; and its faults on demand."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The navigation node with robots whose odometry or clock is odd, over DDS; a thread plays robot and supervisor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recorder beside real publishers: it keeps messages bit by bit, and a kill loses almost nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd record` refuses a topic name that ROS does not accept before it creates anything."""
 
 from __future__ import annotations

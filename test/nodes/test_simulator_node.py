@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated Go2 over DDS: publishes what a Go2 stack does, obeys cmd_vel, and stops without it."""
 
 from __future__ import annotations

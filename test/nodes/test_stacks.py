@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The presets for other software on the robot (stack:=...), each against a stand-in of that software."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who else publishes: strangers stop the robot by name, other types are warned of, and every reliability is heard."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor as a process, over real DDS: every cause provoked, arbitration, services, its end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole chain in separate processes, and the outcome of a Navigate run when a part is missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A verifier_node's metrics as an operator's Prometheus fetches them, and its end."""
 
 from __future__ import annotations

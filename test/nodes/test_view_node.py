@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Both views in one process share camera and drawing, and neither ends with the other."""
 
 from __future__ import annotations

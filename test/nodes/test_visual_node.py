@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RViz' topics: the shipped configuration matches the live graph, and nothing is done without subscribers."""
 
 from __future__ import annotations

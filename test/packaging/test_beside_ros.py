@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documented installation beside an apt ROS 2: README's and docs/install.md's lines run in a stand-in for it."""
 
 from __future__ import annotations

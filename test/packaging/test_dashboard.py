@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dashboard and the alerts use metrics and labels that a verifier has, in valid PromQL."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units and the Containerfile under deploy/: every option, path and file they name exists."""
 
 from __future__ import annotations

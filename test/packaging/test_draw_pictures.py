@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/draw_pictures.py draws what was measured, with one scale for the lanes of all replies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """dsd_msgs: in ROS style, bounded, and the same schema as the wire's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Package metadata: valid for ROS and pip, ranges that the lock satisfies, and product and laboratory apart."""
 
 from __future__ import annotations

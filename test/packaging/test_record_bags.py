@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/record_bags.py records the shipped bags and rejects incomplete ones."""
 
 from __future__ import annotations

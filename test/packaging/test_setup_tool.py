@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/setup.py: repeats unfinished steps, skips finished ones, and says what is missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where packages come from: the lock has hashes, no second index is named, actions and base image are pinned."""
 
 from __future__ import annotations

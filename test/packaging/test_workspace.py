@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository in a ROS 2 workspace: what colcon, rosdep and bloom find; tests beside ROS's own pytest plugins."""
 
 from __future__ import annotations
@@ -137,6 +138,15 @@ def test_there_is_one_version() -> None:
     assert re.search(r'^version = "(.*)"$', laboratory, re.MULTILINE)[1] == dsd_ros.__version__
     assert parse_package(str(MESSAGES)).version == parse_package(str(ROOT)).version == dsd_ros.__version__
     assert dsd_ros.__version__ not in (ROOT / "setup.py").read_text()
+
+
+def test_every_python_file_names_its_licence() -> None:
+    """An SPDX line comes first, or after `#!`: scanners look there, and ament_copyright's long header is not needed."""
+    folders = ("src", "launch", "tools", "test", "examples", "deploy")
+    files = [ROOT / "setup.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+    line = "# SPDX-License-Identifier: Apache-2.0"
+    lacking = [str(path.relative_to(ROOT)) for path in files if line not in path.read_text().splitlines()[:2]]
+    assert not lacking, f"write '{line}' as the first line of {', '.join(lacking)}"
 
 
 def test_ament_flake8_asks_for_no_other_line_length_than_ruff() -> None:

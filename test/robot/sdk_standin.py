@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program like sdk_process.py, connected to a stand-in robot; for the tests of the pipes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A robot's description as a tree of frames: the shipped one, and what others may and may not be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Go2's driver against the stand-in in one process: what is confirmed, held, refused and stopped."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded worlds never change, to the last digit: bags, demo and the shipped models depend on them."""
 
 from __future__ import annotations

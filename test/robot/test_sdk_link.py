@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The link over the vendor's SDK: the pipes to its process, and what that process refuses to do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated robot's range finder and depth camera against the world's plan, and its faults by name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The systems that the launch files describe, read as the process runner reads them."""
 
 from __future__ import annotations

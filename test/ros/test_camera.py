@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fresh pictures whatever the camera's stamps and the node's clock do; and the memory of earlier decoded pictures."""
 
 from __future__ import annotations

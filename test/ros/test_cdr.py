@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures and poses read from CDR equal what the middleware deserializes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protocol structs as ROS messages and back, over CDR, with the same bounds as on a socket."""
 
 from __future__ import annotations

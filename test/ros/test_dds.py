@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol over real DDS between processes: exact, with the right distribution, and robust to a dead verifier."""
 
 from __future__ import annotations

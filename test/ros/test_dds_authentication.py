@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stranger in the DDS domain, and nodes whose token files differ or are missing."""
 
 from __future__ import annotations

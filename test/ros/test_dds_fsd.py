@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """fsd over real DDS, with the verifier in its own process: the target's tokens, with exits and rounds in flight."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft node includes earlier steps, and the replies about them are the target's own."""
 
 from __future__ import annotations

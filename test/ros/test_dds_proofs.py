@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replies over real DDS: greedy and coupled equal the reference, the others equal a run in one process."""
 
 from __future__ import annotations

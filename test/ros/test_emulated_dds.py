@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulated link around real topics: the same tokens, and no faster than the link allows."""
 
 from __future__ import annotations

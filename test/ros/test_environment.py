@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that ROS cannot start in ends with exit code 2 and a sentence, never in a traceback."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Image and CompressedImage messages to RGB and back: every encoding, padded rows, damaged messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The launch files with the real `launch`, where installed: there is no wheel, so this runs only on ROS 2."""
 
 from __future__ import annotations

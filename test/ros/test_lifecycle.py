@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Node lifecycles in separate processes: during decodes, after kills, and in namespaces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lifecycle transitions in every order, on a node in the test's own process."""
 
 from __future__ import annotations

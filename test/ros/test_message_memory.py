@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Topics of large messages take no room before a message comes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of real nodes: which are refused, which are only warned of."""
 
 from __future__ import annotations

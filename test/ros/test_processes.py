@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process runner ends what it started: on a signal, on the failure of one, and when it dies itself."""
 
 from __future__ import annotations

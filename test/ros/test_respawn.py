@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which processes restart, how soon and how often; in the process runner and as a rule."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node's process ends on request, even if something it closes hangs."""
 
 from __future__ import annotations

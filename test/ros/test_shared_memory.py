@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes that end on request leave nothing of Fast DDS in shared memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks in threads: parallel across groups, sequential within one, each delivered once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two tiny sides for tests: handwritten documents, and prompts for a table or a tiny model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags of made-up messages, and a recorder that can be killed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plays a bag as `ros2 bag play --clock` does: recorded bytes at recorded times, with the recorded QoS, and a clock."""
 
 from __future__ import annotations

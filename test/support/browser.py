@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A headless Chromium, driven over its DevTools protocol."""
 
 from __future__ import annotations

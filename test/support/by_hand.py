@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A robot's half of the protocol, message by message, for tests of the verifier."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in the form that the reference algorithms take, and whole replies by them."""
 
 from __future__ import annotations

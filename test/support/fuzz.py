@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random ROS messages of any type: odd, hostile and ordinary values, and damaged serialized ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands in front of a verifier that is being deployed: answers every connection alike, and counts them."""
 
 from __future__ import annotations

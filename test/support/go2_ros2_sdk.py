@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for go2_ros2_sdk's driver node (7f005bb, WebRTC, one robot), with a simulated robot behind it.
 
 Topics, types, frames and quality of service are those of go2_driver_node.py and ros2_publisher.py; the pictures have

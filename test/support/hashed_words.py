@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An embedding without a model: a text's words, hashed into 64 places. For tests of what stores do on disk."""
 
 from __future__ import annotations

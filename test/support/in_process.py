@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `dsd` and `dsd-lab` commands run in the test's own process."""
 
 from __future__ import annotations

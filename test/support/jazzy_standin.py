@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder that looks like Ubuntu 24.04 with ROS 2 Jazzy from apt, in which documented command lines really run.
 
 ``usr/bin/python3`` is a Python with a prefix of its own. It is externally managed (PEP 668), and its packages are

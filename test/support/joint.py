@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests the joint distribution of sampled tokens."""
 
 from __future__ import annotations

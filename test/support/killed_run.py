@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny training of a pair that kills itself with SIGKILL at a moment; run by runpy with globals of its own.
 
 `root`: folder with cache/ and out/. `moment`: (when, end of a path, how often): "before" or "after" a file is

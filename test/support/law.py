@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact distribution of a random function's result, by enumeration of its draws."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Searches everything that leaves a side for pieces of documents, and documents that no answer quotes."""
 
 from __future__ import annotations

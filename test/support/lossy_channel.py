@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A link that loses, duplicates, delays and reorders messages and breaks, by a seed."""
 
 from __future__ import annotations

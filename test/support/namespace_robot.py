@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's half in a network namespace, decoding over a real websocket with a verifier in another.
 
     unshare --net python namespace_robot.py

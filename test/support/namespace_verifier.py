@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A verifier in its own network namespace, behind a link proxy that all addresses of the namespace reach.
 
 Started by namespace_robot.py, which tells it on standard input what to do, a line of JSON each:

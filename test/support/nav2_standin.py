@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nav2's servers spin, drive_on_heading and navigate_to_pose, as far as a client sees them: a process of its own.
 
 They drive as nav2_behaviors of Jazzy does: at 10 Hz, at constant speed, until the odometry shows the goal, then zero;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulator, supervisor and navigation node with a scripted decode service, and a Navigate client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A language model that recites a text in the tokens of its tokenizer, and tokenizers of different kinds.
 
 Behind whatever has been said it goes on with the text from that many characters on, and ends there. Two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A link whose verifier restarts at chosen messages; it can also break and duplicate."""
 
 from __future__ import annotations

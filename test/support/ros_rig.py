@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A test's own ROS node, spinning in a thread, beside the nodes under test in their own processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A navigation run with a simple simulated robot and a scripted supervisor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verification rules for sequences, written out one by one, to check the product's rules for trees.
 
 A sequence is a tree without branches, and the product knows it as nothing else.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a verifier in its own process: python serve_model.py MODEL [host=H] [port=P] [token_file=F] ...
 
 MODEL is a model directory, or table:SEED:PERIOD for a TableModel that never ends a reply.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A link on which somebody else listens and talks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A language model given by a table, for statistics that a neural one is too slow for.
 
 The next token's logits depend on the two tokens before it, so that joint distributions are known exactly

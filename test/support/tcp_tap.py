@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wiretap on websocket connections: a TCP relay that records every byte in both directions."""
 
 from __future__ import annotations

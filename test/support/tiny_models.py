@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random Qwen2-VL model directories for tests: complete, and loaded like any other model.
 
     make_tiny_model(directory, seed=0)                    # a "target"

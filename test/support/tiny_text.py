@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random text-only models for tests, with the tokenizer of ``tiny_models``.
 
 make_tiny_text(directory, seed=0)               # a Llama: tied embeddings, grouped keys, no biases

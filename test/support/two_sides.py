@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two halves of an answer over links that deliver messages on demand, with tables for models."""
 
 from __future__ import annotations

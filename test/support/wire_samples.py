@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A message of every type, no field of which has its default."""
 
 from __future__ import annotations

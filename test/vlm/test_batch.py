@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences advanced together equal the same sequences advanced alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early exits: adapters that start as the identity, their file, and its check against the model's weights."""
 
 from __future__ import annotations

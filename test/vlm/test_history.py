@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts with the pictures and actions of earlier steps equal transformers' own reading of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Picture files: each mode and container has one meaning or is refused by a sentence, and damage never escapes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental decoding equals transformers' forward pass over the whole text."""
 
 from __future__ import annotations

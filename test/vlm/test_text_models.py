@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text-only models: they equal transformers however a sequence is advanced, and refuse pictures."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One pass over a whole tree gives each node the result of its path alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses are checked when they are given, and named without their passwords."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forged, changed and replayed messages count for nothing, and the honest reply stays the same."""
 
 from __future__ import annotations

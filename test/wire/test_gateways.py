@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a proxy, a captive network or a wrong clock answers in a verifier's place, and what the robot makes of it."""
 
 from __future__ import annotations

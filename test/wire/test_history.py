@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which pictures are kept, and how a history is assembled from sent and kept ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outbox: answers first and in order, early outcomes by policy, none after their round's final outcome."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A client written from docs/protocol.md alone works with the verifier."""
 
 from __future__ import annotations

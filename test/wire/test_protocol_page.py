@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/protocol.md against the code: every example byte for byte, every field table, every number."""
 
 from __future__ import annotations

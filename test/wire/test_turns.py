@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The queue of turns: order, fairness, bounds, and dropped turns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench fleet`: how many robots one verifier serves, and what each of them gets.
 
 Every robot has a thread, a session and an emulated link of its own; all share one verifier. Where the profile gives

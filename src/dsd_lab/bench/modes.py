@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench modes`: decoding modes side by side on the same pictures, over an emulated link.
 
 Models, engine, sessions and messages are the product's own. Where a profile gives the times of other machines, each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of `dsd-lab bench modes`: a row per mode, formulas beside measurements; its text and its plots.
 
 Times are those of the profile's clock: what was measured, divided by the factor that stretched the clock.

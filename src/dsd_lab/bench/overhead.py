@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench overhead`: what a round costs beyond the two models, per transport, over loopback."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds a model's forward passes to given times, to measure on one machine what another would do.
 
 The model runs for real; only the clock is stretched. A model slower than its pace keeps its own time.

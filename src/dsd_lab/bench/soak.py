@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench soak`: many replies in one process, and whether anything in it grows."""
 
 from __future__ import annotations

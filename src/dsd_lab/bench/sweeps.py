@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `dsd-lab bench modes` compares: modes with settings of their own, and sweeps over settings.
 
 ar,dsd,fsd                                          modes, by comma or space

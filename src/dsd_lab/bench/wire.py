@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench wire`: what each proof and shape of a draft costs on the link, and a reply's time by rate.
 
 Bytes, acceptance and tau are counted without a link; then the same replies are decoded over an emulated link at every

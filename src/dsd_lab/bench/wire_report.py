@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report of `dsd-lab bench wire`: a row per proof and shape, formulas beside measurements; its text and its plot.
 
 The plot is after Figures 3 to 6 of "Fast Collaborative Inference via Distributed Speculative Decoding" (TSLT).

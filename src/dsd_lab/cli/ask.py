@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab ask`."""
 
 from __future__ import annotations

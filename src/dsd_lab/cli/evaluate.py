@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab evaluate`."""
 
 from __future__ import annotations

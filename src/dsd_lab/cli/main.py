@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `dsd-lab` command: the laboratory's commands, run by the same main as `dsd`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab theory`: what the papers' formulas predict, FSD's, DSSD's and TSLT's, DRAGON's."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DRAGON measured: its bench, and the methods that it is compared with (``baselines``), by name."""
 
 from __future__ import annotations

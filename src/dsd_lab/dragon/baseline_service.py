@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cloud's half of the methods that DRAGON is compared with, by a question's own messages.
 
 ``Question.schedule`` says what is wanted, which an ordinary cloud refuses: only a cloud that was started for it gives

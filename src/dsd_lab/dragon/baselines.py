@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods that DRAGON compares itself with (its section 7.2), each asked as a ``DragonClient`` is.
 
 device and cloud: one side's documents alone, mixed. crcg and crcg-cloud: one side's documents in one prompt. drcg-text:

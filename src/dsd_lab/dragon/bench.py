@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench dragon`: answers from two sides' documents, by each method, over links of growing round trips.
 
 As section 7.3 of DRAGON: the best two passages of at most 64 tokens a side, 20 tokens of answer, 0 to 300 ms of round

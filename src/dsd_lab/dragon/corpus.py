@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small real corpus for the benches of answers from documents: Python's language reference.
 
 It comes with Python (`pydoc_data.topics`, PSF licence). Passages are dealt out to the two sides in turn.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench dragon-lm`: perplexity of a text with documents of two sides, by each way of using them.
 
 As section 7.3 of DRAGON: the first eighth of a held-out window finds documents, and the rest is scored.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real text model whose forward passes are made once and repeated from then on, each held to a given time.
 
 So a bench of two machines runs on one: two models side by side would wait for each other and not for the link.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an observer saw of the robot, and whether it is allowed. Free of ROS, so that the judge can be tested.
 
 Times are seconds of the observer's monotonic clock. ``Target`` recomputes in a process of its own what the target alone

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which faults `dsd-lab bench faults` provokes and when, reproducibly from a seed, and its table. Free of ROS."""
 
 from __future__ import annotations

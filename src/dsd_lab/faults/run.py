@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench faults`: the whole demo, goal after goal, while its parts are killed, frozen, cut off or lied to.
 
 An observer judges what the robot did (``judge``), and every action is compared with what the target alone says.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench safety`: provokes every cause of a stop and times the supervisor until the last command is zero."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench view`: what overlay and web view take of a CPU core, and of a reply's time."""
 
 from __future__ import annotations

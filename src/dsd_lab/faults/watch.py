@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The observer of `dsd-lab bench faults`: a ROS node that watches the robot, sends goals, and publishes faults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An emulated link of any delay and rate, around any channel on this machine.
 
 In each direction a message waits until the link is free, occupies it for its size over the rate, and arrives after the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A TCP relay that is a bad link on demand: slow, narrow, lossy, cut, silent, or injecting nonsense.
 
 TCP hides loss, so a lost segment shows as the wait for its retransmission, which delays everything after it.

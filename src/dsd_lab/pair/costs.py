@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a pair costs: milliseconds on one CPU thread; and how well its exits predict the last layer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How good a pair is: actions, truth of what it says, runs in the simulator, acceptance, exits, milliseconds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From answers and runs to figures with their intervals, and the bars that they should reach."""
 
 from __future__ import annotations

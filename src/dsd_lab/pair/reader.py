@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How well the shipped reader reads: from one document, and from a mixture of sequences that read one each."""
 
 from __future__ import annotations

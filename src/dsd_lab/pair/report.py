@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures of a pair as text: Markdown for its page and its model cards, aligned tables for the terminal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pairs are measured on: pictures with a question and the expert's answer, and rooms for runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often a drafted token is accepted, from the two distributions, and the bounds the papers give for it.
 
 q is the draft's distribution, p the target's, float64 (..., V). Sources: TSLT (equations by number; notes say where a

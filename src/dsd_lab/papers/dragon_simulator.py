@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two sides that draft, exchange and aggregate tokens over a link, event by event: how long an answer takes.
 
 After DRAGON, section 7.4: acceptances are replayed with given decoding delays over a link whose round trip varies. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the papers' formulas: FSD's and DRAGON's speed-ups, the proofs compared, DRAGON's pipelines."""
 
 from __future__ import annotations

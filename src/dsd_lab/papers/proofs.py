@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What it costs to prove a draft to the target: bits, seconds and speed-ups, by the papers DSSD and TSLT.
 
 Sources: "DSSD: Efficient Edge-Device LLM Deployment and Collaborative Inference via Distributed Split Speculative

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decoding costs by the paper's formulas, in seconds and in dollars, to be compared with measurements.
 
 Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), whose letters are used:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures and the expert's replies from the simulator, rendered by parallel processes into resumable shards."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen2-VL's forward passes for batches of equal pictures and texts, with transformers' modules and arithmetic.
 
 Without a loop over pictures, training on a CPU is several times faster.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures with their labels, in shards on disk, and the processes that make them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stage 2: teach a language model to answer from the tower's image tokens.
 
 Throw-away heads (`GoalHeads`) teach it sooner than replies alone which image tokens an instruction means.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shipped pair's models: small Qwen2-VLs whose parts fit each other, and what training does to whole models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab train pair`: target and draft from nothing, in resumable stages.
 
 Each stage keeps its state in the cache with the name of what it builds on, and starts over where that has changed.

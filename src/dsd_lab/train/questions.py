@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training asks about its pictures: replies tokenized once, instructions drawn anew for each question."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Greedy replies about pictures: many at once for the pair's shape, one by one for any other Qwen2-VL."""
 
 from __future__ import annotations

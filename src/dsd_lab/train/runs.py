@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of a model in the simulator, for DAgger's pictures and for the evaluation's figures.
 
 DAgger (S. Ross, G. Gordon and D. Bagnell, 2011): the learner acts, the expert labels what it meets.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of `dsd-lab train`, without torch, so that the command line answers at once."""
 
 from __future__ import annotations

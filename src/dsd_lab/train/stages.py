@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all trainings share: a stage runs until its minutes or steps are over, and resumes after a kill.
 
 Checkpoints are safetensors files with the progress as JSON in the header, replaced as a whole.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The small tokenizer that the pair shares, its prompt, and the files beside the weights."""
 
 from __future__ import annotations

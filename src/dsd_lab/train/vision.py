@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stage 1: teach the vision tower what stands where, through heads that are thrown away afterwards.
 
 Each of FREE_WAYS columns of the picture, four to a column of image tokens, gets a vector, and from it kind, colour,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulator's expert: the reply that a perfect model would give, from what is truly there.
 
 Its edges are sharp (10 degrees, 40 cm), and no picture tells 9.9 from 10.1 degrees, so `misjudged` moves everything a

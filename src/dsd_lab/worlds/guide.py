@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a robot that knows what is truly there would go: one action per picture, without memory.
 
 A model learns these decisions from pictures, so they must follow from pictures. An obstacle soon leaves the camera's

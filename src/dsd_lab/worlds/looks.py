@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks of rooms by split: textures, lights and the camera's mounting. Pure numpy.
 
 Each split draws from palettes, patterns and bands of its own (looks.toml). The bands interleave, so validation and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions in many wordings, with templates and words held out of training.
 
 A template is a request and a way to name the thing: "walk over to" and "the {} on the left" (wordings.toml). The splits

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the front camera would show of a world, by rays through scene.py's primitives at half the picture's size."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Worlds by situation and split, each split with its own layouts, looks and look-alikes. Pure numpy.
 
 The guide (guide.py) solves every layout from what the front camera shows, one picture at a time.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether what a reply says about a picture is true, by what the simulator knows.
 
 The words are read loosely, so that other models can be judged; the expert's own clauses on the other thing word for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declare a command's arguments as a dataclass, which cyclopts reads.
 
 A field's name is its flag; its metadata (``help``, ``choices``, ``words``) is that of the settings dataclasses. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the demo: start every node as a process, send one Navigate goal, collect ground truth, write a report."""
 
 from __future__ import annotations

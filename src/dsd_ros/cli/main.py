@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `dsd` command: finds the command's module, parses its arguments, and turns errors into exit codes.
 
 A module is imported only when its command is called, so that `dsd doctor` runs where other commands cannot.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What several commands share: exit codes, interruptions, the link to a verifier, and results as JSON."""
 
 from __future__ import annotations

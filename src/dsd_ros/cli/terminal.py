@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Colours and a progress bar for the terminal."""
 
 from __future__ import annotations

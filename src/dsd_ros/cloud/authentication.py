@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verifier's end of the proof that both sides hold the same token (``wire.authentication``)."""
 
 from __future__ import annotations

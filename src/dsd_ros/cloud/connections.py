@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections that cannot hurt each other: who may connect, and what one may send while others wait.
 
 All of it runs in the thread of the server's event loop.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
 One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that

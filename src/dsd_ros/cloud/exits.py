@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early outcomes while the pass goes on: the Listener of FSD's Algorithm 2.
 
 Each exit judges the whole draft as the final layer will, with the same random numbers, so its outcome is a forecast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operator sees of a verifier: Prometheus metrics, and log lines with session, reply and round.
 
 Names follow Prometheus' conventions: base units, counters end in _total. The values of every label are known when the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A websocket server on a thread of its own, its answers to plain HTTP (/metrics, /healthz), and the metrics server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine behind a websocket: TLS, a bearer token, and connections that cannot hurt each other.
 
 The event loop only moves frames; models run on the engine's thread.

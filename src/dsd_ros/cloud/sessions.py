@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the verifier remembers of each robot, for how long, and what it agrees to when a session is opened."""
 
 from __future__ import annotations

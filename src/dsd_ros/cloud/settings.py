@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the verifier, the schema of `dsd verifier`'s flags and the verifier node's parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets: what verifies rounds, be it a model in this process or another way to learn which tokens follow a prefix.
 
 The engine, the sessions and the server know a target by the ``Target`` protocol alone.

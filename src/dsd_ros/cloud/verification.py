@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks one observation or one round before a target sees it, and makes the messages that answer it."""
 
 from __future__ import annotations

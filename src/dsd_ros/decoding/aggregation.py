@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The next token of two sides with documents of their own: p = eta^d p^d + eta^c p^c, device and cloud.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON):

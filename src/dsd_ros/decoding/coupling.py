@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling with shared randomness: both sides derive the same noise, so no distribution travels.
 
 Gumbel coupling (Daliri, Musco and Suresh 2024, arXiv 2408.07978): argmax(log p + G) with standard Gumbel noise G is

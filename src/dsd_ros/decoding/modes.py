@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoding modes as combinations of axes; the papers' names are presets. Loads no torch."""
 
 from __future__ import annotations

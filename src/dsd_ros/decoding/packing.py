@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of distributions as bytes: token ids in as few bits as their vocabulary takes, and their values.
 
 Integers and floats are little-endian; ids fill their bytes from the lowest bit on, ceil(log2 V) bits each.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The papers' algorithms, each in one plain function: the specification that every decoding mode must equal.
 
 A model is a function from the tokens so far to the distribution (V,) of the next one: ``q`` is the draft's, ``p``

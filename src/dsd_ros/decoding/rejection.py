@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance rule of speculative sampling, for sequences and trees.
 
 q is the draft's distribution, p the target's. A drafted x is accepted with probability min(1, p(x) / q(x)), target

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From logits to the sampled distribution, and a draw from it.
 
 What is sampled and what is verified must go through the same transform, so both sides of a session call

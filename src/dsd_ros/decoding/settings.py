@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of a decode: one schema for flags, ROS parameters, config files and benchmark rows.
 
 Loads no torch: programs that only read or relay settings import this module, too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of drafted tokens and how one is written down.
 
 The root, written -1, is the last token before the tree and not one of its nodes. One pass of the target with a mask of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Growing token trees level by level, for any draft model.
 
 A grower names the nodes to feed next (``level``), takes the draft's rows after them (``take``), and is done when

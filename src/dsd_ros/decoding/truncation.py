@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Truncate, then sample (TSLT): the draft is drawn from a truncated distribution and verified against it.
 
 The truncated distribution q_hat is rounded to the precision it is sent in before anything is drawn from it. Both

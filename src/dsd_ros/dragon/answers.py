@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An answer, its statistics, and the error for a refused question."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The device's half of questions: answer them together with the cloud, over a link that may break and come back.
 
 Three threads: the caller's waits and passes on tokens, one drafts, one dials and receives. An answer can go on from its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evidence of a draft: the part of a side's distribution that the aggregator needs, or all of it."""
 
 from __future__ import annotations

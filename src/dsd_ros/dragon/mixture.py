@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side's own next-token distribution: the mean over its documents, weighted by relevance.
 
 p(x | prefix) = sum_d w(d) p(x | d, prefix), w = softmax of the relevances (DRAGON, equation 2). Each document is a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side of one attempt at a question: run the state machine and the mixture, and measure both sides."""
 
 from __future__ import annotations

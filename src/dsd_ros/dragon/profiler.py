@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scheduler decides by: each side's decoding delay, the link's round trip, and acceptance rates.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prompt of a question about one document, as token ids split where the document ends.
 
 Everything up to the document's end is the same for every question, and so are its keys and values.

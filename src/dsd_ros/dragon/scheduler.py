@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which side aggregates the next token.
 
 Source: "Efficient Distributed Retrieval-Augmented Generation for Enhancing Language Model Performance" (DRAGON),

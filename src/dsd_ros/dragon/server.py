@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cloud's half of questions: answers many devices at once, from documents that stay in the cloud.
 
 One worker thread owns the model and drafts one token per turn. A second thread receives messages, so that a rejection

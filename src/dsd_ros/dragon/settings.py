@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of questions that both sides answer: one schema for flags, ROS parameters and config files."""
 
 from __future__ import annotations

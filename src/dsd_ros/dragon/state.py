@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One side's half of one answer as a pure state machine: no thread, model, clock or socket.
 
 Both sides run it. Own drafts and the other side's messages go in, messages to the other side come out, and both sides

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pre-drafting: worker threads make the next round's draft while this round is being verified.
 
 These are the N workers of FSD's Algorithm 1, with guessed outcomes and rounds sent ahead. Work is handed out level by

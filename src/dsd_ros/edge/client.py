@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A session with the verifier over a link that may lose, duplicate, reorder, delay or break.
 
 Anything may be sent again: rounds are idempotent at the verifier, and late or duplicate results are recognised by their

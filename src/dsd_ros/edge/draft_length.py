@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Automatic draft lengths: chooses the shape of the next drafts from what earlier rounds cost and gained.
 
 Each round shows how much of its draft was accepted and where its time went. From that follow the expected tokens and

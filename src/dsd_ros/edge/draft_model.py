@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafting with the robot's own small model: one round's draft, and the proposer that makes one round after another.
 
 A round's draft depends only on the tokens before it and on the round's number, so it may be made by any thread, at any

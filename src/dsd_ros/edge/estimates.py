@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running estimates of slowly changing figures, robust to outliers: means, shares and line fits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decode loop: draft, have the draft verified, keep what is accepted, until the reply ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of a session on their way to the verifier: each in full once, then by its digest."""
 
 from __future__ import annotations

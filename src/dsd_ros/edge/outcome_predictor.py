@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicts a round's outcome from the draft's own probabilities, so that the next round can be drafted ahead.
 
 Not in the FSD paper; after speculative speculative decoding (arXiv 2603.03251). A wrong guess wastes work but never

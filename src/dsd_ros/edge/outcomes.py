@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The possible outcomes of a round: which to draft after, and in what order (FSD, Algorithm 1)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of what proposes each round's tokens, and the proposer without a draft model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures a reply while it is decoded: one record per round, and the decoded reply at the end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turns the rounds of a reply into messages, and the verifier's outcomes into results."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of a decode: the reply, and a record of what each round cost."""
 
 from __future__ import annotations

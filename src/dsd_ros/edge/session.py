@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's half of a decode: sends observation and drafts, receives outcomes, returns a verified reply."""
 
 from __future__ import annotations

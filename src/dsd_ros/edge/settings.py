@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's settings of its link to the verifier. Loads nothing of the wire: launch files read it, in a Python that
 may have none of the packages that the nodes need.
 """

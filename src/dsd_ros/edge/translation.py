@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts for a target with another tokenizer: the draft model's text, tokenized as the target would.
 
 The robot holds both tokenizers, so only the target's tokens travel. A greedy target keeps only its own tokens, so a bad

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tokenizer without a model, and text that grows token by token: how two vocabularies are compared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reply grammar: reasoning, then exactly one action at the end.
 
     <reasoning> Action: forward 25|50|75 cm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carries out one action, closed loop on odometry, with a trapezoidal speed profile that ends at rest.
 
 Pure: time, pose and velocity are passed in, commands are returned. Units: metres, radians, seconds.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decode request that is in force, and whether the answer to it may be carried out.
 
 A request is handed out once, and again when the node that should answer has died. Pure; times are steady seconds.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nearest obstacle in a depth image, within the corridor that the robot's body needs. Pure geometry."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hands a run's actions to another navigator (Nav2) as goals, one at a time, and judges by odometry what came of them.
 
 Pure. :class:`GoalExecutor` tracks the goal: its caller sends what :meth:`GoalExecutor.take_order` returns, and reports

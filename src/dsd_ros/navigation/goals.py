@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Goals that need the robot's memory: which ones do, and the instruction that an answer from memory makes of them.
 
 With ``auto``, memory is asked when an instruction refers to its speaker: "the chair I like", "my daughter's ball". Me

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks navigation's commands against the action announced for them: only what the action allows moves the robot."""
 
 from __future__ import annotations

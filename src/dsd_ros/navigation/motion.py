@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run's own view of the robot: its pose, the motion under way, and actions that lead nowhere. Pure."""
 
 from __future__ import annotations

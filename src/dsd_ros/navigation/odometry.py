@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks odometry: a heading from a valid orientation, and motion that the driver's twist alone would hide. Pure.
 
 Some drivers publish poses and no twist, and some a wrong one. So the robot's speed is the greater of the twist and of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The records of a run: moments, requests, answers, steps, announcements; and how long the supervisor holds it."""
 
 from __future__ import annotations

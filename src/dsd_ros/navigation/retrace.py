@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way back: a path walked in reverse with the actions of the grammar, closed loop on odometry.
 
 Actions are coarse (25 cm, 15 degrees), so the robot follows the path to within about 0.2 m and ends within

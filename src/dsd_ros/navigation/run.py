@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One Navigate run as a pure state machine: rest, observe and decode, check, execute, rest, ...
 
 The caller passes in odometry, answers, failures and the time, and carries out what the run asks for. Every run ends

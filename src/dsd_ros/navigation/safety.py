@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The safety supervisor's causes and sources (constants of SafetyState.msg), settings, and its sensors' geometry."""
 
 from __future__ import annotations

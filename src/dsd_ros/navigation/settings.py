@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of a run, and its possible outcomes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The safety supervisor's decisions: whose command goes to the robot, and whether it may move it.
 
 An operator's command takes precedence over navigation's while it is fresh. Navigation's command is passed on only

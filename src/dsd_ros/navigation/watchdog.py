@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The last gate before the motors: a command that is not fresh becomes a zero command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Relays between a robot's DDS topics and a remote verifier's websocket. No model and no torch in this process.
 
 configure reads the address, the token and the certificate; activate starts to dial without waiting for the verifier;

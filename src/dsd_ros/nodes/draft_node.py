@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's half of a decode as a lifecycle node: draft model, camera, session with the verifier, ``dsd/decode``.
 
 configure loads the draft model, activate opens the session, deactivate closes it, cleanup frees the model. With

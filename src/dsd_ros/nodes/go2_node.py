@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Go2 as a node: obeys ``cmd_vel`` and publishes the same topics as the simulated robot's node.
 
 A thin shell around :class:`dsd_ros.robot.go2.driver.Go2Driver`. configure connects to the robot, activate makes it

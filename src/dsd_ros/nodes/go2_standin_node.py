@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for the Go2: the robot's own topics, in the simulated world; ground truth is on topics of its own.
 
 The topic ``simulator/fault`` (std_msgs/String) injects failures: ``robot freeze``, ``robot slow``, ``robot die``,

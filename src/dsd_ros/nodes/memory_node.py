@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's half of answering questions, and its memory: a text model, its own documents, what it has seen.
 
 configure loads the text model and opens the documents, activate answers the service ``dsd/ask`` together with the cloud

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves the Navigate action: requests a decode, carries out the verified action, repeats until the model says stop.
 
 A thin shell around :class:`dsd_ros.navigation.run.NavigationRun`, as a lifecycle node: it accepts goals while it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records a run into a bag: everything needed to inspect and to replay it.
 
 Messages are received as raw CDR and written unchanged, with their types' definitions. Only raw pictures of the camera

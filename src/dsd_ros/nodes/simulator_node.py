@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated Go2 as a node, with the topics of a real Go2 stack.
 
 Simulated time starts at the wall clock's time and runs ``rate`` times as fast. At rate 1 it follows the wall clock, so

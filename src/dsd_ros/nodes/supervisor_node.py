@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The safety supervisor: the only node that publishes ``cmd_vel``.
 
 A thin shell around :class:`dsd_ros.navigation.supervisor.Supervisor`. No model and no torch in this process, and one

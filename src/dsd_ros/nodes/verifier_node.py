@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verifier on DDS topics: the same engine that `dsd verifier` serves over a websocket.
 
 configure loads the target model; activate answers robots; deactivate finishes the round in progress and then leaves

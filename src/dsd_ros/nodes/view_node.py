@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The live web view: collects what is on the topics and serves it to browsers. It publishes only its health.
 
 With ``visual`` this process also hosts the visualization node, and receives and draws for both. A failure of one does

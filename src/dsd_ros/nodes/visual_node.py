@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What RViz shows beside the driver's topics: the picture with its overlay, paths and markers.
 
 The node subscribes and draws only while its topics have subscribers, which it checks every half second. Earlier events

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only looks on: bags and the pictures that people look at."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver interface to a robot's base: posture, motion, state, limits.
 
 A call that changes the posture returns when the robot has confirmed it, and raises :class:`DriverError` otherwise.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frames of a robot (REP 103, 105, 120), and its URDF, which says where the sensors are.
 
     odom -> base_footprint -> base_link -> front_camera_link -> front_camera_optical_frame

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publish what a robot base provides, real or simulated: odometry, IMU, frames, camera info, ground truth."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which processes make up a system, and how each is started: what the files under launch/ say, read without `launch`.
 
 Imports nothing of ROS, so that the command line and the process runner can read it anywhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which topic the camera's pictures come on; the newest picture; the pictures of recent decodes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol over DDS topics: the robot's end as a Channel, the verifier's end as a set of topics.
 
 Messages are serialized here and travel as raw CDR, so a payload is serialized once and its size is known. Every message

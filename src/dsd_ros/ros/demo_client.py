@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator's side of the demo: send the goal, print a line per step, collect ground truth."""
 
 from __future__ import annotations

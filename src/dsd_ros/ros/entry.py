@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nodes' executables. Signals are handled before anything heavy is imported: loading torch takes seconds, and a
 Ctrl-C in that time must end the process without a traceback.
 """

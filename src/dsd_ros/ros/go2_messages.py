@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Go2's messages and topics in ROS (unitree_api, unitree_go), and the link that a driver's calls use."""
 
 from __future__ import annotations

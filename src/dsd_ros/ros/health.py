@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node's status in /diagnostics, published every second and on every change of level, and its heartbeat."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert Image and CompressedImage messages to arrays and back, and read images and poses straight from CDR.
 
 Conversions of Image use cv_bridge where it works, else numpy. They honour ``step`` (padded rows) and check sizes, so a

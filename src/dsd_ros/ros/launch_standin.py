@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the files under launch/ where ROS 2's `launch` is not installed, by stand-ins for the few classes they use.
 
 `ros2 launch` runs the same files with the real classes. Names and meanings are those of launch and launch_ros in ROS 2

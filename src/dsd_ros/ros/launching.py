@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the files under launch/ share: arguments and parameters made from the nodes' settings, restarts, and the end.
 
 Each file describes one group of processes. Its arguments stay inside that group: an including file's own

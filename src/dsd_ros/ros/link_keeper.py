@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restore a lost session in the background, so that the node's health reports when the link is back."""
 
 from __future__ import annotations

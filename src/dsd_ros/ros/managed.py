@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of this project's lifecycle nodes: hooks that raise, and autostart; and a watch on other nodes' states.
 
 A subclass overrides the hooks :meth:`~ManagedNode.load`, ``begin``, ``end``, ``unload`` and ``give_back``, which raise

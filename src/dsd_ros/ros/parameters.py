@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Declares a node's settings dataclass as ROS parameters: typed, ranged, described; and follows their changes."""
 
 from __future__ import annotations

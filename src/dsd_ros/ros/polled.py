@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Poll topics at a node's own rate: an executor takes longer per message than these nodes do for its content."""
 
 from __future__ import annotations

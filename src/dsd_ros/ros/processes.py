@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a system's nodes as separate processes, for machines without `ros2 launch`.
 
     python -m dsd_ros.ros.processes robot verifier:=wss://cloud.example:8765

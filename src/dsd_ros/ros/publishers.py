@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds strangers among a topic's publishers, and publishers of another type than a subscription's.
 
 DDS tells a publisher's node, its namespace and the message type. A name is a claim: a process that takes the name of a

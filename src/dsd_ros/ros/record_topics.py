@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The topics that a bag records, and how to subscribe to them."""
 
 from __future__ import annotations

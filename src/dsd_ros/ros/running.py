@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one node as a process: executor, signals, logging, priority, and a clean shutdown within a second.
 
 Exit codes: 0 after SIGINT or SIGTERM; 1 when the node gave up, or hung at shutdown in native code that held the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distance to the nearest obstacle ahead, from a range finder, laser scan or depth camera."""
 
 from __future__ import annotations

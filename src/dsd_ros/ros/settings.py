@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parameters of every node: one dataclass per node, nested ones for its groups (``model.path``, ``decode.mode``).
 
 Loads neither rclpy nor torch, nor anything else that `ros2 launch` may lack: launch files, the command line and the

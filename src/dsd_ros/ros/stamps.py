@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert times, poses, velocities and action kinds between ROS messages and plain values."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ROS for programs that are not nodes, such as benches: a node that spins in a thread, and a DDS channel."""
 
 from __future__ import annotations

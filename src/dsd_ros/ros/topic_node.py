@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of every node here: no message ends it, and the quality of service of its topics can be overridden."""
 
 from __future__ import annotations

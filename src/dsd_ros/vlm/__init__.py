@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vision-language models: loading, prompts, one interface for draft and target, the KV cache."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between the supported models: their parts, their pictures, and how a prompt becomes hidden states.
 
 A picture is resized by qwen-vl-utils' rule (both sides a multiple of patch size x merge size, the number of pixels

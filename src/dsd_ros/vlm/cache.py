@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KV caches: one per sequence, cropped by moving a length; and several as one for a pass over all of them."""
 
 from __future__ import annotations

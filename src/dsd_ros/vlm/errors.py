@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors of models and sequences; each message is one sentence that names the input and the remedy."""
 
 from __future__ import annotations

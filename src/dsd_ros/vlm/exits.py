@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early exits: an adapter after a decoder layer that feeds the model's own frozen LM head.
 
 Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), figure 3. Exit i, from 1,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Load and fingerprint any Qwen2-VL (the shipped pair, a stock 2B, 7B or 72B), or a text-only Llama or Qwen2.
 
 A model is a directory or hub id with safetensors weights; a Llama may also be a GGUF file. A hub id is looked up in

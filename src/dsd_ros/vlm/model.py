@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model, draft or target, behind one small interface.
 
 Decoder layers run one by one. So every sequence has explicit M-RoPE positions (the transformers model remembers only

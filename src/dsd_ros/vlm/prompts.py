@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts: one user turn of text, then the image, in the model's own chat template.
 
 The text comes first so that, under causal attention, the image tokens attend to the instruction. Between text and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One reply in progress: its tokens, KV cache and token tree; and passes over several replies at once."""
 
 from __future__ import annotations

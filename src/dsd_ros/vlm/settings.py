@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which model is loaded, and how. Loads no torch, for what only reads settings."""
 
 from __future__ import annotations

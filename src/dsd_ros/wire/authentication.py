@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proof that both ends of a session hold the same token, whatever carries the messages between them.
 
 Any process of a DDS domain can publish, and a bridge relays what it hears. So each message carries a tag that only a

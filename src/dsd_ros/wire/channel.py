@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The link to the verifier as the robot's half sees it, and the one to a verifier in this process."""
 
 from __future__ import annotations

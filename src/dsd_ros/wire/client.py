@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every client of a verifier does with its link: connect, wait within limits, back off and connect again.
 
 ``edge.client`` and ``dragon.client`` add their messages.

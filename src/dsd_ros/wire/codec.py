@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages to bytes and back: MessagePack arrays ``[tag, field, ...]``, validated as they are read.
 
 Fields at the end of a message that have their defaults are not sent: most drafts take a dozen bytes. A message with a

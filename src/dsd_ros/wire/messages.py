@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol's messages: the one schema behind websocket frames and ROS topics.
 
 A message travels as a MessagePack array ``[tag, field, ...]`` (``wire.codec``) or as the ROS message of the same name,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The queue in front of a link (FSD, Algorithm 2, Sender): answers first, in order, then early outcomes by policy."""
 
 from __future__ import annotations

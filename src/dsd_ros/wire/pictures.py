@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of an Observation: raw rows or PNG, both lossless, so that both models see the same."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What waits for a worker: each owner's turns in order, and the owners by the time that they have used.
 
 The counterpart of ``outbox`` for messages that come in. It knows neither models nor messages, so the verifier and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The robot's end of a websocket to `dsd verifier`: the robot dials, since robots sit behind NAT."""
 
 from __future__ import annotations

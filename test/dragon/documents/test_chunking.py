@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text files become documents, and documents become chunks of whole sentences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The packaged all-MiniLM-L6-v2: published weights, and known properties of its embeddings."""
 
 from __future__ import annotations

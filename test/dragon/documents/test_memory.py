@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sightings become sentences: the newest one per thing and place."""
 
 from __future__ import annotations

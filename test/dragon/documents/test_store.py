@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store finds its documents, and survives kills, flipped bits, other models and other processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench modes` and `dsd-lab bench soak`, run with tiny models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forward passes held to given times, on a fake clock that only sleeping advances."""
 
 from __future__ import annotations

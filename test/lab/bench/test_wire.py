@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench wire`, run with tiny models."""
 
 from __future__ import annotations

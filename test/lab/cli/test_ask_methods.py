@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab ask --method`: the baselines need a cloud of their own; what DRAGON's benches refuse."""
 
 from __future__ import annotations

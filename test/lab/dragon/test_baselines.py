@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DRAGON's baselines: the answer of each, and which parts of the documents are sent."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab bench dragon` and `dragon-lm` with tiny models: consistent figures, and their sources."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The judge of the fault bench reports every kind of violation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small fault bench: the whole demo with the shipped pair, a few faults, and no process left over."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How `dsd-lab bench view` evaluates its replies."""
 
 from __future__ import annotations

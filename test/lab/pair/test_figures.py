@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Near misses, acceptance and bars: how figures are counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluations: of untrained pairs, of any Qwen2-VL, and both ways of asking the shipped pair."""
 
 from __future__ import annotations

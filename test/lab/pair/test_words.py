@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether replies name the right goal, and files of instructions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every acceptance formula and bound against acceptance sampled with the product's own rules.
 
 Measurements draw from fixed seeds. Sums of squared deviations are held against chi-squared at one in a million, and

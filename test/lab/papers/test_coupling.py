@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance of coupling, by formula and bound, against decoding's shared noise."""
 
 from __future__ import annotations

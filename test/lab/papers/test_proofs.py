@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DSSD's and TSLT's formulas by hand, DSSD's Table 1 cell for cell, and the commands that print them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSD's formulas, its Table 1 cell by cell, and where its measurements deviate from Table 4."""
 
 from __future__ import annotations

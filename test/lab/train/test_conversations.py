@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading conversations: both shapes of turns, images in their places, bad records named."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pictures of situations and splits: what their labels say, and what a shard holds."""
 
 from __future__ import annotations

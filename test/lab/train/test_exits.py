@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of early exits: which weights change, resuming, files and reports."""
 
 from __future__ import annotations

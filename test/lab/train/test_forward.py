@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training's own forward passes against transformers'."""
 
 from __future__ import annotations

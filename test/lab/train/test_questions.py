@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training questions: the prompts of inference, the expert's replies, their weights and shares."""
 
 from __future__ import annotations

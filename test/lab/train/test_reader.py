@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reader's corpus is as described; its training learns, resumes exactly and writes a loadable model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training killed repeatedly with SIGKILL ends with the weights of an undisturbed one, byte for byte."""
 
 from __future__ import annotations

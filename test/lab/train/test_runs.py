@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How runs of a model and of the expert end, and what DAgger keeps of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pair under models/: there, documented, loadable, and able to find the silver bottle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reader under models/: there, documented, and able to answer from documents on two sides."""
 
 from __future__ import annotations

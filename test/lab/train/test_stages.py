@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pair's stages: they learn, resume exactly, and write models that load."""
 
 from __future__ import annotations

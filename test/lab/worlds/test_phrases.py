@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instructions: many, distinct, understood, and held out by split."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each situation is as described, splits share nothing, and the guide solves every room."""
 
 from __future__ import annotations

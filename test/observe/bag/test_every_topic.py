@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags of `ros2 bag record --all`: hidden topics, service events, raw beside compressed pictures, no parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags as files: other programs open them, and they stay readable after a kill, a full disk or a cut."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bags of other recorders and robots, damaged or hostile: read as far as they go, and what is missing is named."""
 
 from __future__ import annotations

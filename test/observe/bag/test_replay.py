@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read from a bag, the requests of a replay, and the report of differences."""
 
 from __future__ import annotations

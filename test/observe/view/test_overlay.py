@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The overlay: colours as in the legend, and nothing drawn twice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of a view: rounds add up, paths stay bounded, figures are correct."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The swim-lane: consistent spans, exits in their places, hits distinguished from misses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The web view: local unless configured otherwise, and rendered correctly in a browser."""
 
 from __future__ import annotations

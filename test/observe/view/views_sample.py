@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reply of five rounds, some of them drafted ahead, as views show it."""
 
 from __future__ import annotations

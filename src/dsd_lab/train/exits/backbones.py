@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen models as the training of early exits sees them: text cut into examples, hidden states out.
 
 One pass over a padded batch gives, for each position before a reply's token, the hidden states after each layer with an

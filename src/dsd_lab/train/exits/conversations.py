@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations with and without images, from the JSONL or JSON files of public datasets.
 
 A turn is {"from": "human", "value": ...} (ShareGPT, LLaVA) or {"role": "user", "content": ...}, whose content is a text

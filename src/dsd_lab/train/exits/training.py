@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab train exits`: early-exit adapters for a frozen model, all of them from the same passes.
 
 After FSD (figure 3): each exit's loss reaches its own adapter alone. It is the Kullback-Leibler divergence from the

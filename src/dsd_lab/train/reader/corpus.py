@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic documents and questions from which the reader learns to read one document. Pure Python.
 
 An answer has the same form whatever the document says. Where a document lacks a fact, the answer's word is drawn at

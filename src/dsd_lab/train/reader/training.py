@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`dsd-lab train reader`: from nothing to a text model that reads one short document; resumable."""
 
 from __future__ import annotations

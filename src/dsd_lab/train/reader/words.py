@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of the reader's sentences: names, kinds, relations, properties. Pure Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a draft is proved: one module per method, all with the same functions.
 
     draw_from(logits, positions, context)   robot: what the draft's tokens are drawn from

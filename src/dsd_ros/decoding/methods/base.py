@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all methods share: the name of a round, a draft as they see it, the cloud's verdict and the robot's result."""
 
 from __future__ import annotations

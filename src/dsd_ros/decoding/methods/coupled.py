@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared randomness: both sides derive the same Gumbel noise, so nothing but token ids travels (see ``coupling``).
 
 The target emits argmax(log p + G), its own sample whatever was drafted; the robot drafts argmax(log q + G).

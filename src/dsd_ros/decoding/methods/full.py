@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DSD: the draft's whole distributions travel, and the target verifies by speculative sampling.
 
 Leviathan et al. 2023 and Chen et al. 2023 for a sequence, TSLT's MCVeri for a tree (``rejection.verify_tree``).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Temperature 0: the target's most likely tokens, whatever was drafted. Token ids alone travel."""
 
 from __future__ import annotations

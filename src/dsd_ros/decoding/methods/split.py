@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DSSD: split verification. One probability per drafted token goes up; after a rejection one distribution comes down.
 
 The cloud accepts by the drafted tokens' own probabilities; where it rejects, it sends p, and the robot, which still has

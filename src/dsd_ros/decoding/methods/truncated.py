@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TSLT: sparsify, then sample. The draft is drawn from truncated distributions, and only what is kept of them travels.
 
 The target verifies against exactly what the tokens were drawn from, so this is as exact as ``full``. Cutting a

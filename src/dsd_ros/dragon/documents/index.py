@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One SQLite file with chunks, their vectors and their words: the searchable half of a store.
 
 sqlite-vec compares the vectors by an exact scan (100 000 of 384 numbers: 0.1 s), FTS5 ranks the words by bm25. Both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a robot has seen, as sentences for its document store: which thing, where and when."""
 
 from __future__ import annotations

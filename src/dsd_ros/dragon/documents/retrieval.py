@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface between a store of documents and those who ask it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store of documents: what one side knows, searched for what fits a question.
 
 A folder holds ``texts/``, every document as it was given, and ``index-<n>.db``, made from them (see ``index``). A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plot a recorded run, and write it as a self-contained HTML page."""
 
 from __future__ import annotations

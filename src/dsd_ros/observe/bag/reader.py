@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Open bags, including truncated or damaged ones, and repair them. Needs no ROS: a bag holds its message types."""
 
 from __future__ import annotations

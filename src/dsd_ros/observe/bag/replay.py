@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turn a bag into replay requests, and compare the replayed replies with the recorded ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start the draft node and the verifier of a replay as processes, over either transport.
 
 They run in their own namespace and with discovery limited to this machine, so that no robot nearby hears them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconstruct the token ids of replies from the draft and outcome messages on the topics.
 
 Works on rclpy messages and on those decoded from a bag alike, since only fields are read. Needs no ROS.

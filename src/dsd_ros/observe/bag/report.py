@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Summarize a recorded run: text, tables of steps and rounds, CSV and JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What happened in a recorded run: replies with their rounds, actions and pictures; stops; the robot's way."""
 
 from __future__ import annotations

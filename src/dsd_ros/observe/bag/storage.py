@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the storage files of a bag, MCAP or SQLite, compressed or damaged, within limits. Needs no ROS.
 
 A file of a stranger must not take more memory, disk or time than its size justifies: every length is compared with what

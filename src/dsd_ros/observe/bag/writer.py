@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write bags in rosbag2's layout: a folder with metadata.yaml and one or more MCAP or SQLite files.
 
 A bag is readable at every moment: after each ``save`` the files are complete up to that point, so a killed recorder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Select the camera pictures that a bag keeps: raw ones as lossless PNG, compressed ones as they came."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collect what the views show from the topics of a running system."""
 
 from __future__ import annotations

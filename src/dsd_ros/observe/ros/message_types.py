@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Look up message types by name: their Python classes, and the definitions that a bag stores.
 
 A definition follows rosbag2: the text of the .msg file, then those of the types it contains.

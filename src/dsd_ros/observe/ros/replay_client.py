@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ask a draft node to decode recorded pictures, and collect the tokens from the topics."""
 
 from __future__ import annotations

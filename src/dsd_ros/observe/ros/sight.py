@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Share the collected state and the drawn camera picture among the views of one process."""
 
 from __future__ import annotations

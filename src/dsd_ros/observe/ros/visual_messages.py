@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the paths and markers that RViz shows."""
 
 from __future__ import annotations

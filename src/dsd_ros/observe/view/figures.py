@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the newest reply and of the whole run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw instruction, reasoning and action over the camera picture, and the reply's tokens below it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state that views show, as plain values: reply and rounds, link, safety, path."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw a reply's rounds as swim lanes: who was busy when, and what was drafted ahead.
 
 All times are on the robot's clock. Uplink and downlink each get half of the wait that is not spent in the target,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write text into pictures quickly: every word is rendered once, then pasted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve the web view: rerun's browser viewer and its data, from a separate process.
 
 Viewers only watch; nothing they do reaches the robot. The server's memory is bounded; it drops the oldest data first.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drives a Unitree Go2 through its own services, over any link that carries their messages.
 
 Everything is confirmed: a posture by the service's answer and the state that follows; a stop by the answer to StopMove;

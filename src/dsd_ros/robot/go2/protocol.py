@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of a Unitree Go2: its services' functions, their parameters and answers, its state, and service calls.
 
 The driver and the stand-in are the two sides of it. The numbers are those of the vendor's public SDK (unitree_sdk2,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The vendor's SDK as a link: a process that talks to the robot, connected by lines of JSON.
 
 Confirmation and retransmission stay in :class:`dsd_ros.robot.go2.driver.Go2Driver`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Carries a Go2's messages between the vendor's SDK and two pipes; a program of its own, started by sdk_link.py.
 
 It is a separate process because the SDK's DDS library must be the robot's (Cyclone DDS 0.10) and must not share a

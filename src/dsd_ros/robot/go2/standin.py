@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for a Unitree Go2: answers its services and reports its state as the robot does, in a simulated world.
 
 Where the robot's behaviour is not public, the stand-in chooses which posture refuses what, and with which code: only

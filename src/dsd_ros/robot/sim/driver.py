@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated Go2 behind the driver interface: requests take effect at once, within the simulator's limits."""
 
 from __future__ import annotations

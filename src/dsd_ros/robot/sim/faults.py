@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults that can be injected into a simulated robot: "camera freeze", "robot die", "all ok"."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offscreen rendering of MuJoCo worlds: one OpenGL context for any number of worlds in turn."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The MuJoCo model of a world: geometry, textures and lights, as MJCF text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated Go2: a kinematic base in a seeded world, with collisions, a front camera and a range finder."""
 
 from __future__ import annotations

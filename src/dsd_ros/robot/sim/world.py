@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded indoor worlds: a room, coloured things in it, one of them the target. Pure numpy."""
 
 from __future__ import annotations

@@ -239,3 +239,40 @@ def test_a_wrong_value_names_its_argument(launch, argument, words):
     with Launched(launch_file("robot"), argument, "driver:=none") as run:
         run.until(words)
         assert run.process.wait(20) == 1
+
+
+def test_a_parameter_set_for_the_whole_launch_ends_no_node_that_lacks_it(launch, ros_domain):
+    from launch_ros.actions import Node, SetParameter
+
+    lines: list[str] = []
+    wanted = (
+        "'bridge_node' has no parameter 'require.imuu': ignored.",
+        "'guard' has no parameter 'require.imuu' (did you mean 'require.imu'?): ignored.",
+        "no link yet",
+    )
+
+    def missing():
+        return [sentence for sentence in wanted if not any(sentence in line for line in lines)]
+
+    def on_output(event):
+        lines.extend(event.text.decode().splitlines())
+        return None if missing() else launch.actions.Shutdown(reason="seen")
+
+    def node(executable, **options):
+        arguments = ["-m", "dsd_ros.ros.entry", executable]
+        return Node(executable=sys.executable, arguments=arguments, output="screen", **options)
+
+    service = launch.LaunchService()
+    service.include_launch_description(
+        launch.LaunchDescription(
+            [
+                SetParameter("require.imuu", False),
+                launch.actions.RegisterEventHandler(launch.event_handlers.OnProcessIO(on_stderr=on_output)),
+                node("bridge_node"),
+                node("supervisor_node", name="guard"),
+                launch.actions.TimerAction(period=90.0, actions=[launch.actions.Shutdown(reason="too late")]),
+            ]
+        )
+    )
+    service.run()
+    assert not missing(), lines

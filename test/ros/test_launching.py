@@ -55,7 +55,7 @@ def visited(entity, context):
     if condition is not None and not condition.evaluate(context):
         return
     if isinstance(entity, launch.actions.ExecuteProcess):
-        name = entity.node_executable if isinstance(entity, Node) else entity.cmd[3]
+        name = entity.node_executable if isinstance(entity, Node) else entity.cmd[1]
         yield launch.utilities.perform_substitutions(context, launch.utilities.normalize_to_list_of_substitutions(name))
         return
     for child in (entity.entities if hasattr(entity, "entities") else entity.visit(context)) or ():

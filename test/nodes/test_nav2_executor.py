@@ -44,6 +44,11 @@ class Nav2Rig(NavigationRig):
         self._fault = rig.node.create_publisher(String, "nav2_fault", qos.STATE)
         self.nav2 = self.start_nav2(rig) if start else None
         super().__init__(rig, commands="navigation_node,behavior_server", executor="nav2", **parameters)
+        if start:
+            self.until_ready()
+
+    def until_ready(self) -> None:
+        self.rig.until(lambda: "[nav2] ready" in self.rig.lines, what="Nav2 hearing the odometry")
 
     @staticmethod
     def start_nav2(rig):
@@ -188,8 +193,7 @@ def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig, without_shared_memor
     assert result.message == "No Nav2 server takes the goal 'forward 25 cm': start and activate Nav2."
     child = nav.start_nav2(rig)
     nav.script = [FAR]
-    rig.until(lambda: any(i.node_name == "behavior_server" for i in rig.node.get_publishers_info_by_topic(COMMAND)))
-    nav.rig.until(lambda: rig.node.count_subscribers("nav2_fault"))
+    nav.until_ready()
     goal = nav.send()
     nav.until_driving()
     child.signal(signal.SIGKILL)

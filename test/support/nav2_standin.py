@@ -53,6 +53,8 @@ class Nav2Standin(Node):
         ]  # fmt: skip
 
     def _on_odometry(self, message: Odometry) -> None:
+        if self._pose is None:
+            print("ready", flush=True)
         self._pose = pose_of(message)
 
     def _on_fault(self, message: String) -> None:

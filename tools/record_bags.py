@@ -208,6 +208,8 @@ def missing(name: str, bag: Path) -> str:
     run = read_run(open_bag(bag))
     if run.bag.notes or len(run.steps) < 3 or not all(step.tokens for step in run.steps):
         return "replies are missing or incomplete"
+    if not any(topic.endswith("/instruction") for topic in run.bag.counts):
+        return "the instruction is missing"
     if not run.requests or not run.verifiers:
         return "the opening of the session is missing"
     if not run.ends or not run.ends[-1][1].startswith("ARRIVED: "):

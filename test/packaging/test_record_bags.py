@@ -54,7 +54,7 @@ def test_the_settings_it_changes_are_there_once(tool, tmp_path) -> None:
 def test_a_trimmed_bag_begins_with_the_run_and_what_is_latched(tool, tmp_path):
     tool.trim(BAGS / "straight", tmp_path / "straight")
     bag, whole = open_bag(tmp_path / "straight"), open_bag(BAGS / "straight")
-    instruction = next(record.at for record in whole.messages(["/instruction"]))
+    instruction = next(record.at for record in whole.messages([whole.topic("dsd/instruction")]))
     times = [record.at for record in bag.messages()]
     assert times == sorted(times) and times[0] == instruction - tool.TRIM_NS
     assert bag.custom == whole.custom and bag.counts["/ground_truth/collisions"] == 1

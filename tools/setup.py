@@ -28,7 +28,7 @@ ROS_SCRIPT = VENV / "ros.sh"  # what has to be sourced then
 # Copies of other packages' messages, built into .venv only where the system lacks them. COLCON_IGNORE beside them keeps
 # colcon and rosdep from taking them for the real packages.
 OF_OTHERS = ("nav2_msgs", "tf2_msgs", "unitree_api", "unitree_go", "go2_interfaces")
-PARTIAL = ("nav2_msgs",)  # beside a system's ROS 2 these copies would hide the whole packages
+PARTIAL = ("nav2_msgs", "go2_interfaces")  # beside a system's ROS 2 these copies would hide the whole packages
 MESSAGES = {"dsd_msgs": "src/dsd_msgs", **{name: f"tools/msgs/{name}" for name in OF_OTHERS}}
 WHEEL_PYTHONS = ((3, 11), (3, 12))
 # These stay the system's where it has them (requirements/lock-system.txt): its cv_bridge and message packages are

@@ -75,7 +75,7 @@ def test_an_action_ends_where_it_should_and_at_rest(action, yaw, latency, slip):
 def test_speed_and_acceleration_keep_their_limits(action):
     _, commands = drive(action, Rig(Pose(0, 0, 0)))
     dt = 0.02
-    turn_limit = math.radians(SETTINGS.turn_rate_deg)
+    turn_limit = SETTINGS.turn_rate
     before = AT_REST
     for command in commands:
         assert 0.0 <= command.vx <= SETTINGS.speed + 1e-9

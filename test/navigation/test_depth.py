@@ -18,7 +18,7 @@ def scene(view: DepthView = VIEW, camera: Intrinsics = CAMERA, boxes: tuple = ()
     """Depths of a floor and of upright plates: (ahead, left from, left to, low, high) in metres."""
     v, u = np.mgrid[: camera.height, : camera.width]
     x, y = (u - camera.cx) / camera.fx, (v - camera.cy) / camera.fy
-    p = math.radians(view.camera_pitch_deg)
+    p = view.camera_pitch
     ahead, up, left = math.cos(p) - math.sin(p) * y, -math.sin(p) - math.cos(p) * y, -x
     depth = np.full(x.shape, np.inf)
     if floor:
@@ -42,7 +42,7 @@ WALL = (1.0, -3.0, 3.0, 0.0, 2.0)
 @pytest.mark.parametrize("distance", [0.1, 0.35, 1.0, 1.5])
 @pytest.mark.parametrize("pitch", [0.0, 17.0, 35.0])
 def test_a_wall_is_as_far_as_it_is(distance, pitch):
-    view = DepthView(camera_pitch_deg=pitch)
+    view = DepthView(camera_pitch=math.radians(pitch))
     found = corridor(view).nearest(scene(view, boxes=((distance, *WALL[1:]),)))
     assert found == pytest.approx(distance, rel=1e-4)
 
@@ -55,7 +55,7 @@ def test_the_floor_is_nothing(height):
 
 @pytest.mark.parametrize("degrees", [-2.0, 2.0])
 def test_a_pitching_body_does_not_make_the_floor_rise(degrees):
-    seen = DepthView(camera_pitch_deg=VIEW.camera_pitch_deg + degrees)
+    seen = DepthView(camera_pitch=VIEW.camera_pitch + math.radians(degrees))
     assert corridor().nearest(scene(seen)) == math.inf
 
 
@@ -103,7 +103,7 @@ def test_unknown_pixels():
 
 
 def test_a_camera_that_looks_elsewhere_is_blind():
-    view = DepthView(camera_height=2.0, camera_pitch_deg=-45.0)
+    view = DepthView(camera_height=2.0, camera_pitch=math.radians(-45.0))
     looking_up = corridor(view)
     assert looking_up.blind and looking_up.nearest(scene(view)) is None
     assert not corridor().blind

@@ -354,7 +354,7 @@ def test_it_falls_silent_after_the_last_command():
 
 def test_limits_are_those_of_the_navigation_nodes_motion():
     limits, motion = SafetyLimits(), MotionSettings()
-    assert (limits.speed, limits.turn_rate_deg) == (motion.speed, motion.turn_rate_deg)
+    assert (limits.speed, limits.turn_rate) == (motion.speed, motion.turn_rate)
 
 
 def test_tilt_of_quaternions():
@@ -515,7 +515,7 @@ class AnySequence(RuleBasedStateMachine):
             assert abs(decision.motion.vx) <= 0.53 and abs(decision.motion.wz) <= 0.56
         if decision.source is Source.OPERATOR and not causes & BINDS_OPERATOR:
             limits = SafetyLimits()
-            turn = math.radians(limits.operator_turn_rate_deg)
+            turn = limits.operator_turn_rate
             assert decision.motion == self.operator.within(limits.operator_speed, turn)
 
 

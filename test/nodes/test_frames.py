@@ -33,7 +33,7 @@ ROBOT = {  # child: parent
 # The stand-in's camera, which is the simulated one.
 STANDIN_CAMERA = {
     "camera_origin": f"{CAMERA_AHEAD} 0 {CAMERA_HEIGHT - STANDING_HEIGHT} 0 {CAMERA_PITCH} 0",
-    "camera_fov_deg": 60.0,
+    "camera_fov": 1.0472,
 }
 
 

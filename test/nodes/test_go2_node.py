@@ -111,7 +111,7 @@ def test_it_publishes_what_the_simulated_robot_does(rig):
         rig.node.create_subscription(kind, topic, heard[topic].append, profile)
     # In the vendor SDK's layout of the state; the other tests have unitree_ros2's.
     robot = RobotRig(rig, instruction="find the silver bottle", path_points=True)
-    robot.start_node(camera_fov_deg=60.0)
+    robot.start_node(camera_fov=1.047198)
     rig.until(lambda: all(heard.values()) and len(robot.odometry.samples) > 20)
     image, info = heard["camera/image_raw"][-1], heard["camera/camera_info"][-1]
     assert (image.encoding, image.header.frame_id) == ("bgr8", "front_camera_optical_frame")

@@ -51,7 +51,7 @@ def corridor(simulator: Simulator) -> DepthCorridor:
 def test_the_depth_view_is_that_of_the_simulated_camera():
     view = DepthView()
     assert view.camera_height == CAMERA_HEIGHT
-    assert math.radians(view.camera_pitch_deg) == pytest.approx(CAMERA_PITCH)
+    assert view.camera_pitch == pytest.approx(CAMERA_PITCH)
 
 
 def test_the_range_finder_measures_the_plan():

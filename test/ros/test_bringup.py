@@ -269,7 +269,7 @@ navigation_node:
     motion: {speed: 0.3}
     run.max_steps: 7
 /go2_2/navigation_node:
-  ros__parameters: {motion.turn_rate_deg: 11.0}
+  ros__parameters: {motion.turn_rate: 0.2}
 controller_server:
   ros__parameters: {control_rate: 1.0}
 go2_1:
@@ -284,7 +284,7 @@ def test_a_parameter_file_overrides_the_defaults_and_what_is_given_overrides_it(
     found = settled(start_of("robot", "navigation_node", **given))
     assert found["motion.speed"] == 0.3 and found["run.max_steps"] == 7 and found["use_sim_time"] is True
     assert found["control_rate"] == parameter("navigation_node", "control_rate").default
-    assert found["motion.turn_rate_deg"] == parameter("navigation_node", "motion.turn_rate_deg").default
+    assert found["motion.turn_rate"] == parameter("navigation_node", "motion.turn_rate").default
     start = start_of("robot", "navigation_node", **given)
     written = write_parameters([start.name], namespace, start.layers, start.parameters)
     assert yaml.safe_load(written.read_text())["/**"]["ros__parameters"] == {"use_sim_time": True, "foreign": 3}

@@ -173,12 +173,12 @@ def test_a_change_that_waits_for_the_next_configure(make):
 
 def test_several_parameters_change_together_or_not_at_all(make):
     node = make("supervisor_node")
-    good, bad = Parameter("limit.speed", value=0.7), Parameter("limit.tilt_deg", value=500.0)
+    good, bad = Parameter("limit.speed", value=0.7), Parameter("limit.tilt", value=500.0)
     result = node.set_parameters_atomically([good, bad])
-    assert not result.successful and "limit.tilt_deg" in result.reason
+    assert not result.successful and "limit.tilt" in result.reason
     assert node.get_parameter("limit.speed").value == 0.5
-    assert node.set_parameters_atomically([good, Parameter("limit.tilt_deg", value=20)]).successful
-    assert (node._settings.limit.speed, node._settings.limit.tilt_deg) == (0.7, 20.0)
+    assert node.set_parameters_atomically([good, Parameter("limit.tilt", value=1)]).successful
+    assert (node._settings.limit.speed, node._settings.limit.tilt) == (0.7, 1.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "fast", None, True])

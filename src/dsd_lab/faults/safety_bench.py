@@ -178,7 +178,7 @@ class StandIn:
         """A wall ahead, with its camera's figures published beside it."""
         depths = np.full((_DEPTH_HEIGHT, _DEPTH_WIDTH), np.nan, np.float32)
         if self.distance is not None:
-            pitch = math.radians(DepthView().camera_pitch_deg)
+            pitch = DepthView().camera_pitch
             down = (np.arange(_DEPTH_HEIGHT) - _DEPTH_HEIGHT / 2) / _DEPTH_FOCAL
             depths[:] = (self.distance / (math.cos(pitch) - math.sin(pitch) * down))[:, None]
         image = Image(height=_DEPTH_HEIGHT, width=_DEPTH_WIDTH, encoding="32FC1")

@@ -63,23 +63,23 @@ class MotionSettings:
     """Limits and tolerances of a motion."""
 
     speed: float = option(0.5, "top speed ahead, m/s", 0.05, 1.5)
-    turn_rate_deg: float = option(30.0, "top turn rate, degrees/s", 5.0, 120.0)
+    turn_rate: float = option(0.5235987, "top turn rate, rad/s", 0.08, 2.1)
     acceleration: float = option(0.8, "acceleration and braking, m/s^2", 0.1, 3.0)
-    turn_acceleration_deg: float = option(90.0, "angular acceleration and braking, degrees/s^2", 10.0, 360.0)
+    turn_acceleration: float = option(1.5707963, "angular acceleration and braking, rad/s^2", 0.17, 6.3)
     distance_tolerance: float = option(0.01, "a drive is done this close to its end, m", 0.002, 0.1)
-    angle_tolerance_deg: float = option(0.5, "a turn is done this close to its end, degrees", 0.1, 5.0)
+    angle_tolerance: float = option(0.0087266, "a turn is done this close to its end, rad", 0.0017, 0.088)
     rest_speed: float = option(0.02, "slower than this counts as standing, m/s", 0.001, 0.2)
-    rest_turn_rate_deg: float = option(1.5, "slower than this counts as standing, degrees/s", 0.1, 10.0)
+    rest_turn_rate: float = option(0.0261799, "slower than this counts as standing, rad/s", 0.0017, 0.18)
     rest_s: float = option(0.1, "an action is over after standing this long, s", 0.0, 2.0)
     stuck_s: float = option(1.5, "no progress for this long counts as stuck, s", 0.3, 10.0)
 
     def still(self, measured: Velocity) -> bool:
         """Whether a robot with this measured velocity stands."""
-        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= math.radians(self.rest_turn_rate_deg)
+        return abs(measured.vx) <= self.rest_speed and abs(measured.wz) <= self.rest_turn_rate
 
     def slower(self, share: float) -> MotionSettings:
         """The same settings with this share of the top speeds."""
-        return replace(self, speed=self.speed * share, turn_rate_deg=self.turn_rate_deg * share)
+        return replace(self, speed=self.speed * share, turn_rate=self.turn_rate * share)
 
 
 class MotionStatus(Enum):
@@ -179,7 +179,7 @@ class MotionController:
         self._speed = min(wanted, self._speed + acceleration * step)
         if self._turning:
             return Velocity(0.0, math.copysign(self._speed, self.action.radians))
-        limit = math.radians(settings.turn_rate_deg)
+        limit = settings.turn_rate
         correction = max(-limit, min(limit, -_HEADING_GAIN * self._turned))
         return Velocity(self._speed, correction)
 
@@ -188,11 +188,7 @@ class MotionController:
         settings = self.settings
         if not self._turning:
             return settings.speed, settings.acceleration, settings.distance_tolerance
-        return (
-            math.radians(settings.turn_rate_deg),
-            math.radians(settings.turn_acceleration_deg),
-            math.radians(settings.angle_tolerance_deg),
-        )
+        return (settings.turn_rate, settings.turn_acceleration, settings.angle_tolerance)
 
     def _begin_rest(self, now: float) -> Velocity:
         self.status = MotionStatus.SETTLING

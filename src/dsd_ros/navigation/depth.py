@@ -29,7 +29,7 @@ class DepthView:
     """How the depth camera is mounted, and the corridor that the robot's body needs."""
 
     camera_height: float = option(0.36, "height of the depth camera above the floor, m", 0.02, 2.0)
-    camera_pitch_deg: float = option(17.0, "downward pitch of the depth camera, degrees", -45.0, 75.0)
+    camera_pitch: float = option(0.296706, "downward pitch of the depth camera, rad", -0.79, 1.31)
     corridor_width: float = option(0.5, "the robot's width plus the clearance on both sides, m", 0.1, 2.0)
     corridor_height: float = option(0.5, "things that hang higher are passed below, m", 0.1, 2.0)
     floor_clearance: float = option(0.06, "things that are lower are the floor, or can be stepped on, m", 0.01, 0.3)
@@ -92,8 +92,8 @@ class DepthCorridor:
         rows = np.arange(0, camera.height, self._stride, dtype=np.float32)
         across = (columns - np.float32(camera.cx)) / np.float32(camera.fx)
         down = ((rows - np.float32(camera.cy)) / np.float32(camera.fy))[:, None]
-        c = math.cos(math.radians(view.camera_pitch_deg))
-        s = math.sin(math.radians(view.camera_pitch_deg))
+        c = math.cos(view.camera_pitch)
+        s = math.sin(view.camera_pitch)
         # Metres ahead, aside and up per metre of depth, in the level frame of the camera.
         self._ahead, self._up = c - s * down, -s - c * down
         self._aside = np.abs(across)[None, :]

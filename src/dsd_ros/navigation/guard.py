@@ -124,7 +124,7 @@ class ActionGuard:
         if self.verified:
             return motion
         share, limits = self._fallback.fallback_speed, self._limits
-        return motion.within(share * limits.speed, share * math.radians(limits.turn_rate_deg))
+        return motion.within(share * limits.speed, share * limits.turn_rate)
 
     def taken_over(self) -> None:
         """The operator drives: the action is over, and the operator's path joins the trail."""
@@ -184,14 +184,14 @@ class ActionGuard:
         limits = self._limits
         if abs(motion.vx) > limits.speed * _SLACK:
             return f"faster than {limits.speed:.2f} m/s"
-        if abs(motion.wz) > math.radians(limits.turn_rate_deg) * _SLACK:
-            return f"turning faster than {limits.turn_rate_deg:.0f} degrees/s"
+        if abs(motion.wz) > limits.turn_rate * _SLACK:
+            return f"turning faster than {limits.turn_rate:.2f} rad/s"
         if abs(motion.vy) > _CREEP:
             return "sideways"
         travelled = 0.0
         if self._pose is not None and self._start is not None:
             travelled = math.hypot(self._pose.x - self._start.x, self._pose.y - self._start.y)
-        margin = math.radians(limits.angle_margin_deg)
+        margin = limits.angle_margin
         if action.kind is ActionKind.STOP:
             return "it stands"
         if self._retracing and not (self._pose is None or self._trail.near(self._pose.x, self._pose.y)):

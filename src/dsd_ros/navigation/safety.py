@@ -118,16 +118,16 @@ class SafetyLimits:
     """Limits of motion; the first two should equal those of the navigation node's motion settings."""
 
     speed: float = option(MotionSettings.speed, "navigation's top speed, m/s", 0.05, 1.5)
-    turn_rate_deg: float = option(MotionSettings.turn_rate_deg, "navigation's top turn rate, degrees/s", 5.0, 120.0)
+    turn_rate: float = option(MotionSettings.turn_rate, "navigation's top turn rate, rad/s", 0.08, 2.1)
     operator_speed: float = option(1.0, "the operator's top speed, m/s", 0.05, 2.5)
-    operator_turn_rate_deg: float = option(60.0, "the operator's top turn rate, degrees/s", 5.0, 180.0)
+    operator_turn_rate: float = option(1.0471975, "the operator's top turn rate, rad/s", 0.08, 3.2)
     distance_margin: float = option(0.3, "a drive may exceed its action by this much, m", 0.05, 1.0)
-    angle_margin_deg: float = option(20.0, "a turn may exceed its action by this much, degrees", 2.0, 45.0)
+    angle_margin: float = option(0.3490658, "a turn may exceed its action by this much, rad", 0.034, 0.79)
     observation_age_s: float = option(5.0, "an action may begin until its picture is this old, s", 0.1, 60.0)
     obstacle_distance: float = option(0.12, "no drive ahead with an obstacle nearer than this, m", 0.05, 3.0)
     obstacle_braking: float = option(0.8, "speed towards an obstacle is limited to what this can stop, m/s^2", 0.1, 5.0)
-    obstacle_cone_deg: float = option(40.0, "width of the sector of a scan that counts as ahead, degrees", 1.0, 180.0)
-    tilt_deg: float = option(25.0, "largest lean of the body's z axis, degrees", 5.0, 80.0)
+    obstacle_cone: float = option(0.6981317, "width of the sector of a scan that counts as ahead, rad", 0.017, 3.15)
+    tilt: float = option(0.4363323, "largest lean of the body's z axis, rad", 0.087, 1.4)
     battery: float = option(0.15, "least charge of the battery, 0 to 1", 0.0, 0.9)
 
 

@@ -187,7 +187,7 @@ class Supervisor:
         """Angle between the body's z axis and the vertical (rad); None: unknown."""
         if angle is None:
             return
-        limit = math.radians(self._limits.tilt_deg)
+        limit = self._limits.tilt
         if angle > limit:
             self._tilted = True
         if self._trust(now) and self._imu.note(now, stamp) and angle < limit - _TILT_BACK:
@@ -268,7 +268,7 @@ class Supervisor:
         if operator:
             limits = self._limits
             source, stopped = Source.OPERATOR, not BINDS_OPERATOR.isdisjoint(causes)
-            turn_rate = math.radians(limits.operator_turn_rate_deg)
+            turn_rate = limits.operator_turn_rate
             motion = self._operator.within(limits.operator_speed, turn_rate)
         elif navigation:
             source, stopped = Source.NAVIGATION, held
@@ -300,7 +300,7 @@ class Supervisor:
         if required.deadman and not held:
             found[Cause.DEADMAN] = "The deadman is not held."
         if self._tilted:
-            found[Cause.TILT] = f"The body leans more than {limits.tilt_deg:.0f} degrees."
+            found[Cause.TILT] = f"The body leans more than {math.degrees(limits.tilt):.0f} degrees."
         if operator:
             found[Cause.OPERATOR] = "The operator drives the robot."
         if not self._odometry.fresh(now, times.odometry_s):

@@ -323,7 +323,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         nanoseconds = asked.nanoseconds - round(self._settings.camera_delay_s * 1e9)
         image.header.stamp = Time(nanoseconds=max(0, nanoseconds)).to_msg()
         image.header.frame_id = self._base.frame(self._settings.camera_frame)
-        fov = math.radians(self._settings.camera_fov_deg)
+        fov = self._settings.camera_fov
         focal = image.height / 2 / math.tan(fov / 2) if fov > 0.0 else 0.0
         self._image.publish(image)
         self._info.publish(camera_info(image.header, image.width, image.height, focal))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from rclpy.node import Node
@@ -35,7 +34,7 @@ def subscribe_obstacle_sensor(
     elif required.obstacle == "scan":
 
         def on_scan(scan: LaserScan) -> None:
-            cone, limits_m = math.radians(settings().limit.obstacle_cone_deg), (scan.range_min, scan.range_max)
+            cone, limits_m = settings().limit.obstacle_cone, (scan.range_min, scan.range_max)
             on_distance(nearest_ahead(scan.ranges, scan.angle_min, scan.angle_increment, *limits_m, cone), None)
 
         node.create_subscription(LaserScan, "scan", on_scan, qos.SENSOR)
@@ -66,7 +65,7 @@ class _DepthCamera:
             self._warn(error)
             return
         if self._corridor.blind:
-            self._warn("The depth camera does not see the way ahead: check depth.camera_height and camera_pitch_deg.")
+            self._warn("The depth camera does not see the way ahead: check depth.camera_height and camera_pitch.")
 
     def on_image(self, message: Image) -> None:
         if self._corridor is None:

@@ -252,7 +252,7 @@ class Go2NodeSettings(FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
 
     live: ClassVar = (
-        "command_timeout_s", "odometry_rate", "camera_rate", "camera_delay_s", "camera_fov_deg", "limits",
+        "command_timeout_s", "odometry_rate", "camera_rate", "camera_delay_s", "camera_fov", "limits",
         "drive.request_timeout_s", "drive.attempts", "drive.state_timeout_s", "drive.command_timeout_s",
         "drive.move_rate", "drive.posture_timeout_s", "drive.velocity_frame",
     )  # fmt: skip
@@ -269,7 +269,7 @@ class Go2NodeSettings(FrameSettings, ManagedSettings):
     sdk_python: str = option("", "Python of the environment with unitree_sdk2py; empty: this one")
     sdk_interface: str = option("", "network interface to the robot; empty: the SDK chooses")
     sdk_domain: int = option(0, "DDS domain of the robot, for the SDK", 0, 230)
-    camera_fov_deg: float = option(0.0, "the camera's vertical field of view, degrees; 0: unknown", 0.0, 170.0)
+    camera_fov: float = option(0.0, "the camera's vertical field of view, rad; 0: unknown", 0.0, 2.97)
     camera_origin: str = option(
         "",
         "place of front_camera_link in base_frame: x y z (m) roll pitch yaw (rad), e.g. 0.33 0 0.04 0 0.1 0; empty: as "

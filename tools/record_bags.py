@@ -50,13 +50,8 @@ PATIENT = (
 )
 SPARE = ("record.yaml", "camera_hz: 0.0", "camera_hz: 1.0")
 SHOWN = (
-    "robot_description",
-    "tf",
-    "tf_static",
-    "dsd/visual/markers",
-    "dsd/visual/path_walked",
-    "dsd/visual/path_intended",
-)
+    "robot_description", "tf", "tf_static", "dsd/visual/markers", "dsd/visual/path_walked", "dsd/visual/path_intended",
+)  # fmt: skip
 TRIM_NS, SAVE_NS = 1_000_000_000, 500_000_000
 LATCHED = 10  # messages of a latched topic that a trimmed bag begins with
 PICTURE_BYTES = 15_000  # an upload of at least this much within a quarter of a second is a picture
@@ -214,7 +209,7 @@ def missing(name: str, bag: Path) -> str:
         return "the opening of the session is missing"
     if not run.ends or not run.ends[-1][1].startswith("ARRIVED: "):
         return "the robot did not arrive"
-    lacks = sorted(set(SHOWN) - {topic.removeprefix("/") for topic in run.bag.counts})
+    lacks = sorted(name for name in SHOWN if run.bag.topic(name) not in run.bag.counts)
     if lacks:
         return f"what RViz shows is missing: {', '.join(lacks)}"
     if name == "faults" and not any("LINK_LOST" in stop.causes for stop in run.stops):

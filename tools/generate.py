@@ -85,7 +85,11 @@ def parameter_file(node: str) -> str:
         indent = "      " if group else "    "
         if group:
             lines.append(f"    {group}:")
-        entries = [f"{indent}{spec.name.rpartition('.')[2]}: {_yaml(spec.default)}" for spec in members]
+        entries = [
+            f"{indent}# {spec.name.rpartition('.')[2]}: true" if spec.varies  # not set: what the default is, varies
+            else f"{indent}{spec.name.rpartition('.')[2]}: {_yaml(spec.default)}"
+            for spec in members
+        ]  # fmt: skip
         column = min(_COMMENT_COLUMN, max(map(len, entries)) + 2)
         for entry, spec in zip(entries, members, strict=True):
             lines += _commented(entry, _comment(spec), column)
@@ -105,7 +109,7 @@ def _yaml(value: Any) -> str:
 
 
 def _comment(spec: ParameterSpec) -> str:
-    text = spec.help
+    text = spec.help + (f"; {spec.varies}" if spec.varies else "")
     if spec.choices and not all(re.search(rf"\b{re.escape(choice)}\b", text) for choice in spec.choices):
         text += f"; one of {', '.join(spec.choices[:-1])} or {spec.choices[-1]}"
     return text
@@ -130,7 +134,9 @@ def _node(node: str) -> str:
         notes = [spec.help]
         if spec.name in arguments:
             notes.append(f"launch argument `{arguments[spec.name]}`")
-        rows.append((f"`{spec.name}`", _said(spec.default), _allowed(spec), spec.change, "; ".join(notes)))
+        rows.append(
+            (f"`{spec.name}`", spec.varies or _said(spec.default), _allowed(spec), spec.change, "; ".join(notes))
+        )
     file = f"{node.removesuffix('_node')}.yaml"
     more = f" More: [{_PAGES[node]}]({_PAGES[node]})." if node in _PAGES else ""
     about = (NODES[node].__doc__ or "").strip().splitlines()[0]

@@ -22,6 +22,7 @@ def option(
     words: Mapping[str, Any] | None = None,
     allowed: str = "",
     check: Callable[[Any], object] | None = None,
+    varies: str = "",
 ) -> Any:
     """A dataclass field with what users must know of it.
 
@@ -29,6 +30,7 @@ def option(
     :param low: smallest allowed value, ``high`` the largest.
     :param words: texts that stand for certain values on the command line, e.g. {"auto": 0}.
     :param allowed: the range in words, where "LOW to HIGH" does not say enough.
+    :param varies: the default in words, where it depends on the environment.
     :param check: raises ValueError, one sentence, for a value that cannot be used.
     """
     metadata: dict[str, Any] = {"help": text}
@@ -44,6 +46,8 @@ def option(
         metadata["range"] = allowed
     if check:
         metadata["check"] = check
+    if varies:
+        metadata["varies"] = varies
     return field(default=default, metadata=metadata)
 
 

@@ -24,6 +24,7 @@ from dsd_ros.nodes.navigation_node import NavigationNode
 from dsd_ros.nodes.supervisor_node import SupervisorNode
 from dsd_ros.ros import qos
 from dsd_ros.ros.running import EXIT_BAD_START
+from dsd_ros.ros.settings import stamped_by_default
 from dsd_ros.ros.topic_node import OverrideError
 
 GIVEN = {name.replace(".", "__"): value for name, value in PARAMETERS.items()}
@@ -123,6 +124,46 @@ def test_the_joystick_may_be_stamped(rig):
     finally:
         other.destroy_node()
         rclpy.shutdown(context=context)
+
+
+def test_commands_are_stamped_where_asked_for(rig):
+    stamped = {"enable_stamped_cmd_vel": "true"}
+    rig.start("simulator_node", **stamped)
+    rig.start("supervisor_node", require__deadman="false", **stamped)
+    rig.start("navigation_node", **stamped)
+    odometry = OdometryRig(rig)
+    operator = rig.node.create_publisher(TwistStamped, "cmd_vel_joy", qos.STATE)
+    command = TwistStamped()  # a stamp of 0: ages run from the arrival
+    command.twist.linear.x = 0.2
+
+    def driven() -> bool:
+        operator.publish(command)
+        time.sleep(0.05)
+        return bool(odometry.samples and odometry.velocity.vx > 0.1)
+
+    rig.until(driven, what="the operator's motion")
+    for topic in ("cmd_vel", "cmd_vel_dsd"):
+        kinds = lambda: {info.topic_type for info in rig.node.get_publishers_info_by_topic(topic)}  # noqa: B023, E731
+        rig.until(lambda: kinds() == {"geometry_msgs/msg/TwistStamped"}, what=f"a stamped {topic}")  # noqa: B023
+    rig.until(lambda: abs(odometry.velocity.vx) < 0.01, what="the stop after the operator's silence")
+    context = rclpy.Context()
+    rclpy.init(args=[], context=context, signal_handler_options=SignalHandlerOptions.NO)
+    other = rclpy.create_node("plain", context=context)
+    try:
+        other.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        wrong = "/plain publishes geometry_msgs/msg/Twist on cmd_vel, which must be geometry_msgs/msg/TwistStamped."
+        rig.until(lambda: any("simulator_node" in line and wrong in line for line in rig.lines), what="a warning")
+    finally:
+        other.destroy_node()
+        rclpy.shutdown(context=context)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "stamped"), [("", 0), ("humble", 0), ("jazzy", 0), ("kilted", 1), ("rolling", 1)]
+)
+def test_commands_are_stamped_as_nav2_has_them(distribution, stamped, monkeypatch):
+    monkeypatch.setenv("ROS_DISTRO", distribution)
+    assert stamped_by_default() == bool(stamped)
 
 
 def test_publishers_of_another_type_are_warned_of(rig):

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from geometry_msgs.msg import Twist
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.time import Time
 from sensor_msgs.msg import BatteryState, CameraInfo, Image
@@ -34,9 +34,10 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import BasePublisher, camera_info
 from dsd_ros.ros.images import ImageMessageError, from_rgb
 from dsd_ros.ros.managed import ManagedNode
-from dsd_ros.ros.publishers import CommandWatch
+from dsd_ros.ros.publishers import CommandWatch, type_name
 from dsd_ros.ros.running import StartError, run_main, steady_timer
 from dsd_ros.ros.settings import Go2NodeSettings
+from dsd_ros.ros.stamps import command_message, command_type, twist_of
 
 _RETRY_S = 2.0
 _STOP_S, _STOP_AT_THE_END_S = 1.0, 0.3  # for the acknowledgement of a stop
@@ -62,16 +63,17 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         self._pictures = 0
 
         self._base = BasePublisher(self)
+        kind = command_type(settings.enable_stamped_cmd_vel)
         self._image = self.create_publisher(Image, "camera/image_raw", qos.CAMERA)
         self._info = self.create_publisher(CameraInfo, "camera/camera_info", qos.CAMERA)
         self._battery = self.create_publisher(BatteryState, "battery_state", qos.STATE)
-        self._joystick = self.create_publisher(Twist, "cmd_vel_joy", qos.COMMAND)  # of the Go2's remote control
+        self._joystick = self.create_publisher(kind, "cmd_vel_joy", qos.COMMAND)  # of the Go2's remote control
         self._remote_time = -math.inf
         self._robot = MutuallyExclusiveCallbackGroup()
         self._link: Any = None
         self._driver: Go2Driver | None = None
-        self._commands = CommandWatch(self)
-        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
+        self._commands = CommandWatch(self, type_name(kind))
+        self.create_subscription(kind, "cmd_vel", self._on_command, qos.SENSOR)
         steady_timer(self, 0.04, self._tick)
         services = MutuallyExclusiveCallbackGroup()
         acts = {"stand_up": self._stand_up, "stand_down": self._stand_down, "stop": Go2Driver.stop, "damp": self._damp}
@@ -125,7 +127,7 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         remote, command = self._settings.remote, Twist()
         command.linear.x, command.linear.y = ahead * remote.speed, left * remote.speed
         command.angular.z = turn * remote.turn_rate
-        self._joystick.publish(command)
+        self._joystick.publish(command_message(command, self, self._settings.enable_stamped_cmd_vel))
 
     def begin(self) -> None:
         driver = self._driver
@@ -219,11 +221,12 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
 
     # -- motion --------------------------------------------------------------------------------
 
-    def _on_command(self, message: Twist) -> None:
+    def _on_command(self, message: Twist | TwistStamped) -> None:
+        twist = twist_of(message)
         now = time.monotonic()
         with self._lock:
-            self._watchdog.command(Velocity(message.linear.x, message.angular.z), now)
-            self._lateral = message.linear.y if math.isfinite(message.linear.y) else 0.0
+            self._watchdog.command(Velocity(twist.linear.x, twist.angular.z), now)
+            self._lateral = twist.linear.y if math.isfinite(twist.linear.y) else 0.0
         self._drive(now)
 
     def _drive(self, now: float) -> None:
@@ -231,7 +234,8 @@ class Go2Node(ManagedNode[Go2NodeSettings]):
         if driver is None:
             return
         with self._lock:
-            fresh = self._ready and self._watchdog.fresh(now) and not self._commands.contested()
+            contested = self._commands.contested()  # looks around, whether a command is fresh or not
+            fresh = self._ready and self._watchdog.fresh(now) and not contested
             command, lateral = self._watchdog.output(now), self._lateral
         try:
             if fresh:

@@ -50,6 +50,8 @@ from dsd_ros.ros.settings import NavigationNodeSettings
 from dsd_ros.ros.stamps import (
     ACTION_KINDS,
     clock_trouble,
+    command_message,
+    command_type,
     moment_of,
     pose_of,
     quaternion,
@@ -99,7 +101,8 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
         motion, service = MutuallyExclusiveCallbackGroup(), ReentrantCallbackGroup()
         nav2 = settings.executor == "nav2"
-        self._command = None if nav2 else self.create_publisher(Twist, "cmd_vel_dsd", qos.COMMAND)
+        kind = command_type(settings.enable_stamped_cmd_vel)
+        self._command = None if nav2 else self.create_publisher(kind, "cmd_vel_dsd", qos.COMMAND)
         self._nav2 = Nav2(self, settings.nav2, motion, self._changed) if nav2 else None
         self._actions = self.create_publisher(NavAction, "dsd/nav_action", qos.STATE)
         self._instructions = self.create_publisher(String, "dsd/instruction", qos.LATCHED)
@@ -166,7 +169,7 @@ class NavigationNode(ManagedNode[NavigationNodeSettings]):
 
     def _send(self, command: Twist) -> None:
         if self._command is not None:
-            self._command.publish(command)
+            self._command.publish(command_message(command, self, self._settings.enable_stamped_cmd_vel))
 
     def _on_odometry(self, message: Odometry) -> None:
         try:

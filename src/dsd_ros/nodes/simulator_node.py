@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Twist
+from geometry_msgs.msg import Twist, TwistStamped
 from rclpy.node import Node
 from rosgraph_msgs.msg import Clock as ClockMessage
 from sensor_msgs.msg import CameraInfo, Image, Range
@@ -42,10 +42,10 @@ from dsd_ros.ros import health, qos
 from dsd_ros.ros.base_messages import BasePublisher, GroundTruthPublisher, camera_info
 from dsd_ros.ros.images import from_rgb
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.publishers import CommandWatch
+from dsd_ros.ros.publishers import CommandWatch, type_name
 from dsd_ros.ros.running import EXIT_BAD_START, EXIT_GAVE_UP, RunnableNode, run_main, steady_timer
 from dsd_ros.ros.settings import SimulatorNodeSettings
-from dsd_ros.ros.stamps import to_stamp
+from dsd_ros.ros.stamps import command_type, to_stamp, twist_of
 
 _RANGE_PERIOD_S = 0.05
 _DEPTH_STRIDE = 2  # depth images are coarser than pictures, as real ones are
@@ -74,8 +74,9 @@ class SimulatorNode(RunnableNode):
         self._base.describe(settings, sensors_of(world, settings), settings.map_frame)
         self._truth = GroundTruthPublisher(self, self._simulator, self._base.frame(settings.odom_frame))
         self._range = self.create_publisher(Range, "range", qos.STATE)
-        self._commands = CommandWatch(self)
-        self.create_subscription(Twist, "cmd_vel", self._on_command, qos.SENSOR)
+        kind = command_type(settings.enable_stamped_cmd_vel)
+        self._commands = CommandWatch(self, type_name(kind))
+        self.create_subscription(kind, "cmd_vel", self._on_command, qos.SENSOR)
         self.create_subscription(String, "simulator/fault", self._on_fault, qos.STATE)
         self.create_service(Trigger, "simulator/reset_world", self._on_reset)
         self._health = health.Health(self, "simulated Go2")
@@ -108,11 +109,12 @@ class SimulatorNode(RunnableNode):
 
     # -- base ----------------------------------------------------------------------------------
 
-    def _on_command(self, message: Twist) -> None:
+    def _on_command(self, message: Twist | TwistStamped) -> None:
         if self._faults.of("robot") != OK or self._commands.contested():
             return
         try:
-            self._driver.move(message.linear.x, message.linear.y, message.angular.z)
+            twist = twist_of(message)
+            self._driver.move(twist.linear.x, twist.linear.y, twist.angular.z)
         except DriverError:
             return  # not finite: ignored
 

@@ -29,11 +29,11 @@ from dsd_ros.robot.frames import FrameSettings
 from dsd_ros.ros import health, qos
 from dsd_ros.ros.camera import LOOK_S, CameraTopic
 from dsd_ros.ros.parameters import declare
-from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits
+from dsd_ros.ros.publishers import PublisherWatch, alarm, misfits, type_name
 from dsd_ros.ros.running import RCLError, RunnableNode, ask_for_realtime, run_main, steady_timer
 from dsd_ros.ros.sensor_ahead import subscribe_obstacle_sensor
 from dsd_ros.ros.settings import SupervisorNodeSettings
-from dsd_ros.ros.stamps import ACTION_KINDS, moment_of, pose_of, seconds
+from dsd_ros.ros.stamps import ACTION_KINDS, command_message, command_type, moment_of, pose_of, seconds, twist_of
 
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
@@ -55,7 +55,8 @@ class SupervisorNode(RunnableNode):
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
         self._logged: tuple[Cause, ...] = ()
 
-        self._command = self.create_publisher(Twist, "cmd_vel", qos.COMMAND)
+        self._stamped = settings.enable_stamped_cmd_vel
+        self._command = self.create_publisher(command_type(self._stamped), "cmd_vel", qos.COMMAND)
         self._state = self.create_publisher(SafetyState, "dsd/safety_state", qos.LATCHED)
         self._health = health.Health(self, heartbeat=True)
         self._subscribe()
@@ -82,7 +83,8 @@ class SupervisorNode(RunnableNode):
             time.sleep(0.02)
 
     def _send(self, motion: Motion) -> None:
-        self._command.publish(_twist(motion if motion.moving else Motion(self._settings.stop_speed)))
+        twist = _twist(motion if motion.moving else Motion(self._settings.stop_speed))
+        self._command.publish(command_message(twist, self, self._stamped, self._base_frame))
 
     def callback_failed(self, what: str, error: Exception) -> None:
         """Stop, by name, and go on: this process must not end."""
@@ -93,8 +95,9 @@ class SupervisorNode(RunnableNode):
 
     def _subscribe(self) -> None:
         subscribe = self.create_subscription
-        subscribe(Twist, "cmd_vel_dsd", self._on_navigation, qos.SENSOR)
-        self._joystick, self._joystick_type = self._subscribe_to_joystick(Twist), Twist
+        own = command_type(self._stamped)
+        subscribe(own, "cmd_vel_dsd", self._on_navigation, qos.SENSOR)
+        self._joystick, self._joystick_type = self._subscribe_to_joystick(own), own
         subscribe(Bool, "operator/deadman", self._on_deadman, qos.SENSOR)
         for profile in (qos.STATE, qos.SENSOR):  # said once: nothing may be lost, and a best-effort button is heard
             subscribe(Bool, "emergency_stop", self._on_stop_message, profile)
@@ -127,7 +130,7 @@ class SupervisorNode(RunnableNode):
             return
         other = Twist if self._joystick_type is TwistStamped else TwistStamped
         offered = {info.topic_type for info in self.get_publishers_info_by_topic("cmd_vel_joy")}
-        if _type_name(other) in offered and _type_name(self._joystick_type) not in offered:
+        if type_name(other) in offered and type_name(self._joystick_type) not in offered:
             old, self._joystick, self._joystick_type = self._joystick, None, other
             self.destroy_subscription(old)
 
@@ -137,7 +140,7 @@ class SupervisorNode(RunnableNode):
         found = [(watch.topic, watch.strangers(now)) for watch in self._watches]
         self._supervisor.on_strangers(" ".join(alarm(topic, who) for topic, who in found if who)[:500], now)
         self._follow_joystick()
-        heard = {s.topic_name: _type_name(s.msg_type) for s in self.subscriptions}
+        heard = {s.topic_name: type_name(s.msg_type) for s in self.subscriptions}
         self._misfits = [text for topic, kind in heard.items() for text in misfits(self, topic, [kind])]
         if self._misfits:
             self.get_logger().warning(" ".join(self._misfits), throttle_duration_sec=10.0)
@@ -162,13 +165,12 @@ class SupervisorNode(RunnableNode):
 
     # -- events --------------------------------------------------------------------------------
 
-    def _on_navigation(self, message: Twist) -> None:
-        self._supervisor.on_navigation(_motion(message), time.monotonic())
+    def _on_navigation(self, message: Twist | TwistStamped) -> None:
+        self._supervisor.on_navigation(_motion(twist_of(message)), time.monotonic())
         self._decide(commanded=True)
 
     def _on_operator(self, message: Twist | TwistStamped) -> None:
-        twist = message.twist if isinstance(message, TwistStamped) else message
-        self._supervisor.on_operator(_motion(twist), time.monotonic())
+        self._supervisor.on_operator(_motion(twist_of(message)), time.monotonic())
         self._decide(commanded=True)
 
     def _on_deadman(self, message: Bool) -> None:
@@ -307,10 +309,6 @@ class SupervisorNode(RunnableNode):
 _STAMPED = 12  # bytes of a serialized message up to the end of its stamp
 _GRAVE = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.FOREIGN_PUBLISHER})
 _WELL = {Source.NONE: "ready", Source.NAVIGATION: "navigation drives", Source.OPERATOR: "the operator drives"}
-
-
-def _type_name(kind: Any) -> str:
-    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
 
 
 def _motion(message: Twist) -> Motion:

@@ -19,6 +19,7 @@ SUPERVISOR = "supervisor_node"  # publishes cmd_vel, and nobody else does beside
 _UNNAMED = "_NODE_NAME_UNKNOWN_"  # rmw's, until the name is known
 _UNNAMED_S = 2.0  # after this long without a name, the publisher is not of this system
 _LOOK_S = 0.2  # between two looks at the graph
+OTHER_TYPE = "The parameter enable_stamped_cmd_vel chooses between Twist and TwistStamped."
 
 
 class PublisherWatch:
@@ -59,8 +60,9 @@ class CommandWatch:
     Without a supervisor anybody may publish ``cmd_vel``.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, kind: str) -> None:
+        """:param kind: the type of the driver's own subscription, "package/msg/Type"."""
+        self._node, self._kind, self._unheard = node, kind, ""
         self._watch = PublisherWatch(node, "cmd_vel", [SUPERVISOR])
         self._supervisor = f"{node.get_namespace().rstrip('/')}/{SUPERVISOR}"
         self._looked = float("-inf")
@@ -76,6 +78,10 @@ class CommandWatch:
             self.trouble = alarm("cmd_vel", found) if found and self._supervisor in publishers else ""
             if self.trouble and self.trouble != before:
                 self._node.get_logger().error(self.trouble)
+            unheard = " ".join(misfits(self._node, "cmd_vel", [self._kind]))
+            if unheard and unheard != self._unheard:
+                self._node.get_logger().warning(f"{unheard} {OTHER_TYPE}")
+            self._unheard = unheard
         return bool(self.trouble)
 
 
@@ -93,3 +99,8 @@ def misfits(node: Node, topic: str, types: Sequence[str]) -> Iterator[str]:
 
 def _full_name(info: TopicEndpointInfo) -> str:
     return f"{info.node_namespace.rstrip('/')}/{info.node_name}"
+
+
+def type_name(kind: type) -> str:
+    """A message class's name, "package/msg/Type"."""
+    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"

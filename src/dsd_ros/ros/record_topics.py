@@ -30,8 +30,6 @@ TOPICS: dict[str, str] = {
     "dsd/reply_progress": "dsd_msgs/msg/ReplyProgress",
     "dsd/nav_action": "dsd_msgs/msg/NavAction",
     "dsd/safety_state": "dsd_msgs/msg/SafetyState",
-    "cmd_vel_dsd": "geometry_msgs/msg/Twist",
-    "cmd_vel": "geometry_msgs/msg/Twist",
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",
 }
@@ -41,9 +39,9 @@ CORE = frozenset(
 )
 # Recorded with whatever type they have, once published.
 WHERE_THERE = (
-    "/tf", "/tf_static", "/clock", "imu", "ground_truth/collisions", "ground_truth/target_distance",
-    "ground_truth/reached", "ground_truth/markers", "simulator/fault", "robot_description", "dsd/visual/markers",
-    "dsd/visual/path_walked", "dsd/visual/path_intended",
+    "cmd_vel_dsd", "cmd_vel", "/tf", "/tf_static", "/clock", "imu", "ground_truth/collisions",
+    "ground_truth/target_distance", "ground_truth/reached", "ground_truth/markers", "simulator/fault",
+    "robot_description", "dsd/visual/markers", "dsd/visual/path_walked", "dsd/visual/path_intended",
 )  # fmt: skip
 _LATCHED = frozenset({"dsd/instruction", "dsd/safety_state", "dsd/session_request", "dsd/session_reply"})
 _BEST_EFFORT = frozenset({CAMERA, "camera/camera_info"})

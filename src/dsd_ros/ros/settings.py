@@ -48,6 +48,22 @@ class ManagedSettings:
     autostart: bool = option(True, "configure and activate without being asked")
 
 
+def stamped_by_default() -> bool:
+    """Whether this ROS distribution's velocity commands carry a stamp: as in Nav2, from Kilted on."""
+    return os.environ.get("ROS_DISTRO", "") not in ("", "foxy", "galactic", "humble", "iron", "jazzy")
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """The type of the velocity commands that a node sends and obeys: Nav2's parameter, with Nav2's defaults."""
+
+    enable_stamped_cmd_vel: bool = option(
+        stamped_by_default(),
+        "velocity commands, in and out, are geometry_msgs/TwistStamped; false: geometry_msgs/Twist",
+        varies="false up to Jazzy, true from Kilted on",
+    )
+
+
 def reaches_other_machines() -> bool:
     """Whether the ROS environment lets nodes of this process meet those of other machines. Humble knows no range."""
     if os.environ.get("ROS_LOCALHOST_ONLY") == "1":
@@ -205,11 +221,11 @@ class GoalMemorySettings:
 
 
 @dataclass(frozen=True)
-class NavigationNodeSettings(ControlSettings, ManagedSettings):
+class NavigationNodeSettings(CommandSettings, ControlSettings, ManagedSettings):
     """The Navigate action, the motion controller and the watchdog."""
 
     live: ClassVar = ("control_rate", "watchdog_timeout_s", "run", "motion", "memory")
-    fixed: ClassVar = ("autostart", "executor", "nav2")
+    fixed: ClassVar = ("autostart", "executor", "nav2", "enable_stamped_cmd_vel")
 
     executor: str = option(
         EXECUTORS[0],
@@ -223,7 +239,7 @@ class NavigationNodeSettings(ControlSettings, ManagedSettings):
 
 
 @dataclass(frozen=True)
-class SupervisorNodeSettings(CameraSettings, Fallback):
+class SupervisorNodeSettings(CommandSettings, CameraSettings, Fallback):
     """The causes that stop the robot, and after how long."""
 
     live: ClassVar = ("fallback", "unverified_replies", "fallback_speed", "stop_speed", "timeout", "limit", "depth")
@@ -248,9 +264,10 @@ class RemoteSettings:
 
 
 @dataclass(frozen=True)
-class Go2NodeSettings(FrameSettings, ManagedSettings):
+class Go2NodeSettings(CommandSettings, FrameSettings, ManagedSettings):
     """The driver of a Unitree Go2."""
 
+    fixed: ClassVar = ("autostart", "enable_stamped_cmd_vel")
     live: ClassVar = (
         "command_timeout_s", "odometry_rate", "camera_rate", "camera_delay_s", "camera_fov", "limits",
         "drive.request_timeout_s", "drive.attempts", "drive.state_timeout_s", "drive.command_timeout_s",
@@ -289,7 +306,7 @@ class WorldSettings:
 
 
 @dataclass(frozen=True)
-class SimulatorNodeSettings(FrameSettings, WorldSettings):
+class SimulatorNodeSettings(CommandSettings, FrameSettings, WorldSettings):
     """The simulated Go2 and its world."""
 
     live: ClassVar = ("camera_rate", "odometry_rate", "command_timeout_s")
@@ -392,6 +409,7 @@ class ParameterSpec:
     high: float | None = None
     choices: tuple[str, ...] = ()
     change: str = START
+    varies: str = ""
 
     def read(self, text: str) -> Any:
         """A text as this parameter's type; what cannot be read stays text, for the node to refuse by name."""
@@ -437,7 +455,7 @@ def specs(schema: type, prefix: str = "", node: type | None = None) -> Iterator[
             known = item.metadata
             yield ParameterSpec(
                 prefix + item.name, kind, item.default, known["help"], known.get("min"), known.get("max"),
-                known.get("choices", ()), _change(node, prefix + item.name),
+                known.get("choices", ()), _change(node, prefix + item.name), known.get("varies", ""),
             )  # fmt: skip
         else:
             raise TypeError(f"The setting '{item.name}' of type {kind} cannot become a parameter.")

@@ -7,7 +7,7 @@ import math
 import time
 
 from builtin_interfaces.msg import Time
-from geometry_msgs.msg import Quaternion, Twist
+from geometry_msgs.msg import Quaternion, Twist, TwistStamped
 from nav_msgs.msg import Odometry
 from rclpy.clock import ROSClock
 from rclpy.node import Node
@@ -76,3 +76,22 @@ def to_twist(velocity: Velocity) -> Twist:
     message.linear.x = float(velocity.vx)
     message.angular.z = float(velocity.wz)
     return message
+
+
+def command_type(stamped: bool) -> type[Twist | TwistStamped]:
+    """The type of velocity commands (``enable_stamped_cmd_vel``)."""
+    return TwistStamped if stamped else Twist
+
+
+def command_message(twist: Twist, node: Node, stamped: bool, frame: str = "") -> Twist | TwistStamped:
+    """A velocity command as it is published; a stamp is the node's time."""
+    if not stamped:
+        return twist
+    message = TwistStamped(twist=twist)
+    message.header.stamp, message.header.frame_id = node.get_clock().now().to_msg(), frame
+    return message
+
+
+def twist_of(command: Twist | TwistStamped) -> Twist:
+    """The velocities of a command. Its age runs from its arrival, by a steady clock; its stamp does not count."""
+    return command.twist if isinstance(command, TwistStamped) else command

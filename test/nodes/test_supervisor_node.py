@@ -140,3 +140,13 @@ def test_the_messages_constants_are_the_causes():
     for source in Source:
         assert getattr(SafetyState, f"SOURCE_{source.name}") == source
     assert not NavAction().verified and SafetyState().source == Source.NONE
+
+
+def test_an_ordinary_start_warns_of_nothing(rig):
+    rig.start("supervisor_node", require__heartbeats="", require__link="")
+    rig.until(lambda: any("silent" in line for line in rig.lines), what="what the supervisor waits for")
+    rig.start("simulator_node")
+    rig.until(lambda: any("ready" in line for line in rig.lines), what="the robot being there")
+    assert not [line for line in rig.lines if "[supervisor_node]" in line and "WARN" in line]
+    rig.fault("camera freeze")
+    rig.until(lambda: any("WARN" in line and "camera" in line for line in rig.lines), what="a warning after the start")

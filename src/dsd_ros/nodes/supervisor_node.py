@@ -38,6 +38,7 @@ from dsd_ros.ros.stamps import ACTION_KINDS, command_message, command_type, mome
 _STATE_PERIOD_S = 0.2  # between unchanged safety states
 _COMMAND_PERIOD_S = 0.04  # between unchanged commands
 _GRAPH_PERIOD_S = 0.25  # between two looks at who publishes
+_START_S = 60.0  # what has not come within this time after the start is warned of
 _DEAF_S = 2.0  # after this long without a picture, subscribe to the camera again
 
 
@@ -54,6 +55,7 @@ class SupervisorNode(RunnableNode):
         self._published: Any = None  # the last decision, as published
         self._base_frame = FrameSettings.base_frame  # until odometry names the robot's
         self._logged: tuple[Cause, ...] = ()
+        self._starting_until = time.monotonic() + _START_S
 
         self._stamped = settings.enable_stamped_cmd_vel
         self._command = self.create_publisher(command_type(self._stamped), "cmd_vel", qos.COMMAND)
@@ -293,7 +295,10 @@ class SupervisorNode(RunnableNode):
             level = health.ERROR
         elif self._misfits and not causes:
             level, sentences = health.WARN, " ".join(self._misfits)[:500]
-        if causes and causes != self._logged and level == self._health.level:
+        if not causes:
+            self._starting_until = -math.inf  # everything has been there once
+        calm = time.monotonic() < self._starting_until and _AWAITED.issuperset(causes) and not self._misfits
+        if causes and causes != self._logged and level == self._health.level and not calm:
             # Health.report logs a change of level itself.
             self.get_logger().warning(sentences, throttle_duration_sec=1.0)
         self._logged = causes
@@ -303,10 +308,14 @@ class SupervisorNode(RunnableNode):
             "causes": " ".join(cause.name for cause in causes),
             "not heard": " ".join(self._misfits),
         }
-        self._health.report(level, sentences or _WELL[decision.source], values)
+        self._health.report(level, sentences or _WELL[decision.source], values, calm=calm)
 
 
 _STAMPED = 12  # bytes of a serialized message up to the end of its stamp
+_AWAITED = frozenset({  # what a start waits for
+    Cause.DEADMAN, Cause.ROBOT_FAULT, Cause.ODOMETRY_STALE, Cause.STATE_STALE, Cause.CAMERA_STALE,
+    Cause.OBSTACLE_SENSOR_STALE, Cause.NODE_SILENT, Cause.LINK_LOST,
+})  # fmt: skip
 _GRAVE = frozenset({Cause.EMERGENCY_STOP, Cause.SUPERVISOR_FAULT, Cause.FOREIGN_PUBLISHER})
 _WELL = {Source.NONE: "ready", Source.NAVIGATION: "navigation drives", Source.OPERATOR: "the operator drives"}
 

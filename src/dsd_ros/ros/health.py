@@ -56,12 +56,17 @@ class Health:
             return bytes(self._status.level)
 
     def report(
-        self, level: bytes, message: str, values: Mapping[str, object] | None = None, news: bool = False
+        self,
+        level: bytes,
+        message: str,
+        values: Mapping[str, object] | None = None,
+        news: bool = False,
+        calm: bool = False,
     ) -> None:
         """Set the status. A change of level is published and logged immediately.
 
         A status other than OK that lasts, or that ``news`` says is new, is logged again, at most once a minute
-        unless it is new.
+        unless it is new. ``calm``: what is awaited at a start is logged as information, not as a warning.
         """
         message = shown(message)
         with self._lock:
@@ -73,7 +78,7 @@ class Health:
         if not log:
             return
         logger = self._node.get_logger()  # rclpy requires a separate call site per severity
-        if level == OK:
+        if level == OK or calm:
             logger.info(message)
         elif level == WARN:
             logger.warning(message)

@@ -91,7 +91,7 @@ def test_the_readmes_lines_install_and_launch(jazzy: Jazzy) -> None:
 @pytest.mark.slow
 def test_the_readmes_lines_build_the_messages_too(tmp_path: Path) -> None:
     jazzy = Jazzy(tmp_path / "jazzy", messages=False)
-    then = "python3 -c 'import dsd_msgs.msg as found; print(found.__file__)'\n"
+    then = "\npython3 -c 'import dsd_msgs.msg as found; print(found.__file__)'\n"
     result = jazzy.run(SOURCED + "mkdir -p ~/ws/src && cd ~/ws\n" + README + then)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert result.stdout.splitlines()[-1].startswith(f"{jazzy.home}/ws/install/dsd_ros/")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rclpy.node import Node
 from rclpy.topic_endpoint_info import TopicEndpointInfo
@@ -101,6 +102,6 @@ def _full_name(info: TopicEndpointInfo) -> str:
     return f"{info.node_namespace.rstrip('/')}/{info.node_name}"
 
 
-def type_name(kind: type) -> str:
+def type_name(kind: Any) -> str:
     """A message class's name, "package/msg/Type"."""
     return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"

@@ -80,7 +80,8 @@ def to_twist(velocity: Velocity) -> Twist:
 
 def command_type(stamped: bool) -> type[Twist | TwistStamped]:
     """The type of velocity commands (``enable_stamped_cmd_vel``)."""
-    return TwistStamped if stamped else Twist
+    chosen: type[Twist | TwistStamped] = TwistStamped if stamped else Twist
+    return chosen
 
 
 def command_message(twist: Twist, node: Node, stamped: bool, frame: str = "") -> Twist | TwistStamped:

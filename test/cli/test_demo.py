@@ -92,7 +92,7 @@ def alive(pid: int) -> bool:
         ({"instruction": "  "}, "instruction is empty"),
         ({"instruction": "bottle " * 10_000}, "at most 2000"),
         ({"instruction": "find happiness"}, "names nothing"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"seed": -1}, "takes an integer from 0"),
         ({"arguments": {"wings": "2"}}, "has no argument 'wings'"),
         ({"arguments": {"fallback": "fly"}}, "choose from stop, draft_only, return"),
         ({"arguments": {"domain": "7"}}, "is set by the demo itself"),

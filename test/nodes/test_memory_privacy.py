@@ -71,7 +71,7 @@ def test_what_the_memory_node_publishes_holds_nothing_of_its_documents(rig, tiny
     rig.until_active(NODE)
     rig.until_active("verifier_node")
     watch = Watch(model, OWN)
-    tap = TopicTap(rig, watch, NODE, f"{NODE}_link")
+    tap = TopicTap(rig, watch, NODE, f"_{NODE}_link")
     assert {f"/{topic}" for topic in AGGREGATION.up.values()} < set(tap.counts)
     for topic in tap.counts:
         rig.until(lambda topic=topic: rig.node.count_publishers(topic))

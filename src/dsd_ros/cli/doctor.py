@@ -21,7 +21,6 @@ from dsd_ros.cli.shared import EXIT_DONE, EXIT_GOAL_MISSED, write_json
 from dsd_ros.cli.terminal import paint
 from dsd_ros.paths import user_path
 from dsd_ros.shown import shown
-from dsd_ros.wire.channel import read_token
 
 
 class Role(StrEnum):
@@ -176,6 +175,8 @@ def _token_check(path: str) -> Check:
     """A check that the token file holds a token, and that only its owner can read it."""
 
     def find(_: Role) -> str:
+        from dsd_ros.wire.channel import read_token
+
         if not path:
             raise LookupError("not given (--token-file): without a token, robot and verifier use loopback alone")
         token = read_token(path)

@@ -40,7 +40,9 @@ def _start(name: str) -> None:
     except (ImportError, ValueError) as error:
         sentence = f"{name}: {shown(' '.join(str(error).split()))}"
         if isinstance(error, ImportError):
-            sentence += f" in {sys.executable}; activate the virtual environment that has it (docs/install.md)"
+            sentence += (
+                f" in {sys.executable}; activate the virtual environment that has it, or see `dsd doctor --role robot`"
+            )
         print(sentence, file=sys.stderr, flush=True)
         sys.exit(EXIT_BAD_START)
     module.main()

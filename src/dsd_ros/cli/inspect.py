@@ -14,7 +14,7 @@ from dsd_ros.shown import LINES, shown
 class InspectArguments:
     bag: str = word(text="folder of a bag, or one of its files")
     namespace: str = flag(
-        "", "the robot, in a bag of several, e.g. go2_1; / is none (default: the first)", metavar="NAME"
+        "", "the robot's namespace in a bag of several, e.g. go2_1; /: none (default: the first)", metavar="NAME"
     )
     rounds: bool = flag(False, "print every round as well")
     json: Path | None = json_option("all of it")

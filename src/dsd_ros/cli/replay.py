@@ -20,7 +20,7 @@ from dsd_ros.shown import LINES, shown
 class ReplayArguments:
     bags: list[str] = word(text="folder of a bag, or one of its files", metavar="BAG")
     namespace: str = flag(
-        "", "the robot, in a bag of several, e.g. go2_1; / is none (default: the first)", metavar="NAME"
+        "", "the robot's namespace in a bag of several, e.g. go2_1; /: none (default: the first)", metavar="NAME"
     )
     mode: str = flag("", "another decoding mode, which must give the same (default: as recorded)", choices=PRESETS)
     transport: str = flag("", "how the nodes talk to the verifier (default: as recorded)", choices=TRANSPORTS)

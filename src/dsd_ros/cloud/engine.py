@@ -3,7 +3,7 @@
 
 One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
 the target decodes alone, so that no robot waits for another's whole reply. A step takes one turn of every robot that
-waits, and verifies their rounds in one pass; a robot alone waits for nobody.
+waits, and verifies their rounds in one pass. Nothing waits for a batch to fill.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class GoalExecutor:
 class DelegatedMotion(MotionController):
     """One action that Nav2 carries out, from start to rest. Call :meth:`update` with each odometry sample.
 
-    A hold by the supervisor cancels the goal; what is left of the action is handed out anew after it.
+    A hold by the supervisor cancels the goal; the rest of the action is sent again after the hold.
     """
 
     def __init__(

@@ -170,7 +170,7 @@ class Description:
             key = "name" if element.tag == "link" else "link"
             if element.tag in ("link", "parent", "child"):
                 element.set(key, names.get(element.get(key, ""), element.get(key, "")))
-        for element in list(self._root):  # a footprint without a name is none
+        for element in list(self._root):  # without a name there is no footprint frame
             if not element.get("name") or (element.tag == "joint" and not _end(element, "parent")):
                 self._root.remove(element)
 

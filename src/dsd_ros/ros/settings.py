@@ -509,7 +509,7 @@ def merged(node: str, namespace: str, layers: Iterable[Layer]) -> tuple[dict[str
 
 
 def write_parameters(nodes: Sequence[str], namespace: str, layers: Sequence[Layer], values: Mapping[str, Any]) -> Path:
-    """A temporary parameter file for one process; whoever asked for it removes it.
+    """A temporary parameter file for one process; the caller removes it.
 
     :param nodes: of the process. The first gets everything, the others what the files and use_sim_time say.
     """

@@ -42,18 +42,18 @@ def quaternion(yaw: float) -> Quaternion:
 
 
 def yaw_of(q: Quaternion) -> float:
-    """The heading of an orientation. Raises OdometryError where it is none."""
+    """The heading of an orientation; OdometryError if it is not a rotation."""
     return checked_pose((0.0, 0.0), (q.x, q.y, q.z, q.w)).yaw
 
 
 def pose_of(odometry: Odometry) -> Pose:
-    """The robot's pose. Raises OdometryError where there is none."""
+    """The robot's pose; OdometryError if the message holds no valid one."""
     place, q = odometry.pose.pose.position, odometry.pose.pose.orientation
     return checked_pose((place.x, place.y), (q.x, q.y, q.z, q.w))
 
 
 def velocity_of(odometry: Odometry) -> Velocity:
-    """The twist, its speed without direction. Raises OdometryError where it is none."""
+    """The twist, its speed without direction; OdometryError if it is not valid."""
     twist = odometry.twist.twist
     return checked_twist(twist.linear.x, twist.linear.y, twist.angular.z)
 

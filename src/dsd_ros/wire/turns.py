@@ -143,8 +143,8 @@ class TurnQueue(Generic[T]):
     def ready(self, limit: int = 1, timeout: float | None = None, max_weight: int = sys.maxsize) -> list[T]:
         """Take the next turn of up to ``limit`` owners, and wait for one if there is none.
 
-        Together they weigh at most ``max_weight``, but for the first. Empty after ``timeout`` seconds without one
-        (None: no limit), or when the queue is closed.
+        Together they weigh at most ``max_weight``; the first is taken even if it weighs more. Empty after ``timeout``
+        seconds without one (None: no limit), or when the queue is closed.
         """
         with self._changed:
             self._charge()
@@ -219,10 +219,9 @@ class TurnQueue(Generic[T]):
                     shortest = min(shortest, wait)
                     continue
                 turn = lanes[path][0]
-                weight += turn.weight
-                if found and (turn.alone or weight > max_weight):
-                    weight -= turn.weight
+                if found and (turn.alone or weight + turn.weight > max_weight):
                     continue
+                weight += turn.weight
                 found.append((lanes, path))
                 if turn.alone or len(found) == limit:
                     return 0.0, found

@@ -173,7 +173,7 @@ class _Budget:
 
 
 def _frames(file: BinaryIO, end: int, budget: _Budget) -> Iterator[tuple[int, bytes]]:
-    """MCAP's records up to ``end``, as opcode and content, without those that nobody needs here."""
+    """MCAP's records up to ``end``, as opcode and content, without those that are not used here."""
     at = file.tell()
     while at < end:
         head = file.read(9)

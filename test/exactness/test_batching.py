@@ -162,21 +162,23 @@ class Held(Counting):
     def __init__(self, model: object, gate: threading.Event) -> None:
         super().__init__(model)
         self._gate = gate
+        self.entered = threading.Event()
 
     def verify(self, rounds, on_early):
-        assert not rounds or self._gate.wait(20)
+        if rounds:
+            self.entered.set()
+            assert self._gate.wait(20)
         yield from super().verify(rounds, on_early)
 
 
-def robots_in_a_batch(engine: VerifierEngine, count: int) -> list[Robot]:
+def robots_in_a_batch(engine: VerifierEngine, held: Held, count: int) -> list[Robot]:
     """Robots whose next rounds share a pass: an earlier robot's round holds it."""
     robots = [Robot(engine) for _ in range(count + 1)]
     for robot in robots:
         assert robot.open().error == ""
         robot.observe()
     robots[0].draft(1, 0, [1])
-    while engine.queue()[0]:
-        time.sleep(0.001)
+    assert held.entered.wait(20)
     return robots[1:]
 
 
@@ -186,7 +188,7 @@ def robots_in_a_batch(engine: VerifierEngine, count: int) -> list[Robot]:
 def test_a_pass_takes_every_round_that_waits_within_its_limits(gate, limits, sizes):
     held = Held(TableModel(1, ends=False), gate)
     with VerifierEngine(held, EngineSettings(**limits)) as engine:
-        robots = robots_in_a_batch(engine, 4)
+        robots = robots_in_a_batch(engine, held, 4)
         for robot in robots:
             robot.draft(1, 0, [1])
         gate.set()
@@ -198,7 +200,7 @@ def test_a_pass_takes_every_round_that_waits_within_its_limits(gate, limits, siz
 def test_one_robots_bad_round_fails_alone(gate):
     held = Held(TableModel(1, ends=False), gate)
     with VerifierEngine(held) as engine:
-        robots = robots_in_a_batch(engine, 3)
+        robots = robots_in_a_batch(engine, held, 3)
         robots[0].draft(1, 0, [1])
         robots[1].draft(1, 0, [1, 2], parents=bytes([0, 9]))  # its second node names a parent that comes later
         robots[2].draft(1, 0, [1])
@@ -222,7 +224,7 @@ def test_a_pass_that_fails_is_taken_apart(gate, caplog):
 
     held = Held(Odd(1, ends=False), gate)
     with VerifierEngine(held) as engine:
-        robots = robots_in_a_batch(engine, 3)
+        robots = robots_in_a_batch(engine, held, 3)
         for robot, token in zip(robots, (1, 3, 1), strict=True):
             robot.draft(1, 0, [token])
         gate.set()

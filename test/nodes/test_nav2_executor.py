@@ -50,6 +50,10 @@ class Nav2Rig(NavigationRig):
     def until_ready(self) -> None:
         self.rig.until(lambda: "[nav2] ready" in self.rig.lines, what="Nav2 hearing the odometry")
 
+    def until_served(self) -> None:
+        """Drive once: `navigation_node` may discover Nav2's servers later than the second that it waits here."""
+        self.rig.until(lambda: self.run(FORWARD, STOP)[1].outcome == RunOutcome.ARRIVED, what="Nav2 serving")
+
     @staticmethod
     def start_nav2(rig):
         return rig.group.start("nav2", [sys.executable, str(STANDIN), "--ros-args", "-r", f"cmd_vel:={COMMAND}"])
@@ -171,6 +175,7 @@ def test_a_nav2_that_does_not_answer_is_stopped(rig, fault):
     nav = Nav2Rig(rig, nav2__response_s=1.0, run__safety_patience_s=30.0)
     stops: list[bool] = []
     rig.node.create_subscription(Bool, "emergency_stop", lambda m: stops.append(m.data), qos.STATE)
+    nav.until_served()
     nav.fault(fault)
     nav.script = [FAR]
     goal = nav.send()
@@ -192,8 +197,9 @@ def test_a_nav2_that_is_not_there_or_dies_ends_the_run(rig, without_shared_memor
     assert result.outcome == RunOutcome.EXECUTOR_FAILED
     assert result.message == "No Nav2 server takes the goal 'forward 25 cm': start and activate Nav2."
     child = nav.start_nav2(rig)
-    nav.script = [FAR]
     nav.until_ready()
+    nav.until_served()
+    nav.script = [FAR]
     goal = nav.send()
     nav.until_driving()
     child.signal(signal.SIGKILL)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.exits import EXITS_FILE, ExitAdapters, default_rank, load_exits
+from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, ExitAdapters, default_rank, load_exits
 from dsd_ros.vlm.loading import ModelSettings, load_model
 
 
@@ -92,6 +92,24 @@ def test_exits_beside_a_model_are_loaded_with_it(model, directory):
     assert load_model(ModelSettings(str(directory)), exits=False).exits is None
     with pytest.raises(ModelError, match="no exit after layer 2"):
         again.exits.adapter(2)
+
+
+def test_exits_lie_out_of_the_way_of_engines_that_take_every_safetensors_file_for_weights(model, directory):
+    weights = sorted(directory.glob("*.safetensors"))
+    trained(model).save(directory, model.fingerprint)
+    assert sorted(directory.glob("*.safetensors")) == weights
+
+
+def test_exits_at_their_former_place_are_read_until_new_ones_are_saved(model, directory):
+    path = trained(model, layers=[1]).save(directory, model.fingerprint)
+    path.rename(directory / FORMER_EXITS_FILE)
+    again = load_model(ModelSettings(str(directory)))
+    assert again.fingerprint == model.fingerprint
+    assert again.exits is not None and again.exits.layers == (1,)
+    trained(model, layers=[2]).save(directory, model.fingerprint)
+    assert not (directory / FORMER_EXITS_FILE).exists()
+    again = load_model(ModelSettings(str(directory)))
+    assert again.exits is not None and again.exits.layers == (2,)
 
 
 def test_exits_take_the_precision_of_their_model(model, directory):

@@ -304,8 +304,11 @@ def test_sharded_weights(model, own_directory, picture):
         load_model(ModelSettings(str(own_directory)))
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
+@pytest.mark.parametrize("name", [
+    "config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors", "exits/exits.safetensors",
+])  # fmt: skip
 def test_a_git_lfs_pointer_is_named_with_the_remedy(own_directory, name):
+    (own_directory / name).parent.mkdir(exist_ok=True)
     (own_directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
     with pytest.raises(ModelError, match=f"{name} is a Git LFS pointer.*run 'git lfs pull'"):
         load_model(ModelSettings(str(own_directory)))

@@ -240,7 +240,7 @@ class _Evidence:
 
 def weights_mb(directory: Path) -> float:
     """Megabytes (10^6) of a model directory's weights, exits included."""
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors")) / 1e6
+    return sum(path.stat().st_size for path in directory.rglob("*.safetensors")) / 1e6
 
 
 def command_of(settings: PairSettings, alone: bool) -> str:

@@ -2,8 +2,8 @@
 """Early exits: an adapter after a decoder layer that feeds the model's own frozen LM head.
 
 Source: "Fast and Cost-effective Speculative Edge-Cloud Decoding with Early Exits" (FSD), figure 3. Exit i, from 1,
-reads the hidden states after i decoder layers. Adapters are stored in ``exits.safetensors`` beside the model, with the
-fingerprint of the model they were trained for.
+reads the hidden states after i decoder layers. Adapters are in the model's folder, in ``exits/exits.safetensors``,
+with the fingerprint of the model they were trained for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from torch.nn import functional
 
 from dsd_ros.vlm.errors import ModelError
 
-EXITS_FILE = "exits.safetensors"
+# In a folder of its own: engines take every *.safetensors beside config.json for weights of the model.
+EXITS_FILE = "exits/exits.safetensors"
+FORMER_EXITS_FILE = "exits.safetensors"  # where it was before, and is still read
 _FORMAT = "1"
 _MINIMUM_RANK = 32
 
@@ -112,7 +114,7 @@ class ExitAdapters(nn.Module):
         return model.head(self.adapter(layer)(hidden))
 
     def save(self, directory: Path, model_fingerprint: str) -> Path:
-        """Write ``exits.safetensors`` (float16) into a directory, atomically."""
+        """Write the exits (float16) into a model's directory, atomically; the path of the file."""
         path = directory / EXITS_FILE
         part = path.with_suffix(".part")
         tensors = {k: v.detach().cpu().half().contiguous() for k, v in self.state_dict().items()}
@@ -122,19 +124,21 @@ class ExitAdapters(nn.Module):
             "layers": ",".join(map(str, self.layers)),
             "rank": str(self.rank),
         }
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata=metadata)
         part.chmod(0o644)
         part.replace(path)
+        (directory / FORMER_EXITS_FILE).unlink(missing_ok=True)
         return path
 
 
 def load_exits(
     directory: Path, model_fingerprint: str, hidden_size: int, num_layers: int, dtype: torch.dtype, device: torch.device
 ) -> ExitAdapters | None:
-    """The frozen exits stored beside a model; None if there are none, ModelError if they do not fit."""
-    path = directory / EXITS_FILE
-    if not path.exists():
+    """The frozen exits stored with a model; None if there are none, ModelError if they do not fit."""
+    places = [directory / EXITS_FILE, directory / FORMER_EXITS_FILE]
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
         return None
     remedy = "train them again with `dsd-lab train exits`, or delete the file"
     try:

@@ -26,7 +26,7 @@ import torch
 from dsd_ros.paths import user_path
 from dsd_ros.vlm.backbones import ImageProcessor, QwenVlBackbone, TextBackbone
 from dsd_ros.vlm.errors import ModelError
-from dsd_ros.vlm.exits import EXITS_FILE, load_exits
+from dsd_ros.vlm.exits import EXITS_FILE, FORMER_EXITS_FILE, load_exits
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.prompts import IMAGE_PLACEHOLDER, TEXT_PROMPT, PromptTemplate
 from dsd_ros.vlm.settings import ModelSettings
@@ -37,7 +37,7 @@ _CLASSES = {  # of transformers, by model_type
     "qwen2": "Qwen2ForCausalLM",
 }
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]
+_DOWNLOADS = ["*.json", "*.jinja", "*.safetensors", "merges.txt"]  # of subfolders, too
 WHOLE_FILE_BYTES = 256 << 20
 _CHUNK = 1 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
@@ -60,7 +60,7 @@ def load_model(settings: ModelSettings, *, exits: bool = True) -> VisionLanguage
 
 def _check_files(directory: Path) -> None:
     """ModelError for a file that Git LFS has not fetched, or an index of shards that are not in the directory."""
-    for path in sorted(directory.iterdir()):
+    for path in sorted([*directory.iterdir(), directory / EXITS_FILE]):
         if path.suffix in (".json", ".jinja", ".safetensors", ".txt") and path.is_file():
             check_fetched(path)
     index = directory / "model.safetensors.index.json"
@@ -375,7 +375,7 @@ def model_fingerprint(directory: Path) -> str:
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for key in ("transformers_version", "_name_or_path", "torch_dtype", "dtype"):
         config.pop(key, None)
-    files = sorted(f for f in directory.glob("*.safetensors") if f.name != EXITS_FILE)
+    files = sorted(f for f in directory.glob("*.safetensors") if f.name != FORMER_EXITS_FILE)
     if not files:
         raise ModelError(f"{directory} holds no *.safetensors weights; download or train the model")
     return _digest([config, [[file.name, _weights_digest(file)] for file in files]])

@@ -290,6 +290,7 @@ def test_the_whole_command_writes_exits_report_and_card(
         assert 0 < row["share"] < 1 and row["loss"] >= 0
     card = (out / "README.md").read_text()
     assert table(report) in card
+    (vlm_directory / EXITS_FILE).parent.mkdir()
     (vlm_directory / EXITS_FILE).write_bytes((out / EXITS_FILE).read_bytes())
     model = load_model(ModelSettings(str(vlm_directory)))
     assert model.exits is not None and model.exits.layers == (1, 3)

@@ -47,7 +47,7 @@ def run(root: Path, moment: Moment | None, **overrides: Any) -> None:
 def weights(root: Path) -> dict[str, bytes]:
     """The files' tensors; the order of the texts in front of them may differ."""
     found = {}
-    for path in sorted((root / "out").glob("*/*.safetensors")):
+    for path in sorted((root / "out").rglob("*.safetensors")):
         data = path.read_bytes()
         found[f"{path.parent.name}/{path.name}"] = data[8 + int.from_bytes(data[:8], "little") :]
     assert {"target/model.safetensors", "draft/model.safetensors"} <= found.keys()

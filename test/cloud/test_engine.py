@@ -12,6 +12,7 @@ from table_model import TableModel
 
 from dsd_ros.cloud.engine import MAX_WAITING_PER_SESSION, VerifierEngine
 from dsd_ros.cloud.settings import EngineSettings, VerifierSettings
+from dsd_ros.cloud.target import LocalTarget
 from dsd_ros.decoding.packing import pack_distributions
 from dsd_ros.vlm.errors import PromptError
 from dsd_ros.wire.messages import PROTOCOL_VERSION, Outcome, Refusal, RefusalCode, SessionClose
@@ -454,3 +455,54 @@ def test_closing_gives_the_thread_back(model):
 def test_settings_out_of_place_are_refused(values):
     with pytest.raises(ValueError, match="use|give"):
         VerifierSettings(**values)
+
+
+class Apart(LocalTarget):
+    """Batches itself, as a serving engine does; a round with draft [6] is held until ``free`` is set."""
+
+    concurrent = True
+
+    def __init__(self, model) -> None:
+        super().__init__(model)
+        self.free = threading.Event()
+        self.under_way = self.most = 0
+
+    def verify(self, rounds, on_early):
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            if rounds[0].draft.tokens == [6]:
+                assert self.free.wait(20)
+            yield from super().verify(rounds, on_early)
+        finally:
+            self.under_way -= 1
+
+
+def test_a_target_that_batches_itself_lets_no_round_wait_for_the_slowest(model):
+    said = greedy(model, 4)
+    target = Apart(model)
+    with VerifierEngine(target, EngineSettings(max_batch=4)) as engine:
+        slow, quick = Robot(engine, "slow"), Robot(engine, "quick")
+        for robot in (slow, quick):
+            robot.open()
+            robot.observe()
+        slow.draft(1, 0, [6])
+        slow.draft(2, 1, said[1:2])  # this robot's own next round waits
+        for number in range(3):
+            quick.draft(number + 1, number)
+            assert quick.get().next_token == said[number]
+        assert slow.silent() and target.most == 2
+        target.free.set()
+        assert [slow.get().round, slow.get().round] == [1, 2]
+        assert slow.session in engine._sessions._sessions and engine._queue.taken == 0
+
+
+def test_a_target_may_refuse_a_session(model):
+    class Picky(LocalTarget):
+        def check(self, request, sampling) -> None:
+            if not sampling.greedy:
+                raise ValueError("this target serves temperature 0 alone; set temperature 0")
+
+    with VerifierEngine(Picky(model)) as engine:
+        assert Robot(engine).open().error == ""
+        assert Robot(engine).open(temperature=1.0).error == "this target serves temperature 0 alone; set temperature 0"

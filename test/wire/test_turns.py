@@ -55,6 +55,32 @@ def test_a_long_turn_is_taken_alone_and_weights_are_bounded():
     assert queue.ready(10, 0.0, 5) == ["c"]  # heavier than all may be together
 
 
+def test_several_workers_take_one_turn_of_an_owner_at_a_time():
+    queue: TurnQueue[str] = TurnQueue(10)
+    put(queue, "a1", "a2", "b1")
+    assert queue.ready(hold=True) == ["a1"]
+    assert queue.ready(hold=True) == ["b1"]
+    assert queue.ready(timeout=0.0, hold=True) == [] and queue.taken == 2
+    queue.release("a")
+    assert queue.ready(hold=True) == ["a2"] and queue.taken == 2
+    for owner in "ab":
+        queue.release(owner)
+    assert queue.taken == 0
+
+
+def test_with_several_workers_the_one_that_used_the_least_time_is_next():
+    now = [0.0]
+    queue: TurnQueue[str] = TurnQueue(10, clock=lambda: now[0])
+    put(queue, "a1", "a2", "b1", "b2")
+    assert queue.ready(2, hold=True) == ["a1", "b1"]
+    now[0] = 0.1
+    queue.release("b")
+    now[0] = 0.5
+    queue.release("a")
+    put(queue, "a3", "b3")
+    assert queue.ready(1, hold=True) == ["b2"]
+
+
 def test_urgent_turns_overtake():
     queue: TurnQueue[str] = TurnQueue(10)
     put(queue, "a1", "b1")

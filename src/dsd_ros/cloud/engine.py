@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verifier's engine: robots' messages in, the target's outcomes out, over any link.
 
-One worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
+A worker thread steps: it schedules, runs the target, sends. A turn is one message, or one round of a reply that
 the target decodes alone, so that no robot waits for another's whole reply. A step takes one turn of every robot that
-waits, and verifies their rounds in one pass. Nothing waits for a batch to fill.
+waits, and verifies their rounds in one pass. Nothing waits for a batch to fill. A target that batches itself gets each
+turn as it comes, from as many threads as there may be rounds at once; a session's turns stay in order.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ _TOO_MANY = "the verifier has too many messages waiting; send again later"
 class _Turn(NamedTuple):
     """``schedule`` does what needs no verification, and returns the round that does, if any."""
 
+    owner: Hashable
     schedule: Callable[[], PendingRound | None]
     since: float | None = None  # time.perf_counter() when it was queued; None: its wait is not measured
 
@@ -88,8 +90,12 @@ class VerifierEngine:
         )
         self._nap = min(1.0, self.settings.session_expiry_s / 2)
         self._next_expiry = 0.0
-        self._thread = threading.Thread(target=self._run, name="verifier-engine", daemon=True)
-        self._thread.start()
+        count = self.settings.max_batch if self.target.concurrent else 1
+        self._threads = [
+            threading.Thread(target=self._run, name=f"verifier-engine-{number}", daemon=True) for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def model(self) -> TargetModel:
@@ -146,9 +152,11 @@ class VerifierEngine:
     def close(self, timeout: float = 1.0) -> bool:
         """Stop after the step in progress; False if that is still running after ``timeout`` seconds."""
         self._queue.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +167,7 @@ class VerifierEngine:
     # --------------------------------------------------------------------------- any thread
 
     def _queue_request(self, request: SessionRequest, reply: Answer, peer: Hashable) -> Message | None:
-        turn = _Turn(partial(self._open, request, self.metrics.counting(reply), peer))
+        turn = _Turn(peer, partial(self._open, request, self.metrics.counting(reply), peer))
         of = accounts_of(peer)
         queued = self._queue.put(peer, turn, of=of[:-1], kind="open", urgent=True)
         return None if queued else Refusal(0, 0, 0, RefusalCode.OVERLOADED, _TOO_MANY)
@@ -169,7 +177,7 @@ class VerifierEngine:
         if self._sessions.find(message.session, peer) is None:
             sentence = "the verifier does not know this session (any more); open a new one"
             return Refusal(message.session, message.reply, number, RefusalCode.UNKNOWN_SESSION, sentence)
-        turn = _Turn(partial(self._receive, message, peer), time.perf_counter())
+        turn = _Turn(message.session, partial(self._receive, message, peer), time.perf_counter())
         # An observation's picture takes long to read, and a pass over several rounds would wait for it.
         tokens, alone = (len(message.tokens), False) if isinstance(message, Draft) else (0, True)
         if self._queue.put(
@@ -194,12 +202,21 @@ class VerifierEngine:
         self._sessions.clear()
 
     def _step(self) -> None:
-        limit, tokens = self.settings.max_batch, self.settings.max_batch_tokens
-        turns = self._queue.ready(limit, self._nap, tokens)  # 1. the next turn of every robot that waits
+        apart, tokens = self.target.concurrent, self.settings.max_batch_tokens
+        limit = 1 if apart else self.settings.max_batch
+        turns = self._queue.ready(limit, self._nap, tokens, hold=apart)  # 1. the next turn of every robot that waits
+        try:
+            self._take(turns)
+        finally:
+            if apart:
+                for turn in turns:
+                    self._queue.release(turn.owner)
+
+    def _take(self, turns: list[_Turn]) -> None:
         rounds = self._rounds(turns)
         if not rounds:
             return
-        self.metrics.passing(len(rounds))
+        self.metrics.passing(self._queue.taken or len(rounds))
         began = time.perf_counter()
         for round, result in self.target.verify(rounds, _send_early):  # 2. their rounds; exits speak on the way
             with self._surviving("a round"):
@@ -252,6 +269,7 @@ class VerifierEngine:
     def _open(self, request: SessionRequest, answer: Answer, peer: Hashable) -> None:
         try:
             sampling = check_request(self.model, request)
+            self.target.check(request, sampling)
             session, new = self._sessions.open(request, sampling, peer, answer, self._clock())
         except ValueError as error:
             answer(self._session_reply(request.request, str(error)[:1024], None))
@@ -345,7 +363,7 @@ class VerifierEngine:
         if reply.outcomes and reply.outcomes[-1].next_token in self.model.eos_token_ids:
             return
         reply.turn_queued = True
-        turn = _Turn(partial(self._go_on_alone, session, reply), time.perf_counter())
+        turn = _Turn(session.id, partial(self._go_on_alone, session, reply), time.perf_counter())
         # There is one at most.
         self._queue.put(session.id, turn, of=accounts_of(session.peer), kind="alone", bounded=False)
 

@@ -128,6 +128,7 @@ class SessionTable:
         self._on_end, self._on_limit = on_end, on_limit
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()
+        self._releasing = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -185,18 +186,19 @@ class SessionTable:
 
     def release_pictures(self, most: int) -> None:
         """Forget the oldest pictures of the sessions that hold the most bytes of them, those without a link first,
-        until ``most`` bytes are left. Their robots send them again. For the thread that reads observations.
+        until ``most`` bytes are left. Their robots send them again.
         """
-        sessions = list(self._sessions.values())
-        held = sum(session.pictures.currsize for session in sessions)
-        while held > most:
-            largest = max(
-                (session for session in sessions if session.pictures),
-                key=lambda session: (session.peer is None, session.pictures.currsize),
-            )
-            before = largest.pictures.currsize
-            largest.pictures.popitem()
-            held += largest.pictures.currsize - before
+        with self._releasing:
+            sessions = list(self._sessions.values())
+            held = sum(session.pictures.currsize for session in sessions)
+            while held > most:
+                largest = max(sessions, key=lambda s: (bool(s.pictures), s.peer is None, s.pictures.currsize))
+                with largest.pictures.lock:
+                    before = largest.pictures.currsize
+                    if not largest.pictures:
+                        return
+                    largest.pictures.popitem()
+                held += largest.pictures.currsize - before
 
     def clear(self) -> None:
         """Forget all sessions."""

@@ -19,10 +19,11 @@ from dsd_ros.cloud.exits import ExitListener, Judge, Voice, confidence_of
 from dsd_ros.cloud.sessions import Prefix
 from dsd_ros.cloud.verification import PendingRound, RoundRefused, microseconds_since, take_recovered
 from dsd_ros.decoding.methods import DraftVerdict, RoundContext, method_of, split
+from dsd_ros.decoding.settings import SamplingSettings
 from dsd_ros.decoding.tree import TokenTree
 from dsd_ros.vlm.model import VisionLanguageModel
 from dsd_ros.vlm.sequence import LayerHook, Sequence as TokenSequence, TreeCheck, verify_trees_together
-from dsd_ros.wire.messages import Outcome
+from dsd_ros.wire.messages import Outcome, SessionRequest
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class Target(Protocol):
-    """Verifies rounds. Called by the engine's worker thread alone."""
+    """Verifies rounds. Called by the engine's worker thread alone, or by several if it is ``concurrent``."""
+
+    concurrent: bool  # it batches itself: each round is best given as it comes, while others are under way
 
     @property
     def model(self) -> TargetModel: ...
@@ -54,6 +57,9 @@ class Target(Protocol):
     @property
     def exit_layers(self) -> tuple[int, ...]:
         """The layers that can forecast a round's outcome; empty when there are none."""
+
+    def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
+        """ValueError, one sentence, for a session that this target cannot serve."""
 
     def prefill(self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]) -> Prefix:
         """Read an observation: RGB uint8 (H, W, 3) and, oldest first, earlier pictures with their actions.
@@ -91,6 +97,8 @@ class _Check:
 class LocalTarget:
     """A model in this process: all methods, trees, early exits. One pass for all rounds."""
 
+    concurrent = False
+
     def __init__(self, model: VisionLanguageModel) -> None:
         self.model = model
 
@@ -98,6 +106,9 @@ class LocalTarget:
     def exit_layers(self) -> tuple[int, ...]:
         adapters = getattr(self.model, "exits", None)
         return () if adapters is None else tuple(adapters.layers)
+
+    def check(self, request: SessionRequest, sampling: SamplingSettings) -> None:
+        """Every session can be served."""
 
     def prefill(
         self, image: np.ndarray | None, instruction: str, history: Sequence[tuple[np.ndarray, str]]

@@ -91,7 +91,8 @@ def open_reply(target: Target, observation: Observation, kept: LastPictures[np.n
     code, sentence = RefusalCode.BAD_OBSERVATION, ""
     try:
         _check_progress(observation, target.model.vocab_size)
-        image, history = read_pictures(observation, kept)
+        with kept.lock:
+            image, history = read_pictures(observation, kept)
         sequence = target.prefill(image, observation.instruction, history)
         sequence.append(observation.verified)  # they ride along with the next draft
         return ReplyState(observation.reply, sequence, microseconds_since(began), begun_at=observation.rounds)

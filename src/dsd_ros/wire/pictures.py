@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -91,13 +92,15 @@ def picture_digest(image: np.ndarray) -> bytes:
 
 
 class LastPictures(LRUCache[bytes, V]):
-    """One side's memory of a session's last pictures, by digest: KEPT_PICTURES and KEPT_BYTES at most. For one thread.
+    """One side's memory of a session's last pictures, by digest: KEPT_PICTURES and KEPT_BYTES at most.
 
-    Robot and verifier count alike, so the robot knows which ones the verifier has dropped.
+    For one thread at a time, which holds ``lock`` where there are several. Robot and verifier count alike, so the
+    robot knows which ones the verifier has dropped.
     """
 
     def __init__(self, size_of: Callable[[V], int]) -> None:
         super().__init__(KEPT_BYTES, size_of)
+        self.lock = threading.Lock()
 
     def __setitem__(self, digest: bytes, value: V) -> None:
         if self.getsizeof(value) <= self.maxsize:

@@ -92,7 +92,8 @@ class TurnQueue(Generic[T]):
         self._idle_since = 0.0
         self._urgent_in_a_row = 0
         self._keys: set[Hashable] = set()
-        self._held: set[Hashable] = set()
+        # Owners whose turns wait until ``release``, with their turn of ``ready(hold=True)``: path, kind, when it began.
+        self._held: dict[Hashable, tuple[Path, str, float] | None] = {}
         self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -140,20 +141,23 @@ class TurnQueue(Generic[T]):
             self._changed.notify()
             return True
 
-    def ready(self, limit: int = 1, timeout: float | None = None, max_weight: int = sys.maxsize) -> list[T]:
+    def ready(
+        self, limit: int = 1, timeout: float | None = None, max_weight: int = sys.maxsize, *, hold: bool = False
+    ) -> list[T]:
         """Take the next turn of up to ``limit`` owners, and wait for one if there is none.
 
         Together they weigh at most ``max_weight``; the first is taken even if it weighs more. Empty after ``timeout``
-        seconds without one (None: no limit), or when the queue is closed.
+        seconds without one (None: no limit), or when the queue is closed. ``hold``: for several workers at once; the
+        owners are held, and each one's ``release`` says that its turn has ended.
         """
         with self._changed:
             self._charge()
             until = None if timeout is None else self._clock() + timeout
             while not self._closed:
                 self._charge_idle_time()
-                wait, places = self._next(limit, max_weight)
+                wait, places = self._next(limit, max_weight, courteous=not hold)
                 if places:
-                    turns = [self._take(*place) for place in places]
+                    turns = [self._take(*place, hold) for place in places]
                     self._awaited.clear()
                     self._since = self._clock()
                     return turns
@@ -167,18 +171,21 @@ class TurnQueue(Generic[T]):
     def hold(self, owner: Hashable) -> None:
         """Let an owner's turns wait until ``release``; those that come meanwhile, too."""
         with self._changed:
-            self._held.add(owner)
+            self._held[owner] = None
 
     def release(self, owner: Hashable) -> None:
-        """Let a held owner take its turns again."""
+        """Let a held owner take its turns again; a turn of ``ready(hold=True)`` is charged the time that it took."""
         with self._changed:
-            self._held.discard(owner)
+            together = sum(turn is not None for turn in self._held.values())
+            if (turn := self._held.pop(owner, None)) is not None:
+                path, kind, began = turn
+                self._charge_turn(path, kind, (self._clock() - began) / together)
             self._changed.notify()
 
     def discard(self, owner: Hashable) -> None:
         """Drop all turns of an owner, and release it."""
         with self._changed:
-            self._held.discard(owner)
+            self._held.pop(owner, None)
             for lanes in (self._urgent, self._ordinary):
                 for path in [path for path in lanes if path[-1] == owner]:
                     for waiting in lanes.pop(path):
@@ -195,6 +202,12 @@ class TurnQueue(Generic[T]):
         return self._closed
 
     @property
+    def taken(self) -> int:
+        """How many turns of ``ready(hold=True)`` have not ended."""
+        with self._changed:
+            return sum(turn is not None for turn in self._held.values())
+
+    @property
     def bytes(self) -> int:
         """How many bytes the waiting turns hold."""
         return self._bytes
@@ -205,7 +218,9 @@ class TurnQueue(Generic[T]):
 
     # --------------------------------------------------------------------- under self._changed
 
-    def _next(self, limit: int, max_weight: int) -> tuple[float, list[tuple[dict[Path, deque[_Waiting[T]]], Path]]]:
+    def _next(
+        self, limit: int, max_weight: int, courteous: bool
+    ) -> tuple[float, list[tuple[dict[Path, deque[_Waiting[T]]], Path]]]:
         """The next turns; if there are none, how long the first of those that wait does so out of courtesy, s."""
         ordinary_first = self._urgent_in_a_row >= _URGENT_IN_A_ROW
         order = (self._ordinary, self._urgent) if ordinary_first else (self._urgent, self._ordinary)
@@ -215,7 +230,7 @@ class TurnQueue(Generic[T]):
         for lanes in order:
             free = [path for path in lanes if path[-1] not in self._held]
             for path in sorted(free, key=self._used) if len(free) > 1 else free:
-                if (wait := self._courtesy(lanes, path)) > 0.0:
+                if courteous and (wait := self._courtesy(lanes, path)) > 0.0:
                     shortest = min(shortest, wait)
                     continue
                 turn = lanes[path][0]
@@ -248,7 +263,7 @@ class TurnQueue(Generic[T]):
             account.bytes += size
             parent = account
 
-    def _take(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> T:
+    def _take(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path, hold: bool) -> T:
         lane = lanes.pop(path)
         waiting = lane.popleft()
         if lane:
@@ -258,7 +273,10 @@ class TurnQueue(Generic[T]):
         for parent, account in pairwise(chain):
             parent.floor = max(parent.floor, account.used)
         self._forget(path, waiting)
-        self._running.append((path, waiting.kind, waiting.weight))
+        if hold:
+            self._held[path[-1]] = (path, waiting.kind, self._clock())
+        else:
+            self._running.append((path, waiting.kind, waiting.weight))
         return waiting.turn
 
     def _forget(self, path: Path, waiting: _Waiting[T]) -> None:
@@ -272,17 +290,19 @@ class TurnQueue(Generic[T]):
         """Charge the time since the last turns were given to their owners, by their weights."""
         if not self._running:
             return
-        now = self._clock()
-        unit = (now - self._since) / sum(weight for _, _, weight in self._running)
+        unit = (self._clock() - self._since) / sum(weight for _, _, weight in self._running)
         for path, kind, weight in self._running:
-            seconds = unit * weight
-            if seconds >= _QUANTUM_S:  # a duplicate announces no next turn
-                self._recent[path] = now
-            for account in self._chains[path][1:]:
-                account.used += seconds
-                account.ended = now
-                account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
+            self._charge_turn(path, kind, unit * weight)
         self._running.clear()
+
+    def _charge_turn(self, path: Path, kind: str, seconds: float) -> None:
+        now = self._clock()
+        if seconds >= _QUANTUM_S:  # a duplicate announces no next turn
+            self._recent[path] = now
+        for account in self._chains[path][1:]:
+            account.used += seconds
+            account.ended = now
+            account.costs[kind] = max(seconds, 0.9 * account.costs.get(kind, 0.0))
 
     def _courtesy(self, lanes: dict[Path, deque[_Waiting[T]]], path: Path) -> float:
         """How long a turn waits although the worker is free, s.
@@ -322,7 +342,8 @@ class TurnQueue(Generic[T]):
 
     def _prune(self) -> None:
         """Forget accounts that are idle and owe nothing, or are simply the oldest idle ones."""
-        active = {path for path, *_ in self._running} | self._recent.keys()
+        active = {path for path, *_ in self._running} | {turn[0] for turn in self._held.values() if turn is not None}
+        active |= self._recent.keys()
         keep = {path[:end] for path in active for end in range(len(path) + 1)} | {()}
         for path in [path for path, account in self._accounts.items() if not account.waiting and path not in keep]:
             del self._accounts[path]
